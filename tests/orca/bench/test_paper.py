@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mlsys_bench.orca import paper_engine, paper_simulated
 from mlsys_bench.orca.cluster import Cluster, Gpt, Gpu
-from mlsys_bench.orca.paper import Contestant, Curve, crossing, paper_workload, throughput_at
+from mlsys_bench.orca.paper import Case, Curve, crossing, paper_workload, throughput_at
 from mlsys_bench.orca.paper_suite import run_engine, run_simulated
 from mlsys_core.bench import BenchContext
 from mlsys_core.errors import InvalidInputError
@@ -21,10 +21,10 @@ from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SamplingPa
 from rich.console import Console
 
 
-def curve(contestant: Contestant, *points: tuple[float, float]) -> Curve:
+def curve(case: Case, *points: tuple[float, float]) -> Curve:
     """Make points from (requests per second, median seconds per token)."""
     return Curve(
-        contestant,
+        case,
         tuple(
             LoadPoint(
                 offered_rps=rps,
@@ -52,7 +52,7 @@ def batch_of(*parts: tuple[int, int]) -> IterationBatch:
 
 
 def test_throughput_at_a_latency_is_read_between_runs() -> None:
-    points = curve(Contestant("orca", 8), (1.0, 0.1), (2.0, 0.1), (4.0, 0.5)).points
+    points = curve(Case("orca", 8), (1.0, 0.1), (2.0, 0.1), (4.0, 0.5)).points
     assert throughput_at(points, 0.3) == pytest.approx(3.0)
     assert throughput_at(points, 0.05) is None
     assert throughput_at(points, 9.0) == 4.0, "a curve that stays below ends with its highest"
@@ -60,9 +60,9 @@ def test_throughput_at_a_latency_is_read_between_runs() -> None:
 
 def test_the_ratio_compares_the_best_of_each() -> None:
     curves = [
-        curve(Contestant("orca", 1), (1.0, 0.1), (2.0, 0.3)),
-        curve(Contestant("orca", 8), (1.0, 0.1), (6.0, 0.2)),
-        curve(Contestant("request-level", 8, 4), (0.5, 0.1), (1.0, 0.4)),
+        curve(Case("orca", 1), (1.0, 0.1), (2.0, 0.3)),
+        curve(Case("orca", 8), (1.0, 0.1), (6.0, 0.2)),
+        curve(Case("request-level", 8, 4), (0.5, 0.1), (1.0, 0.4)),
     ]
     at = crossing(curves, 0.2)
     assert at.orca == ("orca(8)", 6.0)
@@ -117,7 +117,7 @@ def test_a_lone_simulated_request_takes_what_its_iterations_cost() -> None:
     cluster = Cluster()
     workload = paper_workload(scale=1, num_requests=1, is_homogeneous=True)
     registry = installed_plugins().registry
-    point = paper_simulated.simulate_point(Contestant("orca", 8), workload, cluster, rate=1.0, registry=registry)
+    point = paper_simulated.simulate_point(Case("orca", 8), workload, cluster, rate=1.0, registry=registry)
     costs = [cluster.iteration_s(batch_of((0, 272))), *(cluster.iteration_s(batch_of((272 + i, 1))) for i in range(63))]
     assert point.latency.p50 == pytest.approx(sum(costs))
     assert point.normalized_latency.p50 == pytest.approx(sum(costs) / 64)
@@ -125,8 +125,8 @@ def test_a_lone_simulated_request_takes_what_its_iterations_cost() -> None:
 
 def test_the_papers_result_comes_out_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     """An order of magnitude at equal latency, larger batches no worse for Orca, (1, 1) the baseline's best."""
-    contestants = (Contestant("orca", 8), Contestant("orca", 32), *paper_simulated.CONTESTANTS[4:7])
-    monkeypatch.setattr(paper_simulated, "CONTESTANTS", contestants)
+    cases = (Case("orca", 8), Case("orca", 32), *paper_simulated.CASES[4:7])
+    monkeypatch.setattr(paper_simulated, "CASES", cases)
     monkeypatch.setattr(paper_simulated, "RATE_FACTOR", 2.0)
     context = BenchContext(Console(file=io.StringIO()), is_quick=True, device="cpu", num_threads=1)
     section = run_simulated(context, num_requests=40)
@@ -141,7 +141,7 @@ def test_the_papers_result_comes_out_of_the_simulation(monkeypatch: pytest.Monke
 
 
 def test_the_real_engine_replays_both_traces(make_gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paper_engine, "QUICK_CONTESTANTS", (Contestant("orca", 4), Contestant("request-level", 4)))
+    monkeypatch.setattr(paper_engine, "QUICK_CASES", (Case("orca", 4), Case("request-level", 4)))
     loaded = load_model(make_gguf(), dtype="fp32", backend="torch")
     context = BenchContext(Console(file=io.StringIO()), is_quick=True, device="cpu", num_threads=1)
     section = run_engine(loaded, context, scale=0.05, num_requests=4)

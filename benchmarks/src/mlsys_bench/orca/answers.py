@@ -1,4 +1,4 @@
-"""Compare two contestants' greedy answers; where they part, tell a tie that rounding decided from a wrong answer.
+"""Compare two cases' greedy answers; where they part, tell a tie that rounding decided from a wrong answer.
 
 Sums of floating-point numbers depend on their order, and where kernels choose it by the shape of the batch, two
 batches may break a near-tie between two tokens differently. So where answers part, the model is asked for both tokens'

@@ -1,7 +1,7 @@
 """The ORCA paper's evaluation (section 6.2, dissertation 4.5.2): throughput against median latency, two schedulings.
 
-Both back ends share this: the traces, the contestants, and the ratio of throughput at equal latency. The real engine
-(:mod:`.paper_engine`) and the paper's cluster (:mod:`.paper_simulated`) each give a :class:`Curve` per contestant;
+Both back ends share this: the traces, the cases, and the ratio of throughput at equal latency. The real engine
+(:mod:`.paper_engine`) and the paper's cluster (:mod:`.paper_simulated`) each give a :class:`Curve` per case;
 :mod:`.paper_report` draws them.
 """
 
@@ -25,7 +25,7 @@ HOMOGENEOUS = (272, 64)  # the means of the two uniform lengths; the text names 
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class Case:
     """A scheduling under a maximum batch size."""
 
     policy: str  # "orca" or "request-level", the scheduling of FasterTransformer below a batching server
@@ -47,9 +47,9 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A contestant's runs, from light to heavy load."""
+    """A case's runs, from light to heavy load."""
 
-    contestant: Contestant
+    case: Case
     points: tuple[LoadPoint, ...]
 
 
@@ -123,18 +123,18 @@ def crossing(curves: Sequence[Curve], latency_s: float, *, baseline_slowdown: fl
     """Return the best throughput of either scheduling at ``latency_s``.
 
     Args:
-        curves: Curves of the contestants.
+        curves: Curves of the cases.
         latency_s: Median normalised latency, seconds per token.
         baseline_slowdown: As if every iteration of the request-level ones had taken this many times as long: all of
             their times stretch, so their throughput is read at a latency as many times lower, and divided by it.
     """
     best: dict[bool, tuple[str, float]] = {}
     for curve in curves:
-        is_orca = curve.contestant.policy == "orca"
+        is_orca = curve.case.policy == "orca"
         slowdown = 1.0 if is_orca else baseline_slowdown
         reached = throughput_at(curve.points, latency_s / slowdown)
         if reached is not None and (is_orca not in best or reached / slowdown > best[is_orca][1]):
-            best[is_orca] = curve.contestant.label, reached / slowdown
+            best[is_orca] = curve.case.label, reached / slowdown
     return Crossing(latency_s, best.get(True), best.get(False))
 
 

@@ -11,7 +11,7 @@ from mlsys_orca.api.server import available_memory_nbytes
 from mlsys_orca.engine.engine import EngineConfig
 
 from mlsys_bench.orca.answers import Comparison, compare
-from mlsys_bench.orca.paper import ALONE, Contestant, scaled
+from mlsys_bench.orca.paper import ALONE, Case, scaled
 from mlsys_bench.orca.serve import ServedRun, serve_trace
 from mlsys_bench.orca.workload import Workload
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
     from mlsys_orca.loading.loaded import LoadedModel
 
-CONTESTANTS = (
-    Contestant("orca", 1),
-    Contestant("orca", 8),
-    Contestant("orca", 32),
-    Contestant("request-level", 1),
-    Contestant("request-level", 8),
+CASES = (
+    Case("orca", 1),
+    Case("orca", 8),
+    Case("orca", 32),
+    Case("request-level", 1),
+    Case("request-level", 8),
 )
-QUICK_CONTESTANTS = (Contestant("orca", 8), Contestant("request-level", 1), Contestant("request-level", 8))
-LOADS = (0.2, 0.4, 0.6, 0.8, 0.95)  # of what the contestant does all at once: each has its own range
+QUICK_CASES = (Case("orca", 8), Case("request-level", 1), Case("request-level", 8))
+LOADS = (0.2, 0.4, 0.6, 0.8, 0.95)  # of what the case does all at once: each has its own range
 QUICK_LOADS = (0.3, 0.8)
 _NUM_ALONE = 5  # requests, one after another
 
@@ -40,27 +40,27 @@ def alone_s(loaded: LoadedModel, context: BenchContext, *, scale: float) -> floa
     num_input, num_output = (scaled(length, scale) for length in ALONE)
     workload = Workload(prompts=Constant(num_input), outputs=Constant(num_output), num_requests=_NUM_ALONE)
     # Due one after another: with room for one at a time, each runs by itself; waiting is taken out below.
-    run = _serve(loaded, Contestant("orca", 1), workload, None, context, label="one request by itself")
+    run = _serve(loaded, Case("orca", 1), workload, None, context, label="one request by itself")
     ends = sorted(record.done_s for record in run.result.successes)
     starts = [min(record.scheduled_s for record in run.result.successes), *ends]
     durations = sorted(end - start for start, end in zip(starts, ends, strict=False))
     return durations[len(durations) // 2] / num_output
 
 
-def measure_contestant(
+def measure_case(
     loaded: LoadedModel,
-    contestant: Contestant,
+    case: Case,
     workload: Workload,
     context: BenchContext,
     *,
     loads: Sequence[float],
     expected: dict[int, tuple[int, ...]],
 ) -> Iterator[tuple[LoadPoint, Comparison, bool]]:
-    """Run the contestant at shares of its throughput with all requests at once.
+    """Run the case at shares of its throughput with all requests at once.
 
     Args:
         loaded: The model.
-        contestant: The scheduling that serves.
+        case: The scheduling that serves.
         workload: The requests.
         context: The suite's.
         loads: Shares, rising.
@@ -73,8 +73,8 @@ def measure_contestant(
     rates: list[float | None] = [None]
     while rates:
         rate = rates.pop(0)
-        label = contestant.label if rate is None else f"{contestant.label}, {rate:.3g} req/s"
-        run = _serve(loaded, contestant, workload, rate, context, label=label)
+        label = case.label if rate is None else f"{case.label}, {rate:.3g} req/s"
+        run = _serve(loaded, case, workload, rate, context, label=label)
         comparison = compare(expected, run.answers, loaded=loaded, requests=requests)
         _add(expected, run.answers)
         if rate is None:
@@ -89,7 +89,7 @@ def measure_contestant(
 
 def _serve(
     loaded: LoadedModel,
-    contestant: Contestant,
+    case: Case,
     workload: Workload,
     rate: float | None,
     context: BenchContext,
@@ -98,11 +98,11 @@ def _serve(
 ) -> ServedRun:
     requests = workload.requests(loaded.tokenizer)
     config = EngineConfig(
-        max_batch_size=contestant.max_batch_size,
+        max_batch_size=case.max_batch_size,
         max_model_len=max(request.max_tokens for request in requests),
         num_threads=context.num_threads,
-        policy=contestant.policy,
-        policy_options=contestant.options,
+        policy=case.policy,
+        policy_options=case.options,
     )
     with progress_bar(context.console, label) as show:
         return serve_trace(

@@ -61,10 +61,8 @@ def report(
         **(data or {}),
         "crossings": {what: _crossing_record(each) for what, each in crossings.items()},
         "paper": {"ratio": PAPERS_RATIO, "latency_s": PAPERS_LATENCY_S},
-        "heterogeneous": {
-            curve.contestant.label: [_record(point) for point in curve.points] for curve in heterogeneous
-        },
-        "homogeneous": {curve.contestant.label: [_record(point) for point in curve.points] for curve in homogeneous},
+        "heterogeneous": {curve.case.label: [_record(point) for point in curve.points] for curve in heterogeneous},
+        "homogeneous": {curve.case.label: [_record(point) for point in curve.points] for curve in homogeneous},
     }
     return Section("Orca: the paper's evaluation", body, status="failed" if is_wrong else "ok", data=record)
 
@@ -79,14 +77,14 @@ def _sentence(what: str, at: Crossing) -> str:
 
 
 def _table(curves: Sequence[Curve], caption: str, *, is_normalized: bool) -> Table:
-    columns = ("contestant", "offered req/s", "done req/s", "median ms/token" if is_normalized else "median ms")
+    columns = ("case", "offered req/s", "done req/s", "median ms/token" if is_normalized else "median ms")
     rows = []
     for curve in curves:
         for point in curve.points:
             summary = point.normalized_latency if is_normalized else point.latency
             offered = "-" if point.offered_rps is None else f"{point.offered_rps:.3g}"
             latency = "-" if summary is None else f"{summary.p50 * 1e3:.4g}"
-            rows.append([curve.contestant.label, offered, f"{point.throughput_rps:.3g}", latency])
+            rows.append([curve.case.label, offered, f"{point.throughput_rps:.3g}", latency])
     return Table(columns, rows, caption=caption)
 
 
@@ -94,7 +92,7 @@ def _figure(curves: Sequence[Curve], caption: str, *, is_normalized: bool) -> Fi
     from mlsys_core import plot
 
     points: dict[str, list[LoadPoint]] = {
-        curve.contestant.label: [
+        curve.case.label: [
             point if is_normalized else replace(point, normalized_latency=None) for point in curve.points
         ]
         for curve in curves

@@ -17,13 +17,13 @@ from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest
 
 from mlsys_bench.orca.cluster import Cluster
-from mlsys_bench.orca.paper import ALONE, Contestant, Curve
+from mlsys_bench.orca.paper import ALONE, Case, Curve
 from mlsys_bench.orca.workload import Workload
 
 MAX_MODEL_LEN = 2048  # the models' maximum sequence length
-CONTESTANTS = (
-    *(Contestant("orca", size) for size in (1, 8, 32, 128)),
-    *(Contestant("request-level", *sizes) for sizes in ((1, 1), (8, 4), (8, 8), (32, 32))),
+CASES = (
+    *(Case("orca", size) for size in (1, 8, 32, 128)),
+    *(Case("request-level", *sizes) for sizes in ((1, 1), (8, 4), (8, 8), (32, 32))),
 )
 FIRST_RATE, RATE_FACTOR = 0.05, 1.4  # requests per second, and from one run to the next
 _STOP_AT = 4.0  # times the latency of interest: past it a curve goes straight up
@@ -45,7 +45,7 @@ def _batch(num_computed: int, num_tokens: int) -> IterationBatch:
 
 
 def simulate_curve(
-    contestant: Contestant,
+    case: Case,
     workload: Workload,
     cluster: Cluster,
     *,
@@ -56,7 +56,7 @@ def simulate_curve(
     """Simulate rising rates, until the median latency is far above the one of interest, or the cluster far behind.
 
     Args:
-        contestant: The scheduling that serves.
+        case: The scheduling that serves.
         workload: The requests.
         cluster: The machines that run the iterations.
         latency_s: The median normalised latency of interest, seconds per token.
@@ -65,27 +65,25 @@ def simulate_curve(
     """
     points: list[LoadPoint] = []
     for rate in _rates():
-        point = simulate_point(contestant, workload, cluster, rate=rate, registry=registry)
+        point = simulate_point(case, workload, cluster, rate=rate, registry=registry)
         points.append(point)
         on_point(point)
         assert point.normalized_latency is not None
         if point.normalized_latency.p50 > _STOP_AT * latency_s or rate > _OVERLOADED * point.throughput_rps:
             break
-    return Curve(contestant, tuple(points))
+    return Curve(case, tuple(points))
 
 
-def simulate_point(
-    contestant: Contestant, workload: Workload, cluster: Cluster, *, rate: float, registry: Registry
-) -> LoadPoint:
+def simulate_point(case: Case, workload: Workload, cluster: Cluster, *, rate: float, registry: Registry) -> LoadPoint:
     """Simulate one run at ``rate`` requests per second, with a scheduler of its own."""
     tables = BlockTables(num_blocks=cluster.num_kv_tokens // BlockTables(num_blocks=1).block_size)
     scheduler = make_scheduler(
-        contestant.policy,
+        case.policy,
         registry,
         block_tables=tables,
-        max_batch_size=contestant.max_batch_size,
+        max_batch_size=case.max_batch_size,
         max_model_len=MAX_MODEL_LEN,
-        options=contestant.options,
+        options=case.options,
     )
     items = workload.trace(rate).items
     requests = (

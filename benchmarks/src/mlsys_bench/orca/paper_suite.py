@@ -1,4 +1,4 @@
-"""The suites ``mlsys orca bench paper`` and ``mlsys bench orca-paper``: traces, contestants and loads by back end."""
+"""The suites ``mlsys orca bench paper`` and ``mlsys bench orca-paper``: traces, cases and loads by back end."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def run_simulated(context: BenchContext, *, num_requests: int) -> Section:
     try:
         for is_homogeneous, own in curves.items():
             workload = paper_workload(scale=1, num_requests=num_requests, is_homogeneous=is_homogeneous)
-            for contestant in simulated.CONTESTANTS:
-                with context.console.status(f"{contestant.label}{', one length' if is_homogeneous else ''} ..."):
+            for case in simulated.CASES:
+                with context.console.status(f"{case.label}{', one length' if is_homogeneous else ''} ..."):
                     curve = simulated.simulate_curve(
-                        contestant,
+                        case,
                         workload,
                         cluster,
                         latency_s=PAPERS_LATENCY_S,
@@ -97,7 +97,7 @@ def run_engine(loaded: LoadedModel, context: BenchContext, *, scale: float, num_
 
     from mlsys_bench.orca import paper_engine as engine
 
-    contestants = engine.QUICK_CONTESTANTS if context.is_quick else engine.CONTESTANTS
+    cases = engine.QUICK_CASES if context.is_quick else engine.CASES
     loads = engine.QUICK_LOADS if context.is_quick else engine.LOADS
     curves: dict[bool, list[Curve]] = {False: [], True: []}
     notes = []
@@ -108,28 +108,28 @@ def run_engine(loaded: LoadedModel, context: BenchContext, *, scale: float, num_
         for is_homogeneous, own in curves.items():
             workload = paper_workload(scale=scale, num_requests=num_requests, is_homogeneous=is_homogeneous)
             expected: dict[int, tuple[int, ...]] = {}
-            for contestant in contestants:
-                own.append(Curve(contestant, ()))
-                for point, comparison, was_cut in engine.measure_contestant(
-                    loaded, contestant, workload, context, loads=loads, expected=expected
+            for case in cases:
+                own.append(Curve(case, ()))
+                for point, comparison, was_cut in engine.measure_case(
+                    loaded, case, workload, context, loads=loads, expected=expected
                 ):
                     num_wrong += comparison.num_wrong
                     num_ties += len(comparison.differences) - comparison.num_wrong
                     if was_cut:
                         raise KeyboardInterrupt
                     if not comparison.num_wrong:
-                        own[-1] = Curve(contestant, (*own[-1].points, point))
+                        own[-1] = Curve(case, (*own[-1].points, point))
     except KeyboardInterrupt:
         notes.append("Interrupted: what was measured until then.")
     measured = [[curve for curve in own if curve.points] for own in curves.values()]
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     notes.append(
         f"Load average {load_before:.1f} before and {os.getloadavg()[0]:.1f} after. Answers: "
-        + (f"{num_wrong} WRONG." if num_wrong else f"the same from every contestant, {num_ties} parting at a tie.")
+        + (f"{num_wrong} WRONG." if num_wrong else f"the same from every case, {num_ties} parting at a tie.")
     )
     return report(
         f"{loaded.name} in {dtype}, {context.num_threads} threads, the paper's lengths times {scale:g}, {num_requests} "
-        "requests for each run, at shares of what each contestant does all at once. Both schedulings run on this "
+        "requests for each run, at shares of what each case does all at once. Both schedulings run on this "
         "engine.",
         *measured,
         latencies_s={} if alone_s is None else {"twice that of a request alone": 2 * alone_s},

@@ -1,4 +1,4 @@
-"""Requests of a benchmark: of drawn lengths, the same ones at every load and to every contestant."""
+"""Requests of a benchmark: of drawn lengths, the same ones at every load and to every case."""
 
 from __future__ import annotations
 
