@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from mlsys_bench.orca import weights
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.families import model_family
 
@@ -16,30 +15,18 @@ pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Any:
-    path = Path(__file__).parents[3] / "benchmarks" / "orca" / "weights.py"
-    spec = importlib.util.spec_from_file_location("orca_weights_benchmark", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def rows(benchmark: Any, model_path: Path) -> dict[str, Any]:
+def rows(model_path: Path) -> dict[str, Any]:
     forms = ["packed", "int8", "int4"]
-    rows = benchmark.measure(model_path, benchmark.TEXT, forms=forms, orders=1, report=lambda row: None)
+    rows = weights.measure(model_path, weights.TEXT, forms=forms, orders=1)
     return {row.weights: row for row in rows}
 
 
-def test_features_in_another_order_compute_the_same(benchmark: Any, smollm2: LoadedModel, model_path: Path) -> None:
-    checkpoint = benchmark.Shuffled(model_path, smollm2.config, seed=0)
+def test_features_in_another_order_compute_the_same(smollm2: LoadedModel, model_path: Path) -> None:
+    checkpoint = weights.Shuffled(model_path, smollm2.config, seed=0)
     model = model_family("llama").load(smollm2.config, checkpoint, dtype=torch.float32, device=torch.device("cpu"))
-    token_ids = smollm2.tokenizer.encode(benchmark.TEXT[:200])
-    exact = benchmark.log_probabilities(smollm2.model, token_ids)
-    assert torch.allclose(benchmark.log_probabilities(model, token_ids), exact, atol=2e-3, rtol=0)
+    token_ids = smollm2.tokenizer.encode(weights.TEXT[:200])
+    exact = weights.log_probabilities(smollm2.model, token_ids)
+    assert torch.allclose(weights.log_probabilities(model, token_ids), exact, atol=2e-3, rtol=0)
 
 
 def test_a_files_own_weights_change_nothing(rows: dict[str, Any]) -> None:
