@@ -1,6 +1,7 @@
 """The table of operators: of each kind its meaning in torch, and its kernel of the CPU if it has one.
 
-A family of kinds is a file of ``backends/operators`` that declares both side by side; :data:`FAMILIES` lists them.
+A family of kinds is a file of ``backends/operators`` whose ``FAMILY`` declares both side by side; :data:`FAMILIES`
+lists the files.
 """
 
 from __future__ import annotations
@@ -49,39 +50,41 @@ class Implementation:
     packs: Packs | None = None  # inputs that the kernel packs if they are constants
 
 
-_TABLE: dict[type, Implementation] = {}
+class Family:
+    """Declarations of one file of ``backends/operators``, by kind."""
 
+    def __init__(self) -> None:
+        self.entries: dict[type, Implementation] = {}
 
-def meaning(kind: type) -> Callable[[_Meaning], _Meaning]:
-    """Declare a kind's meaning: a function from kind, input types and result type to a function of tensors."""
+    def meaning(self, kind: type) -> Callable[[_Meaning], _Meaning]:
+        """Declare a kind's meaning: a function from kind, input types and result type to a function of tensors."""
 
-    def declare(function: _Meaning) -> _Meaning:
-        entry = _TABLE.setdefault(kind, Implementation())
-        assert entry.meaning is None, f"two meanings of {kind.__name__}"
-        entry.meaning = function
-        return function
+        def declare(function: _Meaning) -> _Meaning:
+            entry = self.entries.setdefault(kind, Implementation())
+            assert entry.meaning is None, f"two meanings of {kind.__name__}"
+            entry.meaning = function
+            return function
 
-    return declare
+        return declare
 
+    def lowering(
+        self, *kinds: type, dtypes: frozenset[str] | None = None, packs: Packs | None = None
+    ) -> Callable[[_Lowering], _Lowering]:
+        """Declare what binds the kernel of some kinds, and which tensors it takes; see :class:`Implementation`."""
 
-def lowering(
-    *kinds: type, dtypes: frozenset[str] | None = None, packs: Packs | None = None
-) -> Callable[[_Lowering], _Lowering]:
-    """Declare what binds the kernel of some kinds, and which tensors it takes; see :class:`Implementation`."""
+        def declare(function: _Lowering) -> _Lowering:
+            for kind in kinds:
+                entry = self.entries.setdefault(kind, Implementation())
+                assert entry.lower is None, f"two kernels of {kind.__name__}"
+                entry.lower, entry.dtypes, entry.packs = function, dtypes, packs
+            return function
 
-    def declare(function: _Lowering) -> _Lowering:
-        for kind in kinds:
-            entry = _TABLE.setdefault(kind, Implementation())
-            assert entry.lower is None, f"two kernels of {kind.__name__}"
-            entry.lower, entry.dtypes, entry.packs = function, dtypes, packs
-        return function
-
-    return declare
+        return declare
 
 
 def find(kind: type) -> Implementation:
     """Return what is declared of a kind; nothing of one that no family knows."""
-    return _filled().get(kind) or Implementation()
+    return _table().get(kind) or Implementation()
 
 
 def weights_of(operator: Operator, _: Sequence[ValueType]) -> tuple[ValueId, ...]:
@@ -96,7 +99,10 @@ def dtype_of(type_: ValueType) -> torch.dtype:
 
 
 @cache
-def _filled() -> dict[type, Implementation]:
-    for family in FAMILIES:
-        import_module(f"mlsys_nimble.backends.operators.{family}")
-    return _TABLE
+def _table() -> dict[type, Implementation]:
+    table: dict[type, Implementation] = {}
+    for name in FAMILIES:
+        family: Family = import_module(f"mlsys_nimble.backends.operators.{name}").FAMILY
+        assert not table.keys() & family.entries.keys(), f"{name} declares kinds of another family"
+        table |= family.entries
+    return table

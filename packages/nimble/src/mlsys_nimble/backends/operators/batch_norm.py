@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 from mlsys_nimble.backends.reference.epilogue import with_epilogue
-from mlsys_nimble.backends.table import Run, meaning
+from mlsys_nimble.backends.table import Family, Run
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import ValueType
 from torch import Tensor
 
+FAMILY = Family()
 
-@meaning(kinds.BatchNormTraining)
+
+@FAMILY.meaning(kinds.BatchNormTraining)
 def _batch_norm_training(kind: kinds.BatchNormTraining, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     finish = with_epilogue(kind.epilogue, lambda y: y)
 
@@ -24,7 +26,7 @@ def _batch_norm_training(kind: kinds.BatchNormTraining, inputs: tuple[ValueType,
     return run
 
 
-@meaning(kinds.BatchNormGradient)
+@FAMILY.meaning(kinds.BatchNormGradient)
 def _batch_norm_gradient(kind: kinds.BatchNormGradient, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     def run(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor) -> Any:
         gradient = torch.ops.aten.native_batch_norm_backward.default

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from mlsys_nimble.backends.cpu import convolutions
 from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View
 from mlsys_nimble.backends.reference.epilogue import with_epilogue
-from mlsys_nimble.backends.table import FLOAT32, Call, Run, lowering, meaning, weights_of
+from mlsys_nimble.backends.table import FLOAT32, Call, Family, Run, weights_of
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import ValueType
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+FAMILY = Family()
 
-@meaning(kinds.Convolution)
+
+@FAMILY.meaning(kinds.Convolution)
 def _convolution(kind: kinds.Convolution, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     convolve: Callable[..., Tensor] = (F.conv1d, F.conv2d, F.conv3d)[len(kind.stride) - 1]
     symmetric = all(before == after >= 0 for before, after in kind.padding)
@@ -28,7 +30,7 @@ def _convolution(kind: kinds.Convolution, inputs: tuple[ValueType, ...], result:
     return with_epilogue(kind.epilogue, run)
 
 
-@lowering(kinds.Convolution, dtypes=FLOAT32, packs=weights_of)
+@FAMILY.lowering(kinds.Convolution, dtypes=FLOAT32, packs=weights_of)
 def _lower_convolution(call: Call) -> Kernel | None:
     weight, bias = call.weights[1], call.weights[2] if call.kind.has_bias else None
     if weight is None or (call.kind.has_bias and bias is None) or len(call.out.shape) > SPACE + 2:
@@ -41,7 +43,7 @@ def _lower_convolution(call: Call) -> Kernel | None:
     )
 
 
-@meaning(kinds.Separable)
+@FAMILY.meaning(kinds.Separable)
 def _separable(kind: kinds.Separable, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     first = _convolution(kind.depthwise, inputs, result)
     second = _convolution(kind.pointwise, inputs, result)
@@ -54,7 +56,7 @@ def _separable(kind: kinds.Separable, inputs: tuple[ValueType, ...], result: Val
     return run
 
 
-@lowering(kinds.Separable, dtypes=FLOAT32, packs=weights_of)
+@FAMILY.lowering(kinds.Separable, dtypes=FLOAT32, packs=weights_of)
 def _lower_separable(call: Call) -> Kernel:
     constants = iter(call.weights[1:])
     weights, biases = [], []
@@ -70,12 +72,12 @@ def _known(constant: Tensor | None) -> Tensor:
     return constant
 
 
-@meaning(kinds.Linear)
+@FAMILY.meaning(kinds.Linear)
 def _linear(kind: kinds.Linear, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     return with_epilogue(kind.epilogue, F.linear)
 
 
-@lowering(kinds.Linear, dtypes=FLOAT32, packs=weights_of)
+@FAMILY.lowering(kinds.Linear, dtypes=FLOAT32, packs=weights_of)
 def _lower_linear(call: Call) -> Kernel | None:
     weight, bias = call.weights[1], call.weights[2] if call.kind.has_bias else None
     if weight is None or (call.kind.has_bias and bias is None):

@@ -8,20 +8,22 @@ import torch
 from mlsys_nimble.backends.cpu import loops
 from mlsys_nimble.backends.cpu.library import Kernel, View, load
 from mlsys_nimble.backends.reference.epilogue import with_epilogue
-from mlsys_nimble.backends.table import FLOAT32, Call, Run, lowering, meaning
+from mlsys_nimble.backends.table import FLOAT32, Call, Family, Run
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import ValueType
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+FAMILY = Family()
 
-@meaning(kinds.MatMul)
+
+@FAMILY.meaning(kinds.MatMul)
 def _matmul(kind: kinds.MatMul, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     scale = kind.scale
     return torch.matmul if scale == 1 else lambda a, b: torch.matmul(a, b).mul_(scale)
 
 
-@lowering(kinds.MatMul, dtypes=FLOAT32)
+@FAMILY.lowering(kinds.MatMul, dtypes=FLOAT32)
 def _lower_matmul(call: Call) -> Kernel | None:
     if len(call.out.shape) > 4:
         return None
@@ -52,7 +54,7 @@ def _to_four(view: View) -> View:
     return view.reshaped((*[1] * missing, *view.shape), (*[0] * missing, *view.strides))
 
 
-@meaning(kinds.Attention)
+@FAMILY.meaning(kinds.Attention)
 def _attention(kind: kinds.Attention, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=kind.is_causal, scale=kind.scale)
@@ -64,7 +66,7 @@ def _attention(kind: kinds.Attention, inputs: tuple[ValueType, ...], result: Val
     return attend if kind.has_zero_rows else attend_by_softmax
 
 
-@lowering(kinds.Attention, dtypes=FLOAT32)
+@FAMILY.lowering(kinds.Attention, dtypes=FLOAT32)
 def _lower_attention(call: Call) -> Kernel:
     q, k, v, *mask = call.inputs
     return attention(call.kind, q, k, v, call.out, mask=mask[0] if mask else None)
@@ -100,7 +102,7 @@ def attention(
     return Kernel(library or load(), "attention", arguments)
 
 
-@meaning(kinds.Gemm)
+@FAMILY.meaning(kinds.Gemm)
 def _gemm(kind: kinds.Gemm, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     def multiply(a: Tensor, b: Tensor, *bias: Tensor) -> Tensor:
         y = a @ b
@@ -113,7 +115,7 @@ def _gemm(kind: kinds.Gemm, inputs: tuple[ValueType, ...], result: ValueType) ->
     return lambda *inputs: run(*inputs[:mask], *inputs[mask + 1 :]).masked_fill(inputs[mask] <= 0, 0.0)
 
 
-@meaning(kinds.WeightGradient)
+@FAMILY.meaning(kinds.WeightGradient)
 def _weight_gradient(kind: kinds.WeightGradient, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     def run(dy: Tensor, x: Tensor) -> Any:
         rows = dy.reshape(-1, dy.shape[-1])

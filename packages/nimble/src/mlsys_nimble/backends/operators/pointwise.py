@@ -9,9 +9,11 @@ from typing import Any
 from mlsys_nimble.backends.cpu import loops
 from mlsys_nimble.backends.cpu.library import Kernel, View, array_of, load
 from mlsys_nimble.backends.reference.pointwise import compile_pointwise
-from mlsys_nimble.backends.table import Call, Run, lowering, meaning
+from mlsys_nimble.backends.table import Call, Family, Run
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import ValueType
+
+FAMILY = Family()
 
 _NEVER_WRAP = frozenset(
     {
@@ -21,12 +23,12 @@ _NEVER_WRAP = frozenset(
 )
 
 
-@meaning(kinds.Pointwise)
+@FAMILY.meaning(kinds.Pointwise)
 def _pointwise(kind: kinds.Pointwise, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     return compile_pointwise(kind, inputs, result)
 
 
-@lowering(kinds.Pointwise, dtypes=frozenset({"float32", "bool", "int32", "uint8"}))
+@FAMILY.lowering(kinds.Pointwise, dtypes=frozenset({"float32", "bool", "int32", "uint8"}))
 def _lower_pointwise(call: Call) -> Kernel | None:
     return None if not _is_exact(call.kind) else pointwise(call.kind, call.inputs, call.out)
 

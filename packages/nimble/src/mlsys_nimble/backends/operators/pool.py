@@ -8,14 +8,16 @@ import torch
 from mlsys_nimble.backends.cpu.images import image, in_space
 from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View, load
 from mlsys_nimble.backends.reference.epilogue import with_epilogue
-from mlsys_nimble.backends.table import FLOAT32, Call, Run, dtype_of, lowering, meaning
+from mlsys_nimble.backends.table import FLOAT32, Call, Family, Run, dtype_of
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import ValueType
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+FAMILY = Family()
 
-@meaning(kinds.Pool)
+
+@FAMILY.meaning(kinds.Pool)
 def _pool(kind: kinds.Pool, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     index = len(kind.kernel) - 1
     around = [amount for pair in reversed(kind.padding) for amount in pair]
@@ -48,7 +50,7 @@ def _pool(kind: kinds.Pool, inputs: tuple[ValueType, ...], result: ValueType) ->
     return with_epilogue(kind.epilogue, run_max if kind.op == "max" else run_average)
 
 
-@lowering(kinds.Pool, dtypes=FLOAT32)
+@FAMILY.lowering(kinds.Pool, dtypes=FLOAT32)
 def _lower_pool(call: Call) -> Kernel | None:
     if len(call.out.shape) > SPACE + 2:
         return None

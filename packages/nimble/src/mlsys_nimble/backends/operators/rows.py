@@ -10,14 +10,16 @@ import torch
 from mlsys_nimble.backends.cpu import loops
 from mlsys_nimble.backends.cpu.library import Kernel, View, load
 from mlsys_nimble.backends.cpu.packing import pack_row
-from mlsys_nimble.backends.table import FLOAT32, Call, Run, dtype_of, lowering, meaning, weights_of
+from mlsys_nimble.backends.table import FLOAT32, Call, Family, Run, dtype_of, weights_of
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import Operator, ValueId, ValueType
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+FAMILY = Family()
 
-@meaning(kinds.Reduce)
+
+@FAMILY.meaning(kinds.Reduce)
 def _reduce(kind: kinds.Reduce, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     functions: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
     function: Callable[..., Tensor] = functions[kind.op]
@@ -25,7 +27,7 @@ def _reduce(kind: kinds.Reduce, inputs: tuple[ValueType, ...], result: ValueType
     return lambda x: function(x, kind.dims, kind.keeps_dims, **dtype)
 
 
-@lowering(kinds.Reduce, dtypes=FLOAT32)
+@FAMILY.lowering(kinds.Reduce, dtypes=FLOAT32)
 def _lower_reduce(call: Call) -> Kernel:
     return reduce(call.kind, call.inputs[0], call.out)
 
@@ -41,13 +43,13 @@ def reduce(kind: kinds.Reduce, x: View, out: View, *, library: Any = None) -> Ke
     return Kernel(library, "reduce", {"x": x_kept, "reduced": reduced, "out": out, "op": f"reduce_{kind.op}"})
 
 
-@meaning(kinds.Softmax)
+@FAMILY.meaning(kinds.Softmax)
 def _softmax(kind: kinds.Softmax, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     function: Callable[..., Tensor] = torch.log_softmax if kind.is_log else torch.softmax
     return lambda x: function(x, kind.dim)
 
 
-@lowering(kinds.Softmax, dtypes=FLOAT32)
+@FAMILY.lowering(kinds.Softmax, dtypes=FLOAT32)
 def _lower_softmax(call: Call) -> Kernel:
     return softmax(call.kind, call.inputs[0], call.out)
 
@@ -57,7 +59,7 @@ def softmax(kind: kinds.Softmax, x: View, out: View, *, library: Any = None) -> 
     return Kernel(library or load(), "softmax", _rows(x, out, [kind.dim]) | {"is_log": kind.is_log})
 
 
-@meaning(kinds.LayerNorm)
+@FAMILY.meaning(kinds.LayerNorm)
 def _layer_norm(kind: kinds.LayerNorm, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     shape = result.shape[len(result.shape) - kind.num_dims :]
 
@@ -69,7 +71,7 @@ def _layer_norm(kind: kinds.LayerNorm, inputs: tuple[ValueType, ...], result: Va
     return run
 
 
-@lowering(kinds.LayerNorm, dtypes=FLOAT32, packs=weights_of)
+@FAMILY.lowering(kinds.LayerNorm, dtypes=FLOAT32, packs=weights_of)
 def _lower_layer_norm(call: Call) -> Kernel | None:
     constants = iter(call.weights[1:])
     weight = next(constants) if call.kind.has_weight else None
@@ -106,7 +108,7 @@ def _rows(x: View, out: View, dims: Sequence[int]) -> dict[str, Any]:
     return {**views, "weight": None, "bias": None, "eps": 0.0, "is_log": False}
 
 
-@meaning(kinds.Embedding)
+@FAMILY.meaning(kinds.Embedding)
 def _embedding(kind: kinds.Embedding, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     return lambda table, indices: F.embedding(indices, table)
 
@@ -116,7 +118,7 @@ def _packed_table(operator: Operator, values: Sequence[ValueType]) -> tuple[Valu
     return () if values[table].dtype == "float32" else (table,)
 
 
-@lowering(kinds.Embedding, packs=_packed_table)
+@FAMILY.lowering(kinds.Embedding, packs=_packed_table)
 def _lower_embedding(call: Call) -> Kernel | None:
     table, indices = call.weights[0], call.inputs[1]
     if table is None or indices.dtype not in ("int64", "int32") or call.out.dtype != "float32":

@@ -7,25 +7,27 @@ from typing import Any
 import torch
 from mlsys_nimble.backends.cpu import loops
 from mlsys_nimble.backends.cpu.library import Kernel, View, load
-from mlsys_nimble.backends.table import Call, Run, dtype_of, lowering, meaning
+from mlsys_nimble.backends.table import Call, Family, Run, dtype_of
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import ValueType
 from mlsys_nimble.ir.strides import reshaped
 from torch.nn import functional as F  # noqa: N812
 
+FAMILY = Family()
 
-@meaning(kinds.Copy)
+
+@FAMILY.meaning(kinds.Copy)
 def _copy(kind: kinds.Copy, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     return torch.clone
 
 
-@meaning(kinds.Cast)
+@FAMILY.meaning(kinds.Cast)
 def _cast(kind: kinds.Cast, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     dtype = dtype_of(result)
     return lambda x: x.to(dtype)
 
 
-@lowering(kinds.Copy, kinds.Cast)
+@FAMILY.lowering(kinds.Copy, kinds.Cast)
 def _lower_copy(call: Call) -> Kernel:
     return copy(call.inputs[0], call.out)
 
@@ -37,12 +39,12 @@ def copy(x: View, out: View, *, library: Any = None) -> Kernel:
     return Kernel(library, "copy", {"x": x, "out": out})
 
 
-@meaning(kinds.Reshape)
+@FAMILY.meaning(kinds.Reshape)
 def _reshape(kind: kinds.Reshape, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     return lambda x: x.reshape(result.shape)
 
 
-@lowering(kinds.Reshape)
+@FAMILY.lowering(kinds.Reshape)
 def _lower_reshape(call: Call) -> Kernel:
     """Copy, with the result viewed in the input's shape, where the layout found no strides for a view."""
     shape = call.inputs[0].shape
@@ -51,12 +53,12 @@ def _lower_reshape(call: Call) -> Kernel:
     return copy(call.inputs[0], call.out.reshaped(shape, strides))
 
 
-@meaning(kinds.Permute)
+@FAMILY.meaning(kinds.Permute)
 def _permute(kind: kinds.Permute, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     return lambda x: x.permute(kind.dims)
 
 
-@meaning(kinds.Slice)
+@FAMILY.meaning(kinds.Slice)
 def _slice(kind: kinds.Slice, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     length = result.shape[kind.dim]
     end = kind.start + max(0, (length - 1) * kind.step + 1) if length else kind.start
@@ -64,23 +66,23 @@ def _slice(kind: kinds.Slice, inputs: tuple[ValueType, ...], result: ValueType) 
     return lambda x: x[part]
 
 
-@meaning(kinds.Expand)
+@FAMILY.meaning(kinds.Expand)
 def _expand(kind: kinds.Expand, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     return lambda x: x.expand(result.shape)
 
 
-@meaning(kinds.Concat)
+@FAMILY.meaning(kinds.Concat)
 def _concat(kind: kinds.Concat, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     return lambda *parts: torch.cat(parts, kind.dim)
 
 
-@meaning(kinds.Pad)
+@FAMILY.meaning(kinds.Pad)
 def _pad(kind: kinds.Pad, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     around = [amount for pair in reversed(kind.amounts) for amount in pair]
     return lambda x: F.pad(x, around, value=kind.value)
 
 
-@lowering(kinds.Pad)
+@FAMILY.lowering(kinds.Pad)
 def _lower_pad(call: Call) -> Kernel:
     return pad(call.kind, call.inputs[0], call.out)
 
