@@ -11,6 +11,8 @@ from mlsys_core.bench import BenchContext, run_suite
 from mlsys_core.cli.bench import find_suite
 from rich.console import Console
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "core-serving-loop": {},
     "core-recorder": {},
