@@ -115,7 +115,7 @@ def test_a_poisoned_request_fails_alone(
 ):
     """45 requests of other lengths in one batch; two raise in their middle, one ends in infinity."""
     if not compiled:
-        monkeypatch.setattr("mlsys_batchmaker.scheduling.state.Compiled", no_compiler)
+        monkeypatch.setattr("mlsys_batchmaker.scheduling.state.load", no_compiler)
     rng = np.random.default_rng(0)
     requests = [rng.standard_normal((4 + number % 7, 3)).astype(np.float32) for number in range(45)]
     for number in (9, 30):
