@@ -73,8 +73,6 @@ def test_errors_are_one_line(options: list[str], says: str, capsys: pytest.Captu
         (["serve", "vgg19-weights", "--policy", "packed"], "only encoders can be packed"),
         (["serve", "vgg19-weights", "--mode", "bold"], "give literal or cost-aware"),
         (["serve", "vgg19-weights", "--slice-at", "random"], "give time or diversity"),
-        (["bench", "--part", "audio"], "give one of all, encoder, vision, overhead"),
-        (["bench", "--lengths", "RTE,GLUE"], "--lengths 'GLUE': give some of CoLA"),
         (["profile", "unet", "--shape", "3,x"], "positive numbers with commas"),
         (["profile", "no-such-model"], "is no model DVABatch knows"),
     ],
