@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -51,6 +52,24 @@ def test_a_bad_lazy_reference_teaches(reference: str, error: type[MlsysError]):
 
 def test_a_lazy_reference_reaches_nested_attributes():
     assert resolve("json:JSONDecoder.decode") is json.JSONDecoder.decode
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "mlsys_core.serving.http",
+        "mlsys_core.serving.oip",
+        "mlsys_nimble",
+        "mlsys_windtunnel",
+        "mlsys_windtunnel.estimators",
+    ],
+)
+def test_a_packages_lazy_names_are_there(package: str):
+    module = importlib.import_module(package)
+    assert set(module.__all__) <= set(dir(module))
+    assert all(hasattr(module, name) for name in module.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = module.nothing
 
 
 class Links(HTMLParser):

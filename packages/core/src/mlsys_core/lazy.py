@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -31,3 +33,25 @@ def resolve(reference: str) -> Any:
         return reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
         raise InvalidInputError(f"{reference!r}: {error}") from error
+
+
+def lazy_exports(
+    package: str, names: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the ``__getattr__`` and ``__dir__`` of a package whose public names are imported when used (PEP 562).
+
+    Args:
+        package: The package's ``__name__``.
+        names: By module below the package ("ir.graph"), the names that it gives to the package.
+    """
+    modules = {name: module for module, given in names.items() for name in given}
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return resolve(f"{package}.{modules[name]}:{name}")
+
+    def names_of() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return get, names_of

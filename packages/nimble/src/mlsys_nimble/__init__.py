@@ -1,14 +1,15 @@
 """Nimble: ahead-of-time stream scheduling of PyTorch models."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mlsys_nimble.ir.graph import OperatorGraph, build_graph, read_graph
-from mlsys_nimble.planning.streams import StreamAssignment, assign_streams
-from mlsys_nimble.planning.sync import SyncEvent, plan_events
+from mlsys_core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from mlsys_nimble.errors import CaptureError, InternalError
+    from mlsys_nimble.ir.graph import OperatorGraph, build_graph, read_graph
     from mlsys_nimble.module import Nimble, compile  # noqa: A004
+    from mlsys_nimble.planning.streams import StreamAssignment, assign_streams
+    from mlsys_nimble.planning.sync import SyncEvent, plan_events
 
 __version__ = "0.1.0"
 
@@ -26,17 +27,13 @@ __all__ = [
     "read_graph",
 ]
 
-_LAZY = {  # by name, modules that import torch
-    "CaptureError": "mlsys_nimble.errors",
-    "InternalError": "mlsys_nimble.errors",
-    "Nimble": "mlsys_nimble.module",
-    "compile": "mlsys_nimble.module",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_LAZY[name]), name)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "errors": ["CaptureError", "InternalError"],
+        "ir.graph": ["OperatorGraph", "build_graph", "read_graph"],
+        "module": ["Nimble", "compile"],
+        "planning.streams": ["StreamAssignment", "assign_streams"],
+        "planning.sync": ["SyncEvent", "plan_events"],
+    },
+)

@@ -6,17 +6,18 @@ scikit-learn.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
-from mlsys_windtunnel.parse.load import load_estimator
-from mlsys_windtunnel.parse.pipeline import parse_pipeline
+from mlsys_core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.finetune.estimators import WindTunnelClassifier, WindTunnelRegressor
     from mlsys_windtunnel.finetune.tune import fine_tune
     from mlsys_windtunnel.module import WindTunnelModule
+    from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
+    from mlsys_windtunnel.parse.load import load_estimator
+    from mlsys_windtunnel.parse.pipeline import parse_pipeline
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,18 +35,15 @@ __all__ = [
     "translate",
 ]
 
-_MODULES = {
-    "WindTunnelClassifier": "finetune.estimators",
-    "WindTunnelModule": "module",
-    "WindTunnelRegressor": "finetune.estimators",
-    "fine_tune": "finetune.tune",
-    "translate": "convert.translation",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mlsys_core.lazy import resolve
-
-    return resolve(f"{__name__}.{_MODULES[name]}:{name}")
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "convert.translation": ["translate"],
+        "finetune.estimators": ["WindTunnelClassifier", "WindTunnelRegressor"],
+        "finetune.tune": ["fine_tune"],
+        "module": ["WindTunnelModule"],
+        "parse.graph": ["FittedSize", "Kind", "Operator", "PipelineGraph", "Value"],
+        "parse.load": ["load_estimator"],
+        "parse.pipeline": ["parse_pipeline"],
+    },
+)

@@ -8,7 +8,9 @@ imports neither scikit-learn nor torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mlsys_core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from mlsys_windtunnel.estimators.categories import BinaryEncoder, HashEncoder, TwoHotEncoder
@@ -29,20 +31,12 @@ __all__ = [
     "TwoHotEncoder",
 ]
 
-_MODULES = {
-    "BinaryEncoder": "categories",
-    "FactorizationMachineClassifier": "factorization_machine",
-    "FactorizationMachineRegressor": "factorization_machine",
-    "HashEncoder": "categories",
-    "LeafEncoder": "leaves",
-    "MatrixFactorizationRegressor": "matrix_factorization",
-    "TwoHotEncoder": "categories",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mlsys_core.lazy import resolve
-
-    return resolve(f"{__name__}.{_MODULES[name]}:{name}")
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "categories": ["BinaryEncoder", "HashEncoder", "TwoHotEncoder"],
+        "factorization_machine": ["FactorizationMachineClassifier", "FactorizationMachineRegressor"],
+        "leaves": ["LeafEncoder"],
+        "matrix_factorization": ["MatrixFactorizationRegressor"],
+    },
+)

@@ -12,7 +12,9 @@ Example:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mlsys_core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from mlsys_core.serving.http.app import HttpRuntime, create_app, runtime_of
@@ -26,27 +28,6 @@ if TYPE_CHECKING:
     from mlsys_core.serving.http.streaming import ClosingStreamingResponse, cancel_on_disconnect
     from mlsys_core.serving.http.tls import TlsConfig
 
-_MODULES = {
-    "HttpRuntime": "app",
-    "create_app": "app",
-    "runtime_of": "app",
-    "HttpConfig": "config",
-    "ErrorFormat": "errors",
-    "ErrorInfo": "errors",
-    "HttpError": "errors",
-    "Lifecycle": "lifecycle",
-    "Readiness": "lifecycle",
-    "ReadinessState": "lifecycle",
-    "ConnectionLimits": "limits",
-    "BoundPort": "port",
-    "Router": "routing",
-    "BackgroundServer": "server",
-    "ServerAddress": "server",
-    "serve": "server",
-    "ClosingStreamingResponse": "streaming",
-    "cancel_on_disconnect": "streaming",
-    "TlsConfig": "tls",
-}
 
 __all__ = [
     "BackgroundServer",
@@ -70,14 +51,18 @@ __all__ = [
     "serve",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mlsys_core.lazy import resolve
-
-    return resolve(f"{__name__}.{_MODULES[name]}:{name}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "app": ["HttpRuntime", "create_app", "runtime_of"],
+        "config": ["HttpConfig"],
+        "errors": ["ErrorFormat", "ErrorInfo", "HttpError"],
+        "lifecycle": ["Lifecycle", "Readiness", "ReadinessState"],
+        "limits": ["ConnectionLimits"],
+        "port": ["BoundPort"],
+        "routing": ["Router"],
+        "server": ["BackgroundServer", "ServerAddress", "serve"],
+        "streaming": ["ClosingStreamingResponse", "cancel_on_disconnect"],
+        "tls": ["TlsConfig"],
+    },
+)

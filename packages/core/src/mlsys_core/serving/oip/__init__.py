@@ -8,7 +8,9 @@ Names are imported when they are asked for, so that importing the package stays 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mlsys_core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from mlsys_core.serving.oip.app import GrpcConfig, create_oip_app, grpc_address_of
@@ -28,36 +30,6 @@ if TYPE_CHECKING:
     from mlsys_core.serving.oip.models.source import DirectorySource, ModelSource
     from mlsys_core.serving.oip.models.spec import ModelSpec, TensorSpec
 
-_MODULES = {
-    "GrpcConfig": "app",
-    "create_oip_app": "app",
-    "grpc_address_of": "app",
-    "Array": "datatypes",
-    "DataType": "datatypes",
-    "DeadlineExceededError": "errors",
-    "ModelLoadError": "errors",
-    "ModelNotReadyError": "errors",
-    "UnknownModelError": "errors",
-    "UnsupportedError": "errors",
-    "BatchCounts": "models.executions",
-    "Executions": "models.executions",
-    "LoopClient": "models.loop_client",
-    "InferRequest": "messages",
-    "InferResponse": "messages",
-    "Parameter": "messages",
-    "Timing": "messages",
-    "CountsExecutions": "models.model",
-    "Model": "models.model",
-    "StreamingModel": "models.model",
-    "UnaryModel": "models.model",
-    "IndexEntry": "models.repository",
-    "ModelRepository": "models.repository",
-    "ModelState": "models.repository",
-    "DirectorySource": "models.source",
-    "ModelSource": "models.source",
-    "ModelSpec": "models.spec",
-    "TensorSpec": "models.spec",
-}
 
 __all__ = [
     "Array",
@@ -90,14 +62,24 @@ __all__ = [
     "grpc_address_of",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mlsys_core.lazy import resolve
-
-    return resolve(f"{__name__}.{_MODULES[name]}:{name}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "app": ["GrpcConfig", "create_oip_app", "grpc_address_of"],
+        "datatypes": ["Array", "DataType"],
+        "errors": [
+            "DeadlineExceededError",
+            "ModelLoadError",
+            "ModelNotReadyError",
+            "UnknownModelError",
+            "UnsupportedError",
+        ],
+        "messages": ["InferRequest", "InferResponse", "Parameter", "Timing"],
+        "models.executions": ["BatchCounts", "Executions"],
+        "models.loop_client": ["LoopClient"],
+        "models.model": ["CountsExecutions", "Model", "StreamingModel", "UnaryModel"],
+        "models.repository": ["IndexEntry", "ModelRepository", "ModelState"],
+        "models.source": ["DirectorySource", "ModelSource"],
+        "models.spec": ["ModelSpec", "TensorSpec"],
+    },
+)
