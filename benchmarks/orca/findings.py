@@ -39,7 +39,7 @@ class Run:
     def to_json(self) -> dict[str, Any]:
         """Return its figures as JSON values, without the single requests."""
         return {
-            "contestant": self.contestant,
+            "case": self.contestant,
             "traffic": self.traffic,
             "foreign": self.foreign,
             "problems": list(self.problems),

@@ -36,7 +36,7 @@ def test_all_names_are_checked_before_the_first_race(wrong: str, monkeypatch: py
 def test_a_race(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(nets, "QUICK_SECONDS", 0.0)
     section = nets.run(context(), nets=("mlp",), peers=sys.executable)
-    cases = section.data["nets"]["mlp"]["contestants"]
+    cases = section.data["nets"]["mlp"]["cases"]
     assert section.status == "ok"
     assert cases["eager"]["status"] == cases["Nimble"]["status"] == "timed"
     assert cases["Nimble"]["difference"] <= 1e-5

@@ -30,7 +30,7 @@ def test_ratios_are_to_the_best_peer_and_to_eager():
     assert ratios({"eager": timed(8), "Nimble": timed(2)}) == (None, pytest.approx(4.0))
 
 
-def test_the_report_has_every_contestant_and_every_reason():
+def test_the_report_has_every_case_and_every_reason():
     section = report({"darts": RACE, "mlp": {**RACE, "Nimble": timed(8)}}, num_threads=2)
     table, everybody = (item for item in section.body if isinstance(item, Table))
     assert table.rows[0] == ["darts", "8", "OpenVINO", "2.5", "2", "1.50x", "4.00x"]
@@ -43,7 +43,7 @@ def test_the_report_has_every_contestant_and_every_reason():
     assert any(isinstance(item, Figure) for item in section.body)
     data = json.loads(json.dumps(section.data))
     assert data["nets"]["darts"]["best_peer"] == "OpenVINO"
-    assert data["nets"]["darts"]["contestants"]["Nimble"]["median_s"] == pytest.approx(0.002)
+    assert data["nets"]["darts"]["cases"]["Nimble"]["median_s"] == pytest.approx(0.002)
     assert section.status == "ok"
 
 

@@ -18,7 +18,7 @@ _NETS = {
 
 
 def nets(name: str) -> str:
-    """Return the median milliseconds of each net under each contestant that was timed, and the geometric means."""
+    """Return the median milliseconds of each net under each case that was timed, and the geometric means."""
     found = load(name)["nets"]
     timed = [case for case in _CASES if any(_is_timed(net, case) for net in found.values())]
     rows = [
@@ -27,7 +27,7 @@ def nets(name: str) -> str:
             *(_milliseconds(net, case) for case in timed),
             f"**{net['over_best_peer']:.2f}x**",
             f"{net['over_eager']:.1f}x",
-            f"{net['contestants']['Nimble']['prepare_s']:.1f}",
+            f"{net['cases']['Nimble']['prepare_s']:.1f}",
         ]
         for title, net in found.items()
     ]
@@ -37,11 +37,11 @@ def nets(name: str) -> str:
 
 
 def _is_timed(net: dict[str, Any], case: str) -> bool:
-    return bool(net["contestants"].get(case, {}).get("status") == "timed")
+    return bool(net["cases"].get(case, {}).get("status") == "timed")
 
 
 def _milliseconds(net: dict[str, Any], case: str) -> str:
-    return number(net["contestants"][case]["median_s"] * 1e3) if _is_timed(net, case) else "-"
+    return number(net["cases"][case]["median_s"] * 1e3) if _is_timed(net, case) else "-"
 
 
 def training(*names: str) -> str:
@@ -55,7 +55,7 @@ def training(*names: str) -> str:
 def _steps(name: str) -> Iterator[list[str]]:
     record = load(name)
     for net in dict.fromkeys(row["net"] for row in record["rows"]):
-        rows = {row["contestant"]: row for row in record["rows"] if row["net"] == net}
+        rows = {row["case"]: row for row in record["rows"] if row["net"] == net}
         ms = {case: row["median_ms"] for case, row in rows.items()}
         yield [
             net,

@@ -13,7 +13,7 @@ _MODELS = {"llama": "Llama 135M", "gpt2": "GPT-2 124M"}
 
 
 def offline(*names: str) -> str:
-    """Return a row for each contestant of each file: all requests at once, medians over turns."""
+    """Return a row for each case of each file: all requests at once, medians over turns."""
     columns = ["run", "case", "tokens/s", "over best peer (by turn)", "ms/token, p50", "TTFT ms, p50", "other load"]
     rows = [row for name in names for row in _offline_rows(name)]
     return table([*columns, "settings kept"], rows)
@@ -61,7 +61,7 @@ def fronts(name: str) -> str:
 
 
 def online(name: str) -> str:
-    """Return latencies by rate and contestant, in milliseconds, medians over turns."""
+    """Return latencies by rate and case, in milliseconds, medians over turns."""
     results = load(name)
     rows = []
     for traffic in dict.fromkeys(run["traffic"] for run in results["runs"]):
@@ -78,7 +78,7 @@ def online(name: str) -> str:
 
 
 def _by_case(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    return {case: [run for run in runs if run["contestant"] == case] for case in (run["contestant"] for run in runs)}
+    return {case: [run for run in runs if run["case"] == case] for case in (run["case"] for run in runs)}
 
 
 def _median(runs: list[dict[str, Any]], key: str, quantile: str) -> float:
@@ -102,7 +102,7 @@ def _title(name: str) -> str:
 
 
 def _settings(chosen: Mapping[str, Any]) -> str:
-    """Return a contestant's settings in words."""
+    """Return a case's settings in words."""
     size = chosen.get("max_batch_size") or chosen.get("max_num_seqs") or chosen.get("n_parallel")
     words = [f"`{chosen['policy']}`"] if "policy" in chosen else []
     words += [f"{size} slots" if "n_parallel" in chosen else f"{size} at once"]

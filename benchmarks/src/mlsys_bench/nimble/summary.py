@@ -62,7 +62,7 @@ def _data(races: Mapping[str, Outcomes], num_threads: int) -> dict[str, object]:
     for net, outcomes in races.items():
         over_peer, over_eager = ratios(outcomes)
         nets[net] = {
-            "contestants": {name: one.to_json() for name, one in outcomes.items()},
+            "cases": {name: one.to_json() for name, one in outcomes.items()},
             "best_peer": fastest(outcomes, PEERS),
             "over_best_peer": over_peer,
             "over_eager": over_eager,

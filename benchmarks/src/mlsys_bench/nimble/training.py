@@ -83,7 +83,7 @@ class Row:
     """One case on one net."""
 
     net: str
-    contestant: str  # the case, as the published files spell it
+    case: str
     batch: int
     difference: float  # of the gradients from float64's, relative to the largest
     median_ms: float
