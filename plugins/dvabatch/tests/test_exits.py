@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from mlsys_core.cli.main import run
+from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.oip import ModelRepository, create_oip_app
 from mlsys_dvabatch.cli.serving_options import prepare
@@ -93,3 +96,30 @@ def test_requests_leave_at_the_first_head_that_is_sure(tmp_path: Path):
 def test_models_without_such_heads_are_refused(tmp_path: Path, module: nn.Module, options: dict[str, float], says: str):
     with pytest.raises(InvalidInputError, match=says):
         prepare(saved(module, tmp_path / "heads.pt2"), tmp_path, policy="early-exit", **options)  # type: ignore[arg-type]
+
+
+def test_profile_shows_the_costs_of_each_stage_and_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("MLSYS_CACHE_DIR", str(tmp_path))
+    settings.cache_clear()
+    command = ["dvabatch", "profile", saved(Heads(), tmp_path / "heads.pt2"), "--exits", "--max-batch", "2"]
+    written = tmp_path / "stages.graphml"
+    try:
+        assert run([*command, "--graph", str(written)]) == 0
+        out = capsys.readouterr().out
+        assert run([*command, "--stages", "2"]) == 2
+        assert "leave out --stages" in capsys.readouterr().err
+        assert run(["dvabatch", "profile", "minilm-random", "--exits"]) == 2
+        assert "this model has no exits" in capsys.readouterr().err
+    finally:
+        settings.cache_clear()
+    rows = {
+        cells[:-2][-1]: cells[-2:]
+        for line in out.splitlines()
+        if line.startswith(" to exit") and (cells := line.split())
+    }
+    assert list(rows) == ["1", "2", "3"]
+    assert [float(row[0]) for row in rows.values()] == sorted(float(row[0]) for row in rows.values())
+    assert "Policy: early-exit." in out
+    assert all(has_exit for _, has_exit in nx.read_graphml(written).nodes(data="has_exit"))

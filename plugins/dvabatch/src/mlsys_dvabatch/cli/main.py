@@ -190,11 +190,14 @@ def profile(
         str | None, typer.Option(help="Shape of one request, where the file leaves it open: 3,224,224.")
     ] = None,
     slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
+    exits: Annotated[
+        bool, typer.Option("--exits", help="Cut at the exits, as serve --policy early-exit does.")
+    ] = False,
     graph: GraphFile = None,
     device: Device = "cpu",
     trust_code: TrustCode = False,
 ) -> None:
-    """Measure a model: what its stages cost at each batch size, its diversities, and the policy that follows.
+    """Measure a model: what its stages and exits cost at each batch size, its diversities, the policy that follows.
 
     Example: mlsys dvabatch profile unet --graph stages.svg
     """
@@ -211,6 +214,7 @@ def profile(
         max_batch_size=max_batch,
         shape=parse_shape(shape),
         slice_at=slice_at,
+        has_exits=exits,
         trust_code=trust_code,
         graph=graph,
         device=get_device(device),

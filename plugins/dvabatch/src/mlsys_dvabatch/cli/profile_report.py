@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from mlsys_core.device import Device
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.graphs import write_graph
 from mlsys_core.memory.plan import format_nbytes
 from mlsys_core.profiling import ProfileTable
 from mlsys_dvabatch.cli.serving_options import profiled
-from mlsys_dvabatch.scheduling.costs import TableCosts, unit_name
+from mlsys_dvabatch.engine import NO_EXITS
+from mlsys_dvabatch.scheduling.costs import TableCosts, catch_up_s, unit_name
 from mlsys_dvabatch.scheduling.policies.registry import choose
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.profile import (
@@ -35,15 +38,33 @@ def report(
     max_batch_size: int = 64,
     shape: tuple[int, ...] | None = None,
     slice_at: str = "time",
+    has_exits: bool = False,
     trust_code: bool = False,
     device: Device | None = None,
     graph: Path | None = None,
 ) -> None:
-    """Profile a model and print the results; ``graph``: a file for the graph of its stages."""
+    """Profile a model and print the results.
+
+    Args:
+        name: See :func:`~mlsys_dvabatch.stages.zoo.load`, for the other options too.
+        cache_dir: Where models are found and profiles kept.
+        console: Where to print.
+        stages: Number of stages; None: found by trying.
+        max_batch_size: Largest batch measured.
+        shape: Shape of one request.
+        slice_at: Where to cut.
+        has_exits: Cut the model at its exits, which decide the number of stages.
+        trust_code: Let a ``.pt2`` file run code.
+        device: Where to measure.
+        graph: File for the graph of the stages.
+
+    Raises:
+        InvalidInputError: no such model, or one without exits where these are asked for.
+    """
     operators = None
     num_stages = stages
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        if Path(name).suffix in (".pt2", ".onnx") or _is_vision(name):
+        if not has_exits and (Path(name).suffix in (".pt2", ".onnx") or _is_vision(name)):
             program = open_program(name, shape, trust_code=trust_code, device=device)
             task = bar.add_task("operators")
             sizes = tuple(size for size in BATCH_SIZES if size <= max_batch_size)
@@ -67,8 +88,11 @@ def report(
             shape=shape,
             slice_at=slice_at,
             trust_code=trust_code,
+            exit_confidence=1.0 if has_exits else None,  # costs do not depend on it
             device=device,
         )
+        if has_exits and not loaded.has_exits:
+            raise InvalidInputError(f"{name}: {NO_EXITS}")
         measuring = bar.add_task("stages")
         costs = profiled(
             loaded,
@@ -77,7 +101,7 @@ def report(
             progress=lambda done, total: bar.update(measuring, completed=done, total=total),
         )
     assert isinstance(costs, TableCosts)
-    _print_costs(costs, console)
+    _print_costs(costs, console, has_exits=loaded.has_exits)
     if graph is not None:
         write_graph(loaded.to_networkx(costs), graph)
         console.print(f"wrote {graph}")
@@ -89,6 +113,9 @@ def report(
         total = format_nbytes(sum(between))
         console.print(f"Between the stages, for {what}: {each}. Each buffer pair holds up to {total}.")
     is_encoder = isinstance(loaded.model, BertStages)
+    if loaded.has_exits:
+        console.print("Policy: early-exit.")
+        return
     found = diversities_of(has_lengths=is_encoder, profile=operators)
     names = ["load", *(["input"] if found.input else []), *(["operator"] if found.operator else [])]
     console.print(f"Diversities: {', '.join(names)}. Policy: {choose(found, can_pack=is_encoder)}.")
@@ -100,18 +127,28 @@ def _is_vision(name: str) -> bool:
     return name in SHAPES
 
 
-def _print_costs(costs: TableCosts, console: Console) -> None:
+def _print_costs(costs: TableCosts, console: Console, *, has_exits: bool) -> None:
+    """Print a row for each stage and length, and for each exit one of all stages up to it."""
     measured: ProfileTable = costs.table
     sizes = measured[unit_name(0, costs.lengths[0])].batch_sizes
-    table = Table("stage", *(["length"] if len(costs.lengths) > 1 else []), box=SIMPLE, padding=(0, 1, 0, 0))
+    many = len(costs.lengths) > 1
+    table = Table("stage", *(["length"] if many else []), box=SIMPLE, padding=(0, 1, 0, 0))
     for size in sizes:
         table.add_column(f"{size}", justify="right")
     table.add_column("preferred", justify="right")
     for stage in range(costs.num_stages):
         for length in costs.lengths:
             unit = unit_name(stage, length)
-            times = [f"{seconds * 1e3:.2f}" for seconds in measured[unit].seconds]
-            where = [str(stage + 1), *([str(length)] if len(costs.lengths) > 1 else [])]
-            table.add_row(*where, *times, str(measured.knee(unit)))
+            table.add_row(*_row(f"{stage + 1}", length, measured[unit].seconds, many=many), str(measured.knee(unit)))
+    if has_exits:
+        table.add_section()
+        for stage in range(costs.num_stages):
+            for length in costs.lengths:
+                seconds = [catch_up_s(costs, stage + 1, size, length) for size in sizes]
+                table.add_row(*_row(f"to exit {stage + 1}", length, seconds, many=many))
     console.print("Milliseconds of a batch, by batch size:")
     console.print(table)
+
+
+def _row(what: str, length: int, seconds: Iterable[float], *, many: bool) -> list[str]:
+    return [what, *([str(length)] if many else []), *(f"{each * 1e3:.2f}" for each in seconds)]

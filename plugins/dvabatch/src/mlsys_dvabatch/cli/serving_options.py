@@ -86,7 +86,7 @@ def prepare(
         is_encoder = isinstance(loaded.model, BertStages)
         chosen = choose(Diversities(is_encoder, _has_operator_diversity(loaded)), can_pack=is_encoder)
     made = make_policy(chosen, installed_plugins().registry, mode=mode)
-    if made.wants_exits and not hasattr(loaded.model, "inspect"):
+    if made.wants_exits and not loaded.has_exits:
         raise InvalidInputError(f"{name}: {NO_EXITS}")
     if chosen == "packed":
         if not isinstance(loaded.model, BertStages):

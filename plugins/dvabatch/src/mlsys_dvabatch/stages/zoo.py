@@ -46,6 +46,11 @@ class Loaded:
             return tuple(length for length in LENGTHS if length <= self.model.config.max_length)
         return (1,)
 
+    @property
+    def has_exits(self) -> bool:
+        """True if requests may leave behind each stage, by their intermediate results."""
+        return hasattr(self.model, "inspect")
+
     def request(self, length: int) -> Any:
         """Return a payload of ``length`` units."""
         generator = torch.Generator().manual_seed(length)
@@ -65,7 +70,6 @@ class Loaded:
             costs: Measured costs of this model.
         """
         graph, length = new_graph(f"stages of {self.name}"), costs.lengths[-1]
-        has_exits = hasattr(self.model, "inspect")
         for stage in range(costs.num_stages):
             unit = unit_name(stage, length)
             seconds, preferred = costs.stage_s(stage, 1, length), costs.table.knee(unit)
@@ -75,7 +79,7 @@ class Loaded:
                 stage=stage + 1,
                 seconds=float(seconds),
                 catch_up_s=float(catch_up_s(costs, stage, 1, length)),
-                has_exit=has_exits or stage == costs.num_stages - 1,
+                has_exit=self.has_exits or stage == costs.num_stages - 1,
                 batch_sizes=", ".join(map(str, costs.table[unit].batch_sizes)),
                 preferred_batch_size=preferred,
             )
