@@ -79,10 +79,10 @@ figures: setup  ## Write the documentation's tables of benchmarks, and their ind
 	$(PY) -m mlsys_bench.figures
 
 soak: setup  ## Run 200 clients against Orca's server for a minute, half of whom leave in the middle
-	$(PY) benchmarks/orca/soak.py
+	$(VENV)/bin/mlsys bench orca-soak
 
 soak-dvabatch: setup  ## Ten minutes of DVABatch at 120 % load with cancellations; each answer checked
-	$(PY) benchmarks/dvabatch/soak.py --seconds 600
+	$(VENV)/bin/mlsys bench dvabatch-soak
 
 oracles: setup  ## Run each oracle whole, and print the tallies (ORACLES="nimble_opinfo ..." for some)
 	$(PY) tests/oracles $(ORACLES)

@@ -24,6 +24,8 @@ SMALL = {
     "nimble-weights": {"nets": ("mlp",)},
     "nimble-exactness": {"nets": ("mlp",)},
     "nimble-streams": {},
+    "orca-soak": {},
+    "dvabatch-soak": {"policies": ("input", "load-literal")},
 }
 
 

@@ -37,6 +37,7 @@ SUITES = {
     "orca-overhead": ("Cost of an iteration outside the model.", "orca.overhead:run", ("cpu",)),
     "orca-startup": ("Seconds from a server's start to its first token.", "orca.startup:run", ("cpu",)),
     "orca-weights": ("Memory and predictions of each form of weights.", "orca.weights:run", ("cpu",)),
+    "orca-soak": ("Many clients, half of whom leave midway: each answer checked.", "orca.soak:run", ("cpu",)),
     "windtunnel-infer": (
         "Exact inference against scikit-learn, LightGBM, ONNX Runtime, Hummingbird and treelite.",
         "windtunnel.infer:run",
@@ -74,6 +75,7 @@ SUITES = {
     ),
     "dvabatch-ideal": ("The largest gain of letting requests join a batch, by costs.", "dvabatch.ideal:run", ("cpu",)),
     "dvabatch-over-http": ("Running servers over HTTP under Poisson arrivals.", "dvabatch.over_http:run", ("cpu",)),
+    "dvabatch-soak": ("Each policy above its capacity: each request checked.", "dvabatch.soak:run", ("cpu",)),
 }
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import re
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,21 +16,14 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from mlsys_bench.orca.soak import soak
 from mlsys_core.serving.http import ErrorInfo
 from mlsys_orca.api.errors import error_body
 from mlsys_orca.engine.engine import Engine
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import status_code_conformance
 
-SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "orca"
 ENDPOINTS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize"]
-
-
-@pytest.fixture
-def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    yield importlib.import_module("soak")  # type: ignore[misc]
-    sys.modules.pop("soak", None)
 
 
 def in_use(url: str) -> tuple[float, float]:
@@ -131,9 +122,9 @@ def _conftest_of_orca() -> ModuleType:
     return module
 
 
-def test_many_clients_who_leave_leak_nothing_and_spoil_nothing(serve, soak: ModuleType) -> None:
+def test_many_clients_who_leave_leak_nothing_and_spoil_nothing(serve) -> None:
     with serve(max_waiting=16, batch_invariant=True, num_kv_tokens=256) as (url, _):
-        tally = asyncio.run(soak.soak(url, "tiny", num_clients=40, seconds=3, questions=("a", "bc", "hello", "x y z")))
+        tally = asyncio.run(soak(url, "tiny", num_clients=40, seconds=3, questions=("a", "bc", "hello", "x y z")))
     assert tally.is_good, (tally.outcomes, tally.wrong[:3], tally.requests_left, tally.blocks_left)
 
 

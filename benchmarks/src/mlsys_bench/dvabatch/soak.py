@@ -1,25 +1,25 @@
 """Serve above capacity for ten minutes, with cancellations: no answer may be wrong, lost or doubled.
 
-    python benchmarks/dvabatch/soak.py --seconds 600
+    mlsys bench dvabatch-soak seconds=600 policies=input,load
 
 The engine serves a staged model, whose answers reveal their inputs, on threads at 120 % of its capacity, under each
 policy in turn. A tenth of the requests is cancelled at a random moment, some have deadlines, some hold a value that
 their stage refuses. Every request must end once; a result must be its own input's; at the end nothing may be kept. The
-exit code is 1 if anything was wrong.
+suite fails if anything was wrong.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import Finished, FinishReason, ServeRequest
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.policies.base import Policy
@@ -30,17 +30,44 @@ from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
 from mlsys_dvabatch.stages.activations import Padded
 from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel
 
+from mlsys_bench.harness.text import rows_section
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+    from mlsys_core.report import Section
+
 STAGE_S = LinearStage(0.010, 0.0015)  # slow enough that a small machine keeps up with 120 % of it
 POLICIES: dict[str, Callable[[], Policy]] = {
     "input": InputPolicy,
-    "input, literal": lambda: InputPolicy(mode="literal"),
-    "operator, literal": lambda: OperatorPolicy(mode="literal"),
+    "input-literal": lambda: InputPolicy(mode="literal"),
+    "operator-literal": lambda: OperatorPolicy(mode="literal"),
     "operator": OperatorPolicy,
     "load": LoadPolicy,
-    "load, literal": lambda: LoadPolicy(mode="literal"),
-    "load-operator, literal": lambda: LoadOperatorPolicy(mode="literal"),
+    "load-literal": lambda: LoadPolicy(mode="literal"),
+    "load-operator-literal": lambda: LoadOperatorPolicy(mode="literal"),
     "load-operator": LoadOperatorPolicy,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy under load."""
+
+    policy: str
+    requests: int
+    reasons: str  # how many ended for which reason
+    operations: str  # how often the scheduler did what
+    wrong: int  # results that are not their own input's
+    lost: int
+    doubled: int
+    batches_left: int
+    outputs_kept: int
+    is_drained: bool  # within 60 waits of a second
+
+    @property
+    def is_good(self) -> bool:
+        """True if each request ended once and rightly, and no batch is left."""
+        return self.is_drained and not (self.wrong or self.lost or self.doubled or self.batches_left)
 
 
 class Model:
@@ -83,8 +110,8 @@ class Listener:
             self.ended[finished.request_id] = finished
 
 
-def soak(name: str, seconds: float, *, load: float, seed: int) -> bool:
-    """Run one policy; return True if all went well."""
+def soak(name: str, seconds: float, *, load: float, seed: int) -> Row:
+    """Run one policy."""
     rng, listener = random.Random(seed), Listener()
     model = StagedModel((STAGE_S,) * 3)
     rate = load * model.peak_rps(32)
@@ -114,42 +141,53 @@ def soak(name: str, seconds: float, *, load: float, seed: int) -> bool:
         drained = any(engine.loop.drain(1) for _ in range(60))  # if this process is held still, one wait is lost
         scheduler, runner = engine.scheduler, engine.runner
     assert isinstance(scheduler, DvaScheduler)
-    counts = Counter(finished.reason.value for finished in listener.ended.values())
     wrong = [
         name_
         for name_, finished in listener.ended.items()
-        if (finished.reason is FinishReason.DONE and float(finished.result) != 8 * sent[name_] + 4)
-        or (sent[name_] < 0 and finished.reason is FinishReason.DONE)
+        if finished.reason is FinishReason.DONE and (sent[name_] < 0 or finished.result != 8 * sent[name_] + 4)
     ]
-    lost = sent.keys() - listener.ended.keys()
-    rows = scheduler.pipeline.table.rows
-    good = drained and not (wrong or lost or listener.doubled or rows)
-    operations = dict(scheduler.counters)
-    print(
-        f"{name}: {len(sent)} requests, {dict(counts)}, {operations}, wrong {len(wrong)}, lost {len(lost)}, "
-        f"doubled {listener.doubled}, batches left {len(rows)}, outputs kept {runner.num_kept}"
-        f"{'' if drained else ', not drained in 60 waits of a second'}: {'ok' if good else 'FAILED'}",
-        flush=True,
+    return Row(
+        policy=name,
+        requests=len(sent),
+        reasons=_counts(Counter(finished.reason.value for finished in listener.ended.values())),
+        operations=_counts(scheduler.counters),
+        wrong=len(wrong),
+        lost=len(sent.keys() - listener.ended.keys()),
+        doubled=listener.doubled,
+        batches_left=len(scheduler.pipeline.table.rows),
+        outputs_kept=runner.num_kept,
+        is_drained=drained,
     )
-    return good
 
 
-def main() -> int:
-    """Run all policies; return 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=600, help="in all, shared by the policies")
-    parser.add_argument("--load", type=float, default=1.2, help="over the capacity")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--policy", choices=list(POLICIES), help="this one alone, for its share of the time")
-    options = parser.parse_args()
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.items())
+
+
+def run(
+    context: BenchContext,
+    *,
+    policies: tuple[str, ...] = tuple(POLICIES),
+    seconds: float = 600.0,
+    load: float = 1.2,
+    seed: int = 0,
+) -> Section:
+    """Run each policy.
+
+    Args:
+        context: The suite's context; quick has one second for each policy.
+        policies: Names in :data:`POLICIES`.
+        seconds: In all, shared by all policies that there are.
+        load: Of the capacity.
+        seed: Of arrivals and cancellations.
+    """
+    if unknown := set(policies) - POLICIES.keys():
+        raise InvalidInputError(f"no policy is called {min(unknown)!r}: there are {', '.join(POLICIES)}")
     torch.set_num_threads(1)
-    good = [
-        soak(name, options.seconds / len(POLICIES), load=options.load, seed=options.seed + number)
-        for number, name in enumerate(POLICIES)
-        if options.policy in (None, name)
-    ]
-    return 0 if all(good) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    each_s = 1.0 if context.is_quick else seconds / len(POLICIES)
+    rows = []
+    for number, name in enumerate(policies):
+        context.console.print(f"{name} ...")
+        rows.append(soak(name, each_s, load=load, seed=seed + number))
+    is_good = all(row.is_good for row in rows)
+    return rows_section("DVABatch: above capacity", rows, status="ok" if is_good else "failed", load=load, seed=seed)

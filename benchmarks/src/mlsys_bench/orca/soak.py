@@ -1,27 +1,31 @@
 """Serve many clients at once, half of whom leave midway: answers must be right, and everything freed.
 
-    python benchmarks/orca/soak.py --clients 200 --seconds 60
+    mlsys bench orca-soak clients=200 seconds=60
 
 Starts a server of its own on a free port. Each client asks one of a few questions again and again, streamed and greedy,
 and either reads to the end or closes the connection after some pieces. The text must be the answer that the question
-got alone, or its beginning; a native model promises that to the bit. At the end ``/metrics`` must show no
-request and no K/V block in use. The exit code is 1 if anything was wrong.
+got alone, or its beginning; a native model promises that to the bit. At the end ``/metrics`` must show no request and
+no K/V block in use, else the suite fails.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
+import os
 import random
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import httpx
+from mlsys_core.report import Section
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
 
 QUESTIONS = (
     "Why do plants need sunlight?",
@@ -75,7 +79,7 @@ async def read(client: httpx.AsyncClient, model: str, question: str, leave_after
 async def one_client(
     client: httpx.AsyncClient, model: str, expected: dict[str, str], until_s: float, seed: int, tally: Tally
 ) -> None:
-    """GenerationParameters until the time is over."""
+    """Send requests until the time is over."""
     chance = random.Random(seed)
     questions = sorted(expected)
     while time.monotonic() < until_s:
@@ -118,15 +122,23 @@ async def soak(
     return tally
 
 
-def main() -> int:
-    """Serve, soak, report; return 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="a name from 'mlsys models list', or a path")
-    parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--policy", default="chunked")
-    parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
+def run(
+    context: BenchContext,
+    *,
+    model: str = "smollm2-135m-instruct",
+    clients: int = 200,
+    seconds: float = 60.0,
+    policy: str = "chunked",
+) -> Section:
+    """Serve, soak, report.
+
+    Args:
+        context: The suite's context; quick has 20 clients for 2 seconds.
+        model: A name or a path.
+        clients: Connections at once.
+        seconds: How long they ask.
+        policy: The server's scheduling policy.
+    """
     from mlsys_core.config import settings
     from mlsys_core.models import resolve_model
     from mlsys_core.serving.http import BackgroundServer, HttpConfig
@@ -135,25 +147,22 @@ def main() -> int:
     from mlsys_orca.engine.engine import EngineConfig
     from mlsys_orca.loading.load import load_model
 
-    loaded = load_model(resolve_model(arguments.model, settings().cache_dir), dtype="fp32")
+    if context.is_quick:
+        clients, seconds = 20, 2.0
     config = EngineConfig(
-        max_batch_size=32, max_model_len=512, num_threads=arguments.threads, policy=arguments.policy,
-        batch_invariant=True, max_waiting=arguments.clients // 2,
-    )  # fmt: skip
-    service = make_service(loaded, "model", config)
-    with open("/dev/null", "w") as nowhere:  # noqa: PTH123 - the log of some thousand requests
+        max_batch_size=32,
+        max_model_len=512,
+        num_threads=context.num_threads,
+        policy=policy,
+        batch_invariant=True,
+        max_waiting=max(1, clients // 2),
+    )
+    service = make_service(load_model(resolve_model(model, settings().cache_dir), dtype="fp32"), "model", config)
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - the log of some thousand requests
         app = make_app(service, HttpConfig(validation_status=400), logger=make_logger("json", stream=nowhere))
         with BackgroundServer(app) as server:
-            tally = asyncio.run(soak(server.url, "model", num_clients=arguments.clients, seconds=arguments.seconds))
-    print(
-        f"{arguments.clients} clients, {arguments.seconds:g} s: "
-        + ", ".join(f"{n} {o}" for o, n in tally.outcomes.items())
-    )
-    print(f"left over: {tally.requests_left:g} requests, {tally.blocks_left:g} K/V blocks")
-    for line in tally.wrong[:5]:
-        print(line)
-    return 0 if tally.is_good else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            tally = asyncio.run(soak(server.url, "model", num_clients=clients, seconds=seconds))
+    counts = ", ".join(f"{number} {outcome}" for outcome, number in tally.outcomes.items())
+    left = f"{tally.requests_left:g} requests, {tally.blocks_left:g} K/V blocks"
+    body = [f"{clients} clients, {seconds:g} s: {counts}. Left over: {left}.", *tally.wrong[:5]]
+    return Section("Orca: clients who leave", body, "ok" if tally.is_good else "failed", {"outcomes": tally.outcomes})

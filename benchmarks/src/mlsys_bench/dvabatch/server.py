@@ -1,9 +1,9 @@
 """DVABatch with a model of 2 ms a batch, for the clients of `mlsys bench core-oip-front`, beside real Triton.
 
-    python benchmarks/dvabatch/server.py 19000 19001 &
+    python -m mlsys_bench.dvabatch.server 19000 19001 &
     mlsys bench core-oip-front peers=dvabatch@127.0.0.1:19000@127.0.0.1:19001@$!
 
-`--peer` may be given several times; `benchmarks/peers/pytriton/server.py` is real Triton with the same models.
+`peers` takes several, with commas between; `benchmarks/peers/pytriton/server.py` is real Triton with the same models.
 """
 
 from __future__ import annotations
