@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from pathlib import Path
 
+import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,10 @@ from mlsys_nimble.backends.cuda.plan import (
     happens_before,
     plan_streams,
 )
+from mlsys_nimble.explain import explain
+from mlsys_nimble.nets import net
+
+from tests.graph_checks import check_graph
 
 
 @st.composite
@@ -120,3 +126,25 @@ def test_more_branches_than_streams_share_them(width: int):
     assert plan_streams(graph).num_streams == 32
     chain = build_graph(names, list(pairwise(names)))
     assert plan_streams(chain).num_streams == 1
+
+
+@given(graphs(), st.sampled_from([1, 2, 32]))
+def test_the_graph_has_each_operators_stream_and_each_wait(graph: OperatorGraph, max_streams: int):
+    plan = plan_streams(graph, max_streams=max_streams)
+    drawn = plan.to_networkx(graph.to_networkx())
+    stream_of = {graph.names[run.operator]: run.stream for run in plan.commands if isinstance(run, Run)}
+    assert nx.get_node_attributes(drawn, "stream") == stream_of
+    needed = {(graph.names[producer], graph.names[consumer]) for producer, consumer in assign_streams(graph).meg_edges}
+    assert {(one, other): waits for one, other, waits in drawn.edges(data="synchronises")} == {
+        (one, other): (one, other) in needed and stream_of[one] != stream_of[other]
+        for one, other in graph.to_networkx().edges
+    }
+
+
+def test_a_programs_graph_keeps_its_attributes(tmp_path: Path):
+    program = explain(*net("six-branch")).program
+    drawn = plan_streams(program.graph()).to_networkx(program.to_networkx())
+    check_graph(drawn, tmp_path)
+    node, (*_, edge) = drawn.nodes[program.operators[-1].name], list(drawn.edges(data=True))[-1]
+    assert {*node} == {"kind", "shape", "dtype", "nbytes", "source", "stream"}
+    assert {*edge} == {"nbytes", "synchronises"}

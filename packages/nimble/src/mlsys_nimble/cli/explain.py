@@ -63,7 +63,8 @@ def explain(
     Algorithm 1's: independent operators never share one. Of the |E'| edges of the minimum equivalent graph the |M|
     matched ones stay within a stream; each other costs a synchronisation.
 
-    The graph of --graph has the operators' streams; with --profile their workers and measured times.
+    The graph of --graph has the operators' streams; with --profile their workers and measured times, and on a CUDA
+    device the streams that replay them.
 
     Example: mlsys nimble explain inception-v3 --graph inception.svg
     """
@@ -95,7 +96,13 @@ def explain(
         if trace is not None and executor is not None:
             _write_trace(executor, net, trace)
     if graph is not None:
-        write_graph((executor.schedule if profile and executor is not None else found).to_networkx(), graph)
+        if torch_device.startswith("cuda"):
+            from mlsys_nimble.backends.cuda.plan import plan_streams
+
+            drawn = plan_streams(found.program.graph()).to_networkx(found.program.to_networkx())
+        else:
+            drawn = (executor.schedule if profile and executor is not None else found).to_networkx()
+        write_graph(drawn, graph)
     if as_json:
         import json
 

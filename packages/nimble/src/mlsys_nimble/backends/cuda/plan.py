@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from mlsys_core.graphs import Graph, new_graph
 from mlsys_nimble.ir.graph import OperatorGraph
 from mlsys_nimble.planning.streams import Bits, StreamAssignment, assign_streams
 from mlsys_nimble.planning.sync import plan_events
@@ -58,6 +59,36 @@ class StreamPlan:
     def num_waits(self) -> int:
         """Return the number of waits: between operators, and those that fork from the origin and join it."""
         return sum(isinstance(command, Wait) for command in self.commands)
+
+    def to_networkx(self, operators: Graph) -> Graph:
+        """Return the operators with the streams of CUDA that run them.
+
+        Nodes gain ``stream``; edges gain ``synchronises``: the consumer's stream waits for an event of the producer's.
+
+        Args:
+            operators: The graph that was planned, its nodes in the order of their indices: what
+                :meth:`mlsys_nimble.ir.graph.OperatorGraph.to_networkx` gives of it, or the same of a program.
+        """
+        title = "streams of CUDA; dashed: one waits for the other"
+        graph = new_graph(title, column="stream", color="stream", dashed="synchronises")
+        graph.add_nodes_from(operators.nodes(data=True))
+        graph.add_edges_from(operators.edges(data=True), synchronises=False)
+        names = list(operators)
+        last: dict[int, str] = {}  # by stream: the operator that it ran last
+        event_of: dict[int, str | None] = {}  # by event: the operator it follows; None: the fork from the origin
+        awaited: dict[int, list[str | None]] = {}  # by stream: what its next operator waits for
+        for command in self.commands:
+            match command:
+                case Run(operator, stream):
+                    name = last[stream] = names[operator]
+                    graph.nodes[name]["stream"] = stream
+                    for producer in filter(None, awaited.pop(stream, ())):
+                        graph.edges[producer, name]["synchronises"] = True
+                case Record(event, stream):
+                    event_of[event] = last.get(stream)
+                case Wait(event, stream):
+                    awaited.setdefault(stream, []).append(event_of[event])
+        return graph
 
 
 def plan_streams(graph: OperatorGraph, *, use_multi_stream: bool = True, max_streams: int = MAX_STREAMS) -> StreamPlan:
