@@ -44,8 +44,8 @@ _SERVED = {
 _HEAD = """# What Orca does with the `openai` client
 
 Written by `python scripts/openai_table.py` from the signatures of the client, version {version}. A parameter is
-*honoured*, or it is *refused*: status 400, naming it, at every value but those in the table, which ask for nothing.
-None is ignored. What a value does is in [the tables of fields](orca-server.md#fields).
+*honoured*, or *taken* since it says nothing about the answer, or it is *refused*: status 400, naming it, at every value
+but those in the table, which ask for nothing. What a value does is in [the tables of fields](orca-server.md#fields).
 
 Of the client's resources the following are served; every other one is answered 404: {absent}.
 
@@ -68,7 +68,9 @@ def rows(create: Callable[..., Any], body: type[Body]) -> Iterator[str]:
     for name in inspect.signature(create).parameters:
         if name in _OF_THE_CLIENT:
             continue
-        if name in honoured:
+        if name in body.harmless:
+            yield f"| `{name}` | taken; no answer depends on it |"
+        elif name in honoured:
             yield f"| `{name}` | honoured |"
         elif name in body.neutral:
             allowed = ", ".join(f"`{json.dumps(value)}`" for value in body.neutral[name] if value is not None)

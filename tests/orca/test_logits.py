@@ -88,3 +88,20 @@ def test_only_requests_that_ask_for_nothing_are_plain() -> None:
     assert SamplingParams(temperature=1.0, top_p=0.5, min_p=0.1, num_logprobs=1).is_plain
     for asks in ({"logit_bias": ((0, 1.0),)}, {"min_tokens": 1}, {"presence_penalty": 0.1}, {"guide": Only()}):
         assert not SamplingParams(**asks).is_plain
+
+
+def test_only_allowed_tokens_are_left() -> None:
+    found = reshaped(LOGITS, SamplingParams(allowed_token_ids=(1, 4)), PAST, 1)
+    assert np.isfinite(found).nonzero()[0].tolist() == [1, 4]
+    with pytest.raises(InvalidInputError, match="allowed_token_ids"):
+        SamplingParams(allowed_token_ids=(0,), min_tokens=1, late_token_ids=(0,))
+
+
+def test_a_bad_sequence_loses_its_last_token_where_its_first_ones_stand_unless_nothing_is_left() -> None:
+    def forbidden(*sequences: tuple[int, ...], **options: object) -> list[int]:
+        params = SamplingParams(bad_sequences=sequences, **options)
+        return np.isinf(reshaped(LOGITS, params, PAST, 1)).nonzero()[0].tolist()
+
+    assert forbidden((3,), (2, 4), (2, 2, 0), (0, 1), (1, 0, 2, 2, 1)) == [0, 3, 4]
+    assert forbidden((1,), allowed_token_ids=(1,)) == [0, 2, 3, 4]
+    assert forbidden((2,), (3,), guide=Only()) == [0, 1, 2, 4]

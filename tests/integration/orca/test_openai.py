@@ -136,7 +136,14 @@ def test_models(client):
         ({"response_format": {"type": "json_schema"}}, openai.BadRequestError, "'json_schema' goes with"),
         ({"response_format": {"type": "xml"}}, openai.BadRequestError, "response_format"),
         ({"reasoning_effort": "high"}, openai.BadRequestError, "'reasoning_effort' is not implemented"),
-        ({"store": True}, openai.BadRequestError, "'store' is not implemented"),
+        ({"store": "yes"}, openai.BadRequestError, "store"),
+        ({"extra_body": {"allowed_token_ids": [49152]}}, openai.BadRequestError, "token id 49152 is not in the voc"),
+        (
+            {"extra_body": {"allowed_token_ids": [5], "guided_regex": "a"}},
+            openai.BadRequestError,
+            "leave out 'allowed_token_ids'",
+        ),
+        ({"extra_body": {"guided_json": "{"}}, openai.BadRequestError, "guided_json"),
         ({"prediction": {"type": "content", "content": "x"}}, openai.BadRequestError, "'prediction' is not implem"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "--chat-template"),
         ({"tool_choice": "required"}, openai.BadRequestError, "there are no 'tools'"),
@@ -159,7 +166,19 @@ def test_unsupported_fields_are_refused_by_name(ask, options, error, says):
 
 
 def test_fields_that_ask_for_nothing_are_fine(ask):
-    answer = ask(n=1, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, user="me", max_completion_tokens=1)
+    answer = ask(
+        n=1,
+        presence_penalty=0,
+        frequency_penalty=0.0,
+        logit_bias={},
+        user="me",
+        max_completion_tokens=1,
+        store=True,
+        metadata={"a": "b"},
+        service_tier="flex",
+        prompt_cache_key="k",
+        safety_identifier="s",
+    )
     assert answer.usage.completion_tokens == 1
 
 

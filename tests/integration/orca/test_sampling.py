@@ -175,3 +175,13 @@ def test_guesses_were_made_and_some_were_right(complete, metric):
     before = metric("spec_decode_num_accepted_tokens_total")
     complete("a b c d e f g a b c d e f g a b c d", max_tokens=20)
     assert metric("spec_decode_num_accepted_tokens_total") > before
+
+
+def test_allowed_tokens_alone_come_and_bad_words_do_not(complete, url):
+    ids = [httpx.post(f"{url}/tokenize", json={"prompt": text}).json()["tokens"][0] for text in (" Rome", " Oslo")]
+    only = complete(temperature=1.0, seed=1, extra_body={"allowed_token_ids": ids}).choices[0].text
+    assert set(only.split()) <= {"Rome", "Oslo"}
+    assert "Paris" in complete().choices[0].text
+    without = complete(max_tokens=30, extra_body={"bad_words": ["Paris", "capital of France"]}).choices[0].text
+    assert "Paris" not in without
+    assert "capital of France" not in without

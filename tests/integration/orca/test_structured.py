@@ -84,6 +84,17 @@ def test_a_json_object_a_regex_a_choice_and_a_grammar(ask, complete):
     assert structured(grammar='root ::= "x" | "yy"').choices[0].text in ("x", "yy")
 
 
+def test_the_older_names_of_structured_output_mean_the_same(complete):
+    def guided(**options):
+        return complete("Answer:", seed=8, temperature=1.2, max_tokens=40, extra_body=options).choices[0].text
+
+    assert guided(guided_choice=["yes.", "no (never)"]) in ("yes.", "no (never)")
+    assert guided(guided_regex="[0-9]{3}") == guided(structured_outputs={"regex": "[0-9]{3}"})
+    jsonschema.validate(json.loads(guided(guided_json=json.dumps(PERSON))), PERSON)
+    with pytest.raises(openai.BadRequestError, match="older form"):
+        guided(guided_regex="a", structured_outputs={"regex": "a"})
+
+
 def test_a_stream_of_structured_output_is_the_whole_answer(ask):
     options = {
         "messages": [{"role": "user", "content": "Invent a person."}],

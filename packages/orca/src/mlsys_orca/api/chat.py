@@ -133,23 +133,19 @@ class ChatCompletionRequest(Generating):
     """``POST /v1/chat/completions``."""
 
     neutral: ClassVar[Neutral] = {
+        **Generating.neutral,
         "audio": (None,),
         "function_call": (None, "none"),
         "functions": (None, []),
-        "metadata": (None, {}),
         "modalities": (None, ["text"]),
         "moderation": (None,),
         "prediction": (None,),
-        "prompt_cache_key": (None,),
         "prompt_cache_options": (None,),
-        "prompt_cache_retention": (None,),
         "reasoning_effort": (None, "none"),
-        "safety_identifier": (None,),
-        "service_tier": (None, "auto", "default"),
-        "store": (None, False),
         "verbosity": (None,),
         "web_search_options": (None,),
     }
+    harmless: ClassVar[frozenset[str]] = Generating.harmless | {"metadata", "store"}
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_tokens: int | None = Field(default=None, ge=1, le=2**31, description="The older name of the next.")
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31, description="New tokens at most.")
@@ -159,6 +155,7 @@ class ChatCompletionRequest(Generating):
     tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    store: bool | None = None  # an answer is its client's to keep
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Variables of the chat template.")
 
     @model_validator(mode="after")
@@ -174,12 +171,12 @@ class ChatCompletionRequest(Generating):
             raise ValueError(f"'tool_choice' names {self.tool_choice.function.name!r}, which is none of 'tools'")
         if self.tool_choice == "required" and not names:
             raise ValueError("'tool_choice' is 'required', and there are no 'tools'")
-        if self.must_call and (self.response_format or self.structured_outputs or self.ignore_eos or self.min_tokens):
+        if self.must_call and (self.response_format or self.structured or self.ignore_eos or self.min_tokens):
             raise ValueError(
                 "a 'tool_choice' that asks for a call says what the answer is: leave out 'response_format', "
                 "'structured_outputs', 'ignore_eos' and 'min_tokens'"
             )
-        if self.may_call and self.structured_outputs:
+        if self.may_call and self.structured:
             raise ValueError(
                 "'structured_outputs' says all that an answer may be: leave out 'tools', give 'response_format' "
                 "instead, or set 'tool_choice' to 'none'"
@@ -226,7 +223,7 @@ def parameters_of(body: ChatCompletionRequest, service: ModelService) -> tuple[G
     template = service.loaded.chat_template
     speaks_of_tools = body.offered or any(message.role == "tool" or message.tool_calls for message in body.messages)
     notation = need_notation(None if template is None else template.source) if speaks_of_tools else None
-    grammar = grammar_from(body.structured_outputs, body.response_format)
+    grammar = grammar_from(body.structured, body.response_format)
     if notation is not None:
         grammar = _grammar_with_calls(body, notation) or grammar
     tools = [tool.model_dump(exclude_none=True) for tool in body.offered]

@@ -47,7 +47,8 @@ from mlsys_orca.text.tokenizer import Tokenizer
 class CompletionRequest(Generating):
     """``POST /v1/completions``."""
 
-    neutral: ClassVar[Neutral] = {"suffix": (None, "")}
+    neutral: ClassVar[Neutral] = {**Generating.neutral, "suffix": (None, "")}
+    harmless: ClassVar[frozenset[str]] = Generating.harmless | {"metadata"}
     prompt: Text | Ids | Texts | ManyIds
     best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES, description="Answers made, of which n are given.")
     echo: bool = False
@@ -122,7 +123,7 @@ def parameters_of(body: CompletionRequest, service: ModelService) -> GenerationP
         sampling=sampling,
         seed=body.seed,
         num_choices=body.best_of or body.n or 1,
-        grammar=grammar_from(body.structured_outputs, body.response_format),
+        grammar=grammar_from(body.structured, body.response_format),
         ignores_eos=body.ignore_eos,
         text=text_options(body),
     )

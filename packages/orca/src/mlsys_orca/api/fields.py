@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from mlsys_core.errors import InvalidInputError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import from_json
 
 from mlsys_orca.scheduling.batch import MAX_LOGPROBS
 from mlsys_orca.text.guides import Grammar, GrammarKind, grammar_of
@@ -29,6 +30,7 @@ Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 ManyIds = Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+Label = Annotated[str, Field(max_length=512)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -41,10 +43,15 @@ class NotImplementedFieldError(ValueError):
 
 
 class Body(BaseModel):
-    """A request's body: no unknown fields, no values of another type; ``neutral`` names fields that ask for nothing."""
+    """A request's body: no unknown fields, no values of another type.
+
+    ``neutral`` names fields that are taken at the values that ask for nothing; ``harmless`` those among the model's
+    that change no answer at any value.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     neutral: ClassVar[Neutral] = {}
+    harmless: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
@@ -165,9 +172,24 @@ class Sampled(Body):
         return self.top_k if self.top_k is not None and self.top_k > 0 else None
 
 
-class Generating(Sampled):
+class Labelled(Sampled):
+    """Fields that OpenAI's endpoints share: most say something about a request, and nothing about its answer."""
+
+    harmless: ClassVar[frozenset[str]] = frozenset(
+        {"service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
+    )
+    metadata: Annotated[dict[str, Label], Field(max_length=16)] | None = None
+    service_tier: Label | None = None
+    prompt_cache_key: Label | None = None  # kept prefixes are found by their tokens
+    prompt_cache_retention: Label | None = None
+    safety_identifier: Label | None = None
+    user: str | None = Field(default=None, max_length=256, description="Written to the log of the request.")
+
+
+class Generating(Labelled):
     """Fields that ``/v1/completions`` and ``/v1/chat/completions`` share."""
 
+    neutral: ClassVar[Neutral] = {"guided_decoding_backend": (None,), "guided_whitespace_pattern": (None,)}
     max_tokens: int | None = Field(default=None, ge=0, le=2**31, description="New tokens at most.")
     min_tokens: int = Field(default=0, ge=0, le=2**31, description="Before so many tokens nothing ends the answer.")
     min_p: float = Field(default=0.0, ge=0, le=1)
@@ -181,19 +203,26 @@ class Generating(Sampled):
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: StopString | StopStrings | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=16384, fail_fast=True)] | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=256, fail_fast=True)] | None = Field(
+        default=None, description="Texts that the answer must not have."
+    )
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | bool | str | None = Field(default=None, description="The older names of the above.")
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = Field(default=None, max_length=256, description="Written to the log of the request.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Generating:
         if self.stream_options is not None and not self.stream:
             raise ValueError("'stream_options' is only allowed when 'stream' is true")
-        if self.structured_outputs is not None and (self.ignore_eos or self.min_tokens):
+        if self.structured is not None and (self.ignore_eos or self.min_tokens):
             raise ValueError("'structured_outputs' ends where its text does: not with 'ignore_eos' or 'min_tokens'")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("'prompt_logprobs' comes with whole answers only: leave out 'stream'")
@@ -201,6 +230,19 @@ class Generating(Sampled):
             if not (key.isascii() and key.isdecimal() and len(key) < 10):
                 raise ValueError(f"'logit_bias' maps token ids, written as texts, to numbers; {key[:40]!r} is no id")
         return self
+
+    @property
+    def structured(self) -> StructuredOutputs | None:
+        """``structured_outputs``, under whichever of its names it came."""
+        kinds = ("json", "regex", "choice", "grammar")
+        given = {kind: value for kind in kinds if (value := getattr(self, f"guided_{kind}")) is not None}
+        if given and self.structured_outputs is not None:
+            raise ValueError(
+                f"'guided_{next(iter(given))}' is the older form of 'structured_outputs': give one of both"
+            )
+        if isinstance(given.get("json"), str):
+            given["json"] = from_json(given["json"], allow_inf_nan=False)
+        return StructuredOutputs.model_validate(given) if given else self.structured_outputs
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from mlsys_core.serving.http import Router, cancel_on_disconnect
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mlsys_orca.api.answers import STREAMED, Whole, collect, merged, named_event, streamed
-from mlsys_orca.api.fields import MAX_MESSAGES, Body, Neutral, Sampled, Text
+from mlsys_orca.api.fields import MAX_MESSAGES, Body, Labelled, Neutral, Text
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.service import Generation, GenerationParameters, ModelService
 from mlsys_orca.scheduling.batch import SamplingParams
@@ -69,7 +69,7 @@ class TextSettings(Body):
     format: TextFormat = Field(default_factory=TextFormat)
 
 
-class ResponsesRequest(Sampled):
+class ResponsesRequest(Labelled):
     """``POST /v1/responses``."""
 
     neutral: ClassVar[Neutral] = {
@@ -84,12 +84,8 @@ class ResponsesRequest(Sampled):
         "moderation": (None,),
         "previous_response_id": (None,),
         "prompt": (None,),
-        "prompt_cache_key": (None,),
         "prompt_cache_options": (None,),
-        "prompt_cache_retention": (None,),
         "reasoning": (None,),
-        "safety_identifier": (None,),
-        "service_tier": (None, "auto", "default"),
         "store": (None, False),
         "stream_options": (None, {}, {"include_obfuscation": False}),
         "tool_choice": (None, "none", "auto"),
@@ -102,8 +98,6 @@ class ResponsesRequest(Sampled):
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31)
     text: TextSettings | None = None
-    metadata: dict[str, str] | None = Field(default=None, max_length=16)  # given back
-    user: str | None = Field(default=None, max_length=256, description="Written to the log of the request.")
 
     @property
     def messages(self) -> list[dict[str, object]]:

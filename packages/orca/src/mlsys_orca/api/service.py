@@ -159,7 +159,8 @@ class ModelService:
         """
         vocab_size = self.loaded.config.vocab_size
         bias = tuple((int(key), value) for key, value in (body.logit_bias or {}).items())
-        for name, ids in (("logit_bias", [key for key, _ in bias]), ("stop_token_ids", body.stop_token_ids or ())):
+        named = {"logit_bias": [key for key, _ in bias], "stop_token_ids": body.stop_token_ids or []}
+        for name, ids in (named | {"allowed_token_ids": body.allowed_token_ids or []}).items():
             if ids and max(ids) >= vocab_size:
                 raise InvalidInputError(f"{name}: token id {max(ids)} is not in the vocabulary of {vocab_size} tokens")
         late = self.loaded.tokenizer.eos_ids | frozenset(body.stop_token_ids or ())
@@ -174,9 +175,17 @@ class ModelService:
             logit_bias=bias,
             min_tokens=body.min_tokens,
             late_token_ids=tuple(sorted(late)) if body.min_tokens else (),
+            allowed_token_ids=None if body.allowed_token_ids is None else tuple(sorted({*body.allowed_token_ids})),
+            bad_sequences=self._spellings(body.bad_words or ()),
             num_logprobs=num_logprobs,
             num_prompt_logprobs=body.prompt_logprobs,
         )
+
+    def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the tokens of each word, at a text's start and after a space."""
+        encode = self.loaded.tokenizer.encode
+        found = [tuple(encode(before + word.lstrip())) for word in words for before in ("", " ")]
+        return tuple(dict.fromkeys(ids for ids in found if ids))
 
     def encode_chat(
         self,
@@ -232,6 +241,8 @@ class ModelService:
         if user:
             structlog.contextvars.bind_contextvars(user=user)  # into the request's log line
         adapter = self.adapter_of(parameters.model)
+        if parameters.grammar is not None and parameters.sampling.allowed_token_ids is not None:
+            raise InvalidInputError("a grammar says which tokens may come: leave out 'allowed_token_ids'")
         self.check_counts(parameters.model, num_prompts=len(parameters.prompts), num_choices=parameters.num_choices)
         guides: Sequence[GrammarGuide | None] = [None] * len(parameters.prompts) * parameters.num_choices
         if parameters.grammar is not None:

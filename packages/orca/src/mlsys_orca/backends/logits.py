@@ -45,6 +45,21 @@ def reshaped(logits: Row, params: SamplingParams, past: Sequence[int], num_promp
         row[ids] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
     if len(answer) < params.min_tokens:
         row[list(params.late_token_ids)] = -np.inf
+    if params.allowed_token_ids is not None:
+        kept = row[list(params.allowed_token_ids)]
+        row[:] = -np.inf
+        row[list(params.allowed_token_ids)] = kept
     if params.guide is not None:
         row[~params.guide.allowed(answer)] = -np.inf
+    if params.bad_sequences:
+        _forbid(row, params.bad_sequences, answer)
     return row
+
+
+def _forbid(row: Row, sequences: Sequence[Sequence[int]], answer: Sequence[int]) -> None:
+    """Mask the last token of each sequence that ``answer`` ends with but for it, unless no other token may come."""
+    last = [s[-1] for s in sequences if len(s) == 1 or tuple(answer[1 - len(s) :]) == tuple(s[:-1])]
+    values = row[last]
+    row[last] = -np.inf
+    if last and np.isneginf(row).all():
+        row[last] = values

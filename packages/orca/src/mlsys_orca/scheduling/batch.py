@@ -66,13 +66,16 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
     min_tokens: int = 0  # tokens of the answer before one of late_token_ids may come
     late_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None  # no other token may come; None: any may
+    bad_sequences: tuple[tuple[int, ...], ...] = ()  # token ids that the answer must not have one after another
     guide: Guide | None = field(default=None, compare=False)  # what the answer must be; None: anything
     is_plain: bool = field(init=False, repr=False, compare=False)  # the logits are taken as they are
 
     def __post_init__(self) -> None:
         self._check()
         has_penalty = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
-        is_plain = not (has_penalty or self.logit_bias or self.min_tokens or self.guide is not None)
+        has_mask = self.allowed_token_ids is not None or self.bad_sequences or self.guide is not None
+        is_plain = not (has_penalty or self.logit_bias or self.min_tokens or has_mask)
         object.__setattr__(self, "is_plain", is_plain)
 
     def _check(self) -> None:
@@ -98,6 +101,14 @@ class SamplingParams:
             raise InvalidInputError("presence_penalty, frequency_penalty and logit_bias must be finite numbers")
         if self.min_tokens < 0:
             raise InvalidInputError(f"min_tokens is {self.min_tokens}; it must be 0 or more")
+        if self.allowed_token_ids is not None and not set(self.allowed_token_ids) - self._late:
+            raise InvalidInputError("allowed_token_ids has no token that may come at the answer's start: name another")
+        if not all(self.bad_sequences):
+            raise InvalidInputError("bad_sequences has an empty one: each must be at least one token")
+
+    @property
+    def _late(self) -> frozenset[int]:
+        return frozenset(self.late_token_ids) if self.min_tokens else frozenset()
 
     @property
     def is_greedy(self) -> bool:
