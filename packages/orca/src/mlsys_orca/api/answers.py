@@ -25,18 +25,54 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 }
 
 
+class TokenDetails(BaseModel):
+    """Details of the prompt's tokens."""
+
+    cached_tokens: int = 0  # those whose keys and values were there already
+
+
 class Usage(BaseModel):
     """Number of tokens a request cost; a stop token counts as generated."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: TokenDetails
+
+
+@dataclass(slots=True)
+class Spent:
+    """Count of the tokens of one request, as they come."""
+
+    generation: Generation
+    num_new: int = 0
+    num_cached: int = 0  # of the prompts; further choices of a prompt, which find all of it, do not count
+
+    def add(self, index: int, token: SampledToken) -> None:
+        """Count a token of the choice ``index``."""
+        self.num_new += 1
+        if token.num_cached_tokens and index % self.generation.num_choices == 0:
+            self.num_cached += token.num_cached_tokens
 
     @classmethod
-    def of(cls, num_prompt_tokens: int, num_new_tokens: int) -> Usage:
-        """Return the usage of one request."""
-        total = num_prompt_tokens + num_new_tokens
-        return cls(prompt_tokens=num_prompt_tokens, completion_tokens=num_new_tokens, total_tokens=total)
+    def of(cls, generation: Generation, answers: list[Whole]) -> Spent:
+        """Return the count for complete answers."""
+        spent = cls(generation)
+        for whole in answers:
+            for token in whole.tokens:
+                spent.add(whole.index, token)
+        return spent
+
+    @property
+    def usage(self) -> Usage:
+        """The counts in OpenAI's shape."""
+        num_prompt = self.generation.num_prompt_tokens
+        return Usage(
+            prompt_tokens=num_prompt,
+            completion_tokens=self.num_new,
+            total_tokens=num_prompt + self.num_new,
+            prompt_tokens_details=TokenDetails(cached_tokens=self.num_cached),
+        )
 
 
 @dataclass(slots=True)

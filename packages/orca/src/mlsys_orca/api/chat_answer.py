@@ -12,6 +12,7 @@ from mlsys_orca.api.answers import (
     DONE,
     ChatLogprobs,
     PromptLogprobs,
+    Spent,
     Usage,
     Whole,
     chat_logprobs,
@@ -126,7 +127,7 @@ def chat_completion(
         created=generation.created,
         model=generation.model,
         choices=[_choice(generation.choices[w.index], w, tokenizer, notation, only_one=only_one) for w in answers],
-        usage=Usage.of(generation.num_prompt_tokens, sum(len(whole.tokens) for whole in answers)),
+        usage=Spent.of(generation, answers).usage,
         prompt_logprobs=prompt_logprobs(scored, tokenizer) if scored else None,
     )
 
@@ -225,14 +226,15 @@ async def chat_events(
     speakers = [_Speaker(choice, tokenizer, notation, only_one=only_one) for choice in generation.choices]
     for choice in generation.choices:
         yield chunk([ChatChunkChoice(index=choice.index, delta=ChatDelta(role="assistant", content=""))])
-    num_new_tokens = 0
+    spent = Spent(generation)
     async for choice, delta in merged(generation):
         speaker = speakers[choice.index]
-        num_new_tokens += delta.token is not None
+        if delta.token is not None:
+            spent.add(choice.index, delta.token)
         for piece in speaker.say(delta.text, delta.token, is_last=delta.finish_reason is not None):
             yield chunk([piece])
         if delta.finish_reason is not None:
             yield chunk([speaker.end(delta.finish_reason, delta.stopped_by)])
     if include_usage:
-        yield chunk([], Usage.of(generation.num_prompt_tokens, num_new_tokens))
+        yield chunk([], spent.usage)
     yield DONE

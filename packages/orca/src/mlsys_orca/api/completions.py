@@ -16,6 +16,7 @@ from mlsys_orca.api.answers import (
     STREAMED,
     CompletionLogprobs,
     PromptLogprobs,
+    Spent,
     Usage,
     Whole,
     collect,
@@ -137,7 +138,9 @@ def completion(
     generation: Generation, answers: list[Whole], body: CompletionRequest, tokenizer: Tokenizer
 ) -> Completion:
     """Return the whole answer."""
-    num_new_tokens = 0 if body.max_tokens == 0 else sum(len(whole.tokens) for whole in answers)
+    spent = Spent.of(generation, answers)
+    if body.max_tokens == 0:
+        spent.num_new = 0
     if _ranks(body):
         answers = _best(answers, body.best_of or 1, body.n or 1)
     choices = []
@@ -149,7 +152,7 @@ def completion(
         created=generation.created,
         model=generation.model,
         choices=choices,
-        usage=Usage.of(generation.num_prompt_tokens, num_new_tokens),
+        usage=spent.usage,
     )
 
 
@@ -189,7 +192,7 @@ async def completion_events(
         return event(whole, exclude=exclude)
 
     pending: list[list[SampledToken]] = [[] for _ in generation.choices]
-    offsets, num_new_tokens = [0] * len(generation.choices), 0
+    offsets, spent = [0] * len(generation.choices), Spent(generation)
     if body.echo:
         for choice in generation.choices:
             text = await asyncio.to_thread(tokenizer.decode, choice.request.prompt_token_ids)
@@ -197,7 +200,7 @@ async def completion_events(
     async for choice, delta in merged(generation):
         waiting = pending[choice.index]
         if delta.token is not None:
-            num_new_tokens += 1
+            spent.add(choice.index, delta.token)
             waiting.append(delta.token)
         if not delta.text and delta.finish_reason is None:
             continue
@@ -215,7 +218,7 @@ async def completion_events(
         )
         yield chunk([piece])
     if body.include_usage:
-        yield chunk([], Usage.of(generation.num_prompt_tokens, num_new_tokens))
+        yield chunk([], spent.usage)
     yield DONE
 
 

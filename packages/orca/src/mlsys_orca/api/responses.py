@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from mlsys_core.serving.http import Router, cancel_on_disconnect
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from mlsys_orca.api.answers import STREAMED, Whole, collect, merged, named_event, streamed
+from mlsys_orca.api.answers import STREAMED, Spent, TokenDetails, Usage, Whole, collect, merged, named_event, streamed
 from mlsys_orca.api.fields import MAX_MESSAGES, Body, Labelled, Neutral, Text
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.service import Generation, GenerationParameters, ModelService
@@ -128,12 +128,6 @@ class OutputMessage(BaseModel):
     content: list[OutputText]
 
 
-class TokenDetails(BaseModel):
-    """Details of the input tokens counted in :class:`ResponsesUsage`."""
-
-    cached_tokens: int = 0
-
-
 class OutputTokenDetails(BaseModel):
     """Details of the output tokens counted in :class:`ResponsesUsage`."""
 
@@ -144,7 +138,7 @@ class ResponsesUsage(BaseModel):
     """Number of tokens a request cost."""
 
     input_tokens: int
-    input_tokens_details: TokenDetails = Field(default_factory=TokenDetails)
+    input_tokens_details: TokenDetails
     output_tokens: int
     output_tokens_details: OutputTokenDetails = Field(default_factory=OutputTokenDetails)
     total_tokens: int
@@ -206,7 +200,6 @@ def _answer(generation: Generation, body: ResponsesRequest, whole: Whole | None)
     status: Literal["completed", "incomplete", "in_progress"] = "in_progress"
     if whole is not None:
         status = "incomplete" if is_cut else "completed"
-    num_prompt, num_new = generation.num_prompt_tokens, 0 if whole is None else len(whole.tokens)
     return ResponsesAnswer(
         id=generation.answer_id,
         created_at=generation.created,
@@ -219,9 +212,16 @@ def _answer(generation: Generation, body: ResponsesRequest, whole: Whole | None)
         output=[] if whole is None else [_message(generation, status, whole.text)],
         temperature=body.temperature,
         top_p=body.top_p,
-        usage=None
-        if whole is None
-        else ResponsesUsage(input_tokens=num_prompt, output_tokens=num_new, total_tokens=num_prompt + num_new),
+        usage=None if whole is None else _usage(Spent.of(generation, [whole]).usage),
+    )
+
+
+def _usage(usage: Usage) -> ResponsesUsage:
+    return ResponsesUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=usage.prompt_tokens_details,
+        output_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
     )
 
 

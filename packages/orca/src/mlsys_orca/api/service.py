@@ -73,6 +73,7 @@ class Generation:
     model: str
     choices: tuple[Choice, ...]
     num_prompt_tokens: int
+    num_choices: int = 1  # of each prompt
 
     def close(self) -> None:
         """Cancel what has not finished. Idempotent."""
@@ -273,7 +274,10 @@ class ModelService:
                 started.tokens.close()
             raise
         num_prompt_tokens = sum(map(len, parameters.prompts))
-        return Generation(answer_id, int(time.time()), parameters.model, tuple(choices), num_prompt_tokens)
+        made = tuple(choices)
+        return Generation(
+            answer_id, int(time.time()), parameters.model, made, num_prompt_tokens, parameters.num_choices
+        )
 
     def _request(
         self, parameters: GenerationParameters, prompt: Sequence[int], adapter: str | None

@@ -11,6 +11,7 @@ middle changes what a request gets, and there is no generator to keep or to lose
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from mlsys_orca.backends.logits import reshaped
@@ -60,15 +61,14 @@ def choose(batch: IterationBatch, logits: Tensor, *, largest: Ids | None = None)
     """
     if batch.is_plain:
         sampled = batch.sampled
-        return IterationOutput(
-            sample(
-                logits,
-                request_ids=[request.request_id for request in sampled],
-                positions=[request.context_len for request in sampled],
-                params=[request.sampling for request in sampled if request.sampling is not None],
-                largest=largest,
-            )
+        chosen = sample(
+            logits,
+            request_ids=[request.request_id for request in sampled],
+            positions=[request.context_len for request in sampled],
+            params=[request.sampling for request in sampled if request.sampling is not None],
+            largest=largest,
         )
+        return IterationOutput(_with_cached(batch, chosen))
     tokens: list[SampledToken] = []
     scored: list[ScoredPrompt] = []
     row = 0
@@ -82,7 +82,15 @@ def choose(batch: IterationBatch, logits: Tensor, *, largest: Ids | None = None)
             draft = batch.token_ids[request.stop - details.num_draft_tokens : request.stop]
             tokens += _verify(request, details, draft, logits[row : row + num_rows])
             row += num_rows
-    return IterationOutput(tuple(tokens), tuple(scored))
+    return IterationOutput(_with_cached(batch, tuple(tokens)), tuple(scored))
+
+
+def _with_cached(batch: IterationBatch, tokens: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
+    """Return ``tokens``, the first of an answer with what its prompt found in kept blocks."""
+    if not batch.has_cached:
+        return tokens
+    cached = {request.request_id: request.num_cached_tokens for request in batch.requests}
+    return tuple(replace(token, num_cached_tokens=cached[token.request_id]) for token in tokens)
 
 
 def _scored_rows(request: RequestSlice) -> range:

@@ -141,6 +141,7 @@ class RequestSlice:
     )  # how to choose the token after the last row; None: more chunks of the prompt follow
     num_encoder_tokens: int = 0  # the request's first tokens, if an encoder reads them; all are in its first iteration
     details: SliceDetails | None = None  # None: a plain request
+    num_cached_tokens: int = 0  # of the prompt, found in kept blocks; on the slice that samples its first token
 
     @property
     def num_draft_tokens(self) -> int:
@@ -167,6 +168,7 @@ class IterationBatch:
     requests: tuple[RequestSlice, ...]  # [num_requests] in row order; together they cover every row once
     block_copies: tuple[BlockCopy, ...] = ()  # K/V blocks to copy before this iteration writes any
     is_plain: bool = True  # no request has details
+    has_cached: bool = False  # some request has num_cached_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -196,6 +198,7 @@ class BatchBuilder:
         self._requests: list[RequestSlice] = []
         self._block_copies: list[BlockCopy] = []
         self._is_plain = True
+        self._has_cached = False
 
     @property
     def num_tokens(self) -> int:
@@ -212,6 +215,7 @@ class BatchBuilder:
         sampling: SamplingParams | None,
         num_encoder_tokens: int = 0,
         details: SliceDetails | None = None,
+        num_cached_tokens: int = 0,
     ) -> None:
         """Append one request's tokens of this iteration.
 
@@ -224,6 +228,7 @@ class BatchBuilder:
             num_encoder_tokens: Number of first tokens that an encoder reads: all at once, and with at least
                 one token for the decoder.
             details: Details of a request that is not plain.
+            num_cached_tokens: See :class:`RequestSlice`.
 
         Raises:
             InvalidInputError: there is no token, ``num_computed_tokens`` is negative, or an encoder's tokens are split.
@@ -251,8 +256,10 @@ class BatchBuilder:
                 sampling,
                 num_encoder_tokens,
                 details,
+                num_cached_tokens,
             )
         )
+        self._has_cached = self._has_cached or num_cached_tokens > 0
         if details is not None:
             self._is_plain = False
 
@@ -271,6 +278,7 @@ class BatchBuilder:
             tuple(self._requests),
             tuple(self._block_copies),
             self._is_plain,
+            self._has_cached,
         )
 
 
@@ -282,6 +290,7 @@ class SampledToken:
     token_id: int
     logprob: float | None = None  # natural logarithm, of the model's own distribution (temperature 1); None: not asked
     top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, logprob) of the n best, best first
+    num_cached_tokens: int = 0  # with an answer's first token: tokens of its prompt found in kept blocks
 
 
 @dataclass(frozen=True, slots=True)

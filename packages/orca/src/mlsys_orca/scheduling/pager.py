@@ -83,6 +83,8 @@ class Pager:
         self.pool.give_blocks(sequence, allocation.block_table)
         sequence.num_computed_tokens = allocation.num_cached_tokens
         self.pool.num_cached_tokens += allocation.num_cached_tokens
+        if not sequence.tokens:  # else it was preempted, and what it found is its own
+            sequence.num_cached_tokens = allocation.num_cached_tokens
         if allocation.block_copy is not None:
             builder.copy_block(*allocation.block_copy)
         return True

@@ -47,6 +47,7 @@ class SequenceState:
     token_ids: list[int]  # the prompt and the answer so far
     state: State = State.PREFILL
     tokens: list[SampledToken] = field(default_factory=list)  # the answer so far
+    num_cached_tokens: int = 0  # of the prompt, that it found computed when it first ran
     num_computed_tokens: int = 0  # tokens whose keys and values are in the blocks
     block_table: tuple[int, ...] = ()  # while it holds blocks
     digests: list[bytes] = field(default_factory=list)  # of full blocks of token_ids, as far as they were asked for
@@ -187,14 +188,16 @@ class RequestPool:
                 num_prompt_logprobs=sampling.num_prompt_logprobs,
                 adapter=request.adapter,
             )
+        is_sampled = stop == len(sequence.token_ids)
         builder.add(
             request.request_id,
             token_ids + draft,
             num_computed_tokens=start,
             block_table=sequence.block_table,
-            sampling=sampling if stop == len(sequence.token_ids) else None,
+            sampling=sampling if is_sampled else None,
             num_encoder_tokens=request.num_encoder_tokens,
             details=details,
+            num_cached_tokens=sequence.num_cached_tokens if is_sampled and not sequence.tokens else 0,
         )
         sequence.state = State.RUNNING
 
