@@ -113,15 +113,20 @@ def test_waiting_ends_at_the_deadline(make: Any) -> None:
 @each_policy
 @pytest.mark.parametrize(
     ("output", "problem"),
-    [([], "gave 0 results for a batch of 1 requests"), ([1, 2], "gave 2 results for a batch of 1 requests")],
+    [
+        ([], "gave 0 results for a batch of 1 requests"),
+        ([1, 2], "gave 2 results for a batch of 1 requests"),
+        (None, "not iterable"),
+    ],
 )
 def test_an_output_of_another_length_is_the_executors_fault(make: Any, output: Any, problem: str) -> None:
     scheduler = make(max_batch_size=1)
     add(scheduler, "a")
     (left,) = scheduler.complete(scheduler.next_batch(WORKER, 0.0), output, 0.0)
     assert left.reason is FinishReason.FAILED
-    assert isinstance(left.error, ServingError)
+    assert isinstance(left.error, ServingError | TypeError)
     assert problem in str(left.error)
+    assert scheduler.num_unfinished == 0
 
 
 def test_a_batch_is_padded_to_its_longest_request() -> None:
@@ -200,6 +205,11 @@ def test_one_size_and_no_other_until_draining() -> None:
     scheduler.drain(99.0)
     assert ids(scheduler.next_batch(WORKER, 99.0)) == "ef"
     assert scheduler.next_batch(WORKER, 99.0) is None
+
+
+def test_a_size_that_never_waits_together_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="no batch would ever fill"):
+        StaticBatch(batch_size=4, max_waiting=3)
 
 
 # Bucketed: lanes of like lengths, in turn.

@@ -6,14 +6,11 @@ from typing import Any
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import (
-    Collector,
     FinishReason,
     QueueFullError,
     ServeRequest,
-    ServingLoop,
     SimulatedExecutor,
     Simulation,
-    VirtualClock,
     WorkerId,
     simulate,
 )
@@ -70,22 +67,6 @@ def test_delay_batch_waits_for_the_window_of_the_oldest() -> None:
     assert latencies(simulation) == {"a": 9, "b": 8, "c": 7, "d": 9, "e": 5}
 
 
-def test_delay_batch_goes_early_when_full() -> None:
-    simulation = serve(DelayBatch(max_batch_size=2, delay_s=100), worker(three_plus_size), FIVE)
-    assert runs(simulation) == [("ab", 0, 1, 6), ("cd", 0, 6, 11), ("e", 0, 109, 113)]
-
-
-def test_delay_batch_waits_for_nobody_once_draining() -> None:
-    collector, clock = Collector[Any, Any](), VirtualClock()
-    scheduler = DelayBatch[None, str](max_batch_size=2, delay_s=100)
-    loop = ServingLoop(scheduler, worker(three_plus_size), clock, listener=collector)
-    loop.submit(request("a"), "a")
-    while clock.now() < 1.0:
-        loop.step(until_s=1.0)
-    assert loop.drain()
-    assert collector.finished_s == {"a": 5.0}
-
-
 def test_delay_batch_of_zero_is_zero_batch() -> None:
     delay = serve(DelayBatch(max_batch_size=4, delay_s=0), worker(three_plus_size), FIVE)
     assert runs(delay) == runs(serve(ZeroBatch(max_batch_size=4), worker(three_plus_size), FIVE))
@@ -104,12 +85,6 @@ def test_bucketed_goes_round_and_pads_to_the_upper_bound() -> None:
     assert runs(simulation) == [("ac", 0, 0, 10), ("e", 0, 10, 30), ("bd", 0, 30, 60)]
     assert [run.batch.padded_length for run in simulation.runs] == [10, 20, 30]
     assert [round(run.batch.padding_waste, 3) for run in simulation.runs] == [0.25, 0.45, 0.167]
-
-
-def test_bucketed_serves_the_turn_not_the_arrival() -> None:
-    trace = [(0.0, request("a1", length=1)), (0.5, request("a2", length=1)), (0.6, request("b", length=15))]
-    simulation = serve(Bucketed(max_batch_size=8), worker(lambda _: 1.0), trace)
-    assert [name for name, *_ in runs(simulation)] == ["a1", "b", "a2"]
 
 
 def test_idle_workers_share_what_comes() -> None:
@@ -179,21 +154,6 @@ def test_results_are_taken_one_by_one() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("output", "problem"), [([1], "1 results for a batch of 2"), ([1, 2, 3], "3 results"), (None, "not iterable")]
-)
-def test_an_output_that_is_not_one_result_each_fails_the_batch_alone(output: Any, problem: str) -> None:
-    scheduler = ZeroBatch[None, int](max_batch_size=2)
-    for name in "ab":
-        scheduler.add(request(name), 0.0)
-    batch = scheduler.next_batch(WorkerId(0), 0.0)
-    assert batch is not None
-    finished = scheduler.complete(batch, output, 1.0)
-    assert [each.reason for each in finished] == [FinishReason.FAILED] * 2
-    assert problem in str(finished[0].error)
-    assert scheduler.num_unfinished == 0
-
-
 def test_refusals_keep_nothing() -> None:
     scheduler = Bucketed[None, int](max_batch_size=2, max_length=100, max_waiting=1)
     with pytest.raises(InvalidInputError, match="length 101: at most 100"):
@@ -206,19 +166,3 @@ def test_refusals_keep_nothing() -> None:
     with pytest.raises(InvalidInputError, match="'a' is in flight"):
         scheduler.add(request("a"), 0.0)
     assert scheduler.num_unfinished == 1
-
-
-@pytest.mark.parametrize(
-    ("make", "problem"),
-    [
-        (lambda: ZeroBatch(max_batch_size=0), "at least 1 request"),
-        (lambda: DelayBatch(max_batch_size=1, delay_s=-1), "delay_s=-1"),
-        (lambda: DelayBatch(max_batch_size=1, delay_s=float("nan")), "delay_s=nan"),
-        (lambda: StaticBatch(batch_size=4, max_waiting=3), "no batch would ever fill"),
-        (lambda: Bucketed(max_batch_size=1, bucket_width=0), "bucket_width=0"),
-        (lambda: Bucketed(max_batch_size=1, max_length=0), "max_length=0"),
-    ],
-)
-def test_impossible_settings_are_refused(make: Callable[[], object], problem: str) -> None:
-    with pytest.raises(InvalidInputError, match=problem):
-        make()

@@ -55,7 +55,7 @@ class QueueMachine(RuleBasedStateMachine):
         request = ServeRequest(name, None, length=length, priority=priority, deadline_s=deadline_s)
         self._sweep()
         if any(known.request.request_id == name for known in self.waiting):
-            with pytest.raises(InvalidInputError):
+            with pytest.raises(InvalidInputError, match=f"'{name}' waits already"):
                 self.queue.push(request, self.now)
         elif len(self.waiting) == MAX_SIZE:
             with pytest.raises(QueueFullError) as refused:
