@@ -268,16 +268,6 @@ def test_a_chunk_that_does_not_end_the_prompt_samples_nothing() -> None:
     assert [part.sampling is not None for batch in batches for part in batch.requests] == [False, False, False, True]
 
 
-def test_the_first_blocks_of_a_request_are_told_once() -> None:
-    scheduler, placed = make(PagedScheduler, num_blocks=8, block_size=1, watermark=0.0), list[str]()
-    scheduler.pool.on_placed = placed.append
-    scheduler.add(request("a", (1, 2), max_new_tokens=3), 0.0)
-    scheduler.add(request("b", (3, 4), max_new_tokens=3), 0.0)
-    while scheduler.num_unfinished:
-        iterate(scheduler)
-    assert placed == ["a", "b"]
-
-
 # The budget of the chunked policy.
 
 

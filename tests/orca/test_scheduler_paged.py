@@ -136,16 +136,6 @@ def test_the_last_of_several_is_preempted_and_no_more_than_needed():
     assert served.scheduler.pool.num_preemptions == 1
 
 
-def test_a_watermark_of_blocks_stays_free_for_those_running():
-    served = Served(10, watermark=0.3)
-    for name, prompt in (("a", range(5)), ("b", range(5, 8)), ("c", [9])):
-        served.add(name, prompt, new=5)
-    assert served.iterate() == "a", "b would leave two free, less than three"
-    assert served.tables.num_free_blocks == 5
-    served.scheduler.cancel("a", 0)
-    assert served.iterate() == "bc"
-
-
 def test_without_others_the_watermark_does_not_hold_a_request_back():
     served = Served(4, watermark=0.9)
     served.add("a", [1, 2], new=2)
@@ -168,26 +158,7 @@ def test_prompts_that_begin_alike_share_blocks_and_compute_the_rest():
     assert batch.block_copies == ((a[1], c[1]),), "c is to write the last token of a block that a and b read"
 
 
-def test_sharing_can_be_turned_off():
-    tables = BlockTables(num_blocks=8, block_size=1)
-    scheduler = PagedScheduler(tables, max_batch_size=8, max_model_len=9, prefix_caching=False)
-    for name in "ab":
-        scheduler.add(GenerationRequest(request_id=name, prompt_token_ids=(1, 2, 3), max_new_tokens=1), now=0)
-        batch = scheduler.next_batch(WORKER, 0)
-        assert batch.num_tokens == 3
-        scheduler.complete(batch, IterationOutput((SampledToken(name, 1),)), 0)
-    assert tables.num_cached_blocks == 0
-
-
 @pytest.mark.parametrize("watermark", [-0.1, 1.0, float("nan")])
 def test_an_impossible_watermark_is_refused(watermark: float):
     with pytest.raises(InvalidInputError, match="share of the K/V blocks"):
         Served(4, watermark=watermark)
-
-
-def test_a_request_that_never_fits_alone_is_refused_on_arrival():
-    served = Served(4, block_size=2)
-    with pytest.raises(InvalidInputError, match="at most 8"):
-        served.add("a", [1, 2, 3], new=6)
-    served.add("a", [1, 2, 3], new=5)
-    assert [served.iterate() for _ in range(6)] == ["a"] * 5 + [""]

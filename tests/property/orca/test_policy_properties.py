@@ -183,6 +183,8 @@ class Bench:
         assert len(set(names)) == len(names) <= self.max_batch_size
         assert not busy & set(names), "a request is in two batches at once"
         assert not set(self.left) & set(names)
+        if self.policy == "orca":  # section 4.2: those that wait, in order of arrival
+            assert names == [name for name in self.unfinished if name not in busy][: len(names)]
         assert batch.num_tokens <= self.budget
         for part in batch.requests:
             for block in part.block_table[part.num_computed_tokens // self.tables.block_size :]:
