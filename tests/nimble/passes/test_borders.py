@@ -17,12 +17,10 @@ from mlsys_nimble.passes.borders import fold_borders
 from mlsys_nimble.passes.dead_code import remove_dead_code
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, pad
 
+from tests.nimble.passes.programs import kinds_of
+
 FOLD = (fold_borders, remove_dead_code)
 Pairs = tuple[tuple[int, int], ...]
-
-
-def kinds_of(program: Program) -> list[str]:
-    return [type(operator.kind).__name__ for operator in program.operators]
 
 
 def padded(border: Pairs, own: Pairs, *, value: float = 0.0, op: Literal["max"] | None = None) -> Program:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.ir.operators import Convolution, Linear, Pointwise, Separable, Step
+from mlsys_nimble.ir.operators import Convolution, Linear, Separable
 from mlsys_nimble.ir.program import Operator, Program, ValueType
 from mlsys_nimble.passes.constants import fold_constants
 from mlsys_nimble.passes.dead_code import remove_dead_code
@@ -15,21 +15,7 @@ from mlsys_nimble.passes.precision import round_weights
 from mlsys_nimble.passes.separable import LEAST_NBYTES, MOST_WEIGHTS_NBYTES, fuse_separables
 from torch.nn.functional import conv2d
 
-TWICE, NEGATED = Pointwise((Step("mul", (0, 2.0)),)), Pointwise((Step("neg", (0,)),))
-ADD = Pointwise((Step("add", (0, 1)),))
-ROW = ValueType((4,), "float32")
-
-
-def kinds_of(program: Program) -> list[str]:
-    return [type(operator.kind).__name__ for operator in program.operators]
-
-
-def program_of(*operators: Operator, inputs: tuple[int, ...] = (0,), **fields: Any) -> Program:
-    """Operators over rows of four; the last result is the caller's."""
-    num_values = 1 + max(value for operator in operators for value in (*operator.inputs, *operator.outputs))
-    outputs = fields.pop("outputs", operators[-1].outputs)
-    return Program(fields.pop("values", (ROW,) * num_values), operators, inputs, outputs, **fields)
-
+from tests.nimble.passes.programs import TWICE, kinds_of
 
 # Separable convolutions, at the edge of what gains.
 

@@ -18,21 +18,7 @@ from mlsys_nimble.passes.subexpressions import share_subexpressions
 from torch import nn
 from torch.nn.functional import elu, leaky_relu, linear, max_pool2d
 
-TWICE, NEGATED = Pointwise((Step("mul", (0, 2.0)),)), Pointwise((Step("neg", (0,)),))
-ADD = Pointwise((Step("add", (0, 1)),))
-ROW = ValueType((4,), "float32")
-
-
-def kinds_of(program: Program) -> list[str]:
-    return [type(operator.kind).__name__ for operator in program.operators]
-
-
-def program_of(*operators: Operator, inputs: tuple[int, ...] = (0,), **fields: Any) -> Program:
-    """Operators over rows of four; the last result is the caller's."""
-    num_values = 1 + max(value for operator in operators for value in (*operator.inputs, *operator.outputs))
-    outputs = fields.pop("outputs", operators[-1].outputs)
-    return Program(fields.pop("values", (ROW,) * num_values), operators, inputs, outputs, **fields)
-
+from tests.nimble.passes.programs import ADD, NEGATED, ROW, TWICE, kinds_of, program_of
 
 # Constants.
 
