@@ -16,6 +16,7 @@ from mlsys_windtunnel.export.artifact import load, save
 from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 from mlsys_windtunnel.export.program import default_methods
 from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
+from sklearn.gaussian_process.kernels import Matern
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
@@ -36,11 +37,17 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "CalibratedClassifierCV": {"estimator": LogisticRegression()},
     "FrozenEstimator": {"estimator": LogisticRegression().fit(X, Y)},
     "FunctionTransformer": {"func": np.log1p},
-    "GaussianProcessRegressor": {"alpha": 0.1},  # without noise its weights are too large to compare answers
+    "GaussianProcessRegressor": {
+        "kernel": Matern(nu=2.5),
+        "alpha": 0.1,
+    },  # without noise its weights are too large to compare answers
     "GaussianRandomProjection": {"n_components": 2},
+    "KernelPCA": {"kernel": "rbf"},
+    "KNeighborsClassifier": {"weights": "distance"},
     "MultiOutputClassifier": {"estimator": LogisticRegression()},
     "MultiOutputRegressor": {"estimator": LinearRegression()},
     "RegressorChain": {"estimator": LinearRegression()},
+    "SGDClassifier": {"loss": "modified_huber"},
     "SelfTrainingClassifier": {"estimator": LogisticRegression()},
     "SelectFromModel": {"estimator": DecisionTreeClassifier()},
     "SparseRandomProjection": {"n_components": 2},

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
-import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from sklearn import cluster
@@ -18,18 +14,13 @@ from sklearn.mixture import BayesianGaussianMixture, GaussianMixture
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 RNG = np.random.default_rng(13)
 CENTERS = RNG.normal(size=(6, 4)) * 3
 X = CENTERS[RNG.integers(0, 6, 150)] + RNG.normal(size=(150, 4))
 FRESH = RNG.normal(size=(200, 4)) * 4
 LABELS = np.where(X[:, 0] > 0, "yes", "no")
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _same(same_answers, source, rows, **options):
@@ -130,15 +121,3 @@ def test_mixtures(same_answers, source, covariance_type):
 
 def test_a_mixture_of_one(same_answers):
     same_answers(GaussianMixture(1, random_state=0).fit(X), FRESH, trained=False)
-
-
-@pytest.mark.parametrize(
-    "source", [cluster.BisectingKMeans(4, random_state=0), GaussianMixture(3, random_state=0)], ids=repr
-)
-def test_modules_are_exported_and_pickled(source):
-    source.fit(X)
-    module = pickle.loads(pickle.dumps(translate(source)))
-    x = torch.from_numpy(FRESH)
-    exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
-    expected = getattr(source, "predict_proba", getattr(source, "transform", None))(FRESH[:7])
-    np.testing.assert_allclose(exported(x[:7]).detach(), expected, atol=1e-9)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,17 +15,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics.pairwise import pairwise_kernels
 from sklearn.pipeline import FeatureUnion, make_pipeline
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 RNG = np.random.default_rng(11)
 MIX = RNG.normal(size=(5, 5))
 X, FRESH = RNG.normal(3, 1, size=(90, 5)) @ MIX, RNG.normal(3, 2, size=(31, 5)) @ MIX
 LABELS = np.array(["a", "b", "c"])[np.digitize(X[:, 0], np.quantile(X[:, 0], [0.3, 0.6]))]
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 LINEAR = [
@@ -207,11 +199,3 @@ def test_unknown_options_stay_a_fallback(same_answers, source):
         translate(source.fit(abs(X)))
     whole = make_pipeline(source, LogisticRegression()).fit(abs(X), LABELS)
     assert same_answers(whole, abs(FRESH)).frontend.fallbacks
-
-
-@pytest.mark.parametrize("source", [decomposition.PCA(2), decomposition.KernelPCA(2, kernel="rbf")], ids=repr)
-def test_modules_are_exported_and_pickled(source):
-    module = pickle.loads(pickle.dumps(translate(source.fit(X))))
-    x = torch.from_numpy(FRESH)
-    exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
-    np.testing.assert_allclose(exported(x[:7]).detach(), source.transform(FRESH[:7]), atol=1e-10)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from sklearn.covariance import LedoitWolf
@@ -16,6 +12,8 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticD
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 RNG = np.random.default_rng(5)
 X, FRESH = RNG.normal(2, 1, size=(120, 4)) @ RNG.normal(size=(4, 4)), RNG.normal(2, 2, size=(40, 4))
@@ -39,13 +37,6 @@ QDA = [
     QuadraticDiscriminantAnalysis(reg_param=0.2, store_covariance=True),
     QuadraticDiscriminantAnalysis(solver="eigen", shrinkage="auto"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @pytest.mark.parametrize("labels", LABELS)
@@ -105,12 +96,3 @@ def test_a_class_of_lower_rank(same_answers):
 def test_a_single_class_is_refused():
     with pytest.raises(InvalidInputError, match="LinearDiscriminantAnalysis"):
         translate(LinearDiscriminantAnalysis().fit(X, ["only"] * 120))
-
-
-@pytest.mark.parametrize("source", [LDA[0], QDA[0]], ids=repr)
-def test_modules_are_exported_and_pickled(source):
-    source.fit(X, LABELS["three"])
-    module = pickle.loads(pickle.dumps(translate(source)))
-    x = torch.from_numpy(FRESH)
-    exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
-    np.testing.assert_allclose(exported(x[:7]).detach(), source.predict_proba(FRESH[:7]), atol=1e-12)

@@ -65,10 +65,3 @@ def test_a_fit_on_float32_rounds_its_input(same_answers):
     between = 1.0 + np.linspace(0, 2.0**-10, 30)[:, None]
     assert abs(np.interp(between[:, 0], steep, [0, 1]) - source.predict(between)).max() > 1e-5, "so rounding shows"
     same_answers(source, between, with_example=True)
-
-
-def test_it_is_exported():
-    source = IsotonicRegression(out_of_bounds="clip").fit(X[:, None], Y)
-    exported = torch.export.export(translate(source, X[:, None]), (torch.zeros(3, 1, dtype=torch.float64),)).module()
-    x = torch.linspace(-1, 1, 3, dtype=torch.float64)[:, None]
-    np.testing.assert_allclose(exported(x).detach()[:, 0], source.predict(x.numpy()), atol=1e-12)

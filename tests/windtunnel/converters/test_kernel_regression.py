@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
-
 import numpy as np
 import pytest
 import scipy.sparse
-import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process import kernels as gp
 from sklearn.kernel_ridge import KernelRidge
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 RNG = np.random.default_rng(23)
 X, FRESH = RNG.normal(size=(50, 3)), RNG.normal(size=(25, 3)) * 1.5
 Y = X[:, 0] ** 2 + X[:, 1] + 5
 TABLE = np.stack([Y, X[:, 2] * 3], axis=1)
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @pytest.mark.parametrize(
@@ -90,11 +81,3 @@ def test_unknown_input_is_refused(covariance):
         translate(GaussianProcessRegressor(covariance, alpha=0.1, optimizer=None).fit(X, Y))
     with pytest.raises(InvalidInputError, match="KernelRidge"):
         translate(KernelRidge(kernel="chi2", gamma=1.0).fit(abs(X), Y))
-
-
-def test_modules_are_exported_and_pickled():
-    source = GaussianProcessRegressor(gp.Matern(nu=2.5), alpha=0.1, optimizer=None).fit(X, Y)
-    module = pickle.loads(pickle.dumps(translate(source)))
-    x = torch.from_numpy(FRESH)
-    exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
-    np.testing.assert_allclose(exported(x[:7]).detach()[:, 0], source.predict(FRESH[:7]), atol=1e-9)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
-import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.linear import logistic_regression
 from mlsys_windtunnel.convert.translation import translate
@@ -17,6 +13,8 @@ from sklearn import linear_model
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import LinearSVC, LinearSVR
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 RNG = np.random.default_rng(7)
 X, FRESH = RNG.normal(size=(80, 5)), RNG.normal(size=(33, 5)) * 2
@@ -29,13 +27,6 @@ LABELS = {
     "booleans": Y > 0,
     "four": np.digitize(Y, [-3.0, 0, 3]).astype(np.int32),
 }
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 REGRESSORS = [
@@ -240,11 +231,3 @@ def test_ransac_over_what_cannot_be_translated_is_refused():
     inner = make_pipeline(FunctionTransformer(_halved), linear_model.Ridge())
     with pytest.raises(InvalidInputError, match="RANSACRegressor"):
         translate(linear_model.RANSACRegressor(inner, min_samples=30, random_state=0).fit(X, Y))
-
-
-def test_modules_are_exported_and_pickled(tmp_path):
-    source = linear_model.SGDClassifier(loss="modified_huber", random_state=0).fit(X, LABELS["strings"])
-    module = pickle.loads(pickle.dumps(translate(source)))
-    x = torch.from_numpy(FRESH)
-    exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
-    np.testing.assert_allclose(exported(x[:7]).detach(), source.predict_proba(FRESH[:7]), atol=1e-12)

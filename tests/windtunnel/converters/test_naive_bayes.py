@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,6 +13,8 @@ from sklearn import naive_bayes
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OrdinalEncoder, StandardScaler
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 RNG = np.random.default_rng(9)
 X, FRESH = RNG.normal(size=(90, 5)), RNG.normal(size=(30, 5)) * 2
 COUNTS, FRESH_COUNTS = RNG.poisson(3, (90, 5)).astype(float), RNG.poisson(4, (30, 5)).astype(float)
@@ -25,13 +24,6 @@ LABELS = {
     "three": np.array(["a", "b", "c"])[np.digitize(X[:, 0] + COUNTS[:, 1] + CODES[:, 2], [3, 5])],
     "one": np.array([7] * 90),
 }
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @pytest.mark.parametrize("labels", LABELS)
@@ -127,19 +119,3 @@ def test_one_feature_and_named_columns(same_answers):
     names = list("abcde")
     source = make_pipeline(StandardScaler(), naive_bayes.GaussianNB())
     same_answers(source.fit(pd.DataFrame(X, columns=names), LABELS["three"]), pd.DataFrame(FRESH, columns=names))
-
-
-@pytest.mark.parametrize(
-    ("source", "rows", "fresh"),
-    [
-        (naive_bayes.GaussianNB(), X, FRESH),
-        (naive_bayes.BernoulliNB(binarize=2.0), COUNTS, FRESH_COUNTS),
-        (naive_bayes.CategoricalNB(), CODES, FRESH_CODES.astype(float)),
-    ],
-)
-def test_modules_are_exported_and_pickled(source, rows, fresh):
-    source.fit(rows, LABELS["three"])
-    module = pickle.loads(pickle.dumps(translate(source)))
-    x = torch.from_numpy(fresh)
-    exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
-    np.testing.assert_allclose(exported(x[:7]).detach(), source.predict_proba(fresh[:7]), atol=1e-12)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,6 +16,8 @@ from mlsys_windtunnel.modules.kernel.neighbors import nearest
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor, NearestCentroid
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 RNG = np.random.default_rng(17)
 X, FRESH = RNG.normal(size=(150, 4)), RNG.normal(size=(60, 4)) * 1.5
@@ -43,13 +42,6 @@ OPTIONS = [
     {"p": np.inf},
     {"p": 2, "metric_params": {"w": [1.0, 2.0, 0.5, 3.0]}, "weights": "distance"},
 ]
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @pytest.mark.parametrize("labels", LABELS)
@@ -165,14 +157,3 @@ def test_centroids(same_answers, source, labels):
 def test_centroids_of_a_constant_column(same_answers):
     rows = np.hstack([X, np.ones((150, 1))])
     same_answers(NearestCentroid().fit(rows, LABELS["three"]), np.hstack([FRESH, np.zeros((60, 1))]))
-
-
-@pytest.mark.parametrize(
-    "source", [KNeighborsClassifier(weights="distance"), NearestCentroid(priors=[0.2, 0.3, 0.5])], ids=repr
-)
-def test_modules_are_exported_and_pickled(source):
-    source.fit(X, LABELS["three"])
-    module = pickle.loads(pickle.dumps(translate(source)))
-    x = torch.from_numpy(FRESH)
-    exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
-    np.testing.assert_allclose(exported(x[:7]).detach(), source.predict_proba(FRESH[:7]), atol=1e-9)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
-import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 RNG = np.random.default_rng(19)
 X, FRESH = RNG.normal(size=(80, 4)), RNG.normal(size=(30, 4)) * 2
@@ -26,13 +24,6 @@ LABELS = {
     "four": np.digitize(Y, [-0.5, 0.3, 1.5]) * 5,
 }
 TABLE = np.stack([Y, X[:, 2] - X[:, 3]], axis=1)
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 OPTIONS = [
@@ -112,11 +103,3 @@ def test_dummies_of_numbers(same_answers):
         same_answers(DummyRegressor(**options).fit(X, TABLE), FRESH, with_example=True)
     same_answers(DummyRegressor(strategy="constant", constant=3.5).fit(X, Y), FRESH, with_example=True)
     same_answers(DummyRegressor(strategy="constant", constant=[1, 2]).fit(X, TABLE), FRESH, with_example=True)
-
-
-def test_modules_are_exported_and_pickled():
-    source = MLPClassifier((4, 3), max_iter=5, random_state=0).fit(X, LABELS["three"])
-    module = pickle.loads(pickle.dumps(translate(source)))
-    x = torch.from_numpy(FRESH)
-    exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
-    np.testing.assert_allclose(exported(x[:7]).detach(), source.predict_proba(FRESH[:7]), atol=1e-12)

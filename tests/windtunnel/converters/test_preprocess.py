@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 
 import numpy as np
@@ -27,16 +26,11 @@ from sklearn.preprocessing import (
     StandardScaler,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 RNG = np.random.default_rng(11)
 X, FRESH = RNG.normal(size=(60, 4)), RNG.normal(size=(25, 4)) * 2
 Y = X @ [1.0, -2, 0.5, 3] + 0.7
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def test_binarizer_at_its_threshold(same_answers):

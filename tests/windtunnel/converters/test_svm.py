@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,6 +13,8 @@ from mlsys_windtunnel.modules.kernel.svm import couple
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, SVR, NuSVC, NuSVR, OneClassSVM
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 RNG = np.random.default_rng(13)
 X, FRESH = RNG.normal(size=(120, 3)), RNG.normal(size=(50, 3)) * 1.5
@@ -32,13 +32,6 @@ KERNELS = [
     {"kernel": "rbf", "gamma": 2.0},
     {"kernel": "sigmoid", "coef0": -0.1},
 ]
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @pytest.mark.parametrize("num_classes", LABELS)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -32,6 +31,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 RNG = np.random.default_rng(5)
 X = RNG.uniform(0, 4, size=(90, 3))
 CLASSES, TARGETS = RNG.integers(0, 3, 90), RNG.normal(size=90)
@@ -47,13 +48,6 @@ SEARCHES = [
     for weights in ("uniform", "distance")
     for metric in ({}, {"p": 1}, {"metric": "chebyshev"})
 ]
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _bins(model, *steps):
