@@ -22,7 +22,6 @@ class NetEntry:
     factory: str  # -> Callable[[int], Net]; the argument is the batch size
     help: str  # description with its input's size
     num_parameters: int
-    published_degree: int | None = None  # "Deg." of table 3.1
 
 
 _HERE = "mlsys_nimble.nets"
@@ -32,18 +31,18 @@ NETS: tuple[NetEntry, ...] = (
     NetEntry("gru", f"{_HERE}.small:gru", "two GRU layers of 64, 16 steps", 50_570),
     NetEntry("lstm", f"{_HERE}.small:lstm", "two LSTM layers of 64, 16 steps", 67_210),
     NetEntry("resnet20-cifar", f"{_HERE}.resnet:resnet20_cifar", "ResNet-20, 32 x 32", 272_474),
-    NetEntry("darts", f"{_HERE}.genotype:darts", "DARTS, 224 x 224", 4_718_752, 7),
-    NetEntry("amoebanet", f"{_HERE}.genotype:amoebanet", "AmoebaNet-A's cells in DARTS' net, 224 x 224", 4_627_360, 11),
-    NetEntry("nasnet-mobile", f"{_HERE}.nasnet:nasnet_mobile", "NASNet-A (4 @ 1056), 224 x 224", 5_289_978, 12),
-    NetEntry("nasnet-large", f"{_HERE}.nasnet:nasnet_large", "NASNet-A (6 @ 4032), 331 x 331", 88_753_150, 15),
-    NetEntry("inception-v3", f"{_HERE}.inception:inception_v3", "Inception-v3, 299 x 299", 23_834_568, 6),
+    NetEntry("darts", f"{_HERE}.genotype:darts", "DARTS, 224 x 224", 4_718_752),
+    NetEntry("amoebanet", f"{_HERE}.genotype:amoebanet", "AmoebaNet-A's cells in DARTS' net, 224 x 224", 4_627_360),
+    NetEntry("nasnet-mobile", f"{_HERE}.nasnet:nasnet_mobile", "NASNet-A (4 @ 1056), 224 x 224", 5_289_978),
+    NetEntry("nasnet-large", f"{_HERE}.nasnet:nasnet_large", "NASNet-A (6 @ 4032), 331 x 331", 88_753_150),
+    NetEntry("inception-v3", f"{_HERE}.inception:inception_v3", "Inception-v3, 299 x 299", 23_834_568),
     NetEntry("resnet50", f"{_HERE}.resnet:resnet50", "ResNet-50, 224 x 224", 25_557_032),
     NetEntry("resnet101", f"{_HERE}.resnet:resnet101", "ResNet-101, 224 x 224", 44_549_160),
     NetEntry("mobilenet-v2", f"{_HERE}.mobile:mobilenet_v2", "MobileNetV2, 224 x 224", 3_504_872),
     NetEntry("efficientnet-b0", f"{_HERE}.mobile:efficientnet_b0", "EfficientNet-B0, 224 x 224", 5_288_548),
     NetEntry("efficientnet-b5", f"{_HERE}.mobile:efficientnet_b5", "EfficientNet-B5, 456 x 456", 30_389_784),
-    NetEntry("bert-base", f"{_HERE}.encoder:bert_base", "BERT-base, 128 tokens", 109_482_240),
-    NetEntry("minilm-l6", f"{_HERE}.encoder:minilm_l6", "the shape of all-MiniLM-L6-v2, 128 tokens", 22_713_216),
+    NetEntry("bert-base", f"{_HERE}.libraries:bert_base", "BERT-base of transformers, 128 tokens", 109_482_240),
+    NetEntry("minilm-l6", f"{_HERE}.libraries:minilm_l6", "the shape of all-MiniLM-L6-v2, 128 tokens", 22_713_216),
 )
 
 

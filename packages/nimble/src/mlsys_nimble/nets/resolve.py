@@ -5,20 +5,19 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
-from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.pt2.program import load_program
 from torch import nn
 
 from mlsys_nimble.nets.blocks import Net
+from mlsys_nimble.nets.libraries import LIBRARIES
 from mlsys_nimble.nets.registry import find_net, net
 
 FORMS = """\
 a net's name (mlsys nimble nets lists them), timm:NAME, torchvision:NAME, transformers:NAME_OR_FOLDER, a .pt2 file of
 torch.export.save, or package.module:function, a function without arguments that gives (module, example inputs)"""
-_NUM_TOKENS = 128
 
 
 def check_model(model: str) -> None:
@@ -50,8 +49,7 @@ def load_model(model: str, *, batch: int = 1, trust_code: bool = False) -> Net:
     source, _, name = model.partition(":")
     if not name:
         return net(model, batch=batch)
-    loaders = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}
-    found = loaders[source](name, batch) if source in loaders else _function(source, name)
+    found = LIBRARIES[source](name, batch) if source in LIBRARIES else _function(source, name)
     found.module.eval().requires_grad_(False)
     return found
 
@@ -87,73 +85,3 @@ def _function(module: str, name: str) -> Net:
         raise InvalidInputError(f"{module}:{name} gave {type(made).__name__}; give (module, example inputs)")
     inputs = made[1]
     return Net(made[0], (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs))
-
-
-def _timm(name: str, batch: int) -> Net:
-    timm = _package("timm")
-    try:
-        module = timm.create_model(name)
-    except RuntimeError as error:
-        raise InvalidInputError(f"timm: {error}; timm.list_models() has the names") from error
-    return Net(module, (torch.randn(batch, *module.pretrained_cfg["input_size"]),))
-
-
-def _torchvision(name: str, batch: int) -> Net:
-    models = _package("torchvision").models
-    try:
-        module = models.get_model(name, weights=None)
-    except ValueError as error:
-        raise InvalidInputError(f"torchvision: {error}; torchvision.models.list_models() has the names") from error
-    size = 299 if name == "inception_v3" else 224
-    return Net(module, (torch.randn(batch, 3, size, size),))
-
-
-def _transformers(name: str, batch: int) -> Net:
-    from mlsys_core.config import settings
-    from mlsys_core.models import resolve_model
-
-    package = _package("transformers")
-    module = _pretrained(package, resolve_model(name, settings().cache_dir))
-    token_ids = torch.randint(0, module.config.vocab_size, (batch, _NUM_TOKENS))
-    return Net(_TensorsOnly(module), (token_ids, torch.ones_like(token_ids)))
-
-
-def _pretrained(package: Any, folder: Path) -> Any:
-    """Load a folder's model from safetensors alone, without running the folder's code."""
-    try:
-        return package.AutoModel.from_pretrained(
-            folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # transformers and safetensors raise errors of many classes
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        raise InvalidInputError(f"transformers cannot load {folder}: {reason}") from error
-
-
-class _TensorsOnly(nn.Module):
-    """Model of transformers that takes ids and mask by position and returns a plain tuple."""
-
-    def __init__(self, model: Any):
-        super().__init__()
-        self.model = model
-
-    def forward(self, token_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Map int64 ids and mask ``[N, T]`` to the model's tensors."""
-        found: tuple[torch.Tensor, ...] = self.model(token_ids, attention_mask=attention_mask).to_tuple()
-        return found
-
-
-def _package(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == name:
-            raise MissingDependencyError(f"{name} is not installed: pip install 'mlsys-nimble[nets]'") from error
-        raise _broken(name, error) from error
-    except Exception as error:  # operators of torchvision compiled for another torch
-        raise _broken(name, error) from error
-
-
-def _broken(name: str, error: Exception) -> MissingDependencyError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-    advice = f"install the {name} (and the torchvision) that is built for torch {torch.__version__}"
-    return MissingDependencyError(f"{name} is installed and cannot be imported: {reason}; {advice}")

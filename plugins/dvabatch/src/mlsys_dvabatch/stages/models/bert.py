@@ -44,7 +44,10 @@ MINILM = BertConfig(hidden_size=384, num_layers=6, num_heads=12, intermediate_si
 
 
 class Layer(nn.Module):
-    """One encoder layer, normalised after each sum."""
+    """One encoder layer, normalised after each sum.
+
+    Our own: transformers' layers take padded rows only, and Orca's are built on its own kernels.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
