@@ -34,6 +34,11 @@ SUITES = {
         "orca.paper_suite:run",
         ("cpu",),
     ),
+    "orca-peers": (
+        "Servers with the same requests and weights: OpenVINO GenAI, llama.cpp, vLLM, transformers.",
+        "orca.peers.suite:run",
+        ("cpu",),
+    ),
     "orca-overhead": ("Cost of an iteration outside the model.", "orca.overhead:run", ("cpu",)),
     "orca-startup": ("Seconds from a server's start to its first token.", "orca.startup:run", ("cpu",)),
     "orca-weights": ("Memory and predictions of each form of weights.", "orca.weights:run", ("cpu",)),

@@ -33,7 +33,7 @@ def _offline_rows(name: str) -> Iterator[list[str]]:
             _over_best(speeds) if case == _OURS else "",
             number(_median(runs[case], "normalized_latency", "p50")),
             number(_median(runs[case], "ttft", "p50")),
-            f"{max(run['foreign'] for run in runs[case]):.0%}",
+            f"{max(run['share_of_others'] for run in runs[case]):.0%}",
             _settings(results["settings"].get(case.partition(", ")[0], {})),
         ]
 

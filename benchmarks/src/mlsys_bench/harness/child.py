@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import warnings
@@ -99,6 +100,13 @@ def environment() -> dict[str, str]:
     roots = [str(Path(str(module.__file__)).parents[1]) for module in loaded]
     found["PYTHONPATH"] = os.pathsep.join([*dict.fromkeys(roots), *filter(None, [os.environ.get("PYTHONPATH")])])
     return found
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def main() -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import resource
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from mlsys_bench.harness.child import free_port
 from mlsys_bench.harness.text import rows_section
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 def start_s(model: str) -> tuple[float, float, float]:
     """Return the seconds from the process's start to ready and to the first token, and of processor time."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     begun, begun_cpu_s = time.perf_counter(), children_cpu_s()
     command = [sys.executable, "-m", "mlsys_core", "orca", "serve", model, "--port", str(port), "--name", "model"]

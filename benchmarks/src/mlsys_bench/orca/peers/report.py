@@ -1,4 +1,4 @@
-"""Turn runs into rows: problems of a run, the best settings, medians over repetitions, the table. Pure."""
+"""Turn runs into rows: problems of a run, its score, medians over turns. Pure."""
 
 from __future__ import annotations
 
@@ -7,44 +7,50 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from contestants import Settings
-from mlsys_core.report import Table
 from mlsys_core.workload import LatencySummary, LoadResult
-
-COLUMNS = (
-    "traffic",
-    "contestant",
-    "tokens/s",
-    "req/s",
-    "TTFT ms, p50",
-    "p99",
-    "ms/token, p50",
-    "p99",
-    "as ours",
-    "foreign",
-    "",
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One contestant under one traffic, once."""
+    """One case under one traffic, once."""
 
-    contestant: str
+    case: str
     traffic: str
     result: LoadResult
-    foreign: float  # share of the machine that others took, 0 to 1
+    share_of_others: float  # of the machine, that other processes took: 0 to 1
     problems: tuple[str, ...]  # why its figures cannot be compared; empty: they can
 
     def to_json(self) -> dict[str, Any]:
         """Return its figures as JSON values, without the single requests."""
         return {
-            "case": self.contestant,
+            "case": self.case,
             "traffic": self.traffic,
-            "foreign": self.foreign,
+            "share_of_others": self.share_of_others,
             "problems": list(self.problems),
             **self.result.summary(),
         }
+
+    def __str__(self) -> str:
+        result, latency = self.result, self.result.normalized_latency
+        figures = f"{result.throughput_tokens_per_s:.1f} tokens/s, {latency.p50 * 1e3 if latency else 0:.0f} ms/token"
+        return "; ".join([f"{figures}, other load {self.share_of_others:.0%}", *self.problems])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case under one traffic: medians over its turns."""
+
+    traffic: str
+    case: str
+    tokens_per_s: float
+    requests_per_s: float
+    ttft_p50_ms: float | None
+    ttft_p99_ms: float | None
+    token_p50_ms: float | None
+    token_p99_ms: float | None
+    as_ours: str  # share of the requests that our own case answered with the same text
+    other_load: str  # the largest of its turns
+    problems: str
 
 
 def problems_of(result: LoadResult, num_input_tokens: Sequence[int]) -> tuple[str, ...]:
@@ -64,11 +70,9 @@ def problems_of(result: LoadResult, num_input_tokens: Sequence[int]) -> tuple[st
 
 
 def score_of(run: Run, *, is_offline: bool) -> float:
-    """Return the score that tuning maximises.
+    """Return the score that tuning maximises; 0 for a run with problems.
 
     Output tokens per second, or online the inverse median normalised latency.
-
-    A run with problems scores 0.
     """
     if run.problems:
         return 0.0
@@ -78,17 +82,6 @@ def score_of(run: Run, *, is_offline: bool) -> float:
     return 0.0 if normalized is None else 1.0 / normalized.p50
 
 
-def best_settings(tried: Sequence[tuple[Settings, float]]) -> Settings | None:
-    """Return the settings with the largest score, the first of equals; None if none scored above 0.
-
-    Example:
-        >>> best_settings([({"size": 32}, 2.0), ({"size": 64}, 3.0), ({"size": 96}, 3.0)])
-        {'size': 64}
-    """
-    best, score = max(tried, key=lambda pair: pair[1], default=({}, 0.0))
-    return best if score > 0 else None
-
-
 def agreement(ours: LoadResult, theirs: LoadResult) -> float:
     """Return the share of requests with the same whole text, as tokens and texts are one to one."""
     expected = {record.index: record.output for record in ours.successes}
@@ -96,41 +89,40 @@ def agreement(ours: LoadResult, theirs: LoadResult) -> float:
     return sum(same) / len(expected) if expected else 0.0
 
 
-def table(runs: Sequence[Run], *, ours: str, caption: str) -> Table:
-    """Return a row for each traffic and contestant, in order of their first run: medians over repetitions.
+def rows_of(runs: Sequence[Run], *, ours: str) -> list[Row]:
+    """Return a row for each traffic and case, in order of their first run.
 
-    ``as ours`` compares the answers of each with those of contestant ``ours``; ``foreign`` is the largest share.
+    Args:
+        runs: Of all cases and turns.
+        ours: The case with whose answers those of each are compared.
     """
-    traffics, contestants = ([*dict.fromkeys(getattr(run, key) for run in runs)] for key in ("traffic", "contestant"))
-    rows = []
-    for traffic in traffics:
-        groups = {
-            name: [run for run in runs if (run.traffic, run.contestant) == (traffic, name)] for name in contestants
-        }
-        for name, group in groups.items():
-            if group:
-                rows.append([traffic, name, *_cells(group, groups.get(ours, ()))])
-    return Table(COLUMNS, rows, caption)
-
-
-def _cells(group: Sequence[Run], reference: Sequence[Run]) -> list[str]:
-    results = [run.result for run in group]
-    tokens_per_s = statistics.median(result.throughput_tokens_per_s for result in results)
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.traffic, run.case), []).append(run)
+    order = list(dict.fromkeys(traffic for traffic, _ in groups))
     return [
-        f"{tokens_per_s:.1f}",
-        f"{statistics.median(result.throughput_rps for result in results):.2f}",
-        *_milliseconds([result.ttft for result in results]),
-        *_milliseconds([result.normalized_latency for result in results]),
-        f"{agreement(reference[0].result, results[0]):.0%}" if reference else "-",
-        f"{max(run.foreign for run in group):.0%}",
-        "; ".join(dict.fromkeys(problem for run in group for problem in run.problems)),
+        _row(*key, groups[key], groups.get((key[0], ours), ()))
+        for key in sorted(groups, key=lambda key: order.index(key[0]))
     ]
 
 
-def _milliseconds(summaries: Sequence[LatencySummary | None]) -> tuple[str, str]:
+def _row(traffic: str, case: str, group: Sequence[Run], reference: Sequence[Run]) -> Row:
+    results = [run.result for run in group]
+    return Row(
+        traffic,
+        case,
+        statistics.median(result.throughput_tokens_per_s for result in results),
+        statistics.median(result.throughput_rps for result in results),
+        *_milliseconds([result.ttft for result in results]),
+        *_milliseconds([result.normalized_latency for result in results]),
+        f"{agreement(reference[0].result, results[0]):.0%}" if reference else "-",
+        f"{max(run.share_of_others for run in group):.0%}",
+        "; ".join(dict.fromkeys(problem for run in group for problem in run.problems)),
+    )
+
+
+def _milliseconds(summaries: Sequence[LatencySummary | None]) -> tuple[float | None, float | None]:
     known = [summary for summary in summaries if summary is not None]
     if not known:
-        return "-", "-"
-    medians = (statistics.median(getattr(summary, name) for summary in known) for name in ("p50", "p99"))
-    p50, p99 = (f"{median_s * 1e3:.3g}" if median_s < 1 else f"{median_s * 1e3:.0f}" for median_s in medians)
-    return p50, p99
+        return None, None
+    return statistics.median(one.p50 for one in known) * 1e3, statistics.median(one.p99 for one in known) * 1e3

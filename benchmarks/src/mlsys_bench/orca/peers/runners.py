@@ -1,11 +1,10 @@
-"""Runners of a contestant: its own server over HTTP, or its engine in a child process without one."""
+"""Runners of a case: its own server over HTTP, or its engine in a child process without one."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -14,10 +13,12 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import httpx
-from contestants import Contestant, Job, Settings, child_command
 from mlsys_core.workload import LoadResult, RequestRecord, run_load_blocking
 from mlsys_core.workload.http_target import HttpTarget
-from traffic import Traffic
+
+from mlsys_bench.harness.child import environment, free_port
+from mlsys_bench.orca.peers.cases import Job, PeerCase, Settings, child_command
+from mlsys_bench.orca.peers.traffic import Traffic
 
 READY_WITHIN_S = 600.0
 _STOP_WITHIN_S = 20.0
@@ -32,17 +33,15 @@ class Runner(Protocol):
 
 
 class NotReadyError(Exception):
-    """A contestant ended, or did not answer in time; the text ends with its last lines."""
+    """A case ended, or did not answer in time; the text ends with its last lines."""
 
 
 @contextmanager
-def running(
-    contestant: Contestant, job: Job, settings: Settings, *, is_in_process: bool, log: Path
-) -> Iterator[Runner]:
-    """Start ``contestant`` with ``settings`` and yield its runner once it answers; end it with the context.
+def running(case: PeerCase, job: Job, settings: Settings, *, is_in_process: bool, log: Path) -> Iterator[Runner]:
+    """Start ``case`` with ``settings`` and yield its runner once it answers; end it with the context.
 
     Args:
-        contestant: The contestant.
+        case: The case.
         job: Its model and threads.
         settings: Its settings.
         is_in_process: Its engine in a child process; otherwise its server.
@@ -51,15 +50,15 @@ def running(
     Raises:
         NotReadyError: it could not be started.
     """
-    port = None if is_in_process else _free_port()
+    port = None if is_in_process else free_port()
     if port is None:
-        arguments = child_command(contestant.engine, contestant.engine_options(job, settings), None)
+        arguments = child_command(case.engine, case.engine_options(job, settings), None)
     else:
-        arguments = contestant.server(job, settings, port)
+        arguments = case.server(job, settings, port)
     with log.open("w") as output:
         process = subprocess.Popen(
-            [str(contestant.python(job)), *arguments],
-            env={**os.environ, **contestant.variables(job)},
+            [str(case.python(job)), *arguments],
+            env=environment() | dict(case.variables(job)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if port is None else output,
             stderr=output,
@@ -67,7 +66,7 @@ def running(
             start_new_session=True,  # a group of its own, to be ended whole
         )
         try:
-            runner = _Child(process, log) if port is None else _Server(process, log, contestant, job, port)
+            runner = _Child(process, log) if port is None else _Server(process, log, case, job, port)
             runner.wait_until_ready()
             yield runner
         finally:
@@ -75,10 +74,10 @@ def running(
 
 
 class _Server:
-    def __init__(self, process: subprocess.Popen[str], log: Path, contestant: Contestant, job: Job, port: int) -> None:
+    def __init__(self, process: subprocess.Popen[str], log: Path, case: PeerCase, job: Job, port: int) -> None:
         self._process, self._log = process, log
-        self._body = {"model": contestant.model_name(job), **contestant.body}
-        self._takes_token_ids = contestant.takes_token_ids
+        self._body = {"model": case.model_name(job), **case.body}
+        self._takes_token_ids = case.takes_token_ids
         self._url = f"http://127.0.0.1:{port}/v1"
 
     def wait_until_ready(self) -> None:
@@ -145,13 +144,6 @@ def result_of(traffic: Traffic, answers: Sequence[dict[str, Any]]) -> LoadResult
         for item, answer in zip(traffic.trace, answers, strict=True)
     )
     return LoadResult(name="in-process", records=records, num_planned=len(records), max_connections=len(records))
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def _tail(log: Path) -> str:

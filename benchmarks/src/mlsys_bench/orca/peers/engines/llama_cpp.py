@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import xllamacpp
-from http_front import read_words
+
+from mlsys_bench.orca.peers.engines.http_front import read_words
 
 
 def serve(options: dict[str, Any], port: int) -> None:

@@ -19,11 +19,13 @@ class TransformersEngine:
 
     def __init__(self, options: dict[str, Any]) -> None:
         torch.set_num_threads(options["num_threads"])
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             options["model"], dtype=options["dtype"], attn_implementation=options["attention"]
         )
         self._manager = model.eval().init_continuous_batching(
-            GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
+            GenerationConfig(  # type: ignore[no-untyped-call]
+                do_sample=False, eos_token_id=-1, pad_token_id=0
+            ),
             ContinuousBatchingConfig(
                 max_batch_tokens=options["max_batch_tokens"],
                 num_blocks=options["num_blocks"],

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from make_models import NUM_SILENT_TOKENS, VOCABULARY_SIZE, vocabulary
 from mlsys_core.workload import Poisson, Replay, Trace, Uniform, make_trace
+
+from mlsys_bench.orca.peers.models import NUM_SILENT_TOKENS, VOCABULARY_SIZE, vocabulary
 
 PROMPTS, OUTPUTS = Uniform(16, 256), Uniform(1, 64)
 

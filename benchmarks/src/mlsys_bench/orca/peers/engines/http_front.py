@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from child import Engine
+    from mlsys_bench.orca.peers.engines.child import Engine
 
 _IDLE_STEP_S = 0.05
 
@@ -30,7 +30,7 @@ def serve(engine: Engine, words: Mapping[int, str], port: int) -> None:
 def read_words(tokenizer: Path) -> dict[int, str]:
     """Return the text of each token, for vocabularies without escaped bytes but the leading space.
 
-    ``make_models.py`` makes such vocabularies.
+    ``mlsys_bench.orca.peers.models`` makes such vocabularies.
     """
     vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
     return {index: token.replace("Ġ", " ") for token, index in vocabulary.items()}
