@@ -5,19 +5,9 @@ from __future__ import annotations
 import random
 
 import networkx as nx
-from mlsys_nimble import OperatorGraph, assign_streams, plan_events
+from mlsys_nimble import assign_streams, plan_events
 
-Edge = tuple[int, int]
-
-
-def graph_of(num_nodes: int, edges: set[Edge]) -> OperatorGraph:
-    return OperatorGraph(tuple(f"op{i}" for i in range(num_nodes)), tuple(sorted(edges)))
-
-
-def digraph_of(graph: OperatorGraph) -> nx.DiGraph:
-    digraph = nx.DiGraph(graph.edges)
-    digraph.add_nodes_from(range(len(graph.names)))
-    return digraph
+from tests.nimble.test_streams import digraph_of, graph_of
 
 
 def test_long_fence_of_operators():

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from mlsys_core.errors import InvalidInputError
 from mlsys_core.profiling import Recorder
 from mlsys_core.profiling.recording import Process, Recording, Track, merge
 
@@ -110,30 +109,6 @@ def test_absorbed_bytes_are_bounded_too(clock: Any) -> None:
     recording = parent.recording()
     assert [sample.value for sample in recording.samples] == [6, 7, 8, 9]
     assert recording.dropped == 6
-
-
-def test_a_payload_holds_what_was_recorded(clock: Any) -> None:
-    worker = Recorder(clock_ns=clock, max_events=4)
-    worker.count("lost", 1)
-    with worker.span("größe", shape=(2, 3), odd=float("nan")):
-        clock.advance(7)
-    worker.count("loss", float("inf"))
-    worker.instant("ready", track="requests")
-    worker.count("queue", 2)
-    parent = Recorder(clock_ns=clock, host=worker.recording().processes[0].host)
-    parent.absorb(worker.dump())
-    recording = parent.recording()
-    assert recording.dropped == 1
-    assert (recording.spans[0].name, recording.spans[0].duration_ns) == ("größe", 7)
-    assert recording.spans[0].args == {"shape": [2, 3], "odd": "NaN"}
-    assert [sample.value for sample in recording.samples] == [float("inf"), 2]
-    assert recording.instants[0].track.name == "requests"
-
-
-@pytest.mark.parametrize("payload", [b"", b"garbage", b"x\x9c\x03\x00\x00\x00\x00\x01"])
-def test_other_bytes_are_refused(payload: bytes) -> None:
-    with pytest.raises(InvalidInputError, match=r"are no recording .* pass what Recorder\.dump\(\) returned"):
-        Recorder().absorb(payload)
 
 
 def test_merge_renumbers_every_mention_of_a_taken_pid() -> None:

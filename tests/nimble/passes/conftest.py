@@ -21,7 +21,8 @@ class Rewrite(Protocol):
         ...
 
 
-def _rewritten(passes: tuple[Pass, ...], model: Any, *args: torch.Tensor) -> Program:
+def rewrite(passes: tuple[Pass, ...], model: Any, *args: torch.Tensor) -> Program:
+    """Run the passes as :class:`Rewrite` says."""
     program = model if isinstance(model, Program) else _captured(model, args)
     has_sources = all(operator.source for operator in program.operators)
     for function in passes:
@@ -59,4 +60,4 @@ def _check_types(program: Program, inputs: list[torch.Tensor]) -> None:
 @pytest.fixture
 def rewritten() -> Rewrite:
     """See :class:`Rewrite`."""
-    return _rewritten
+    return rewrite
