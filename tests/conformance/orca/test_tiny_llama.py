@@ -19,6 +19,8 @@ from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from torch import Tensor
 
+from tests.conformance.orca.to_gguf import convert_to_gguf
+
 VOCAB = 256
 PROMPTS = [[5], list(range(40, 60)), [7, 7, 7], list(range(200, 160, -1)), [1, 250, 3, 99]]
 BASE: dict[str, Any] = {
@@ -129,44 +131,8 @@ def test_mistral_runs_on_the_same_class(tmp_path: Path, greedy_by_orca: Any) -> 
 @pytest.mark.parametrize("variant", ["grouped-heads", "tied", "rope-llama3"])
 def test_a_converted_gguf_runs_as_the_original(tmp_path: Path, variant: str, greedy_by_orca: Any) -> None:
     reference = write_directory(tmp_path, **VARIANTS[variant])
-    assert_same_model(load_model(convert_to_gguf(reference, tmp_path), dtype="fp32"), reference, greedy_by_orca)
-
-
-def convert_to_gguf(model: Any, directory: Path) -> Path:
-    """Convert a Llama as llama.cpp does: rename, and interleave the halves of each q and k head."""
-    config = model.config
-    writer = gguf.GGUFWriter(directory / "model.gguf", "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(["t", "tt", *(f"t{i}" for i in range(2, VOCAB))])
-    writer.add_array("tokenizer.ggml.merges", ["t t"])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, values in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        for projection, num_heads in heads.items():
-            if f"{projection}.weight" in name:
-                halves = values.reshape(num_heads, 2, -1, values.shape[-1])
-                values = halves.swapaxes(1, 2).reshape(values.shape)
-        writer.add_tensor(names.get_name(name, (".weight",)), values.numpy())
-    if config.rope_parameters["rope_type"] == "llama3":
-        head_dim = config.hidden_size // config.num_attention_heads
-        plain = 1.0 / config.rope_parameters["rope_theta"] ** (torch.arange(0, head_dim, 2) / head_dim)
-        writer.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return directory / "model.gguf"
+    path = convert_to_gguf(reference, gguf.MODEL_ARCH.LLAMA, tmp_path / "model.gguf")
+    assert_same_model(load_model(path, dtype="fp32"), reference, greedy_by_orca)
 
 
 def test_the_directory_says_how_to_use_the_model(tmp_path: Path) -> None:

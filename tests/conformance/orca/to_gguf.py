@@ -1,0 +1,94 @@
+"""Checkpoints of transformers as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from torch import Tensor
+
+
+def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Path:
+    """Write the file as llama.cpp's converter does: other names, some weights in another order or form."""
+    config, tensors = model.config, dict(model.state_dict())
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(getattr(config, "intermediate_size", 4 * hidden))
+    writer.add_head_count(heads)
+    if rope := getattr(config, "rope_parameters", None):
+        rope = rope.get("full_attention", rope)
+        if rope["rope_type"] == "llama3":  # its factors are a tensor
+            plain = 1.0 / rope["rope_theta"] ** (torch.arange(0, head_dim, 2) / head_dim)
+            writer.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq).numpy())
+        elif rope["rope_type"] != "default":
+            writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+            writer.add_rope_scaling_factor(rope["factor"])
+        if "original_max_position_embeddings" in rope and rope["rope_type"] != "llama3":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+        writer.add_rope_freq_base(rope["rope_theta"])
+    if architecture in (gguf.MODEL_ARCH.GPT2, gguf.MODEL_ARCH.GPTNEOX):
+        writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.layer_norm_epsilon)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if architecture == gguf.MODEL_ARCH.GPTNEOX:
+        writer.add_parallel_residual(config.use_parallel_residual)
+    if architecture in (gguf.MODEL_ARCH.PHI3, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3):
+        writer.add_sliding_window(config.sliding_window or 0)
+    if architecture == gguf.MODEL_ARCH.GEMMA2:
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if "experts" in "".join(tensors):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+        split_experts(tensors, architecture)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["t", "tt", *(f"t{i}" for i in range(2, config.vocab_size))])
+    writer.add_array("tokenizer.ggml.merges", ["t t"])
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for name, values in tensors.items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        writer.add_tensor(
+            str(names.get_name(name, (".weight", ".bias"))),
+            converted(name, values, architecture, heads=heads, head_dim=head_dim).contiguous().numpy(),
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def split_experts(tensors: dict[str, Tensor], architecture: gguf.MODEL_ARCH) -> None:
+    """transformers keeps gates and ups in one tensor, and without ``.weight``; the files do not."""
+    for name in [name for name in tensors if ".experts." in name]:
+        values, stem = tensors.pop(name), name.rpartition(".")[0]
+        gate, up, down = "gate_proj", "up_proj", "down_proj"
+        if architecture == gguf.MODEL_ARCH.LLAMA:
+            stem, (gate, up, down) = stem.replace(".mlp.", ".block_sparse_moe."), ("w1", "w3", "w2")
+        parts = dict(zip((gate, up), values.chunk(2, dim=1), strict=True)) if "gate_up" in name else {down: values}
+        tensors |= {f"{stem}.{role}.weight": part for role, part in parts.items()}
+
+
+def converted(name: str, values: Tensor, architecture: gguf.MODEL_ARCH, *, heads: int, head_dim: int) -> Tensor:
+    if architecture == gguf.MODEL_ARCH.GPT2 and ".c_" in name and values.ndim == 2:
+        return values.T
+    if architecture == gguf.MODEL_ARCH.GPTNEOX and "query_key_value" in name:
+        return values.view(heads, 3, head_dim, *values.shape[1:]).transpose(0, 1).flatten(0, 2)
+    if architecture in (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3) and "norm" in name:
+        return values + 1
+    if architecture in (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.SMOLLM3) and ("q_proj" in name or "k_proj" in name):
+        return values.view(-1, 2, head_dim // 2, *values.shape[1:]).transpose(1, 2).flatten(0, 2)
+    return values
