@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,6 +66,24 @@ def same_answers() -> Callable[..., Any]:
     must be absent, and with ``trained`` a gradient must reach a parameter.
     """
     return _compare
+
+
+@pytest.fixture
+def answer_alone(tmp_path: Path) -> Callable[[Any, Any], np.ndarray]:
+    """``answer_alone(module, X)`` -> the probabilities by a process that has neither scikit-learn nor pandas loaded."""
+
+    def answer(module: Any, x: Any) -> np.ndarray:
+        (tmp_path / "sent.pkl").write_bytes(pickle.dumps((module, x)))
+        script = (
+            "import pickle, sys, numpy as np\n"
+            "module, x = pickle.load(open('sent.pkl', 'rb'))\n"
+            "np.save('answer.npy', module.predict_proba(x))\n"
+            "assert not {'sklearn', 'pandas'} & set(sys.modules)\n"
+        )
+        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+        return np.load(tmp_path / "answer.npy")
+
+    return answer
 
 
 @pytest.fixture(scope="module", params=BUILDS)
