@@ -64,7 +64,6 @@ def form(state: State, cell: int, worker: WorkerId, max_steps: int) -> Task | No
     is_chunk = state.config.batching == "chunk" and state.cells[cell].is_chain and not is_blind
     task = state.calls.form(
         cell,
-        state.layout.cells[cell],
         worker,
         max_steps=max_steps if is_chunk else 1,
         is_blind=is_blind,

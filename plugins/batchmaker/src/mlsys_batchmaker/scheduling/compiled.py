@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from mlsys_batchmaker.plan import plan as columns_of_plans
 from mlsys_batchmaker.plan.compiled import address_of
 from mlsys_batchmaker.plan.plan import GraphPlan
-from mlsys_batchmaker.plan.spec import CellSpec
 from mlsys_batchmaker.scheduling import tables
 from mlsys_batchmaker.scheduling.ready import ReadyNodes
 from mlsys_batchmaker.scheduling.tasks import Task
@@ -74,6 +73,7 @@ class Compiled:
         self._columns = ctypes.addressof(columns)
         self._kept = columns
         self._addresses = [ctypes.addressof(cell) for cell in cells]
+        self._widths = [(cell.num_inputs, cell.num_outputs) for cell in cells]
         self._make_room = _MAKE_ROOM(lambda cell, count: ready[cell].make_room(count))
         self._out = np.empty((2 + _FINISHED) * max_batch, dtype=np.int64)
         self._out_address = self._out.ctypes.data
@@ -122,14 +122,7 @@ class Compiled:
         return count
 
     def form(
-        self,
-        cell: int,
-        spec: CellSpec,
-        worker: WorkerId,
-        *,
-        max_steps: int,
-        is_blind: bool,
-        carry: tuple[int, ...] | None,
+        self, cell: int, worker: WorkerId, *, max_steps: int, is_blind: bool, carry: tuple[int, ...] | None
     ) -> Task | None:
         """Form a task as :func:`.batching.form` does; ``max_steps`` is 1 for cells that do not run as a chunk."""
         memory = np.empty(_ROOM, dtype=np.int64)
@@ -145,7 +138,7 @@ class Compiled:
             address = address_of(memory)
             self._library.batchmaker_write(self._former, *at, address)
         rows, steps, num_results, num_fresh, has_lengths, is_continued, _ = memory[:_HEADER].tolist()
-        num_inputs = len(spec.inputs)
+        num_inputs, num_outputs = self._widths[cell]
         subs = _HEADER + rows
         fresh = subs + rows
         lengths = fresh + num_fresh
@@ -163,7 +156,7 @@ class Compiled:
             (-1,) * num_inputs if carry is None else carry,
             carry if is_continued else None,
             (None,) * num_inputs,
-            memory[outputs:size].reshape(rows, len(spec.outputs)),
+            memory[outputs:size].reshape(rows, num_outputs),
             True,
             is_blind,
             memory[results : results + num_results],

@@ -24,7 +24,6 @@ from mlsys_batchmaker.plan.plan import (
     WAITING,
     GraphPlan,
 )
-from mlsys_batchmaker.plan.spec import CellSpec
 from mlsys_batchmaker.scheduling.compiled import Completed
 from mlsys_batchmaker.scheduling.ready import Ints, ReadyNodes
 from mlsys_batchmaker.scheduling.tables import Tables
@@ -105,18 +104,11 @@ class Interpreted:
         return nodes[taken], ranks[taken]
 
     def form(
-        self,
-        cell: int,
-        spec: CellSpec,
-        worker: WorkerId,
-        *,
-        max_steps: int,
-        is_blind: bool,
-        carry: tuple[int, ...] | None,
+        self, cell: int, worker: WorkerId, *, max_steps: int, is_blind: bool, carry: tuple[int, ...] | None
     ) -> Task | None:
         """Form a task as :func:`.batching.form` does: each row goes on with its chain for up to ``max_steps``."""
-        tables = self._tables
-        nodes, ranks = self._take(cell, worker, spec.max_batch_size)
+        tables, kind = self._tables, self._cells[cell]
+        nodes, ranks = self._take(cell, worker, kind.max_batch)
         if not len(nodes):
             return None
         subs = tables.node_fixed[nodes, SUB]
@@ -136,8 +128,8 @@ class Interpreted:
         slots = fixed[:, :, SLOT]
         gives = (slots >= 0) & (np.arange(steps)[:, None] < lengths)
         result_steps, result_rows = gives.nonzero()
-        fresh = np.flatnonzero(ranks > self._cells[cell].last_rank)
-        self._cells[cell].last_rank = max(self._cells[cell].last_rank, int(ranks.max()))
+        fresh = np.flatnonzero(ranks > kind.last_rank)
+        kind.last_rank = max(kind.last_rank, int(ranks.max()))
         is_continued = self._continues(cell, worker, nodes, last, ranks)
         return Task(
             cell=cell,
@@ -146,11 +138,11 @@ class Interpreted:
             fresh=fresh if len(fresh) else None,
             steps=steps,
             lengths=None if is_even else lengths,
-            in_rows=fixed[:, :, COLUMNS : COLUMNS + len(spec.inputs)],
-            carry=(-1,) * len(spec.inputs) if carry is None else carry,
+            in_rows=fixed[:, :, COLUMNS : COLUMNS + kind.num_inputs],
+            carry=(-1,) * kind.num_inputs if carry is None else carry,
             kept=carry if is_continued else None,
-            homes=(None,) * len(spec.inputs),
-            out_rows=fixed[-1, :, self._first_output : self._first_output + len(spec.outputs)],
+            homes=(None,) * kind.num_inputs,
+            out_rows=fixed[-1, :, self._first_output : self._first_output + kind.num_outputs],
             is_stored=True,
             releases=is_blind,
             result_steps=result_steps,

@@ -157,12 +157,7 @@ class Pipeline:
         Returns:
             The parts pushed to the next queue.
         """
-        part = self.working[stage]
-        assert part is not None
-        self.working[stage] = None
-        row = self.table[part.batch_id]
-        pair = row.pair
-        assert pair is not None
+        part, row, pair = self._ended(stage)
         for request in leaving:
             self.table.remove(request)
         alive = [request for request in part.requests if request in row.progress]
@@ -184,12 +179,7 @@ class Pipeline:
 
     def retry(self, stage: int) -> None:
         """Put the part that ``stage`` failed back as two halves, which are run again."""
-        part = self.working[stage]
-        assert part is not None
-        self.working[stage] = None
-        row = self.table[part.batch_id]
-        pair = row.pair
-        assert pair is not None
+        part, row, pair = self._ended(stage)
         alive = [request for request in part.requests if request in row.progress]
         self.pairs.retry(stage, pair)
         if len(alive) < part.num:
@@ -219,6 +209,15 @@ class Pipeline:
         self._close(row)
 
     # -- below ------------------------------------------------------------------------------------------------------
+
+    def _ended(self, stage: int) -> tuple[Part, Row, int]:
+        """Free a stage that was at work; return its part, the part's batch and the pair it moves through."""
+        part = self.working[stage]
+        assert part is not None
+        self.working[stage] = None
+        row = self.table[part.batch_id]
+        assert row.pair is not None
+        return part, row, row.pair
 
     def _pushed(
         self, row: Row, stage: int, alive: list[str], groups: Sequence[Sequence[str]], serial: bool

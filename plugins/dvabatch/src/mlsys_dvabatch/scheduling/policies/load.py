@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 from mlsys_core.serving.request import ServeRequest
@@ -110,17 +111,9 @@ class LoadOperatorPolicy(LoadPolicy):
 
     num_pairs: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        *,
-        mode: Mode = "cost-aware",
-        comp_wait_s: float = 0.1,
-        qos_s: float | None = None,
-        max_stage: int | None = None,
-        is_strict: bool = False,
-    ) -> None:
-        super().__init__(mode=mode, comp_wait_s=comp_wait_s, qos_s=qos_s, max_stage=max_stage, is_strict=is_strict)
-        self._operator = OperatorPolicy(mode=mode)
+    @cached_property
+    def _operator(self) -> OperatorPolicy:
+        return OperatorPolicy(mode=self.mode)
 
     def begin(self, state: State, now: float) -> Sequence[New | Stretch]:
         """Return a new batch; literal: not to be stretched if it would be split later."""
