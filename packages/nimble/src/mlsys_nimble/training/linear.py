@@ -63,36 +63,36 @@ def make_kernels(kind: Gemm | WeightGradient, inputs: Sequence[View], outputs: S
             "x": x_rows,
             "weight": outputs[0],
             "bias": outputs[1] if kind.has_bias else None,
-            "columns": dy.shape[-1],
-            "features": x.shape[-1],
+            "M": dy.shape[-1],
+            "N": x.shape[-1],
             "threads": torch.get_num_threads(),
         }
         return [Kernel(load(), "weight_gradient", arguments)]
     a, b, *rest = inputs
-    depth, columns = b.shape
-    packed = torch.empty(depth * columns)
+    k, n = b.shape
+    packed = torch.empty(k * n)
     bias = rest.pop(0) if kind.has_bias else None
     a_rows, *others, out_rows = _rows([a, *rest, outputs[0]])
     mask = others.pop(0) if kind.has_mask else None
     residual = others[0] if others else None
-    product = {
+    gemm = {
         "a": a_rows,
         "out": out_rows,
         "residual": residual,
         "mask": mask,
         "bias": bias,
         "weights": packed.data_ptr(),
-        "depth": depth,
-        "columns": columns,
+        "K": k,
+        "N": n,
         "is_relu": kind.epilogue.activation == "relu",
     }
-    return [_pack(b, packed), Kernel(load(), "gemm", product, packed)]
+    return [_pack(b, packed), Kernel(load(), "gemm", gemm, packed)]
 
 
 def _pack(b: View, to: torch.Tensor) -> Kernel:
     """Bind a copy of [K, N] to vectors of columns: [N / lanes, K, lanes]."""
-    depth, columns = b.shape
+    k, n = b.shape
     lanes = load().kernel_lanes()
     down, along = b.strides
-    x = b.reshaped((columns // lanes, depth, lanes), (lanes * along, down, along))
-    return copy(x, View(to.data_ptr(), b.dtype, x.shape, (depth * lanes, lanes, 1)))
+    x = b.reshaped((n // lanes, k, lanes), (lanes * along, down, along))
+    return copy(x, View(to.data_ptr(), b.dtype, x.shape, (k * lanes, lanes, 1)))

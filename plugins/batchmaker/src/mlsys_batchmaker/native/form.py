@@ -14,7 +14,7 @@ GATES: dict[Kind, int] = {"lstm": 4, "gru": 3, "tree-leaf": 3, "tree-inner": 5} 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerForm:
-    """Weights of one layer as rows times [depth, gates * h], float32; gates in the order of ``gates.h``."""
+    """Weights of one layer as rows times [K, gates * h], float32; gates in the order of ``gates.h``."""
 
     hidden_size: int
     bias: Tensor  # [gates * h]; of a GRU without the candidate's hidden part
@@ -30,7 +30,7 @@ class Form:
 
     kind: Kind
     layers: Sequence[LayerForm]
-    embedding: Tensor | None = None  # [words, depth]; None: inputs are vectors, or there are none
+    embedding: Tensor | None = None  # [words, K]; None: inputs are vectors, or there are none
     projection: tuple[Tensor, Tensor] | None = None  # weight [words, h] and bias: the best word feeds the next step
 
 

@@ -1,7 +1,7 @@
 // What the cells make of their gates' sums, UNITS of one row at a time.
 #pragma once
 
-#include "product.h"
+#include "gemm.h"
 
 namespace batchmaker {
 

@@ -55,7 +55,7 @@ class PackedCell:
             if len(form.embedding) * columns * 4 <= max_table_bytes:
                 with torch.no_grad():
                     table = self._keep(self._by_block(form.embedding @ first.from_input + first.bias, first))
-                layers[0].from_input.panels, layers[0].from_input.depth = None, 0
+                layers[0].from_input.panels, layers[0].from_input.K = None, 0
             else:
                 embedding = self._keep(form.embedding)
         structs = self._library.structs
@@ -104,7 +104,7 @@ class PackedCell:
         packed = torch.empty(-(-units // self._units) * gates, len(source), self._units)
         advise_huge_pages(packed.data_ptr(), packed.nbytes)
         self._library.batchmaker_pack(source.data_ptr(), packed.data_ptr(), len(source), gates, units)
-        return {"panels": self._keep(packed), "depth": len(source)}
+        return {"panels": self._keep(packed), "K": len(source)}
 
     def _keep(self, tensor: Tensor) -> int:
         kept = tensor.detach().float().contiguous()

@@ -13,7 +13,7 @@ constexpr int64_t LINE = 16;  // floats of a cache line: rows a power of two apa
 struct Layer {
     Kind kind;
     int32_t hidden;
-    Matrix from_input;         // depth 0: a tree's inner node, or the table has it
+    Matrix from_input;         // K = 0: a tree's inner node, or the table has it
     Matrix from_hidden;        // of a tree's inner node: from the left child
     Matrix from_other;         // from the right child
     const float* bias;         // [columns]
@@ -33,7 +33,7 @@ struct Cell {
     int32_t num_words;       // of the projection, whose best word feeds the next step; 0: there is none
     const Layer* layers;     // a copy is taken
     const float* table;      // [words, columns of the first layer]: what a word gives to the gates, bias included
-    const float* embedding;  // [words, depth]: where there is no table. Neither: inputs are rows of floats
+    const float* embedding;  // [words, K]: where there is no table. Neither: inputs are rows of floats
     Matrix projection;
     const float* word_bias;  // [panels * UNITS]
     int64_t stop;            // a row that says this word drops out; -1: none does
@@ -106,9 +106,8 @@ struct Runner {
         return ((const int64_t*)task.in_banks[0])[in_row(0, step, row)];
     }
     const float* input_of(int layer, int step, int row) {
-        int64_t depth = layers[layer].from_input.depth;
         if (layer) return hidden_of(layer - 1, step, row);
-        if (cell.embedding) return cell.embedding + word_of(step, row) * depth;
+        if (cell.embedding) return cell.embedding + word_of(step, row) * layers[0].from_input.K;
         return row_in(0, step, row);
     }
 
@@ -161,14 +160,10 @@ struct Runner {
             left[i] = step ? hidden_of(number, step - 1, row) : row_in(h_in, 0, row);
             if (is_inner()) right[i] = row_in(h_in + 1, 0, row);
         }
-        // All panels pass by a group of rows that stays in the second cache, then by the next.
-        int64_t row_bytes = 4 * std::max<int64_t>(1, layer.from_hidden.depth + layer.from_other.depth);
-        int most = (int)std::max<int64_t>(4 * ROWS, GROUP_BYTES / row_bytes), groups = (count + most - 1) / most;
-        for (int group = 0, from = 0; group < groups; group++) {
-            int size = (count - from) / (groups - group);
-            run_group(number, step, from, size);
-            from += size;
-        }
+        // All panels pass by a group of rows that stays in the second-level cache, then by the next.
+        int64_t row_bytes = 4 * std::max<int64_t>(1, layer.from_hidden.K + layer.from_other.K);
+        int most = (int)std::max<int64_t>(4 * MAX_MR, GROUP_BYTES / row_bytes);
+        for_row_groups(count, most, [&](int from, int size) { run_group(number, step, from, size); });
     }
 
     // All units of active rows `from` to `from + count`.
@@ -313,14 +308,14 @@ void batchmaker_results(void* runner, int32_t layer, int64_t count, const int64_
     }
 }
 
-// Columns of `weight` [depth, gates * hidden] by block, gate and unit, as panels of UNITS; zeros beyond the last unit.
-void batchmaker_pack(const float* weight, float* panels, int64_t depth, int32_t gates, int32_t hidden) {
+// Pack `weight` [K, gates * hidden] in panels of UNITS columns: [block][gate][K][unit], zeros beyond the last unit.
+void batchmaker_pack(const float* weight, float* panels, int64_t K, int32_t gates, int32_t hidden) {
     int64_t blocks = (hidden + UNITS - 1) / UNITS;
     for (int64_t block = 0; block < blocks; block++)
         for (int gate = 0; gate < gates; gate++) {
             const float* at = weight + gate * hidden + block * UNITS;
             pack_panel<UNITS>(
-                panels + (block * gates + gate) * depth * UNITS, depth, hidden - block * UNITS,
+                panels + (block * gates + gate) * K * UNITS, K, hidden - block * UNITS,
                 [&](int64_t k, int unit) { return at[k * gates * hidden + unit]; });
         }
 }

@@ -1,14 +1,14 @@
-// Products of two computed matrices, and attention, on the product of matmul.h.
+// Matmul of two computed matrices, and attention, by the GEMM of gemm.h.
 #pragma once
 
 #include <algorithm>
 
 #include "copy.h"
-#include "matmul.h"
+#include "gemm.h"
 
 namespace nimble {
 
-constexpr int PAIR = 2 * LANES;  // columns of a panel here
+constexpr int NR = 2 * LANES;  // columns of a panel here
 
 struct MatMul {
     View a, b, out;  // [B0, B1, M, K], [B0, B1, K, N], [B0, B1, M, N]; the result's columns side by side
@@ -21,58 +21,58 @@ constexpr int64_t MATMUL_ROWS = 192;  // of a unit at most
 class MatMulKernel : public Kernel {
   public:
     explicit MatMulKernel(const MatMul& m) : m(m) {
-        rows = m.out.shape[2], columns = m.out.shape[3], depth = m.a.shape[3];
-        panels = (columns + PAIR - 1) / PAIR;
-        blocks = (rows + MATMUL_ROWS - 1) / MATMUL_ROWS;
-        block_rows = std::min(rows, MATMUL_ROWS);
+        M = m.out.shape[2], N = m.out.shape[3], K = m.a.shape[3];
+        panels = (N + NR - 1) / NR;
+        blocks = (M + MATMUL_ROWS - 1) / MATMUL_ROWS;
+        block_rows = std::min(M, MATMUL_ROWS);
         units = m.out.shape[0] * m.out.shape[1] * blocks * panels;
-        gathers = m.a.strides[3] != 1 && depth > 1;
-        scratch_nbytes = (depth * PAIR + (gathers ? block_rows * depth : 0)) * sizeof(float) + block_rows * sizeof(float*);
+        gathers = m.a.strides[3] != 1 && K > 1;
+        scratch_nbytes = (K * NR + (gathers ? block_rows * K : 0)) * sizeof(float) + block_rows * sizeof(float*);
     }
 
     void run(int64_t begin, int64_t end, void* scratch) const override {
         float* panel = (float*)scratch;
-        const float** pointers = (const float**)(panel + depth * PAIR);
+        const float** pointers = (const float**)(panel + K * NR);
         float* gathered = (float*)(pointers + block_rows);
-        alignas(64) const float zeros[PAIR] = {};
-        const Finish finish;
+        alignas(64) const float zeros[NR] = {};
+        const BoundEpilogue epilogue;
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t batch = unit / panels / blocks, outer = batch / m.out.shape[1], inner = batch % m.out.shape[1];
-            const int64_t first = unit / panels % blocks * MATMUL_ROWS, some = std::min(MATMUL_ROWS, rows - first);
-            const int64_t column = unit % panels * PAIR, width = std::min<int64_t>(PAIR, columns - column);
+            const int64_t first = unit / panels % blocks * MATMUL_ROWS, some = std::min(MATMUL_ROWS, M - first);
+            const int64_t n = unit % panels * NR, width = std::min<int64_t>(NR, N - n);
             const float* a = m.a.as<const float>() + outer * m.a.strides[0] + inner * m.a.strides[1] + first * m.a.strides[2];
-            pack(m.b.as<const float>() + outer * m.b.strides[0] + inner * m.b.strides[1] + column * m.b.strides[3], width, panel);
+            pack(m.b.as<const float>() + outer * m.b.strides[0] + inner * m.b.strides[1] + n * m.b.strides[3], width, panel);
             for (int64_t r = 0; r < some; r++) {
                 const float* row = a + r * m.a.strides[2];
-                pointers[r] = gathers ? gathered + r * depth : row;
-                for (int64_t k = 0; gathers && k < depth; k++) gathered[r * depth + k] = row[k * m.a.strides[3]];
+                pointers[r] = gathers ? gathered + r * K : row;
+                for (int64_t k = 0; gathers && k < K; k++) gathered[r * K + k] = row[k * m.a.strides[3]];
             }
             Tile tile{};
             tile.taps = 1;
             tile.weights = panel;
-            tile.step = PAIR;
+            tile.ldb = NR;
             tile.bias = zeros;
-            tile.out_stride = m.out.strides[2];
-            tile.out = m.out.as<float>() + outer * m.out.strides[0] + inner * m.out.strides[1] + first * tile.out_stride + column;
-            tile.width = width;
-            multiply_rows(pointers, some, depth, tile, finish, 2);
+            tile.ldc = m.out.strides[2];
+            tile.c = m.out.as<float>() + outer * m.out.strides[0] + inner * m.out.strides[1] + first * tile.ldc + n;
+            tile.N = width;
+            multiply_rows(pointers, some, K, tile, epilogue, 2);
         }
     }
 
   private:
-    void pack(const float* b, int64_t width, float* panel) const {
+    void pack(const float* b, int64_t N, float* panel) const {
         const int64_t down = m.b.strides[2], along = m.b.strides[3];
-        if (width < PAIR) std::fill(panel, panel + depth * PAIR, 0.0f);
+        if (N < NR) std::fill(panel, panel + K * NR, 0.0f);
         if (along == 1)
-            for (int64_t k = 0; k < depth; k++)
-                for (int64_t i = 0; i < width; i++) panel[k * PAIR + i] = b[k * down + i] * m.scale;
+            for (int64_t k = 0; k < K; k++)
+                for (int64_t i = 0; i < N; i++) panel[k * NR + i] = b[k * down + i] * m.scale;
         else
-            for (int64_t i = 0; i < width; i++)
-                for (int64_t k = 0; k < depth; k++) panel[k * PAIR + i] = b[k * down + i * along] * m.scale;
+            for (int64_t i = 0; i < N; i++)
+                for (int64_t k = 0; k < K; k++) panel[k * NR + i] = b[k * down + i * along] * m.scale;
     }
 
     const MatMul m;
-    int64_t rows, columns, depth, panels, blocks, block_rows;
+    int64_t M, N, K, panels, blocks, block_rows;
     bool gathers;
 };
 
@@ -86,49 +86,49 @@ struct Attention {
 };
 MLSYS_STRUCT(Attention, q, k, v, mask, out, scale, is_causal, has_zero_rows);
 
-// A panel's width of queries at a time. Scores stand as [S][queries]: keys are the product's rows, queries its packed
+// A panel's width of queries at a time. Scores stand as [S][queries]: keys are the GEMM's rows, queries its packed
 // columns, so that neither keys nor values are ever packed, and the softmax runs down the vectors, a query a lane.
 class AttentionKernel : public Kernel {
   public:
     explicit AttentionKernel(const Attention& a) : a(a) {
-        queries = a.q.shape[2], depth = a.q.shape[3], keys = a.k.shape[2], width = a.v.shape[3];
-        blocks = (queries + PAIR - 1) / PAIR;
+        queries = a.q.shape[2], head_dim = a.q.shape[3], keys = a.k.shape[2], value_dim = a.v.shape[3];
+        blocks = (queries + NR - 1) / NR;
         units = a.q.shape[0] * a.q.shape[1] * blocks;
-        copies_values = width % LANES != 0;
-        padded = (width + LANES - 1) / LANES * LANES;
-        scratch_nbytes = ((depth + 2 * keys) * PAIR + (copies_values ? keys * padded : 0)) * sizeof(float) +
-                         std::max<int64_t>(keys, PAIR) * sizeof(float*);
+        copies_values = value_dim % LANES != 0;
+        padded = (value_dim + LANES - 1) / LANES * LANES;
+        scratch_nbytes = ((head_dim + 2 * keys) * NR + (copies_values ? keys * padded : 0)) * sizeof(float) +
+                         std::max<int64_t>(keys, NR) * sizeof(float*);
     }
 
     void run(int64_t begin, int64_t end, void* scratch) const override {
         float* panel = (float*)scratch;            // [D][queries]
-        float* scores = panel + depth * PAIR;      // [S][queries]
-        float* shares = scores + keys * PAIR;      // [queries][S]
-        const float** pointers = (const float**)(shares + keys * PAIR);
-        float* values = (float*)(pointers + std::max<int64_t>(keys, PAIR));
+        float* scores = panel + head_dim * NR;      // [S][queries]
+        float* shares = scores + keys * NR;      // [queries][S]
+        const float** pointers = (const float**)(shares + keys * NR);
+        float* values = (float*)(pointers + std::max<int64_t>(keys, NR));
         alignas(64) const float zeros[MAX_VECS * LANES] = {};
-        const Finish finish;
+        const BoundEpilogue epilogue;
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t batch = unit / blocks / a.q.shape[1], head = unit / blocks % a.q.shape[1];
-            const int64_t first = unit % blocks * PAIR, some = std::min<int64_t>(PAIR, queries - first);
+            const int64_t first = unit % blocks * NR, some = std::min<int64_t>(NR, queries - first);
             const float* q = of(a.q, batch, head) + first * a.q.strides[2];
             const float* k = of(a.k, batch, head);
             const float* v = of(a.v, batch, head);
-            if (some < PAIR) std::fill(panel, panel + depth * PAIR, 0.0f);
+            if (some < NR) std::fill(panel, panel + head_dim * NR, 0.0f);
             for (int64_t i = 0; i < some; i++)
-                for (int64_t d = 0; d < depth; d++) panel[d * PAIR + i] = q[i * a.q.strides[2] + d * a.q.strides[3]] * a.scale;
+                for (int64_t d = 0; d < head_dim; d++) panel[d * NR + i] = q[i * a.q.strides[2] + d * a.q.strides[3]] * a.scale;
             // Beyond the last key that a causal block sees there is nothing to do.
             const int64_t seen = a.is_causal ? std::min(keys, first + some) : keys;
             for (int64_t s = 0; s < seen; s++) pointers[s] = k + s * a.k.strides[2];
             Tile tile{};
             tile.taps = 1;
             tile.weights = panel;
-            tile.step = PAIR;
+            tile.ldb = NR;
             tile.bias = zeros;
-            tile.out = scores;
-            tile.out_stride = PAIR;
-            tile.width = PAIR;
-            multiply_rows(pointers, seen, depth, tile, finish, 2);
+            tile.c = scores;
+            tile.ldc = NR;
+            tile.N = NR;
+            multiply_rows(pointers, seen, head_dim, tile, epilogue, 2);
             if (a.mask.rank || a.is_causal) add_mask(batch, head, first, some, seen, scores);
             softmax(scores, seen, some, shares);
 
@@ -136,21 +136,21 @@ class AttentionKernel : public Kernel {
             int64_t step = a.v.strides[2];
             if (copies_values) {
                 for (int64_t s = 0; s < seen; s++) {
-                    std::memcpy(values + s * padded, v + s * step, width * sizeof(float));
-                    std::fill(values + s * padded + width, values + (s + 1) * padded, 0.0f);
+                    std::memcpy(values + s * padded, v + s * step, value_dim * sizeof(float));
+                    std::fill(values + s * padded + value_dim, values + (s + 1) * padded, 0.0f);
                 }
                 v = values;
                 step = padded;
             }
-            tile.step = step;
-            tile.out_stride = a.out.strides[2];
-            float* out = (float*)of(a.out, batch, head) + first * tile.out_stride;
-            for (int64_t column = 0; column < width; column += PAIR) {
-                const int wide = width - column > LANES ? 2 : 1;
+            tile.ldb = step;
+            tile.ldc = a.out.strides[2];
+            float* out = (float*)of(a.out, batch, head) + first * tile.ldc;
+            for (int64_t column = 0; column < value_dim; column += NR) {
+                const int vecs = value_dim - column > LANES ? 2 : 1;
                 tile.weights = v + column;
-                tile.out = out + column;
-                tile.width = std::min<int64_t>(wide * LANES, width - column);
-                multiply_rows(pointers, some, seen, tile, finish, wide);
+                tile.c = out + column;
+                tile.N = std::min<int64_t>(vecs * LANES, value_dim - column);
+                multiply_rows(pointers, some, seen, tile, epilogue, vecs);
             }
         }
     }
@@ -164,11 +164,11 @@ class AttentionKernel : public Kernel {
         if (a.mask.rank) {
             const float* mask = of(a.mask, batch, head) + first * a.mask.strides[2];
             for (int64_t s = 0; s < seen; s++)
-                for (int64_t i = 0; i < some; i++) scores[s * PAIR + i] += mask[i * a.mask.strides[2] + s * a.mask.strides[3]];
+                for (int64_t i = 0; i < some; i++) scores[s * NR + i] += mask[i * a.mask.strides[2] + s * a.mask.strides[3]];
         }
         if (a.is_causal)
             for (int64_t s = first + 1; s < seen; s++)
-                for (int64_t i = 0; i < std::min(s - first, some); i++) scores[s * PAIR + i] = -INFINITY;
+                for (int64_t i = 0; i < std::min(s - first, some); i++) scores[s * NR + i] = -INFINITY;
     }
 
     // Scores to shares that sum to one, transposed.
@@ -176,25 +176,25 @@ class AttentionKernel : public Kernel {
         for (int v = 0; v < 2; v++) {
             float* column = scores + v * LANES;
             vf most = splat(-INFINITY), total{};
-            for (int64_t s = 0; s < seen; s++) most = larger(load(column + s * PAIR), most);
+            for (int64_t s = 0; s < seen; s++) most = larger(load(column + s * NR), most);
             const vi blind = a.has_zero_rows ? most == splat(-INFINITY) : vi{};
             most = chosen(blind, vf{}, most);
             for (int64_t s = 0; s < seen; s++) {
-                const vf e = exp(load(column + s * PAIR) - most);
+                const vf e = exp(load(column + s * NR) - most);
                 total += e;
-                store(column + s * PAIR, e);
+                store(column + s * NR, e);
             }
             const vf scale = chosen(blind & (total == vf{}), vf{}, splat(1.0f) / total);
-            for (int64_t s = 0; s < seen; s++) store(column + s * PAIR, load(column + s * PAIR) * scale);
+            for (int64_t s = 0; s < seen; s++) store(column + s * NR, load(column + s * NR) * scale);
         }
         constexpr int64_t BLOCK = 16;
         for (int64_t s = 0; s < seen; s += BLOCK)
             for (int64_t i = 0; i < some; i++)
-                for (int64_t t = s; t < std::min(seen, s + BLOCK); t++) shares[i * keys + t] = scores[t * PAIR + i];
+                for (int64_t t = s; t < std::min(seen, s + BLOCK); t++) shares[i * keys + t] = scores[t * NR + i];
     }
 
     const Attention a;
-    int64_t queries, depth, keys, width, blocks, padded;
+    int64_t queries, head_dim, keys, value_dim, blocks, padded;
     bool copies_values;
 };
 

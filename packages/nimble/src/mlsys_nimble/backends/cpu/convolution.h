@@ -1,4 +1,4 @@
-// Convolution as a product of packed weights with rows found by pointers (Dukhan 2019, "The Indirect Convolution
+// Convolution as a GEMM of rows found by pointers and packed weights (Dukhan 2019, "The Indirect Convolution
 // Algorithm"): one pointer per output pixel and tap, bound ahead of time because tensors do not move; padding points to
 // a row of zeros. A 1x1 window over evenly spaced pixels needs no pointers, and so is a linear. Few input channels
 // (an image) are first copied, a band of input rows at a time, to a padded one in scratch, in which a row of the window
@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "matmul.h"
+#include "gemm.h"
 
 namespace nimble {
 
@@ -18,7 +18,7 @@ MLSYS_CONSTANTS(SPACE);
 struct Convolution {
     View x, residual, out;  // [N, C, D, H, W]
     const Weight* weights;  // [groups][panels][taps][C / groups][panel]
-    const float* bias;      // [groups][columns of the panels], zeros if there is none
+    const float* bias;      // [groups][N of the panels], zeros if there is none
     int32_t kernel[SPACE], stride[SPACE], before[SPACE], dilation[SPACE];
     int32_t groups;
     Epilogue epilogue;
@@ -61,25 +61,25 @@ inline View spaced(View view) {
 
 class ConvolutionKernel : public Kernel {
   public:
-    explicit ConvolutionKernel(const Convolution& c) : c(c), finish(c.epilogue) {
+    explicit ConvolutionKernel(const Convolution& c) : c(c), epilogue(c.epilogue) {
         channels = c.x.shape[1] / c.groups;
-        columns = c.out.shape[1] / c.groups;
-        vecs = (columns + LANES - 1) / LANES;
+        N = c.out.shape[1] / c.groups;
+        vecs = (N + LANES - 1) / LANES;
         panels = std::max<int64_t>(vecs / 2, 1);
         taps = (int64_t)c.kernel[0] * c.kernel[1] * c.kernel[2];
-        depth = taps * channels;
+        K = taps * channels;
         const View out = spaced(c.out), residual = spaced(c.residual);
         int64_t run = collapsed(out);
-        if (finish.has_residual) run = std::min(run, collapsed(residual));
-        out_stride = out.strides[4];
-        residual_stride = residual.strides[4];
+        if (epilogue.has_residual) run = std::min(run, collapsed(residual));
+        ldc = out.strides[4];
+        ld_residual = residual.strides[4];
         bands = c.groups == 1 && (c.x.strides[1] != 1 || channels <= BAND_CHANNELS);
         bool pointwise = taps == 1 && !bands;
         for (int d = 0; d < SPACE; d++) pointwise &= c.stride[d] == 1 && c.x.shape[2 + d] == c.out.shape[2 + d];
         if (pointwise) {
             const View x = spaced(c.x);
             const int64_t x_run = collapsed(x);
-            direct_stride = x.strides[4];
+            lda = x.strides[4];
             is_direct = x_run >= run || x_run >= BLOCK_ROWS;
             if (is_direct) run = std::min(run, x_run);
         }
@@ -96,8 +96,8 @@ class ConvolutionKernel : public Kernel {
             if (!is_direct) make_pointers();
             make_parts(channels, taps);
             units = (int64_t)blocks.size() * c.groups * sets;
-            by_panels = depth * columns > pixels * channels;
-            from_afar = depth * columns * (int64_t)sizeof(Weight) > NEAR_NBYTES;
+            by_panels = K * N > pixels * channels;
+            from_afar = K * N * (int64_t)sizeof(Weight) > NEAR_NBYTES;
             sums_nbytes = parts.size() > 1 ? (int64_t)most_rows * (2 * set_panels + 1) * LANES * sizeof(float) : 0;
             scratch_nbytes = sums_nbytes;
             if (!is_direct && !c.x.data) scratch_nbytes += most_rows * taps * sizeof(float*);
@@ -150,57 +150,55 @@ class ConvolutionKernel : public Kernel {
     void multiply_block(
         const Block& block, const float* const* rows, const float* x, int64_t row_taps, int64_t group, int64_t set,
         float* sums) const {
-        const int64_t panel = set * set_panels, stop = std::min(panel + set_panels, panels), size = 2 * LANES * depth;
+        const int64_t panel = set * set_panels, stop = std::min(panel + set_panels, panels), panel_size = 2 * LANES * K;
         for (const Part& part : parts)
             for (int64_t each = panel; each < stop; each++) {
-                const int64_t in_part = (int64_t)part.depth * (part.stop_tap - part.first_tap), done = each - panel;
-                const int64_t ahead = each + 1 < stop ? size : in_part * 2 * LANES - done * size;
+                const int64_t part_K = (int64_t)part.K * (part.stop_tap - part.first_tap), done = each - panel;
+                const int64_t ahead = each + 1 < stop ? panel_size : part_K * 2 * LANES - done * panel_size;
                 multiply_part(part, block, rows, x, row_taps, group, each, ahead, sums + done * block.rows * 2 * LANES);
             }
     }
 
-    // `ahead`: from these weights to those that come next.
+    // `ahead`: from these weights to those that come next, which are prefetched.
     void multiply_part(
         const Part& whole, const Block& block, const float* const* rows, const float* x, int64_t row_taps, int64_t group,
         int64_t panel, int64_t ahead, float* sums) const {
-        const int wide = panel + 1 < panels || vecs == 1 ? std::min<int>(vecs, 2) : vecs - 2 * (panels - 1);
-        const int width = wide * LANES, limit = max_rows(wide);
-        const int64_t column = panel * 2 * LANES;
-        float* out = c.out.as<float>() + block.out_offset + group * columns + column;
-        const float* residual =
-            finish.has_residual ? c.residual.as<const float>() + block.residual_offset + group * columns + column : nullptr;
+        const int panel_vecs = panel + 1 < panels || vecs == 1 ? std::min<int>(vecs, 2) : vecs - 2 * (panels - 1);
+        const int NR = panel_vecs * LANES, mr = max_mr(panel_vecs);
+        const int64_t n = panel * 2 * LANES;
+        float* out = c.out.as<float>() + block.out_offset + group * N + n;
+        const float* residual = epilogue.has_residual ? c.residual.as<const float>() + block.residual_offset + group * N + n : nullptr;
         Part part = whole;
-        part.first += group * channels;
+        part.first_k += group * channels;
         Tile tile;
         tile.taps = row_taps;
-        tile.weights = c.weights + (group * vecs * LANES + column) * depth +
-                       ((int64_t)part.first_tap * (depth / row_taps) + whole.first) * width;
-        tile.step = width;
-        tile.bias = c.bias + group * vecs * LANES + column;
-        tile.out_stride = out_stride;
-        tile.residual_stride = residual_stride;
-        tile.width = std::min<int64_t>(width, columns - column);
-        const char* soon = (const char*)(tile.weights + ahead);
-        const int64_t part_size = (int64_t)whole.depth * (whole.stop_tap - whole.first_tap) * width;
+        tile.weights = c.weights + (group * vecs * LANES + n) * K + ((int64_t)part.first_tap * (K / row_taps) + whole.first_k) * NR;
+        tile.ldb = NR;
+        tile.bias = c.bias + group * vecs * LANES + n;
+        tile.ldc = ldc;
+        tile.ld_residual = ld_residual;
+        tile.N = std::min<int64_t>(NR, N - n);
+        const char* prefetch_from = (const char*)(tile.weights + ahead);
+        const int64_t part_size = (int64_t)whole.K * (whole.stop_tap - whole.first_tap) * NR;
         const int lines = from_afar && !PREFETCHES ? part_size * sizeof(Weight) / LINE_NBYTES : 0;
-        const int groups = (block.rows + limit - 1) / limit;
-        if (from_afar) tile.prefetch_step_nbytes = prefetch_step(wide, groups);
+        const int groups = (block.rows + mr - 1) / mr;
+        if (from_afar) tile.prefetch_step_nbytes = prefetch_step(panel_vecs, groups);
         for (int g = 0, row = 0; g < groups; g++) {
             const int some = (block.rows - row + groups - g - 1) / (groups - g);
             for (int line = lines * g / groups; line < lines * (g + 1) / groups; line++)
-                __builtin_prefetch(soon + line * LINE_NBYTES, 0, 2);
-            tile.soon = soon + part_size / width * g * tile.prefetch_step_nbytes;
-            const float* spaced_rows[MAX_ROWS];
+                __builtin_prefetch(prefetch_from + line * LINE_NBYTES, 0, 2);
+            tile.prefetch_from = prefetch_from + part_size / NR * g * tile.prefetch_step_nbytes;
+            const float* spaced_rows[MAX_MR];
             if (rows) {
                 tile.rows = rows + row * row_taps;
             } else {
-                for (int r = 0; r < some; r++) spaced_rows[r] = x + (row + r) * direct_stride;
+                for (int r = 0; r < some; r++) spaced_rows[r] = x + (row + r) * lda;
                 tile.rows = spaced_rows;
             }
-            tile.sums = sums + row * width;
-            tile.out = out + row * out_stride;
-            tile.residual = residual ? residual + row * residual_stride : nullptr;
-            multiply_of(some, wide)(part, tile, finish);
+            tile.sums = sums + row * NR;
+            tile.c = out + row * ldc;
+            tile.residual = residual ? residual + row * ld_residual : nullptr;
+            multiply_of(some, panel_vecs)(part, tile, epilogue);
             row += some;
         }
     }
@@ -228,7 +226,7 @@ class ConvolutionKernel : public Kernel {
                 some = std::min((some + REGISTERS - 1) / REGISTERS * REGISTERS, run - row);  // whole tiles
                 if (!some) break;
                 Block block{start + row, (int)some, offset_of(c.out, start + row), 0, 0};
-                if (finish.has_residual) block.residual_offset = offset_of(c.residual, start + row);
+                if (epilogue.has_residual) block.residual_offset = offset_of(c.residual, start + row);
                 if (is_direct) block.x_offset = offset_of(c.x, start + row);
                 most_rows = std::max(most_rows, block.rows);
                 blocks.push_back(block);
@@ -267,7 +265,7 @@ class ConvolutionKernel : public Kernel {
     // The sums' parts: of single taps where a tap has many features, else of several.
     void make_parts(int64_t features, int64_t num_taps) {
         int64_t splits = 1, some_taps = num_taps;
-        if (most_rows > max_rows(2)) {
+        if (most_rows > max_mr(2)) {
             splits = features <= WHOLE ? 1 : (features + PART - 1) / PART;
             some_taps = splits > 1 ? 1 : std::max<int64_t>(1, PART / std::max<int64_t>(features, 1));
         }
@@ -290,14 +288,14 @@ class ConvolutionKernel : public Kernel {
         band_rows = std::clamp<int64_t>(2 * BLOCK_ROWS / c.out.shape[4], 1, c.out.shape[3]);
         // A block of rows must lie evenly spaced in the result.
         const bool even = c.out.strides[3] == c.out.shape[4] * c.out.strides[4] &&
-                          (!finish.has_residual || c.residual.strides[3] == c.out.shape[4] * c.residual.strides[4]);
+                          (!epilogue.has_residual || c.residual.strides[3] == c.out.shape[4] * c.residual.strides[4]);
         if (!even) band_rows = 1;
-        out_stride = c.out.strides[4];
-        residual_stride = c.residual.strides[4];
+        ldc = c.out.strides[4];
+        ld_residual = c.residual.strides[4];
         bands_per_slice = (c.out.shape[3] + band_rows - 1) / band_rows;
         input_rows = (band_rows - 1) * c.stride[1] + (c.kernel[1] - 1) * c.dilation[1] + 1;
         most_rows = band_rows * c.out.shape[4];
-        make_parts(depth / band_taps, band_taps);
+        make_parts(K / band_taps, band_taps);
         units = c.out.shape[0] * c.out.shape[2] * bands_per_slice;
         band_nbytes = (c.kernel[0] * input_rows * band_width * channels * sizeof(float) + 63) / 64 * 64;
         pointers_nbytes = (most_rows * band_taps * sizeof(float*) + 63) / 64 * 64;
@@ -360,9 +358,9 @@ class ConvolutionKernel : public Kernel {
     }
 
     const Convolution c;
-    const Finish finish;
-    int64_t channels, columns, vecs, panels, taps, depth;  // of a group
-    int64_t out_stride, residual_stride, direct_stride = 0;
+    const BoundEpilogue epilogue;
+    int64_t channels, N, vecs, panels, taps, K;  // of a group; N: output channels, K: taps * channels
+    int64_t ldc, ld_residual, lda = 0;
     bool is_direct = false, bands = false, fused = false, by_panels = false;
     bool from_afar = false;  // weights are prefetched a part ahead
     int64_t sets = 1, set_panels = 1;  // of a group, and panels of one: a unit

@@ -27,7 +27,7 @@ constexpr int IMAGE_NBYTES = 1 << 20;    // about what the second-level cache ho
 
 class DepthwiseKernel : public Kernel {
   public:
-    explicit DepthwiseKernel(const Depthwise& d) : d(d), finish(d.epilogue) {
+    explicit DepthwiseKernel(const Depthwise& d) : d(d), epilogue(d.epilogue) {
         channels = d.x.shape[1];
         zeros.resize(std::max<int64_t>(channels, LANES));
         reach = (TILE_PIXELS - 1) * d.stride[1] + (d.kernel[1] - 1) * d.dilation[1] + 1;
@@ -59,7 +59,7 @@ class DepthwiseKernel : public Kernel {
             const int64_t first = width * span / spans, stop = width * (span + 1) / spans;
             float* out = d.out.as<float>() + n * d.out.strides[0] + y * d.out.strides[2];
             const float* residual = nullptr;
-            if (finish.has_residual)
+            if (epilogue.has_residual)
                 residual = d.residual.as<const float>() + n * d.residual.strides[0] + y * d.residual.strides[2];
             run_row(n, y, first, stop, some, out, d.out.strides[3], residual, d.residual.strides[3], (const float**)scratch);
         }
@@ -165,12 +165,12 @@ class DepthwiseKernel : public Kernel {
         }
         const float* residual = target.residual ? target.residual + next : nullptr;
         float* out = target.out + next;
-        if (target.pixels == TILE_PIXELS && !skip && !IS_SHORT && k.finish.is_plain) {
+        if (target.pixels == TILE_PIXELS && !skip && !IS_SHORT && k.epilogue.is_plain) {
             for (int p = 0; p < TILE_PIXELS; p++)
                 for (int v = 0; v < VECS; v++) {
                     vf y = sums[v][p];
                     if (residual) y += load(residual + p * target.residual_stride + v * LANES);
-                    store(out + p * target.out_stride + v * LANES, k.finish.clamp(y));
+                    store(out + p * target.out_stride + v * LANES, k.epilogue.clamp(y));
                 }
             return;
         }
@@ -178,13 +178,13 @@ class DepthwiseKernel : public Kernel {
         alignas(64) float kept[TILE_PIXELS * STEP + LANES] = {};
         for (int p = 0; p < TILE_PIXELS; p++)
             for (int v = 0; v < VECS; v++) store(kept + p * STEP + v * LANES, sums[v][p]);
-        k.finish.rows(
+        k.epilogue.apply(
             kept + skip, STEP, target.pixels, residual, target.residual_stride, out, target.out_stride,
             IS_SHORT ? k.channels : STEP - skip);
     }
 
     const Depthwise d;
-    const Finish finish;
+    const BoundEpilogue epilogue;
     int64_t channels, reach, spans, pieces;
     std::vector<float> zeros;
     void (*tile)(const DepthwiseKernel&, const float* const*, int, int, const Target&);

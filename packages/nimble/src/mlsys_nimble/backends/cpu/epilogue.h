@@ -1,4 +1,4 @@
-// What is done to a result before it is stored, and how its rows are stored.
+// Epilogues: what is done to a GEMM's or convolution's sums before they are stored, and how rows are stored.
 #pragma once
 
 #include "kernel.h"
@@ -20,16 +20,16 @@ inline __attribute__((noinline)) void activate_all(float* x, int64_t vecs, int32
     });
 }
 
-// The same, ready for a loop: activations that only clamp are two instructions; the others go through tiles of sums.
-struct Finish {
+// An epilogue as loops use it: activations that only clamp are two instructions; the others go through tiles of sums.
+struct BoundEpilogue {
     float low = -INFINITY, high = INFINITY;
     int32_t activation = IDENTITY;  // where clamping is not all of it
     float slope = 0;
     bool has_residual = false, activates_first = false;
     bool is_plain = true;  // clamp(y + residual)
 
-    Finish() = default;
-    explicit Finish(const Epilogue& e)
+    BoundEpilogue() = default;
+    explicit BoundEpilogue(const Epilogue& e)
         : slope(e.slope), has_residual(e.has_residual), activates_first(e.has_residual && e.activates_first) {
         if (!activates_first && (e.activation == RELU || e.activation == RELU6)) {
             low = 0;
@@ -42,33 +42,33 @@ struct Finish {
 
     vf clamp(vf x) const { return smaller(splat(high), larger(splat(low), x)); }
 
-    // `count` rows of `width` sums, `step` apart (whole vectors), to where rows are `out_stride` apart. The sums are lost.
-    void rows(
-        float* sums, int64_t step, int64_t count, const float* residual, int64_t residual_stride, float* out,
-        int64_t out_stride, int64_t width) const {
+    // Apply it to M rows of N sums and store them in `c`. `ld_sums` is whole vectors. The sums are lost.
+    void apply(
+        float* sums, int64_t ld_sums, int64_t M, const float* residual, int64_t ld_residual, float* c, int64_t ldc,
+        int64_t N) const {
         if (residual && !activates_first)
-            for (int64_t r = 0; r < count; r++) add(sums + r * step, residual + r * residual_stride, width);
-        if (activation) activate_all(sums, count * step / LANES, activation, slope);
-        for (int64_t r = 0; r < count; r++) {
-            if (residual && activates_first) add(sums + r * step, residual + r * residual_stride, width);
-            copy(sums + r * step, out + r * out_stride, width);
+            for (int64_t m = 0; m < M; m++) add(sums + m * ld_sums, residual + m * ld_residual, N);
+        if (activation) activate_all(sums, M * ld_sums / LANES, activation, slope);
+        for (int64_t m = 0; m < M; m++) {
+            if (residual && activates_first) add(sums + m * ld_sums, residual + m * ld_residual, N);
+            copy(sums + m * ld_sums, c + m * ldc, N);
         }
     }
 
   private:
-    static void add(float* to, const float* from, int64_t width) {
+    static void add(float* to, const float* from, int64_t N) {
         int64_t i = 0;
-        for (; i + LANES <= width; i += LANES) store(to + i, load(to + i) + load(from + i));
-        for (; i < width; i++) to[i] += from[i];
+        for (; i + LANES <= N; i += LANES) store(to + i, load(to + i) + load(from + i));
+        for (; i < N; i++) to[i] += from[i];
     }
 
-    void copy(const float* from, float* to, int64_t width) const {
+    void copy(const float* from, float* to, int64_t N) const {
         int64_t i = 0;
-        for (; i + LANES <= width; i += LANES) store(to + i, clamp(load(from + i)));
-        if (i == width) return;
+        for (; i + LANES <= N; i += LANES) store(to + i, clamp(load(from + i)));
+        if (i == N) return;
         float rest[LANES];
         store(rest, clamp(load(from + i)));
-        std::memcpy(to + i, rest, (width - i) * sizeof(float));
+        std::memcpy(to + i, rest, (N - i) * sizeof(float));
     }
 };
 

@@ -8,37 +8,37 @@
 namespace nimble {
 
 struct Gemv {
-    View x, residual, out;  // x [depth]; residual, out [columns]; all side by side
-    const Weight* weights;  // [panels][depth][panel]; the last panel has as many vectors as it takes
-    const float* bias;      // [columns], zeros to whole vectors
+    View x, residual, out;  // x [K]; residual, out [N]; all side by side
+    const Weight* weights;  // [panels][K][NR]; the last panel has as many vectors as it takes
+    const float* bias;      // [N], zeros to whole vectors
     Epilogue epilogue;
 };
 MLSYS_STRUCT(Gemv, x, residual, out, weights, bias, epilogue);
 
 constexpr int ROW_VECS = 8;              // of a panel; as many sums as the pipes want in flight
 MLSYS_CONSTANTS(ROW_VECS);
-constexpr int AHEAD = (4 << 10) / sizeof(Weight);  // weights are prefetched so far ahead
+constexpr int PREFETCH_AHEAD = (4 << 10) / sizeof(Weight);  // weights
 
 class GemvKernel : public Kernel {
   public:
-    explicit GemvKernel(const Gemv& g) : g(g), finish(g.epilogue) {
-        depth = g.x.shape[0];
-        columns = g.out.shape[0];
-        vecs = (columns + LANES - 1) / LANES;
+    explicit GemvKernel(const Gemv& g) : g(g), epilogue(g.epilogue) {
+        K = g.x.shape[0];
+        N = g.out.shape[0];
+        vecs = (N + LANES - 1) / LANES;
         units = (vecs + ROW_VECS - 1) / ROW_VECS;
     }
 
     void run(int64_t begin, int64_t end, void*) const override {
         const float* x = g.x.as<const float>();
-        const float* residual = finish.has_residual ? g.residual.as<const float>() : nullptr;
+        const float* residual = epilogue.has_residual ? g.residual.as<const float>() : nullptr;
         float* out = g.out.as<float>();
         for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t column = unit * ROW_VECS * LANES, some = std::min<int64_t>(ROW_VECS, vecs - unit * ROW_VECS);
+            const int64_t n = unit * ROW_VECS * LANES, some = std::min<int64_t>(ROW_VECS, vecs - unit * ROW_VECS);
             alignas(64) float sums[ROW_VECS * LANES];
-            multiply_panel(some, x, g.weights + column * depth, g.bias + column, sums);
-            finish.rows(
-                sums, some * LANES, 1, residual ? residual + column : nullptr, 0, out + column, 0,
-                std::min(columns - column, some * LANES));
+            multiply_panel(some, x, g.weights + n * K, g.bias + n, sums);
+            epilogue.apply(
+                sums, some * LANES, 1, residual ? residual + n : nullptr, 0, out + n, 0,
+                std::min(N - n, some * LANES));
         }
     }
 
@@ -56,22 +56,23 @@ class GemvKernel : public Kernel {
         }
     }
 
-    // Panels of few vectors keep several sums of each, for features in turn, which are added at the end.
+    // Panels of few vectors keep several sums of each, for features in turn, which are added at the end. No micro-kernel of
+    // mlsys/gemm.h: that holds a step's weights in registers for all rows, and with bf16 eight vectors of them do not fit.
     template <int VECS>
     void multiply(const float* x, const Weight* weights, const float* bias, float* sums) const {
         constexpr int COPIES = ROW_VECS / VECS;
         vf total[COPIES][VECS] = {};
         for (int v = 0; v < VECS; v++) total[0][v] = load(bias + v * LANES);
         int64_t k = 0;
-        for (; k + COPIES <= depth; k += COPIES)
+        for (; k + COPIES <= K; k += COPIES)
             for (int copy = 0; copy < COPIES; copy++) {
                 const vf feature = splat(x[k + copy]);
                 for (int v = 0; v < VECS; v++, weights += LANES) {
-                    if (v % (64 / (LANES * sizeof(Weight))) == 0) __builtin_prefetch(weights + AHEAD);
+                    if (v % (64 / (LANES * sizeof(Weight))) == 0) __builtin_prefetch(weights + PREFETCH_AHEAD);
                     total[copy][v] = fma(feature, load(weights), total[copy][v]);
                 }
             }
-        for (; k < depth; k++)
+        for (; k < K; k++)
             for (int v = 0; v < VECS; v++, weights += LANES) total[0][v] = fma(splat(x[k]), load(weights), total[0][v]);
         for (int v = 0; v < VECS; v++) {
             for (int copy = 1; copy < COPIES; copy++) total[0][v] += total[copy][v];
@@ -80,8 +81,8 @@ class GemvKernel : public Kernel {
     }
 
     const Gemv g;
-    const Finish finish;
-    int64_t depth, columns, vecs;
+    const BoundEpilogue epilogue;
+    int64_t K, N, vecs;
 };
 
 }  // namespace nimble

@@ -1,4 +1,4 @@
-"""Weights packed in the order in which kernels read them: panels of a few vectors of output columns (matmul.h)."""
+"""Weights packed in the order in which kernels read them: panels of a few vectors of output columns (gemm.h)."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def _identity(argument: Any) -> Any:
 
 
 def pack_columns(weight: Tensor, lanes: int) -> Tensor:
-    """Pack a matrix [depth, columns] as flat panels, each [depth, width], one after another.
+    """Pack a matrix [K, N] as flat panels, each [K, NR], one after another.
 
     Panels are two vectors wide. The last has three where the number of vectors is odd, and is padded with zeros.
     """
-    depth, columns = weight.shape
-    vecs = -(-columns // lanes)
-    padded = torch.zeros(depth, vecs * lanes, dtype=weight.dtype)
-    padded[:, :columns] = weight
+    k, n = weight.shape
+    vecs = -(-n // lanes)
+    padded = torch.zeros(k, vecs * lanes, dtype=weight.dtype)
+    padded[:, :n] = weight
     num_panels = max(vecs // 2, 1)
     starts = [panel * 2 * lanes for panel in range(num_panels)]
     stops = [*starts[1:], vecs * lanes]
@@ -81,19 +81,19 @@ def pack_columns(weight: Tensor, lanes: int) -> Tensor:
 
 @_shared
 def pack_gemv(weight: Tensor, lanes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Pack a linear's weight [O, K] for a single row: flat panels of 8 vectors of columns, each [K, width]."""
-    columns, depth = weight.shape
-    padded = torch.zeros(depth, -(-columns // lanes) * lanes)
-    padded[:, :columns] = weight.detach().float().T
+    """Pack a linear's weight [N, K] for a single row: flat panels of 8 vectors of columns, each [K, NR]."""
+    n, k = weight.shape
+    padded = torch.zeros(k, -(-n // lanes) * lanes)
+    padded[:, :n] = weight.detach().float().T
     panels = torch.split(padded, ROW_VECS * lanes, dim=1)
     return torch.cat([panel.reshape(-1) for panel in panels]).to(dtype)
 
 
 @_shared
 def pack_convolution(weight: Tensor, groups: int, lanes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Pack a weight [O, C/groups, *kernel] as flat [groups][panels][taps * C/groups][width]."""
+    """Pack a weight [O, C/groups, *kernel] as flat [groups][panels][taps * C/groups][NR]."""
     rows = weight.detach().float().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
-    matrices = rows.permute(0, 3, 2, 1).reshape(groups, -1, rows.shape[1])  # [groups, taps * C/groups, columns]
+    matrices = rows.permute(0, 3, 2, 1).reshape(groups, -1, rows.shape[1])  # [groups, K = taps * C/groups, N]
     packed = torch.cat([pack_columns(matrix, lanes) for matrix in matrices]).to(dtype)
     shared = _SHARED.get()
     return packed if shared is None or rows.shape[3] > 1 else shared.pages.place(packed)

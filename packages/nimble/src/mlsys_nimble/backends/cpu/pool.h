@@ -20,7 +20,7 @@ MLSYS_STRUCT(Pool, x, residual, out, kernel, stride, before, dilation, is_averag
 
 class PoolKernel : public Kernel {
   public:
-    explicit PoolKernel(const Pool& p) : p(p), finish(p.epilogue) {
+    explicit PoolKernel(const Pool& p) : p(p), epilogue(p.epilogue) {
         channels = p.x.shape[1];
         units = p.out.shape[0] * p.out.shape[2] * p.out.shape[3];
         taps = (int64_t)p.kernel[0] * p.kernel[1] * p.kernel[2];
@@ -41,7 +41,7 @@ class PoolKernel : public Kernel {
             for (int64_t w = 0; w < p.out.shape[4]; w++) {
                 const int count = find(image, z, y, w, inside);
                 float* out = p.out.as<float>() + at(p.out, n, z, y, w);
-                const float* residual = finish.has_residual ? p.residual.as<const float>() + at(p.residual, n, z, y, w) : nullptr;
+                const float* residual = epilogue.has_residual ? p.residual.as<const float>() + at(p.residual, n, z, y, w) : nullptr;
                 p.is_average ? average(inside, count, residual, out) : most(inside, count, residual, out);
             }
         }
@@ -101,7 +101,7 @@ class PoolKernel : public Kernel {
             float share[PIXELS];
             for (int i = 0; i < PIXELS; i++)
                 share[i] = 1.0f / (p.counts_padding ? k.taps : std::max(inside[i] * (stop - first), 1));
-            const float* residual = k.finish.has_residual ? p.residual.as<const float>() + at(p.residual, n, 0, y, w) : nullptr;
+            const float* residual = k.epilogue.has_residual ? p.residual.as<const float>() + at(p.residual, n, 0, y, w) : nullptr;
             float* out = p.out.as<float>() + at(p.out, n, 0, y, w);
             for (int64_t next = 0; next < k.channels; next += LANES) {
                 // The last vector reaches back over channels that are done already, if that does no harm.
@@ -123,17 +123,17 @@ class PoolKernel : public Kernel {
                     for (int j = 1; j < WIDTH; j++) y = combined<IS_AVERAGE>(y, sums[i * STRIDE + j]);
                     results[i] = IS_AVERAGE ? y * splat(share[i]) : y;
                 }
-                if (k.finish.is_plain && some == PIXELS && c + LANES <= k.channels) {
+                if (k.epilogue.is_plain && some == PIXELS && c + LANES <= k.channels) {
                     for (int i = 0; i < PIXELS; i++) {
                         vf y = results[i];
                         if (residual) y += load(residual + i * p.residual.strides[4] + c);
-                        store(out + i * p.out.strides[4] + c, k.finish.clamp(y));
+                        store(out + i * p.out.strides[4] + c, k.epilogue.clamp(y));
                     }
                     continue;
                 }
                 float kept[PIXELS * LANES];
                 for (int i = 0; i < PIXELS; i++) store(kept + i * LANES, results[i]);
-                k.finish.rows(
+                k.epilogue.apply(
                     kept, LANES, some, residual ? residual + c : nullptr, p.residual.strides[4], out + c, p.out.strides[4],
                     std::min<int64_t>(LANES, k.channels - c));
             }
@@ -187,8 +187,8 @@ class PoolKernel : public Kernel {
         int64_t c = 0;
         for (; c + LANES <= channels; c += LANES) {
             const vf y = work([c](const float* from) { return load(from + c); });
-            if (finish.is_plain && !residual)
-                store(out + c, finish.clamp(y));
+            if (epilogue.is_plain && !residual)
+                store(out + c, epilogue.clamp(y));
             else
                 finish_some(y, residual, out, c, LANES);
         }
@@ -205,11 +205,11 @@ class PoolKernel : public Kernel {
     void finish_some(vf y, const float* residual, float* out, int64_t c, int64_t some) const {
         float kept[LANES];
         store(kept, y);
-        finish.rows(kept, LANES, 1, residual ? residual + c : nullptr, 0, out + c, 0, some);
+        epilogue.apply(kept, LANES, 1, residual ? residual + c : nullptr, 0, out + c, 0, some);
     }
 
     const Pool p;
-    const Finish finish;
+    const BoundEpilogue epilogue;
     int64_t channels, taps;
     Slide slide = nullptr;
 };

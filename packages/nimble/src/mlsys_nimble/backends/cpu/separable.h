@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "depthwise.h"
-#include "matmul.h"
+#include "gemm.h"
 
 namespace nimble {
 
@@ -20,12 +20,12 @@ MLSYS_STRUCT(Separable, depthwise, residual, out, weights, bias, epilogue);
 
 class SeparableKernel : public Kernel {
   public:
-    explicit SeparableKernel(const Separable& s) : s(s), first(s.depthwise), finish(s.epilogue) {
-        depth = s.depthwise.x.shape[1];
-        columns = s.out.shape[1];
-        vecs = (columns + LANES - 1) / LANES;
+    explicit SeparableKernel(const Separable& s) : s(s), first(s.depthwise), epilogue(s.epilogue) {
+        K = s.depthwise.x.shape[1];
+        N = s.out.shape[1];
+        vecs = (N + LANES - 1) / LANES;
         panels = std::max<int64_t>(vecs / 2, 1);
-        width = (depth + LINE - 1) / LINE * LINE;
+        width = (K + LINE - 1) / LINE * LINE;
         spans = (s.out.shape[3] + SPAN_PIXELS - 1) / SPAN_PIXELS;
         units = s.out.shape[0] * s.out.shape[2] * spans;
         scratch_nbytes = SPAN_PIXELS * (width * sizeof(float) + sizeof(float*)) + first.scratch_nbytes;
@@ -38,10 +38,10 @@ class SeparableKernel : public Kernel {
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t row = unit / spans, n = row / s.out.shape[2], y = row % s.out.shape[2], span = unit % spans;
             const int64_t from = s.out.shape[3] * span / spans, stop = s.out.shape[3] * (span + 1) / spans;
-            first.run_row(n, y, from, stop, {0, depth}, between - from * width, width, nullptr, 0, rows + SPAN_PIXELS);
+            first.run_row(n, y, from, stop, {0, K}, between - from * width, width, nullptr, 0, rows + SPAN_PIXELS);
             float* out = s.out.as<float>() + n * s.out.strides[0] + y * s.out.strides[2] + from * s.out.strides[3];
             const float* residual = nullptr;
-            if (finish.has_residual)
+            if (epilogue.has_residual)
                 residual = s.residual.as<const float>() + n * s.residual.strides[0] + y * s.residual.strides[2] +
                            from * s.residual.strides[3];
             for (int64_t panel = 0; panel < panels; panel++)
@@ -50,26 +50,26 @@ class SeparableKernel : public Kernel {
     }
 
   private:
-    void multiply_panel(const float* const* rows, int count, int64_t panel, const float* residual, float* out) const {
-        const int wide = panel + 1 < panels || vecs == 1 ? std::min<int>(vecs, 2) : vecs - 2 * (panels - 1);
-        const int64_t column = panel * 2 * LANES;
+    void multiply_panel(const float* const* rows, int M, int64_t panel, const float* residual, float* out) const {
+        const int panel_vecs = panel + 1 < panels || vecs == 1 ? std::min<int>(vecs, 2) : vecs - 2 * (panels - 1);
+        const int64_t n = panel * 2 * LANES;
         Tile tile{};
         tile.taps = 1;
-        tile.weights = s.weights + column * depth;
-        tile.step = wide * LANES;
-        tile.bias = s.bias + column;
-        tile.out = out + column;
-        tile.out_stride = s.out.strides[3];
-        tile.residual = residual ? residual + column : nullptr;
-        tile.residual_stride = s.residual.strides[3];
-        tile.width = std::min<int64_t>(wide * LANES, columns - column);
-        multiply_rows(rows, count, depth, tile, finish, wide);
+        tile.weights = s.weights + n * K;
+        tile.ldb = panel_vecs * LANES;
+        tile.bias = s.bias + n;
+        tile.c = out + n;
+        tile.ldc = s.out.strides[3];
+        tile.residual = residual ? residual + n : nullptr;
+        tile.ld_residual = s.residual.strides[3];
+        tile.N = std::min<int64_t>(panel_vecs * LANES, N - n);
+        multiply_rows(rows, M, K, tile, epilogue, panel_vecs);
     }
 
     const Separable s;
     const DepthwiseKernel first;
-    const Finish finish;
-    int64_t depth, columns, vecs, panels, width, spans;
+    const BoundEpilogue epilogue;
+    int64_t K, N, vecs, panels, width, spans;
 };
 
 }  // namespace nimble

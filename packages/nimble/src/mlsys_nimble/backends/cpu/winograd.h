@@ -26,11 +26,11 @@ constexpr int64_t MAX_TILES = 48, LEAST_TILES = LANES == 16 ? 16 : 12;
 template <int SIZE>
 class WinogradKernel : public Kernel {
   public:
-    explicit WinogradKernel(const Winograd& w) : w(w), finish(w.epilogue) {
-        channels = w.x.shape[1], columns = w.out.shape[1];
+    explicit WinogradKernel(const Winograd& w) : w(w), epilogue(w.epilogue) {
+        channels = w.x.shape[1], N = w.out.shape[1];
         high = (w.out.shape[2] + SIZE - 1) / SIZE, wide = (w.out.shape[3] + SIZE - 1) / SIZE;
         tiles = w.out.shape[0] * high * wide;
-        vecs = columns / LANES;
+        vecs = N / LANES;
         panels = std::max<int64_t>(vecs / 2, 1);
         const int64_t fitting = TRANSFORMED_NBYTES / (POINTS * channels * (int64_t)sizeof(float));
         const int64_t limit = std::clamp<int64_t>(fitting / 6 * 6, LEAST_TILES, MAX_TILES);
@@ -48,7 +48,7 @@ class WinogradKernel : public Kernel {
         float* products = pixels + POINTS * most_tiles * channels;       // [points][tiles][panel]
         const float** rows = (const float**)(products + POINTS * most_tiles * MAX_VECS * LANES);
         alignas(64) const float none[MAX_VECS * LANES] = {};
-        const Finish as_is;
+        const BoundEpilogue as_is;
         int64_t transformed = -1;  // the block whose pixels are in scratch
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t block = unit / groups, group = unit % groups;
@@ -56,25 +56,25 @@ class WinogradKernel : public Kernel {
             for (int64_t t = 0; t < some && block != transformed; t++) transform(first + t, pixels + t * channels);
             transformed = block;
             for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; panel++) {
-                const int width = panel + 1 < panels ? 2 : vecs - 2 * (panels - 1);
+                const int panel_vecs = panel + 1 < panels ? 2 : vecs - 2 * (panels - 1);
                 Tile tile{};
                 tile.taps = 1;
-                tile.step = width * LANES;
+                tile.ldb = panel_vecs * LANES;
                 tile.bias = none;
-                tile.out_stride = tile.width = width * LANES;
+                tile.ldc = tile.N = panel_vecs * LANES;
                 for (int point = 0; point < POINTS; point++) {
                     for (int64_t t = 0; t < some; t++) rows[t] = pixels + (point * most_tiles + t) * channels;
-                    tile.weights = w.weights + (point * columns + panel * 2 * LANES) * channels;
-                    tile.out = products + point * most_tiles * width * LANES;
+                    tile.weights = w.weights + (point * N + panel * 2 * LANES) * channels;
+                    tile.c = products + point * most_tiles * panel_vecs * LANES;
                     // The next point's, or the first point's of the next panel; far apart, where no hardware would guess.
-                    const int64_t next = point + 1 < POINTS ? columns : 2 * LANES - (POINTS - 1) * columns;
-                    tile.soon = (const char*)(tile.weights + next * channels);
-                    multiply_rows(rows, some, channels, tile, as_is, width);
+                    const int64_t next = point + 1 < POINTS ? N : 2 * LANES - (POINTS - 1) * N;
+                    tile.prefetch_from = (const char*)(tile.weights + next * channels);
+                    multiply_rows(rows, some, channels, tile, as_is, panel_vecs);
                 }
                 for (int64_t t = 0; t < some; t++)
-                    for (int v = 0; v < width; v++)
+                    for (int v = 0; v < panel_vecs; v++)
                         finish_tile(
-                            first + t, products + (t * width + v) * LANES, most_tiles * width * LANES,
+                            first + t, products + (t * panel_vecs + v) * LANES, most_tiles * panel_vecs * LANES,
                             panel * 2 * LANES + v * LANES);
             }
         }
@@ -152,7 +152,7 @@ class WinogradKernel : public Kernel {
         const int64_t inside_y = std::min<int64_t>(SIZE, w.out.shape[2] - oy), inside_x = std::min<int64_t>(SIZE, w.out.shape[3] - ox);
         float* out = w.out.as<float>() + n * w.out.strides[0] + oy * w.out.strides[2] + ox * w.out.strides[3] + column;
         const float* residual = nullptr;
-        if (finish.has_residual)
+        if (epilogue.has_residual)
             residual = w.residual.as<const float>() + n * w.residual.strides[0] + oy * w.residual.strides[2] +
                        ox * w.residual.strides[3] + column;
         for (int i = 0; i < inside_y; i++) {
@@ -160,15 +160,15 @@ class WinogradKernel : public Kernel {
             to_results(rows + i, SIZE, results);
             float sums[SIZE * LANES];
             for (int j = 0; j < SIZE; j++) store(sums + j * LANES, results[j] + bias);
-            finish.rows(
+            epilogue.apply(
                 sums, LANES, inside_x, residual ? residual + i * w.residual.strides[2] : nullptr, w.residual.strides[3],
                 out + i * w.out.strides[2], w.out.strides[3], LANES);
         }
     }
 
     const Winograd w;
-    const Finish finish;
-    int64_t channels, columns, high, wide, tiles, vecs, panels, blocks, groups, most_tiles;
+    const BoundEpilogue epilogue;
+    int64_t channels, N, high, wide, tiles, vecs, panels, blocks, groups, most_tiles;
     std::vector<float> zeros;
 };
 

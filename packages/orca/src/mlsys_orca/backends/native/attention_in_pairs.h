@@ -58,13 +58,13 @@ struct ByInstruction {
     using Read = Blocks<uint16_t, true>;
 
     static void score(const Read& blocks, const uint16_t* queries, int rows, int dim, float* scores, int64_t stride) {
-        in_groups(rows, NEAR_ROWS, [&](int row, int some) {
+        for_row_groups(rows, NEAR_ROWS, [&](int row, int some) {
             score_rows<NEAR_ROWS>(blocks, (const uint32_t*)(queries + row * dim), some, dim / 2, scores + row * stride, stride);
         });
     }
 
     static void weigh(const Read& blocks, const uint16_t* weights, int64_t stride, int rows, int dim, float* out) {
-        in_groups(rows, MAX_ROWS, [&](int row, int some) {
+        for_row_groups(rows, MAX_ROWS, [&](int row, int some) {
             weigh_rows<MAX_ROWS>(blocks, (const uint32_t*)(weights + row * stride), stride / 2, some, dim, out + row * dim);
         });
     }

@@ -134,7 +134,7 @@ inline void multiply_tile(
     constexpr int WIDTH = NUM_PANELS * PANEL;
     const int group = m.group ? m.group : m.depth;
     if (rows <= (std::is_same_v<Panel, Int4Panel> ? DIRECT_INT4_ROWS : DIRECT_ROWS)) {
-        in_groups(rows, MAX_ROWS, [&](int row, int some) {
+        for_row_groups(rows, MAX_ROWS, [&](int row, int some) {
             alignas(64) Panel panels[NUM_PANELS] = {Panel(m, first), Panel(m, first + NUM_PANELS - 1)};
             begins(row, some);
             multiply_rows<Panel, false>(
@@ -156,7 +156,7 @@ inline void multiply_tile(
         const int pieces = (m.depth + PIECE - 1) / PIECE, piece = (m.depth + pieces - 1) / pieces;
         for (int k = 0; k < m.depth; k += piece) {
             const int some_depth = std::min(piece, m.depth - k);
-            in_groups(rows, NEAR_ROWS, [&](int row, int some) {
+            for_row_groups(rows, NEAR_ROWS, [&](int row, int some) {
                 if (!k && !p) begins(row, some);
                 NearPanel panels[NEAR_PANELS];
                 for (int q = 0; q < NEAR_PANELS; q++) {
@@ -251,7 +251,7 @@ inline void multiply_tile_of_pairs(
     const int pairs = m.depth / 2, pieces = (pairs + PIECE - 1) / PIECE, piece = (pairs + pieces - 1) / pieces;
     for (int begin = 0; begin < pairs; begin += piece) {
         const int end = std::min(pairs, begin + piece);
-        in_groups(rows, NEAR_ROWS, [&](int row, int some) {
+        for_row_groups(rows, NEAR_ROWS, [&](int row, int some) {
             if (!begin) begins(row, some);
             const int64_t ahead = row ? next : AHEAD / 2;  // as in `multiply_tile`
             multiply_pairs(some, m, first, a + row * stride, stride, begin, end, ahead, sums + row * 2 * PANEL);
