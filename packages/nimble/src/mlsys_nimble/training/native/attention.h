@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <mlsys/vec.h>
+#include <mlsys/gemm.h>
 
 #include "../../backends/cpu/kernel.h"
 
@@ -28,43 +28,41 @@ struct TrainingAttention {
 };
 MLSYS_STRUCT(TrainingAttention, q, k, v, out, logsumexp, dout, dq, dk, dv, scale, is_causal);
 
-// out [rows][columns] = or += the sum over t < depth of a(row, t) b(t, column); whole vectors of columns. a(row, t) is
-// a[row * a_row + t * a_depth], so that either operand may be read transposed.
+// C [M][N] = scale * A [M][K] B [K][N], N whole vectors. a(m, k) is a[m * rs_a + k * cs_a], so that A may be transposed.
 struct Matrices {
     const float* a;
-    int64_t a_row, a_depth;
+    int64_t rs_a, cs_a;
     const float* b;
-    int64_t b_row;
-    float* out;
-    int64_t out_row;
+    int64_t ldb;
+    float* c;
+    int64_t ldc;
 };
 
-template <int ROWS, int VECS>
-inline void multiply_small_tile(const Matrices& m, int64_t row, int64_t column, int64_t depth, float scale) {
-    vf sums[ROWS][VECS] = {};
-    const float *a = m.a + row * m.a_row, *b = m.b + column;
-    for (int64_t t = 0; t < depth; t++, a += m.a_depth, b += m.b_row) {
-        vf values[VECS];
-        for (int v = 0; v < VECS; v++) values[v] = load(b + v * LANES);
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECS; v++) sums[r][v] = fma(splat(a[r * m.a_row]), values[v], sums[r][v]);
-    }
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECS; v++) store(m.out + (row + r) * m.out_row + column + v * LANES, sums[r][v] * splat(scale));
+template <int MR, int VECS>
+inline void multiply_small_tile(const Matrices& g, int64_t m, int64_t n, int64_t K, float scale) {
+    vf sums[MR * VECS] = {};
+    const float *a = g.a + m * g.rs_a, *b = g.b + n;
+    const int64_t rs_a = g.rs_a, cs_a = g.cs_a, ldb = g.ldb;
+    micro_kernel<MR, VECS>(
+        sums, K, [&](auto r, int64_t k) MLSYS_INLINE { return a[r * rs_a + k * cs_a]; },
+        [&](int64_t k, auto v) MLSYS_INLINE { return load(b + k * ldb + v * LANES); }, []() MLSYS_INLINE {});
+    unroll<MR * VECS>([&](auto i) MLSYS_INLINE {
+        store(g.c + (m + i / VECS) * g.ldc + n + i % VECS * LANES, sums[i] * splat(scale));
+    });
 }
 
-inline void multiply_small(const Matrices& m, int64_t rows, int64_t columns, int64_t depth, float scale) {
-    int64_t column = 0;
-    for (; column + 2 * LANES <= columns; column += 2 * LANES) {
-        int64_t row = 0;
-        for (; row + 6 <= rows; row += 6) multiply_small_tile<6, 2>(m, row, column, depth, scale);
-        for (; row + 2 <= rows; row += 2) multiply_small_tile<2, 2>(m, row, column, depth, scale);
-        for (; row < rows; row++) multiply_small_tile<1, 2>(m, row, column, depth, scale);
+inline void multiply_small(const Matrices& g, int64_t M, int64_t N, int64_t K, float scale) {
+    int64_t n = 0;
+    for (; n + 2 * LANES <= N; n += 2 * LANES) {
+        int64_t m = 0;
+        for (; m + 6 <= M; m += 6) multiply_small_tile<6, 2>(g, m, n, K, scale);
+        for (; m + 2 <= M; m += 2) multiply_small_tile<2, 2>(g, m, n, K, scale);
+        for (; m < M; m++) multiply_small_tile<1, 2>(g, m, n, K, scale);
     }
-    for (; column < columns; column += LANES) {
-        int64_t row = 0;
-        for (; row + 8 <= rows; row += 8) multiply_small_tile<8, 1>(m, row, column, depth, scale);
-        for (; row < rows; row++) multiply_small_tile<1, 1>(m, row, column, depth, scale);
+    for (; n < N; n += LANES) {
+        int64_t m = 0;
+        for (; m + 8 <= M; m += 8) multiply_small_tile<8, 1>(g, m, n, K, scale);
+        for (; m < M; m++) multiply_small_tile<1, 1>(g, m, n, K, scale);
     }
 }
 

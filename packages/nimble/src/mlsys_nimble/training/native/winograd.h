@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include <mlsys/vec.h>
+#include <mlsys/gemm.h>
 
 #include "../../backends/cpu/kernel.h"
 
@@ -22,9 +22,9 @@ using mlsys::vf;
 struct WinogradWeights {
     View weight;        // [O, C, 3, 3]
     View bias;          // [O]; rank 0: none
-    float* out;         // [points][panels][depth][panel], as native/winograd.h reads it
+    float* out;         // [points][panels][K][panel], as native/winograd.h reads it
     float* out_bias;    // [O]
-    int32_t is_turned;  // for the input's gradient: O is the depth, and taps go the other way round
+    int32_t is_turned;  // for the input's gradient: O is K, and taps go the other way round
 };
 MLSYS_STRUCT(WinogradWeights, weight, bias, out, out_bias, is_turned);
 
@@ -108,15 +108,15 @@ template <int SIZE>
 class WinogradWeightsKernel : public Kernel {
   public:
     explicit WinogradWeightsKernel(const WinogradWeights& w) : w(w) {
-        depth = w.weight.shape[w.is_turned ? 0 : 1], columns = w.weight.shape[w.is_turned ? 1 : 0];
-        units = depth;
+        K = w.weight.shape[w.is_turned ? 0 : 1], N = w.weight.shape[w.is_turned ? 1 : 0];
+        units = K;
     }
 
     void run(int64_t begin, int64_t end, void*) const override {
         using At = Points<SIZE>;
         const float* weight = w.weight.as<const float>();
-        const int64_t vecs = columns / LANES, panels = std::max<int64_t>(vecs / 2, 1), *step = w.weight.strides;
-        if (begin == 0 && w.bias.rank) std::copy_n(w.bias.as<const float>(), columns, w.out_bias);
+        const int64_t vecs = N / LANES, panels = std::max<int64_t>(vecs / 2, 1), *step = w.weight.strides;
+        if (begin == 0 && w.bias.rank) std::copy_n(w.bias.as<const float>(), N, w.out_bias);
         for (int64_t k = begin; k < end; k++)
             for (int64_t v = 0; v < vecs; v++) {
                 float gathered[9][LANES];
@@ -130,18 +130,18 @@ class WinogradWeightsKernel : public Kernel {
                 for (int tap = 0; tap < 9; tap++) taps[tap] = load(gathered[tap]);
                 for (int x = 0; x < 3; x++) At::of_taps(taps + x, 3, rows + x * At::REACH);
                 const int64_t panel = std::min(v / 2, panels - 1), width = (panel + 1 < panels ? 2 : vecs - 2 * (panels - 1)) * LANES;
-                float* out = w.out + (panel * 2 * depth + v - panel * 2) * LANES + k * width;
+                float* out = w.out + (panel * 2 * K + v - panel * 2) * LANES + k * width;
                 for (int i = 0; i < At::REACH; i++) {
                     vf points[At::REACH];
                     At::of_taps(rows + i, At::REACH, points);
-                    for (int j = 0; j < At::REACH; j++) store(out + (i * At::REACH + j) * depth * columns, points[j]);
+                    for (int j = 0; j < At::REACH; j++) store(out + (i * At::REACH + j) * K * N, points[j]);
                 }
             }
     }
 
   private:
     const WinogradWeights w;
-    int64_t depth, columns;
+    int64_t K, N;
 };
 
 constexpr int64_t GRADIENT_TILES_NBYTES = 768 << 10;  // of one block's transformed pixels, of x and of dy
@@ -239,27 +239,23 @@ class WinogradWeightGradient : public Kernel {
         }
     }
 
-    // sums [C][O] = or += x^T [tiles][C] times dy [tiles][O], four rows and two vectors at a time.
-    void multiply(const float* x, const float* dy, int64_t some, bool adds, float* to) const {
-        int64_t o = 0;
-        for (; o + 2 * LANES <= outputs; o += 2 * LANES)
-            for (int64_t c = 0; c < inputs; c += 4) block<4, 2>(x + c, dy + o, some, adds, to + c * outputs + o);
-        for (; o < outputs; o += LANES)
-            for (int64_t c = 0; c < inputs; c += 8) block<8, 1>(x + c, dy + o, some, adds, to + c * outputs + o);
+    // C [inputs][outputs] = or += x^T [inputs][K] times dy [K][outputs], four rows and two vectors at a time; K: tiles.
+    void multiply(const float* x, const float* dy, int64_t K, bool adds, float* c) const {
+        int64_t n = 0;
+        for (; n + 2 * LANES <= outputs; n += 2 * LANES)
+            for (int64_t m = 0; m < inputs; m += 4) multiply_tile<4, 2>(x + m, dy + n, K, adds, c + m * outputs + n);
+        for (; n < outputs; n += LANES)
+            for (int64_t m = 0; m < inputs; m += 8) multiply_tile<8, 1>(x + m, dy + n, K, adds, c + m * outputs + n);
     }
-    template <int ROWS, int VECS>
-    void block(const float* x, const float* dy, int64_t some, bool adds, float* to) const {
-        vf total[ROWS][VECS];
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECS; v++) total[r][v] = adds ? load(to + r * outputs + v * LANES) : vf{};
-        for (int64_t t = 0; t < some; t++, x += inputs, dy += outputs) {
-            vf row[VECS];
-            for (int v = 0; v < VECS; v++) row[v] = load(dy + v * LANES);
-            for (int r = 0; r < ROWS; r++)
-                for (int v = 0; v < VECS; v++) total[r][v] = fma(splat(x[r]), row[v], total[r][v]);
-        }
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECS; v++) store(to + r * outputs + v * LANES, total[r][v]);
+    template <int MR, int VECS>
+    void multiply_tile(const float* x, const float* dy, int64_t K, bool adds, float* c) const {
+        vf sums[MR * VECS];
+        const auto at = [&](int i) { return c + i / VECS * outputs + i % VECS * LANES; };
+        unroll<MR * VECS>([&](auto i) MLSYS_INLINE { sums[i] = adds ? load(at(i)) : vf{}; });
+        micro_kernel<MR, VECS>(
+            sums, K, [&](auto r, int64_t k) MLSYS_INLINE { return x[k * inputs + r]; },
+            [&](int64_t k, auto v) MLSYS_INLINE { return load(dy + k * outputs + v * LANES); }, []() MLSYS_INLINE {});
+        unroll<MR * VECS>([&](auto i) MLSYS_INLINE { store(at(i), sums[i]); });
     }
 
     int64_t high, wide, tiles, most_tiles;
