@@ -6,18 +6,23 @@ The whole model runs one batch at a time; nothing joins or leaves a batch on the
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+from mlsys_core.environment import describe_environment
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import Scheduler, ServeRequest, SimulatedExecutor, simulate
 from mlsys_core.serving.baselines import DelayBatch, RequestBatch, StaticBatch, ZeroBatch
 from mlsys_core.workload import LatencySummary, LoadPoint, Poisson
 from mlsys_dvabatch.stages.simulated import StagedModel
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
 
 NewScheduler = Callable[[], Scheduler[ServeRequest[None], RequestBatch[None], list[None]]]
 
@@ -148,3 +153,37 @@ def _run(
         mean_batch_size=len(simulation.requests) / len(simulation.runs),
         point=LoadPoint(offered_rps=offered_rps, throughput_rps=throughput_rps, latency=latency),
     )
+
+
+def print_json(results: Sequence[BaselineResult], model: StagedModel, workload: Workload) -> None:
+    """Print the results with their model, workload and environment."""
+    report = {
+        "model": asdict(model),
+        "workload": asdict(workload),
+        "results": [asdict(result) for result in results],
+        "environment": describe_environment(),
+    }
+    print(json.dumps(report, indent=1))
+
+
+def print_table(results: Sequence[BaselineResult], model: StagedModel, max_batch: int) -> None:
+    """Print a row for each baseline and load, and the peak throughput."""
+    table = Table("load", "policy", "tuned", box=SIMPLE, padding=(0, 1, 0, 0))
+    for header in ("batch", "average (ms)", "p99 (ms)", "req/s"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for result in results:
+        latency = result.point.latency
+        table.add_row(
+            f"{result.load:g}",
+            result.policy,
+            result.setting,
+            f"{result.mean_batch_size:.1f}",
+            f"{latency.mean * 1e3:.2f}",
+            f"{latency.p99 * 1e3:.2f}",
+            f"{result.point.throughput_rps:,.1f}",
+            end_section=result.policy == results[-1].policy,
+        )
+    console = Console()
+    console.print(table)
+    seconds = model.seconds(max_batch)
+    console.print(f"Peak {model.peak_rps(max_batch):,.1f} req/s: batches of {max_batch}, {seconds * 1e3:g} ms each")

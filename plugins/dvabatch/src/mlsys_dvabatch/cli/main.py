@@ -14,8 +14,6 @@ from mlsys_core.cli.trust import TrustCode
 
 if TYPE_CHECKING:
     from mlsys_core.serving.http import ServerAddress
-    from mlsys_dvabatch.cli.baselines import BaselineResult
-    from mlsys_dvabatch.stages.simulated import StagedModel
 
 app = typer.Typer(no_args_is_help=True)
 serve_app = typer.Typer()  # of "mlsys serve dvabatch"
@@ -47,7 +45,7 @@ def baselines(
     Example: mlsys dvabatch baselines --stage-ms 4+0.5,4+0.5 --load 0.25,0.6,0.9 --plot baselines.svg
     """
     from mlsys_core.plot import check_format, latency_vs_load, save
-    from mlsys_dvabatch.cli.baselines import Workload, compare_baselines
+    from mlsys_dvabatch.cli.baselines import Workload, compare_baselines, print_json, print_table
     from mlsys_dvabatch.stages.simulated import parse_stages
     from rich.console import Console
     from rich.progress import Progress
@@ -67,9 +65,9 @@ def baselines(
         curves = {policy: [result.point for result in results if result.policy == policy] for policy in policies}
         save(latency_vs_load(curves, title=f"Stages of {stage_ms} ms, batches of at most {max_batch}"), plot)
     if as_json:
-        _print_json(results, model, workload=workload)
+        print_json(results, model, workload)
     else:
-        _print_table(results, model, max_batch=max_batch)
+        print_table(results, model, max_batch)
         if plot is not None:
             typer.echo(f"wrote {plot}")
 
@@ -270,44 +268,3 @@ def parse_loads(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise InvalidInputError(f"--load {text!r}: write numbers with commas, like 0.25,0.6") from None
-
-
-def _print_json(results: list[BaselineResult], model: StagedModel, *, workload: object) -> None:
-    import json
-    from dataclasses import asdict
-
-    from mlsys_core.environment import describe_environment
-
-    report = {
-        "model": asdict(model),
-        "workload": {name: getattr(workload, name) for name in ("max_batch_size", "num_requests", "seed")},
-        "results": [asdict(result) for result in results],
-        "environment": describe_environment(),
-    }
-    typer.echo(json.dumps(report, indent=1))
-
-
-def _print_table(results: list[BaselineResult], model: StagedModel, *, max_batch: int) -> None:
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("load", "policy", "tuned", box=SIMPLE, padding=(0, 1, 0, 0))
-    for header in ("batch", "average (ms)", "p99 (ms)", "req/s"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for result in results:
-        latency = result.point.latency
-        table.add_row(
-            f"{result.load:g}",
-            result.policy,
-            result.setting,
-            f"{result.mean_batch_size:.1f}",
-            f"{latency.mean * 1e3:.2f}",
-            f"{latency.p99 * 1e3:.2f}",
-            f"{result.point.throughput_rps:,.1f}",
-            end_section=result.policy == results[-1].policy,
-        )
-    console = Console()
-    console.print(table)
-    seconds = model.seconds(max_batch)
-    console.print(f"Peak {model.peak_rps(max_batch):,.1f} req/s: batches of {max_batch}, {seconds * 1e3:g} ms each")
