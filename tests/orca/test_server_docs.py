@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from mlsys_orca.api import chat, completions, encoders, messages, responses, tokens
+from mlsys_orca.api import chat, chat_messages, completions, encoders, messages, responses, tokens
 
 PAGE = Path(__file__).parents[2] / "docs" / "orca-server.md"
 BODIES = [
     completions.CompletionRequest,
     chat.ChatCompletionRequest,
-    chat.Message,
+    chat_messages.Message,
     responses.ResponsesRequest,
     messages.MessagesRequest,
     encoders.EmbeddingRequest,

@@ -10,28 +10,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.api.tools import ToolCall, ToolParser, call_grammar, need_notation, notation_of
+from mlsys_orca.api.parts import Part, joined, text_of
+from mlsys_orca.api.tool_parser import ToolParser
+from mlsys_orca.api.tools import call_grammar, need_notation, notation_of
 from mlsys_orca.text.guides import Grammar
 
 ARGUMENTS = {"city": "Rome </tool", "n": [1, {"x": None}]}
 ONE = {"name": "f", "arguments": ARGUMENTS}
 LLAMA = {"name": "f", "parameters": ARGUMENTS}
-CALL = ToolCall("f", json.dumps(ARGUMENTS))
+CALL = ("f", json.dumps(ARGUMENTS))
 ANSWERS = {
     "hermes": (f"Well.\n<tool_call>\n{json.dumps(ONE)}\n</tool_call>\n" * 2, "Well.\nWell.\n", [CALL, CALL]),
+    "hermes-side-by-side": (f" \n<tool_call>\n{json.dumps(ONE)}\n</tool_call>" * 2, "", [CALL, CALL]),
+    "hermes-turned": (f'<tool_call>{{"arguments": {json.dumps(ARGUMENTS)}, "name": "f"}}</tool_call>', "", [CALL]),
+    "hermes-cut": ('<tool_call>{"name": "f", "arguments": {"city": "Ro', "", [("f", '{"city": "Ro')]),
+    "hermes-without": ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
     "mistral": (f"[TOOL_CALLS][{json.dumps(ONE)}, {json.dumps(ONE)}]", "", [CALL, CALL]),
     "llama3": (json.dumps(LLAMA), "", [CALL]),
+    "llama3-several": (f"{json.dumps(LLAMA)}; {json.dumps(LLAMA)}", "", [CALL, CALL]),
 }
 
 
-def parse(notation: str, text: str, cuts: list[int]) -> tuple[str, list[ToolCall]]:
-    parser, shown, calls = ToolParser(notation), "", []
+def parse(notation: str, text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
+    parser, parts = ToolParser(notation.partition("-")[0]), list[Part]()
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for a, b in pairwise(borders):
-        piece, found = parser.push(text[a:b])
-        shown, calls = shown + piece, calls + found
-    piece, found = parser.finish()
-    return shown + piece, calls + found
+        parts += parser.push(text[a:b])
+    whole = joined(parts + parser.finish())
+    return text_of(whole, "text"), [(part.name, part.text) for part in whole if part.kind == "call"]
 
 
 @pytest.mark.parametrize("notation", list(ANSWERS))
@@ -41,7 +47,18 @@ def test_calls_are_read_wherever_the_borders_fall(notation, cuts):
     assert parse(notation, text, cuts) == (shown, calls)
 
 
-@pytest.mark.parametrize("notation", list(ANSWERS))
+def test_arguments_come_as_they_are_written() -> None:
+    parser = ToolParser("hermes")
+    begun = parser.push('<tool_call>\n{"name": "f", "arguments": {"x": "a}')
+    assert begun == [Part("call", name="f"), Part("call", '{"x": "a}')]
+    assert parser.is_open
+    assert parser.push('\\"}", "y": [') == [Part("call", '\\"}", "y": [')]
+    assert parser.push("{}]}}") == [Part("call", "{}]}")]
+    assert not parser.is_open
+    assert parser.push("\n</tool_call>\nSo.") == [Part("text", "So.")]
+
+
+@pytest.mark.parametrize("notation", ["hermes", "mistral", "llama3"])
 @pytest.mark.parametrize(
     "text",
     [
@@ -96,6 +113,13 @@ def test_grammars_of_calls_that_must_come_and_of_calls_or_a_format(notation):
     assert [accepts(must, text) for text in (fits, fits_not, '{"a": null}', "Well.")] == [True, False, False, False]
     may = call_grammar(notation, [FUNCTION], only_one=True, otherwise=ANSWER)
     assert [accepts(may, text) for text in (fits, fits_not, '{"a": null}', "Well.")] == [True, False, True, False]
+    both = {
+        "hermes": f"{fits}\n{fits}",
+        "mistral": begin + ", ".join([fits[len(begin) : -1]] * 2) + end,
+        "llama3": f"{fits}; {fits}",
+    }
+    several = call_grammar(notation, [FUNCTION], only_one=False)
+    assert [accepts(grammar, both[notation]) for grammar in (several, must)] == [True, False]
     any_object = call_grammar(notation, [FUNCTION], only_one=True, otherwise=True)
     assert accepts(any_object, '{"b": 1}')
 

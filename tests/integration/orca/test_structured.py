@@ -139,17 +139,38 @@ def test_a_call_that_must_come_comes_and_fits(tool_client, choice):
         jsonschema.validate(json.loads(tool_call.function.arguments), WEATHER["function"]["parameters"])
 
 
-def test_a_streamed_call_is_the_whole_one(tool_client):
+def test_a_streamed_call_is_the_whole_one_piece_by_piece(tool_client):
     options = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
     whole = call(tool_client, **options).choices[0].message.tool_calls[0]
-    calls, finish = [], None
+    pieces, name, finish = [], None, None
     for chunk in call(tool_client, stream=True, **options):
-        calls += chunk.choices[0].delta.tool_calls or []
+        for delta in chunk.choices[0].delta.tool_calls or []:
+            name = delta.function.name or name
+            pieces.append(delta.function.arguments)
         finish = chunk.choices[0].finish_reason or finish
-    assert finish == "tool_calls"
-    assert [(c.index, c.function.name, c.function.arguments) for c in calls] == [
-        (0, whole.function.name, whole.function.arguments)
+    assert (name, "".join(pieces), finish) == (whole.function.name, whole.function.arguments, "tool_calls")
+    assert len(pieces) > 3
+
+
+def test_two_cities_get_two_calls(tool_client):
+    asked = [{"role": "user", "content": "Get the weather of Rome, and then the weather of Oslo."}]
+    shown = [
+        {"id": f"c{i}", "type": "function", "function": {"name": "get_weather", "arguments": f'{{"city": "{city}"}}'}}
+        for i, city in enumerate(("Paris", "Madrid"))
     ]
+    before = [
+        {"role": "user", "content": "Get the weather of Paris, and then the weather of Madrid."},
+        {"role": "assistant", "content": "", "tool_calls": shown},
+    ]
+    options = {"messages": before + asked, "tools": [WEATHER], "tool_choice": "required"}
+    calls = call(tool_client, **options, max_completion_tokens=160).choices[0].message.tool_calls
+    assert [made.index for made in calls[:2]] == [0, 1]
+    assert json.loads(calls[0].function.arguments)["city"] == "Rome"
+    with tool_client.chat.completions.stream(
+        model=MODEL, temperature=0, **options, max_completion_tokens=160
+    ) as stream:
+        final = stream.get_final_completion().choices[0].message.tool_calls
+    assert [made.function.arguments for made in final] == [made.function.arguments for made in calls]
 
 
 def test_with_a_format_an_answer_is_a_call_or_fits(tool_client):

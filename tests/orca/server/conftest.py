@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,22 @@ from mlsys_core.serving.http import BackgroundServer, HttpConfig
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
+from mlsys_orca.text.chat_template import ChatTemplate
 
 Serve = Callable[..., AbstractContextManager[tuple[str, Engine]]]
 
 
 @pytest.fixture
 def serve(make_gguf: Callable[..., Path]) -> Serve:
-    """``with serve(EngineConfig options, http=HttpConfig options) as (url, engine)``."""
-    loaded = load_model(make_gguf(), dtype="fp32")
+    """``with serve(EngineConfig options, http=HttpConfig options, template=Jinja text) as (url, engine)``."""
+    tiny = load_model(make_gguf(), dtype="fp32")
 
     @contextmanager
-    def serve(http: dict[str, Any] | None = None, **options: Any) -> Iterator[tuple[str, Engine]]:
+    def serve(
+        http: dict[str, Any] | None = None, template: str | None = None, **options: Any
+    ) -> Iterator[tuple[str, Engine]]:
         config = EngineConfig(**{"max_batch_size": 4, "max_model_len": 96, "policy": "chunked", **options})
+        loaded = tiny if template is None else replace(tiny, chat_template=ChatTemplate(template))
         service = make_service(loaded, "tiny", config)
         with BackgroundServer(make_app(service, HttpConfig(validation_status=400, **(http or {})))) as server:
             yield server.url, service.engine

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SerializerFunctionWrapHandler, model_serializer
 
+from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader, read_whole
 from mlsys_orca.api.answers import (
     DONE,
     ChatLogprobs,
@@ -20,8 +21,8 @@ from mlsys_orca.api.answers import (
     merged,
     prompt_logprobs,
 )
+from mlsys_orca.api.parts import Part, calls_of, text_of
 from mlsys_orca.api.service import Choice, Generation
-from mlsys_orca.api.tools import Notation, ToolCall, ToolParser
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.text.tokenizer import Tokenizer
 
@@ -38,7 +39,7 @@ class AnswerFunction(BaseModel):
 class AnswerToolCall(BaseModel):
     """A call that the model asks for."""
 
-    index: int | None = None  # in chunks only
+    index: int
     id: str
     type: Literal["function"] = "function"
     function: AnswerFunction
@@ -50,6 +51,7 @@ class ChatMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning_content: str | None = None
     tool_calls: list[AnswerToolCall] | None = None
 
 
@@ -75,12 +77,37 @@ class ChatCompletion(BaseModel):
     prompt_logprobs: PromptLogprobs | None = None
 
 
-class ChatDelta(BaseModel):
+class _Addition(BaseModel):
+    """A part of a chunk, without the fields that add nothing: a null would replace what clients have."""
+
+    @model_serializer(mode="wrap")
+    def _without_nulls(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in write(self).items() if value is not None}
+
+
+class FunctionDelta(_Addition):
+    """Addition to the function of a call."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(_Addition):
+    """Addition to a call; its first one has the id, the type and the name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
+class ChatDelta(_Addition):
     """Addition of a chunk to the message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
-    tool_calls: list[AnswerToolCall] | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -105,12 +132,7 @@ class ChatCompletionChunk(BaseModel):
 
 
 def chat_completion(
-    generation: Generation,
-    answers: list[Whole],
-    tokenizer: Tokenizer,
-    *,
-    notation: Notation | None = None,
-    only_one: bool = False,
+    generation: Generation, answers: list[Whole], tokenizer: Tokenizer, form: AnswerForm
 ) -> ChatCompletion:
     """Return the whole answer.
 
@@ -118,54 +140,53 @@ def chat_completion(
         generation: The request and its answers.
         answers: Its complete answers, one for each choice.
         tokenizer: The model's.
-        notation: Notation of calls; None: there are none.
-        only_one: Calls after the first are left out.
+        form: What the answers may have beside text.
     """
     scored = answers[0].scored
     return ChatCompletion(
         id=generation.answer_id,
         created=generation.created,
         model=generation.model,
-        choices=[_choice(generation.choices[w.index], w, tokenizer, notation, only_one=only_one) for w in answers],
+        choices=[_choice(generation.choices[whole.index], whole, tokenizer, form) for whole in answers],
         usage=Spent.of(generation, answers).usage,
         prompt_logprobs=prompt_logprobs(scored, tokenizer) if scored else None,
     )
 
 
-def _choice(
-    choice: Choice, whole: Whole, tokenizer: Tokenizer, notation: Notation | None, *, only_one: bool
-) -> ChatChoice:
-    text, calls = whole.text, list[ToolCall]()
-    if notation is not None:
-        parser = ToolParser(notation)
-        text, calls = parser.push(whole.text)
-        tail, last = parser.finish()
-        text, calls = text + tail, (calls + last)[: 1 if only_one else None]
+def _choice(choice: Choice, whole: Whole, tokenizer: Tokenizer, form: AnswerForm) -> ChatChoice:
+    parts, has_called = read_whole(whole.text, form)
+    text, calls = text_of(parts, "text"), calls_of(parts)
+    reasoning = text_of(parts, "reasoning")
     return ChatChoice(
         index=whole.index,
         message=ChatMessage(
-            content=text if text.strip() or not calls else None,
-            tool_calls=[_wire(call) for call in calls] or None,
+            content=text if text or not (calls or reasoning) else None,
+            reasoning_content=reasoning or None,
+            tool_calls=[_call(call, index) for index, call in enumerate(calls)] or None,
         ),
         logprobs=None if choice.request.sampling.num_logprobs is None else chat_logprobs(whole.tokens, tokenizer),
-        finish_reason="tool_calls" if calls else whole.finish_reason,
+        finish_reason="tool_calls" if has_called else whole.finish_reason,
         stop_reason=whole.stopped_by,
     )
 
 
-def _wire(call: ToolCall, index: int | None = None) -> AnswerToolCall:
-    function = AnswerFunction(name=call.name, arguments=call.arguments)
-    return AnswerToolCall(index=index, id=f"call_{uuid.uuid4().hex[:24]}", function=function)
+def _call(call: Part, index: int) -> AnswerToolCall:
+    return AnswerToolCall(
+        index=index, id=_call_id(), function=AnswerFunction(name=call.name or "", arguments=call.text)
+    )
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class _Speaker:
-    """One choice's stream: its text and calls, and the tokens whose text has not been sent."""
+    """One choice's stream: its parts, and the tokens whose text has not been sent."""
 
-    def __init__(self, choice: Choice, tokenizer: Tokenizer, notation: Notation | None, *, only_one: bool) -> None:
+    def __init__(self, choice: Choice, tokenizer: Tokenizer, form: AnswerForm) -> None:
         self._index = choice.index
         self._tokenizer = tokenizer
-        self._parser = None if notation is None else ToolParser(notation)
-        self._only_one = only_one
+        self._reader = AnswerReader(form)
         self._has_logprobs = choice.request.sampling.num_logprobs is not None
         self._pending: list[SampledToken] = []
         self._num_calls = 0
@@ -174,28 +195,31 @@ class _Speaker:
         """Return the chunks that a piece makes."""
         if token is not None:
             self._pending.append(token)
-        calls: list[ToolCall] = []
-        if self._parser is not None:
-            text, calls = self._parser.push(text)
-            if is_last:
-                tail, more = self._parser.finish()
-                text, calls = text + tail, calls + more
-            if (calls or self._num_calls) and not text.strip():
-                text = ""
-        chunks = []
-        if text or (is_last and self._pending and self._has_logprobs):
-            chunks.append(self._chunk(ChatDelta(content=text)))
-        for call in calls:
-            if self._only_one and self._num_calls:
-                break
-            chunks.append(self._chunk(ChatDelta(tool_calls=[_wire(call, self._num_calls)])))
-            self._num_calls += 1
+        parts = self._reader.push(text)
+        if is_last:
+            parts += self._reader.finish()
+        chunks = [self._chunk(self._delta(part)) for part in parts]
+        if is_last and self._pending and self._has_logprobs:
+            chunks.append(self._chunk(ChatDelta(content="")))
         return chunks
 
     def end(self, finish_reason: Literal["stop", "length"], stopped_by: str | int | None) -> ChatChunkChoice:
         """Return the last chunk."""
-        reason: ChatFinishReason = "tool_calls" if self._num_calls else finish_reason
+        reason: ChatFinishReason = "tool_calls" if self._reader.has_called else finish_reason
         return ChatChunkChoice(index=self._index, delta=ChatDelta(), finish_reason=reason, stop_reason=stopped_by)
+
+    def _delta(self, part: Part) -> ChatDelta:
+        if part.kind == "text":
+            return ChatDelta(content=part.text)
+        if part.kind == "reasoning":
+            return ChatDelta(reasoning_content=part.text)
+        if part.name is None:
+            function = FunctionDelta(arguments=part.text)
+            return ChatDelta(tool_calls=[ToolCallDelta(index=self._num_calls - 1, function=function)])
+        self._num_calls += 1
+        function = FunctionDelta(name=part.name, arguments=part.text)
+        begun = ToolCallDelta(index=self._num_calls - 1, id=_call_id(), type="function", function=function)
+        return ChatDelta(tool_calls=[begun])
 
     def _chunk(self, delta: ChatDelta) -> ChatChunkChoice:
         tokens, self._pending = self._pending, []
@@ -204,12 +228,7 @@ class _Speaker:
 
 
 async def chat_events(
-    generation: Generation,
-    tokenizer: Tokenizer,
-    *,
-    notation: Notation | None = None,
-    only_one: bool = False,
-    include_usage: bool = False,
+    generation: Generation, tokenizer: Tokenizer, form: AnswerForm, *, include_usage: bool = False
 ) -> AsyncGenerator[bytes, None]:
     """Yield a chat answer as server-sent events, ``[DONE]`` last; arguments as :func:`chat_completion`'s.
 
@@ -223,7 +242,7 @@ async def chat_events(
         )
         return event(whole, exclude=exclude)
 
-    speakers = [_Speaker(choice, tokenizer, notation, only_one=only_one) for choice in generation.choices]
+    speakers = [_Speaker(choice, tokenizer, form) for choice in generation.choices]
     for choice in generation.choices:
         yield chunk([ChatChunkChoice(index=choice.index, delta=ChatDelta(role="assistant", content=""))])
     spent = Spent(generation)

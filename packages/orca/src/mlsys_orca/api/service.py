@@ -194,8 +194,17 @@ class ModelService:
         *,
         tools: Sequence[dict[str, object]] | None = None,
         variables: dict[str, object] | None = None,
+        begins_turn: bool = True,
+        continues: bool = False,
     ) -> list[int]:
         """Return the prompt of a conversation, as token ids.
+
+        Args:
+            messages: The conversation, as templates expect it.
+            tools: Functions that the model may call.
+            variables: Variables of the template.
+            begins_turn: End with the opening of the assistant's turn.
+            continues: End with the last message's text instead.
 
         Raises:
             InvalidInputError: the model has no chat template, or it refuses the messages.
@@ -204,7 +213,14 @@ class ModelService:
         if template is None:
             raise InvalidInputError(f"model {self.name!r} has no chat template: use /v1/completions")
         self.check_length(num_chars((messages, tools)))
-        return template.encode(messages, self.loaded.tokenizer, tools=tools, variables=variables)
+        return template.encode(
+            messages,
+            self.loaded.tokenizer,
+            add_generation_prompt=begins_turn,
+            tools=tools,
+            variables=variables,
+            continues=continues,
+        )
 
     def check_vocabulary(self, token_ids: Sequence[int]) -> None:
         """See that ``token_ids`` are all in the vocabulary.

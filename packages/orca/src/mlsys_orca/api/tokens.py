@@ -8,7 +8,7 @@ from fastapi import Request, Response
 from mlsys_core.serving.http import Router
 from pydantic import BaseModel, Field, model_validator
 
-from mlsys_orca.api.chat import Message
+from mlsys_orca.api.chat_messages import Message
 from mlsys_orca.api.fields import MAX_MESSAGES, Body, TokenId
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.service import ModelService

@@ -9,7 +9,6 @@ to it that calls fit where a function is strict, and that the answer is a call o
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlsys_core.errors import InvalidInputError
@@ -18,11 +17,12 @@ from mlsys_orca.text.guides import JSON_STYLE, Grammar, grammar_of
 
 Notation = Literal["hermes", "mistral", "llama3"]
 # Notation -> the text that a call begins with, what ends it, and what the arguments are called.
-_MARKS: dict[Notation, tuple[str, str, str]] = {
+MARKS: dict[Notation, tuple[str, str, str]] = {
     "hermes": ("<tool_call>", "</tool_call>", "arguments"),
     "mistral": ("[TOOL_CALLS]", "", "arguments"),
     "llama3": ('{"name":', "", "parameters"),
 }
+SEPARATORS: dict[Notation, str] = {"hermes": "\n", "mistral": ",", "llama3": ";"}  # between two calls
 
 
 def notation_of(template: str) -> Notation | None:
@@ -39,14 +39,6 @@ def notation_of(template: str) -> Notation | None:
     if "[TOOL_CALLS]" in template:
         return "mistral"
     return "llama3" if '"parameters"' in template or "<|python_tag|>" in template else None
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call as the answer has it."""
-
-    name: str
-    arguments: str  # JSON
 
 
 def call_grammar(
@@ -68,7 +60,7 @@ def call_grammar(
     Raises:
         InvalidInputError: a schema cannot be read, or in this notation text and calls look alike.
     """
-    begin, end, arguments = _MARKS[notation]
+    begin, end, arguments = MARKS[notation]
     calls = [
         {
             "type": "object",
@@ -104,8 +96,9 @@ def call_grammar(
             rules = [f'call: "{begin}" list', _json_rule("list", {"type": "array", "items": called} | bound)]
         case "llama3":
             rules = [_json_rule("call", called if otherwise is None else {"anyOf": [called, otherwise]})]
-    several = "+" if notation == "hermes" and not only_one else ""
-    start = f"start: call{several}"
+    start = "start: call"
+    if notation != "mistral" and not only_one:  # whose calls are one list
+        start += {"hermes": ' ("\\n"? call)*', "llama3": ' ("; " call)*'}[notation]
     if otherwise is not None and notation != "llama3":
         start += " | answer"
         rules.append(_json_rule("answer", otherwise))
@@ -115,95 +108,6 @@ def call_grammar(
 def _json_rule(name: str, schema: Any) -> str:
     whole = {"type": "object"} if schema is True else schema or {"not": {}}  # what True and False stand for
     return f"{name}: %json {json.dumps(whole | {'x-guidance': JSON_STYLE})}"
-
-
-class ToolParser:
-    """Parser that takes an answer as it grows, and tells text from calls.
-
-    Args:
-        notation: The template's.
-
-    Example:
-        >>> parser = ToolParser("hermes")
-        >>> parser.push('Well. <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_')
-        ('Well. ', [])
-        >>> parser.push("call>")
-        ('', [ToolCall(name='f', arguments='{"x": 1}')])
-    """
-
-    def __init__(self, notation: Notation) -> None:
-        self._begin, self._end, self._arguments = _MARKS[notation]
-        self._notation = notation
-        self._held = ""  # text that is, or may become, a call
-        self._has_text = False  # some was passed on
-        self._follows_call = False  # line ends are not text there
-
-    def push(self, text: str) -> tuple[str, list[ToolCall]]:
-        """Take the next piece; return the text that is certainly none of a call, and the calls that are complete."""
-        self._held += text
-        shown, calls = "", []
-        while True:
-            if self._follows_call and self._held:
-                self._held = self._held.lstrip("\n")
-                self._follows_call = not self._held
-            start = self._start()
-            if start is None:
-                keep = self._overlap()
-                shown += self._held[: len(self._held) - keep]
-                self._held = self._held[len(self._held) - keep :]
-                break
-            shown, self._held = shown + self._held[:start], self._held[start:]
-            stop = self._held.find(self._end) if self._end else -1
-            if stop < 0:
-                break
-            block, self._held = self._held[len(self._begin) : stop], self._held[stop + len(self._end) :]
-            found = self._read(block)
-            if found is None:  # no call after all
-                shown += self._begin + block + self._end
-            else:
-                calls += found
-                self._follows_call = True
-        self._has_text = self._has_text or bool(shown.strip())
-        return shown, calls
-
-    def finish(self) -> tuple[str, list[ToolCall]]:
-        """End the answer; return the held text as a call if it is one, else as text."""
-        held, self._held = self._held, ""
-        if not held.lstrip().startswith(self._begin.strip()):
-            return held, []
-        block = held.strip()
-        found = self._read(block if self._notation == "llama3" else block.removeprefix(self._begin))
-        return ("", found) if found is not None else (held, [])
-
-    def _start(self) -> int | None:
-        if self._notation != "llama3":
-            start = self._held.find(self._begin)
-            return None if start < 0 else start
-        # Only an answer that is nothing else is a call there.
-        blank = len(self._held) - len(self._held.lstrip())
-        opens = "".join(self._held.split()).startswith(self._begin)
-        return blank if opens and not self._has_text else None
-
-    def _overlap(self) -> int:
-        """Return the number of characters at the held text's end that may yet begin a call."""
-        if self._notation == "llama3":
-            opens = self._begin.startswith("".join(self._held.split())[: len(self._begin)])
-            return len(self._held) if opens and not self._has_text else 0
-        longest = min(len(self._begin) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(self._begin[:n])), 0)
-
-    def _read(self, block: str) -> list[ToolCall] | None:
-        try:
-            value = json.loads(block)
-        except (ValueError, RecursionError):
-            return None
-        calls = []
-        for item in value if isinstance(value, list) else [value]:
-            if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-                return None
-            arguments = item.get("arguments", item.get("parameters", {}))
-            calls.append(ToolCall(item["name"], json.dumps(arguments, ensure_ascii=False)))
-        return calls or None
 
 
 def need_notation(template: str | None) -> Notation:

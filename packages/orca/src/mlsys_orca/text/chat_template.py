@@ -50,6 +50,11 @@ class ChatTemplate:
         except InvalidInputError as error:
             raise InvalidInputError(f"the model's chat template cannot be parsed: {error}") from error
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names of the variables that a client may set."""
+        return frozenset(self._variables)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -79,6 +84,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
+        continues: bool = False,
         **request: Any,
     ) -> dict[str, Any]:
         if isinstance(messages, (str, Mapping)) or not messages:
@@ -93,14 +99,18 @@ class ChatTemplate:
                 f"the model's chat template has no variable {unknown[0]!r} that could be set (there are: "
                 f"{', '.join(sorted(self._variables)) or 'none'})"
             )
+        if continues and not (isinstance(content := messages[-1].get("content"), str) and content):
+            raise InvalidInputError("the last message cannot be continued: its 'content' is no text")
         known = {
             **self._special_tokens,
             **_json_only(variables or {}),
             "messages": _json_only(list(messages)),
             "tools": _json_only(list(tools)) if tools is not None else None,
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continues,
         }
+        if continues:
+            request["continues"] = True
         try:
             return renderer.ask(
                 what="render", source=self.source, known=known, now=self._clock().isoformat(), **request
@@ -116,18 +126,20 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
     ) -> list[int]:
         """Return the conversation as token ids, where control tokens come from the template alone.
 
         The text of a control token inside a message or a tool stays text, so that no message can end its turn and speak
-        for another role. Without such text the ids are those of the rendered text.
+        for another role. Without such text the ids are those of the rendered text. With ``continues`` they end with the
+        last message's text, which the answer is to go on with.
 
         Raises:
             InvalidInputError: as :meth:`render`.
         """
         control = list(tokenizer.control_tokens)
         # The template's own text and the texts of control tokens that messages have, in turns; None between halves.
-        pieces = self._ask(messages, add_generation_prompt, tools, variables, control=control)["pieces"]
+        pieces = self._ask(messages, add_generation_prompt, tools, variables, continues, control=control)["pieces"]
         found = [
             tokenizer.encode_all([piece or "" for piece in pieces[start::2]], allow_special=start == 0)
             for start in (0, 1)

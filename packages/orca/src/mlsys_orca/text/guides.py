@@ -7,6 +7,7 @@ and the next mask is computed in a thread of this module beside the forward, wit
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Sequence
@@ -66,6 +67,34 @@ def grammar_of(kind: GrammarKind, spec: Any) -> Grammar:
                 return Grammar(LLMatcher.grammar_from_lark(gbnf_to_lark.gbnf_to_lark(spec)))
     except Exception as error:
         raise InvalidInputError(f"this {kind} cannot be read: {_one_line(str(error))}") from error
+
+
+def reasoned(grammar: Grammar, *, begin: str | None, end: str, end_token: int | None = None) -> Grammar:
+    """Return a grammar of the same answers behind a model's reasoning.
+
+    Args:
+        grammar: Of the answer.
+        begin: Text that begins the reasoning, if there is one; None: it has begun, and must end.
+        end: Text that ends it.
+        end_token: Id of the control token ``end``, if it is one; such a reasoning begins with the prompt or not at all.
+    """
+    if end_token is not None:
+        if begin is not None:
+            return grammar
+        rules = [f"start: /(?s:.*)/ <[{end_token}]> gap @answer"]
+    else:
+        opened = "thought gap @answer"
+        rules = [f"start: {opened}" if begin is None else f"start: ({json.dumps(begin)} thought gap)? @answer"]
+        rules.append(f"thought[lazy]: /(?s:.*){_escaped(end)}/")
+    is_json = grammar.source.lstrip().startswith("{")  # else it is Lark's notation
+    parts = json.loads(grammar.source)["grammars"] if is_json else [{"lark_grammar": grammar.source}]
+    answer = [{**parts[0], "name": "answer"}, *parts[1:]]
+    rules.append(r"gap: /\n{0,2}/")
+    return Grammar(json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *answer]}))
+
+
+def _escaped(text: str) -> str:
+    return "".join(char if char.isalnum() else f"\\u{{{ord(char):x}}}" for char in text)
 
 
 def _one_line(text: str) -> str:

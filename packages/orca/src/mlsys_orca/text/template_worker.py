@@ -6,8 +6,8 @@ itself, below :mod:`mlsys_orca.text.template_process`: a frame in, a frame out, 
 and nothing of this project.
 
 A frame is 8 bytes of length, little-endian, and so much JSON. A request has ``source`` and ``what``: ``"variables"``,
-or ``"render"`` with ``known``, ``now`` and perhaps ``control``. An answer has ``variables``, ``text``, ``pieces`` or,
-for what was refused, ``refused``.
+or ``"render"`` with ``known``, ``now`` and perhaps ``control`` and ``continues``. An answer has ``variables``,
+``text``, ``pieces`` or, for what was refused, ``refused``.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ MAX_SOURCE_CHARS = 1 << 20
 MAX_TEXT_CHARS = 1 << 25  # of what a template writes
 # Noncharacters (never in exchanged text) that fence a control token's text in a message; dropped from messages first.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_HERE = "\ufdd2"  # likewise; stands behind the text of a last message that is to be continued
 
 
 class _GenerationBlock(Extension):
@@ -95,6 +96,8 @@ def _render(request: Mapping[str, Any]) -> dict[str, Any]:
         control = _control_pattern(tuple(request["control"]))
         for name in ("messages", "tools"):
             known[name] = _map_text(known[name], lambda text: _fence(control, text))
+    if request.get("continues"):
+        known["messages"][-1]["content"] += _HERE
     pieces, num_chars = [], 0
     for piece in template.generate(known, strftime_now=now.strftime):
         num_chars += len(piece)
@@ -102,6 +105,11 @@ def _render(request: Mapping[str, Any]) -> dict[str, Any]:
             raise TemplateError(f"it writes more than {MAX_TEXT_CHARS} characters")
         pieces.append(piece)
     text = "".join(pieces)
+    if request.get("continues"):
+        text, found, _ = text.rpartition(_HERE)
+        if not found:
+            raise TemplateError("it does not show the text of the last message, which is to be continued")
+        text = text.replace(_HERE, "")
     if control is None:
         return {"text": text}
     # A template may cut a fence apart (content.split()); each half still parts the text: nothing joins across it.
@@ -123,7 +131,7 @@ def _map_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _fence(control: re.Pattern[str], text: str) -> str:
-    clean = text.replace(_OPEN, "").replace(_CLOSE, "")
+    clean = text.replace(_OPEN, "").replace(_CLOSE, "").replace(_HERE, "")
     return control.sub(f"{_OPEN}\\g<0>{_CLOSE}", clean)
 
 

@@ -1,0 +1,121 @@
+"""A conversation, in no protocol's words, to a prompt: messages, tools, format and reasoning as its endpoint read them.
+
+Each endpoint of chats turns its own body into a :class:`Conversation`; :func:`prepare` finds the prompt, the grammar
+that the answer has to fit, and how the answer is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_orca.api.answer_reader import AnswerForm
+from mlsys_orca.api.reasoning import Effort, ReasoningMarks, effort_variables, marks_of
+from mlsys_orca.api.service import ModelService
+from mlsys_orca.api.tools import Notation, call_grammar, need_notation
+from mlsys_orca.text.guides import Grammar, grammar_of, reasoned
+
+_TAIL = 24  # of a prompt's tokens: more than the beginning of any answer has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """Functions that the model may call, and whether it must."""
+
+    functions: Sequence[dict[str, Any]] = ()  # each with name, perhaps description, parameters (a schema), strict
+    must_call: bool = False
+    wanted: str | None = None  # the one function that must be called; None: any
+    only_one: bool = False  # one call at most
+
+    @property
+    def is_strict(self) -> bool:
+        """True if a call that may come has to fit its schema."""
+        return not self.must_call and any(function.get("strict") for function in self.functions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Messages and what is asked of the answer."""
+
+    messages: Sequence[dict[str, Any]]  # as chat templates expect them
+    tools: ToolUse = field(default_factory=ToolUse)
+    schema: dict[str, Any] | bool | None = None  # of an answer that is no call; True: any object, None: any text
+    grammar: Grammar | None = None  # of the answer; instead of a schema
+    effort: Effort | None = None
+    variables: dict[str, Any] | None = None  # of the template, by the client
+    begins_turn: bool = True  # the prompt ends with the opening of the assistant's turn
+    continues: bool = False  # instead the answer goes on with the last message
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt, and what its answer will be."""
+
+    prompt: list[int]  # token ids
+    grammar: Grammar | None
+    form: AnswerForm
+    has_control_marks: bool  # the marks of calls or of reasoning are control tokens, whose text must not be left out
+
+
+def prepare(conversation: Conversation, service: ModelService) -> Prepared:
+    """Return the prompt of a conversation and the form of its answer.
+
+    Raises:
+        InvalidInputError: the model has no chat template, or none that knows tools or reasoning where these are asked
+            for, or it refuses the messages; or a grammar cannot be read.
+    """
+    template, tokenizer = service.loaded.chat_template, service.loaded.tokenizer
+    source, known = ("", frozenset[str]()) if template is None else (template.source, template.variables)
+    tools, marks = conversation.tools, marks_of(source)
+    has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in conversation.messages)
+    notation = need_notation(source) if tools.functions or has_calls else None
+    variables = effort_variables(conversation.effort, known=known, marks=marks) | (conversation.variables or {})
+    prompt = service.encode_chat(
+        conversation.messages,
+        tools=[_shown(function) for function in tools.functions] or None,
+        variables=variables,
+        begins_turn=conversation.begins_turn,
+        continues=conversation.continues,
+    )
+    is_open = marks is not None and _is_open(conversation, marks, tokenizer.decode(prompt[-_TAIL:], skip_special=False))
+    grammar = _grammar(conversation, notation)
+    if grammar is not None and marks is not None:
+        ends = tokenizer.control_tokens.get(marks.end)
+        grammar = reasoned(grammar, begin=None if is_open else marks.begin, end=marks.end, end_token=ends)
+    form = AnswerForm(
+        notation=notation if tools.functions else None, only_one=tools.only_one, marks=marks, is_open=is_open
+    )
+    has_control_marks = notation == "mistral" or (marks is not None and marks.end in tokenizer.control_tokens)
+    return Prepared(prompt, grammar, form, has_control_marks)
+
+
+def _shown(function: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def _is_open(conversation: Conversation, marks: ReasoningMarks, tail: str) -> bool:
+    if conversation.continues:
+        return marks.is_open_in(str(conversation.messages[-1]["content"]))
+    return tail.rstrip().endswith(marks.begin)
+
+
+def _grammar(conversation: Conversation, notation: Notation | None) -> Grammar | None:
+    """Return the grammar that an answer behind its reasoning must fit; None: any text will do.
+
+    The answer must be a call, or may be one beside the requested format or, if calls are strict, beside any text.
+    """
+    tools, schema = conversation.tools, conversation.schema
+    if conversation.grammar is not None and schema is not None:
+        raise InvalidInputError("give 'structured_outputs' or 'response_format', not both")
+    if notation is not None and tools.functions:
+        wanted = [each for each in tools.functions if tools.wanted in (None, each["name"])]
+        if tools.must_call:
+            return call_grammar(notation, wanted, only_one=tools.only_one)
+        if schema is not None:
+            return call_grammar(notation, wanted, only_one=tools.only_one, otherwise=schema)
+        if tools.is_strict:
+            return call_grammar(notation, wanted, only_one=tools.only_one, otherwise="text")
+    return conversation.grammar if schema is None else grammar_of("json_schema", schema)

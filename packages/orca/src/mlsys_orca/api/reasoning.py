@@ -1,0 +1,144 @@
+"""Reasoning before an answer: the marks that a chat template shows, the answer read by them, and how much is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_orca.api.parts import Part
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+_SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn reasoning on or off
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarks:
+    """Texts around a model's reasoning."""
+
+    begin: str
+    end: str
+
+    def is_open_in(self, text: str) -> bool:
+        """Return whether reasoning begins in ``text`` and does not end there."""
+        return text.rfind(self.begin) > text.rfind(self.end)
+
+
+_STYLES = (
+    ReasoningMarks("<think>", "</think>"),  # DeepSeek R1, Qwen3, SmolLM3, GLM
+    ReasoningMarks("[THINK]", "[/THINK]"),  # Magistral
+    ReasoningMarks("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ReasoningMarks("\u25c1think\u25b7", "\u25c1/think\u25b7"),  # Kimi
+)
+
+
+def marks_of(template: str) -> ReasoningMarks | None:
+    """Return the marks of reasoning in a chat template's Jinja text; None: it has none that are known here.
+
+    Example:
+        >>> marks_of("{{ message.content.split('</think>')[-1] }}").begin
+        '<think>'
+    """
+    return next((marks for marks in _STYLES if marks.begin in template or marks.end in template), None)
+
+
+def effort_variables(
+    effort: Effort | None, *, known: Collection[str], marks: ReasoningMarks | None
+) -> dict[str, object]:
+    """Return the template's variables that ask for ``effort``.
+
+    Args:
+        effort: The client's wish; None: the template's own way.
+        known: Variables of the template.
+        marks: The template's marks of reasoning.
+
+    Raises:
+        InvalidInputError: the model does not reason, or cannot be kept from it.
+
+    Example:
+        >>> effort_variables("none", known={"enable_thinking"}, marks=None)
+        {'enable_thinking': False}
+    """
+    if effort is None:
+        return {}
+    found: dict[str, object] = {name: effort != "none" for name in _SWITCHES if name in known}
+    if "reasoning_effort" in known:
+        found["reasoning_effort"] = effort
+    if not found and marks is None and effort != "none":
+        raise InvalidInputError(
+            "'reasoning_effort' needs a model that reasons; this one's chat template says nothing of it: leave it out"
+        )
+    if not found and marks is not None and effort == "none":
+        raise InvalidInputError(
+            "'reasoning_effort' is 'none', and this model's chat template cannot turn reasoning off: leave it out"
+        )
+    return found
+
+
+class ReasoningParser:
+    """Parser that takes an answer as it grows, and tells the reasoning at its start from the rest.
+
+    Args:
+        marks: The template's.
+        is_open: The prompt ends within the reasoning, as where the template begins it.
+
+    Example:
+        >>> parser = ReasoningParser(ReasoningMarks("<think>", "</think>"), is_open=False)
+        >>> [(part.kind, part.text) for part in parser.push("<think>Well.</think>Yes.")]
+        [('reasoning', 'Well.'), ('text', 'Yes.')]
+    """
+
+    def __init__(self, marks: ReasoningMarks, *, is_open: bool) -> None:
+        self._marks = marks
+        self._state: Literal["start", "reasoning", "gap", "text"] = "reasoning" if is_open else "start"
+        self._held = ""  # what cannot be told yet
+        self._has_reasoning = False  # some was passed on
+
+    def push(self, text: str) -> list[Part]:
+        """Take the next piece; return what is certain of it and of what was held."""
+        self._held += text
+        parts: list[Part] = []
+        if self._state == "start":
+            said = self._held.lstrip()
+            if said.startswith(self._marks.begin):
+                self._state, self._held = "reasoning", said.removeprefix(self._marks.begin)
+            elif not self._marks.begin.startswith(said):
+                self._state = "text"
+        if self._state == "reasoning":
+            self._reason(parts)
+        if self._state == "gap":  # line ends are not text there
+            self._held = self._held.lstrip("\n")
+            self._state = "text" if self._held else "gap"
+        if self._state == "text" and self._held:
+            parts.append(Part("text", self._held))
+            self._held = ""
+        return parts
+
+    def finish(self) -> list[Part]:
+        """End the answer; return what was held."""
+        held, self._held = self._held, ""
+        if not held or self._state == "gap":
+            return []
+        return [Part("reasoning" if self._state == "reasoning" else "text", held)]
+
+    def _reason(self, parts: list[Part]) -> None:
+        if not self._has_reasoning:
+            self._held = self._held.lstrip("\n")
+        stop = self._held.find(self._marks.end)
+        shown = self._held[: self._certain() if stop < 0 else stop]
+        self._held = self._held[len(shown) :]
+        if stop >= 0:
+            self._state, self._held = "gap", self._held.removeprefix(self._marks.end)
+            shown = shown.rstrip("\n")
+        if shown:
+            self._has_reasoning = True
+            parts.append(Part("reasoning", shown))
+
+    def _certain(self) -> int:
+        """Return the number of held characters that belong neither to the end's mark nor to line ends before it."""
+        end = self._marks.end
+        longest = min(len(end) - 1, len(self._held))
+        overlap = next((n for n in range(longest, 0, -1) if self._held.endswith(end[:n])), 0)
+        return len(self._held[: len(self._held) - overlap].rstrip("\n"))

@@ -1,0 +1,97 @@
+"""Chats that continue a message, reason and call, on a model that says anything."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+
+THINKS = (
+    "{% for m in messages %}<s>{{ m.role }}\n{{ m.reasoning_content or '' }}{{ m.content | trim }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>a\n{% if enable_thinking != false %}<think>\n{% endif %}{% endif %}"
+    "{% if false %}</think>{% endif %}"
+)
+CALLS = (
+    "{% if tools %}{{ tools[0].function.name }}<tool_call>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+HI = [{"role": "user", "content": "hi"}]
+FUNCTION = {
+    "name": "f",
+    "parameters": {
+        "type": "object",
+        "properties": {"x": {"type": "string", "pattern": "^[ab]{4,8}$"}},
+        "required": ["x"],
+        "additionalProperties": False,
+    },
+}
+
+
+def chunks(response: httpx.Response) -> list[dict[str, Any]]:
+    """The deltas of a streamed chat."""
+    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line)["choices"][0] for line in lines]
+
+
+def test_a_message_is_continued_to_the_letter(serve) -> None:
+    with serve() as (url, _):
+
+        def num_prompt(messages, **options):
+            body = {"model": "tiny", "messages": messages, "max_tokens": 1} | options
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body)
+            return answer.json()["usage"]["prompt_tokens"] if answer.status_code == 200 else answer.json()["error"]
+
+        begun = [*HI, {"role": "assistant", "content": "ab </s>cd  "}]
+        without_end = num_prompt(begun, continue_final_message=True)
+        assert without_end == num_prompt(begun, add_generation_prompt=False) - 1, "all but the mark of its end"
+        refused = num_prompt(begun, continue_final_message=True, add_generation_prompt=True)
+        assert "not both" in refused["message"]
+        assert (
+            "cannot be continued"
+            in num_prompt([{"role": "user", "content": ""}], continue_final_message=True)["message"]
+        )
+
+
+def test_reasoning_that_the_prompt_begins_is_no_content(serve) -> None:
+    with serve(template=THINKS) as (url, _), httpx.Client(base_url=url, timeout=None) as client:
+        body = {"model": "tiny", "messages": HI, "max_tokens": 12, "temperature": 0}
+        choice = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+        message = choice["message"]
+        assert message["content"] is None
+        assert message["reasoning_content"]
+        streamed = chunks(client.post("/v1/chat/completions", json=body | {"stream": True}))
+        assert "".join(c["delta"].get("reasoning_content", "") for c in streamed) == message["reasoning_content"]
+        off = client.post("/v1/chat/completions", json=body | {"reasoning_effort": "none"}).json()["choices"][0]
+        assert off["message"]["content"]
+        assert off["message"]["reasoning_content"] is None
+        begun = [*HI, {"role": "assistant", "content": "<think>Hm.</think>So"}]
+        on = client.post("/v1/chat/completions", json=body | {"messages": begun, "continue_final_message": True}).json()
+        assert on["choices"][0]["message"]["content"], "the reasoning has ended in the message"
+
+
+def test_arguments_are_streamed_as_they_come(serve) -> None:
+    with serve(template=CALLS) as (url, _), httpx.Client(base_url=url, timeout=None) as client:
+        body = {
+            "model": "tiny",
+            "messages": HI,
+            "max_tokens": 80,
+            "temperature": 0,
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        }
+        choice = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+        (call,) = choice["message"]["tool_calls"]
+        assert (call["index"], call["function"]["name"], choice["finish_reason"]) == (0, "f", "tool_calls")
+        assert set(json.loads(call["function"]["arguments"])["x"]) <= set("ab")
+        streamed = chunks(client.post("/v1/chat/completions", json=body | {"stream": True}))
+        deltas = [delta for c in streamed for delta in c["delta"].get("tool_calls", [])]
+        assert deltas[0].keys() == {"index", "id", "type", "function"}
+        assert deltas[0]["function"] == {"name": "f", "arguments": ""}
+        assert all(delta.keys() == {"index", "function"} for delta in deltas[1:])
+        assert len(deltas) > 5
+        assert "".join(delta["function"]["arguments"] for delta in deltas) == call["function"]["arguments"]
+        assert streamed[-1]["finish_reason"] == "tool_calls"
+        cut = client.post("/v1/chat/completions", json=body | {"max_tokens": 50}).json()["choices"][0]
+        assert cut["finish_reason"] == "length"
+        assert call["function"]["arguments"].startswith(cut["message"]["tool_calls"][0]["function"]["arguments"])
