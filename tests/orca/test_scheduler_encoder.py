@@ -31,18 +31,6 @@ def run(scheduler: Any) -> tuple[IterationBatch, dict[str, int]]:
     return batch, {part.request_id: part.num_tokens for part in batch.requests}
 
 
-def test_equal_beginnings_are_not_shared() -> None:
-    scheduler = PagedScheduler(BlockTables(num_blocks=20, block_size=2), **LIMITS)
-    scheduler.add(request("a", 6), 0)
-    run(scheduler)
-    scheduler.add(request("b", 6), 0)
-    batch, rows = run(scheduler)
-    assert rows == {"a": 1, "b": 7}
-    a, b = (set(part.block_table) for part in batch.requests)
-    assert not a & b
-    assert scheduler.pool.num_cached_tokens == 0
-
-
 def test_a_preempted_request_begins_anew_with_all_its_tokens() -> None:
     """Five blocks of four: a takes the last one and, for its 13th token, those of b, which has 9 tokens by then."""
     scheduler = PagedScheduler(BlockTables(num_blocks=5, block_size=4), **LIMITS, watermark=0.0)

@@ -15,67 +15,6 @@ def test_allocation_is_all_or_nothing() -> None:
     assert {*held, *pool.allocate(1)} == {0, 1, 2, 3}
 
 
-def test_one_block_is_refused_when_none_is_left() -> None:
-    pool = BlockPool(1)
-    assert pool.try_allocate(1) == [0]
-    assert pool.try_allocate(1) is None
-    with pytest.raises(OutOfBlocksError):
-        pool.allocate(1)
-
-
-def test_zero_blocks_are_always_there() -> None:
-    pool = BlockPool(1)
-    pool.allocate(1)
-    assert pool.allocate(0) == []
-    assert pool.num_free == 0
-
-
-def test_the_last_block_released_is_the_first_reused() -> None:
-    pool = BlockPool(5)
-    first, second, third = pool.allocate(3)
-    pool.release([first])
-    pool.release([third])
-    assert pool.allocate(2) == [third, first]
-    pool.release([second])
-    assert pool.allocate(1) == [second]
-
-
-def test_a_retained_block_is_free_only_after_its_last_release() -> None:
-    pool = BlockPool(2)
-    blocks = pool.allocate(2)
-    pool.retain(blocks)
-    pool.retain(blocks[:1])
-    assert [pool.ref_count(block) for block in blocks] == [3, 2]
-    pool.release(blocks)
-    pool.release(blocks)
-    assert pool.num_free == 1
-    pool.release(blocks[:1])
-    assert pool.num_free == 2
-
-
-def test_a_double_free_is_refused_and_changes_nothing() -> None:
-    pool = BlockPool(4)
-    a, b, c = pool.allocate(3)
-    pool.release([b])
-    with pytest.raises(MemoryPlanError, match=f"block {b} released more often"):
-        pool.release([a, c, b])
-    assert [pool.ref_count(block) for block in (a, b, c)] == [1, 0, 1]
-    assert pool.num_free == 2
-    with pytest.raises(MemoryPlanError, match="double free"):
-        pool.release([a, a])
-    assert pool.ref_count(a) == 1
-    assert pool.num_free == 2
-
-
-def test_retaining_a_free_block_is_refused_and_changes_nothing() -> None:
-    pool = BlockPool(3)
-    a, b = pool.allocate(2)
-    pool.release([b])
-    with pytest.raises(MemoryPlanError, match=f"block {b} retained while it is free"):
-        pool.retain([a, b])
-    assert pool.ref_count(a) == 1
-
-
 @pytest.mark.parametrize("block", [-1, 3, 1000])
 def test_a_block_of_another_pool_is_refused(block: int) -> None:
     pool = BlockPool(3)

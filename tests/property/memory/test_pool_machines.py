@@ -53,7 +53,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             self.pool.retain(blocks)
             self.refs.update(blocks)
         else:
-            with pytest.raises(MemoryPlanError):
+            with pytest.raises(MemoryPlanError, match=r"block -?\d+ retained while it is free|not of this pool"):
                 self.pool.retain(blocks)
 
     @rule(data=st.data())
@@ -64,7 +64,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             for block in blocks:
                 self.drop(block)
         else:
-            with pytest.raises(MemoryPlanError):
+            with pytest.raises(MemoryPlanError, match=r"block -?\d+ released more often.*double free|not of this pool"):
                 self.pool.release(blocks)
 
     @precondition(lambda self: self.refs)

@@ -127,38 +127,6 @@ def test_raw_and_typed_contents(call: Client) -> None:
     assert np.frombuffer(call("ModelInfer", typed).raw_output_contents[0], np.float32).tolist() == [2, 4]
 
 
-TYPED = {
-    "BOOL": ("bool_contents", [True, False]),
-    "INT8": ("int_contents", [-1, 2]),
-    "INT16": ("int_contents", [-1, 2]),
-    "INT32": ("int_contents", [-1, 2]),
-    "INT64": ("int64_contents", [-(2**63), 2]),
-    "UINT8": ("uint_contents", [255, 2]),
-    "UINT16": ("uint_contents", [1, 2]),
-    "UINT32": ("uint_contents", [1, 2]),
-    "UINT64": ("uint64_contents", [2**64 - 1, 2]),
-    "FP32": ("fp32_contents", [0.5, 2]),
-    "FP64": ("fp64_contents", [0.1, 2]),
-    "BYTES": ("bytes_contents", [b"\xff", b""]),
-}
-
-
-def test_every_typed_datatype(call: Client) -> None:
-    request = m.ModelInferRequest(model_name="echo")
-    for datatype, (field, values) in TYPED.items():
-        tensor = request.inputs.add(name=datatype.lower(), datatype=datatype, shape=[1, 2])
-        getattr(tensor.contents, field).extend(values)
-        request.outputs.add(name=f"{datatype.lower()}_out")
-    response = call("ModelInfer", request)
-    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        _, values = TYPED[output.datatype]
-        if output.datatype == "BYTES":
-            assert raw == b"\x01\0\0\0\xff\0\0\0\0"
-        else:
-            dtype = np.dtype(output.datatype.lower().replace("fp", "float"))
-            assert np.frombuffer(raw, dtype).tolist() == np.array(values, dtype).tolist()
-
-
 def test_the_servers_own_description(call: Client) -> None:
     assert call("ServerLive").live
     assert call("ServerReady").ready
