@@ -257,19 +257,36 @@ def test_dvabatch_takes_its_loader_device_policy_and_compiler(serving: Serving, 
 def test_windtunnel_takes_its_converter_and_device(
     mlsys: Mlsys, python: Path, environment: dict[str, str], notes: Path, tmp_path: Path
 ) -> None:
+    """Within a vote, where a converter is asked for members too; without the package its operator stays on the host."""
     script = (
         "import numpy as np, joblib; from mlsys_acme.converter import Halver;"
+        "from sklearn.ensemble import VotingClassifier;"
         "from sklearn.linear_model import LogisticRegression; from sklearn.pipeline import make_pipeline;"
         "x = np.random.default_rng(0).normal(size=(50, 3));"
-        "joblib.dump(make_pipeline(Halver(), LogisticRegression()).fit(x, x[:, 0] > 0), 'pipe.joblib')"
+        "members = [('halved', make_pipeline(Halver(), LogisticRegression())), ('plain', LogisticRegression())];"
+        "joblib.dump(VotingClassifier(members, voting='soft').fit(x, x[:, 0] > 0), 'vote.joblib');"
+        "np.savetxt('rows.csv', x[:8], delimiter=',', header='a,b,c', comments='')"
     )
     subprocess.run([python, "-c", script], check=True, env=environment, cwd=tmp_path)
-    said = mlsys("windtunnel", "translate", "pipe.joblib", "-o", "translated", "--trust-code").stdout
-    assert "2 of 2 operators in the network" in said
+    translate = (
+        "windtunnel",
+        "translate",
+        "vote.joblib",
+        "--trust-code",
+        "--check",
+        "rows.csv",
+        "--example",
+        "rows.csv",
+    )
+    assert "4 of 4 operators in the network" in mlsys(*translate, "-o", "translated").stdout
     (tmp_path / "rows.csv").write_text("a,b,c\n1,2,3\n-1,2,3\n")
     mlsys("windtunnel", "predict", "translated", "rows.csv", "-o", "answers.csv", "--device", "acme")
     assert notes.read_text() == "acme:0 made a stream\n"
     assert (tmp_path / "answers.csv").read_text() == "prediction\nTrue\nFalse\n"
+    environment["MLSYS_PLUGINS_BLOCK"] = "acme"
+    said = mlsys(*translate).stdout
+    assert "3 of 4 operators in the network" in said
+    assert "mlsys_acme.converter.Halver" in said
 
 
 def test_names_that_are_not_there_are_refused_with_what_is(mlsys: Mlsys, gguf: Path) -> None:
