@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
 import pytest
+
+if TYPE_CHECKING:
+    from mlsys_orca.loading.loaded import LoadedModel
 
 CHAT_TEMPLATE = "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
 
@@ -115,3 +118,20 @@ def weights() -> dict[str, np.ndarray]:
 def metadata() -> dict[str, Any]:
     """The tiny model's metadata, to change."""
     return tiny_metadata()
+
+
+@pytest.fixture
+def loaded(make_gguf: Callable[..., Path]) -> LoadedModel:
+    """The tiny model in fp32, by torch's operators."""
+    from mlsys_orca.loading.load import load_model
+
+    return load_model(make_gguf(), dtype="fp32", backend="torch")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """A team of threads waits for its slowest at each of many small operators: slow on a busy host."""
+    from mlsys_orca.backends.runner import intra_op_threads
+
+    with intra_op_threads(1):
+        yield

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.engine.engine import Engine, EngineConfig, plan_kv_tokens
-from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.kv_cache import kv_nbytes_per_token
-
-
-@pytest.fixture
-def loaded(make_gguf: Callable[..., Path]) -> LoadedModel:
-    return load_model(make_gguf(), dtype="fp32", backend="torch")
 
 
 def test_a_full_batch_of_longest_requests_fits_in_whole_blocks(loaded: LoadedModel) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mlsys_core.config import read_settings
 from mlsys_core.errors import InvalidInputError, PluginError
-from mlsys_core.plugins import Registry, installed_plugins, load_plugins
+from mlsys_core.plugins import Registry, installed_plugins
 from mlsys_core.plugins.specs import PolicySpec
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import find_policy, make_scheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 
-BUILT_IN = ["chunked", "orca", "paged", "request-level"]
+from tests.orca.test_policies import BUILT_IN, load_registry, request
 
 PLUGIN = """
 from mlsys_core.plugins.hookspecs import hookimpl
@@ -37,16 +33,6 @@ def mlsys_register_policies():
 """
 
 
-class EntryPoint:
-    def __init__(self, name: str, load: Callable[[], object]) -> None:
-        self.name, self.value, self.load, self.dist = name, f"{name}_module", load, None
-
-
-def load_registry(*modules: str) -> Registry:
-    found = [EntryPoint(name, lambda name=name: importlib.import_module(name)) for name in modules]
-    return load_plugins(read_settings({}), entry_points=found).registry
-
-
 @pytest.fixture
 def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     """A registry with Orca's policies and those of a third party that does not follow the protocol."""
@@ -64,10 +50,6 @@ def make(name: str, registry: Registry | None = None, **options: Any) -> Any:
         max_model_len=64,
         options=options,
     )
-
-
-def request(name: str, prompt: list[int], new: int = 4) -> GenerationRequest:
-    return GenerationRequest(request_id=name, prompt_token_ids=tuple(prompt), max_new_tokens=new)
 
 
 def test_the_built_in_policies_are_registered():

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -13,20 +13,10 @@ from mlsys_orca.model.decoder import ForwardInputs, LogitsRoom
 from mlsys_orca.model.kv_cache import KVCache, kv_nbytes_per_token
 from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BLOCK = 4
 GREEDY = SamplingParams(num_logprobs=3)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """A team of threads waits for its slowest at each of many small operators: slow on a busy host."""
-    with intra_op_threads(1):
-        yield
-
-
-@pytest.fixture
-def loaded(make_gguf: Callable[..., Path]) -> LoadedModel:
-    return load_model(make_gguf(), dtype="fp32", backend="torch")
 
 
 def make_runner(loaded: LoadedModel, num_blocks: int = 64) -> Runner:

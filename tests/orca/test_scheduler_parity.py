@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,7 +13,7 @@ import tokenizers
 import torch
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving import SimulatedExecutor, simulate
-from mlsys_orca.backends.runner import Runner, intra_op_threads
+from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.kv_cache import KVCache
@@ -22,6 +21,8 @@ from mlsys_orca.scheduling.batch import SampledToken, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 VOCAB, NEW, BLOCK = 256, 24, 4
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -32,13 +33,6 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "request-level": ("request-level", {}),
     "request-level, kinder": ("request-level", {"lockstep": False}),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A team of threads waits for its slowest at each of many small operators: slow on a busy host."""
-    with intra_op_threads(1):
-        yield
 
 
 @pytest.fixture(scope="module")

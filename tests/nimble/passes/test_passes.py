@@ -9,7 +9,7 @@ import pytest
 import torch
 from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.capture import capture
-from mlsys_nimble.ir.operators import Convolution, Copy, Linear, MatMul, Pointwise
+from mlsys_nimble.ir.operators import Convolution, Copy, Linear, Pointwise
 from mlsys_nimble.passes import PASSES, Pass, optimise
 from mlsys_nimble.passes.affine import fold_affine
 from mlsys_nimble.passes.borders import fold_borders
@@ -86,13 +86,6 @@ def test_batch_norm_does_not_fold_into_what_others_read():
             return self.norm(y), y
 
     assert kinds_after(FOLD, Model(), torch.randn(1, 3, 5, 5)) == {"Convolution": 1, "Pointwise": 1}
-
-
-def test_a_scale_and_a_shift_fold_into_a_linear_and_a_scale_into_a_product():
-    linear = nn.Linear(4, 3)
-    assert kinds_after(FOLD, lambda x: linear(x * 2 + 1) / 3 - 1, torch.randn(2, 4)) == {"Linear": 1}
-    program = after(FOLD, lambda x, y: (x @ y) * 0.5, torch.randn(2, 4), torch.randn(4, 3))
-    assert [o.kind for o in program.operators] == [MatMul(scale=0.5)]
 
 
 @pytest.mark.parametrize(

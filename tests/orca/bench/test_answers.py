@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from mlsys_bench.orca import answers
 from mlsys_bench.orca.answers import compare
-from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.scheduling.request import GenerationRequest
 
 REQUESTS = [
     GenerationRequest(request_id=str(i), prompt_token_ids=tuple(range(5, 25 + i)), max_new_tokens=3) for i in range(2)
 ]
-
-
-@pytest.fixture
-def loaded(make_gguf: Callable[..., Path]) -> LoadedModel:
-    return load_model(make_gguf(), dtype="fp32", backend="torch")
 
 
 def ranked(loaded: LoadedModel, index: int) -> list[int]:

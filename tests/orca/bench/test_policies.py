@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,10 @@ from mlsys_core.bench import BenchContext, write_results
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import Figure, Table
 from mlsys_core.workload import Uniform
-from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 from rich.console import Console
 
 WORKLOAD = Workload(prompts=Uniform(2, 20), outputs=Uniform(1, 6), num_requests=5, shared_prefix=32)
-
-
-@pytest.fixture
-def loaded(make_gguf: Callable[..., Path]) -> LoadedModel:
-    return load_model(make_gguf(), dtype="fp32", backend="torch")
 
 
 @pytest.fixture
