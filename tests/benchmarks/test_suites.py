@@ -24,6 +24,8 @@ SMALL = {
     "nimble-weights": {"nets": ("mlp",)},
     "nimble-exactness": {"nets": ("mlp",)},
     "nimble-streams": {},
+    "orca-native": {},
+    "orca-stalls": {"streams": 2},
     "orca-soak": {},
     "dvabatch-soak": {"policies": ("input", "load-literal")},
 }

@@ -42,6 +42,9 @@ SUITES = {
     "orca-overhead": ("Cost of an iteration outside the model.", "orca.overhead:run", ("cpu",)),
     "orca-startup": ("Seconds from a server's start to its first token.", "orca.startup:run", ("cpu",)),
     "orca-weights": ("Memory and predictions of each form of weights.", "orca.weights:run", ("cpu",)),
+    "orca-native": ("An iteration on native kernels, torch's operators, memory's bound.", "orca.native:run", ("cpu",)),
+    "orca-stalls": ("Gaps between tokens of streams while long prompts arrive.", "orca.stalls:run", ("cpu",)),
+    "orca-gpu": ("Triton kernels and whole iterations against torch's operators.", "orca.gpu:run", ("cuda",)),
     "orca-soak": ("Many clients, half of whom leave midway: each answer checked.", "orca.soak:run", ("cpu",)),
     "windtunnel-infer": (
         "Exact inference against scikit-learn, LightGBM, ONNX Runtime, Hummingbird and treelite.",

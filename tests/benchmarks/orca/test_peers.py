@@ -61,7 +61,7 @@ def test_traffic_is_seeded_and_the_same_for_text_and_ids() -> None:
 
 def plan(**changes: Any) -> suite.Plan:
     options: dict[str, Any] = {"model": "llama", "dtype": "fp32", "threads": 1, "rates": (), "requests": 20}
-    options |= {"tuning_requests": 4, "repetitions": 1, "in_process": False, "both_fronts": False, "loaded": False}
+    options |= {"tuning_requests": 4, "rounds": 1, "in_process": False, "both_fronts": False, "loaded": False}
     return suite.Plan(**options | changes)
 
 

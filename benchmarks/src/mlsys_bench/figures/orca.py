@@ -88,7 +88,7 @@ def _median(runs: list[dict[str, Any]], key: str, quantile: str) -> float:
 
 def _title(name: str) -> str:
     options = load(name)["options"]
-    turns = "1 turn" if options["repetitions"] == 1 else f"{options['repetitions']} turns"
+    turns = "1 turn" if options["rounds"] == 1 else f"{options['rounds']} turns"
     parts = [
         processor(name),
         _MODELS[options["model"]],

@@ -1,6 +1,6 @@
 """Start-up time of a server: from the command to the first token.
 
-    mlsys bench orca-startup repetitions=3
+    mlsys bench orca-startup rounds=3
 
 Starts ``mlsys orca serve`` in a process of its own, asks for one token as soon as the port answers, and stops it. On a
 machine with other work the processor time shows the cost of starting; the end of the process is part of it.
@@ -68,8 +68,8 @@ class Row:
     processor_s: float
 
 
-def run(context: BenchContext, *, model: str = "smollm2-135m-instruct", repetitions: int = 3) -> Section:
+def run(context: BenchContext, *, model: str = "smollm2-135m-instruct", rounds: int = 3) -> Section:
     """Start a server of ``model`` so many times."""
-    rows = [Row(*start_s(model)) for _ in range(1 if context.is_quick else repetitions)]
+    rows = [Row(*start_s(model)) for _ in range(1 if context.is_quick else rounds)]
     text = f"Median: first token after {statistics.median(row.first_token_s for row in rows):.2f} s."
     return rows_section("Orca: start-up", rows, text, model=model)

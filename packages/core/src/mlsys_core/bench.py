@@ -54,9 +54,8 @@ def run_suite(spec: BenchmarkSpec, context: BenchContext, *, name: str = "", **o
     """
     kind = device_kind(context.device).name
     if "*" not in spec.devices and kind not in spec.devices:
-        raise InvalidInputError(
-            f"benchmark {spec.name!r} measures {' and '.join(spec.devices)}, not {kind}: leave out --device"
-        )
+        hint = "leave out --device" if "cpu" in spec.devices else f"give --device {spec.devices[0]}"
+        raise InvalidInputError(f"benchmark {spec.name!r} measures {' and '.join(spec.devices)}, not {kind}: {hint}")
     section = resolve(spec.run)(context, **options)
     if not isinstance(section, Section):
         raise PluginError(f"benchmark {spec.name!r}: {spec.run} returned {type(section).__name__}, not a Section")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlsys_core import plot
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.profiling.turns import rounds
+from mlsys_core.profiling import turns
 from mlsys_core.report import Figure, Section, Table
 
 from mlsys_bench.harness.machine import LoadMeter, busy_processes
@@ -55,7 +55,7 @@ class Plan:
     rates: tuple[float, ...]  # requests a second; none: all at once
     requests: int  # of each run
     tuning_requests: int
-    repetitions: int  # turns of each case
+    rounds: int  # turns of each case
     in_process: bool
     both_fronts: bool
     loaded: bool
@@ -107,7 +107,7 @@ class Benchmark:
                 else:
                     self.notes[case.name] = "no settings gave comparable figures"
             ready = [case for case in cases if case.name in self.chosen]
-            for turn in rounds(list(itertools.product(ready, fronts)), num_rounds=plan.repetitions):
+            for turn in turns.rounds(list(itertools.product(ready, fronts)), num_rounds=plan.rounds):
                 for case, is_in_process in turn:
                     self._say(f"{case.name} ...")
                     self.runs += self._measure(case, self.chosen[case.name], plan.traffics(), is_in_process)
@@ -117,7 +117,7 @@ class Benchmark:
         plan = self.plan
         body: list[str | Table | Figure] = [
             f"{plan}: {plan.requests} requests, prompts U(16,256), outputs U(1,64) tokens, medians of "
-            f"{plan.repetitions}. As ours: answers with the same text. Other load: the largest share that others took."
+            f"{plan.rounds}. As ours: answers with the same text. Other load: the largest share that others took."
         ]
         if self.runs:
             body += [table_of(rows_of(self.runs, ours=OURS)), Figure(self._figure(), caption=str(plan))]
@@ -187,7 +187,7 @@ def run(
     dtype: str = "bf16",
     rates: tuple[float, ...] = (),
     requests: int = 0,
-    repetitions: int = 0,
+    rounds: int = 0,
     in_process: bool = False,
     both_fronts: bool = False,
     loaded: bool = False,
@@ -204,7 +204,7 @@ def run(
         dtype: ``fp32``, or ``bf16``, which allows 16 bits.
         rates: Requests a second; none: all at once.
         requests: Of each run; 0: 24 when quick, else 96 at once and 200 at a rate.
-        repetitions: Turns of each case; 0: 1 when quick, else 3.
+        rounds: Turns of each case; 0: 1 when quick, else 3.
         in_process: Engines alone, without HTTP.
         both_fronts: Each over HTTP and without it, in turn.
         loaded: One busy process on each core, at equal priority.
@@ -232,7 +232,7 @@ def run(
         rates=tuple(map(float, rates)),
         requests=requests or (24 if context.is_quick else 200 if rates else 96),
         tuning_requests=12 if context.is_quick else 64,
-        repetitions=repetitions or (1 if context.is_quick else 3),
+        rounds=rounds or (1 if context.is_quick else 3),
         in_process=in_process,
         both_fronts=both_fronts,
         loaded=loaded,

@@ -1,27 +1,15 @@
-"""The GPU path: each Triton kernel, and whole iterations of a decoder, against torch's operators.
-
-Contestants take turns, and their results are compared before any time counts. Kernels are timed by Triton's own
-``do_bench`` (events on the device, the cache cleared before each call); iterations by the clock of the host, from the
-batch that the scheduler hands over to the logits. Attention has two opponents: torch's scaled dot-product attention
-request by request, which is what a model without the kernel runs, and one call of it over keys that were gathered and
-padded beforehand for free, which no paged server has but no kernel should be far from.
-
-    python benchmarks/orca/gpu.py
-    python benchmarks/orca/gpu.py --quick --json gpu.json
-"""
+"""Cases of the suite ``orca-gpu``: inputs, and rows of kernels and of iterations."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
-from mlsys_core.environment import describe_environment
+from mlsys_core.errors import MlsysError
+from mlsys_core.profiling import turns
 from mlsys_orca.backends.triton.activations import gated
 from mlsys_orca.backends.triton.attention import paged_attention
 from mlsys_orca.backends.triton.batch import to_device
@@ -70,7 +58,7 @@ TOLERANCE, TOLERANCE_OF_LOGITS = 0.05, 0.5  # as Row.largest_difference; bf16 ro
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One contest."""
+    """One kernel, or a whole iteration, beside torch's operators."""
 
     what: str
     shape: str
@@ -104,19 +92,25 @@ def cache_of(lengths: Sequence[tuple[int, int]], device: torch.device, num_layer
 
 
 def difference(ours: Tensor, theirs: Tensor, *, what: str, allowed: float) -> float:
-    """Return the largest difference, in the terms of :class:`Row`; exit if it is too large."""
+    """Return the largest difference, in the terms of :class:`Row`.
+
+    Raises:
+        MlsysError: it is larger than allowed.
+    """
     reference = theirs.float()
     found = float(((ours.float() - reference).abs() / (reference.abs() + reference.std())).max())
     if not found <= allowed:
-        raise SystemExit(f"{what}: the results differ by {found:.3g} where {allowed} is allowed")
+        raise MlsysError(f"{what}: the results differ by {found:.3g} where {allowed} is allowed")
     return found
 
 
-def take_turns(contestants: Iterable[Callable[[], object]], rounds: int) -> list[float]:
-    """Return the median milliseconds of each over ``rounds`` rounds in which all have a turn."""
-    works = list(contestants)
-    times = [[float(do_bench(work, rep=50, return_mode="median")) for work in works] for _ in range(rounds)]
-    return [statistics.median(each) for each in zip(*times, strict=True)]
+def medians_ms(works: Sequence[Callable[[], object]], num_rounds: int) -> list[float]:
+    """Return the median milliseconds of each over ``num_rounds`` rounds in which all have a turn."""
+    times: list[list[float]] = [[] for _ in works]
+    for turn in turns.rounds(range(len(works)), num_rounds=num_rounds):
+        for number in turn:
+            times[number].append(float(do_bench(works[number], rep=50, return_mode="median")))
+    return [statistics.median(each) for each in times]
 
 
 def attention_rows(names: Iterable[str], device: torch.device, rounds: int) -> Iterator[Row]:
@@ -140,7 +134,7 @@ def attention_rows(names: Iterable[str], device: torch.device, rounds: int) -> I
             padded = _padded(query, keys, values, inputs, lengths[0])
             difference(padded().transpose(1, 2).reshape(theirs.shape), theirs, what=name, allowed=TOLERANCE)
             works.append(padded)
-        times = take_turns(works, rounds)
+        times = medians_ms(works, rounds)
         yield Row("attention", name, times[0], times[1], times[2] if len(times) > 2 else None, None, found)
 
 
@@ -173,7 +167,7 @@ def operator_rows(num_tokens: int, device: torch.device, rounds: int) -> Iterato
         return add_norm(x, branch, weight=weight, eps=CONFIG.norm_eps, is_centred=False, dtype=DTYPE)
 
     found = difference(add_norm_fused(x.clone()), add_and_norm(x), what="norm", allowed=TOLERANCE)
-    times = take_turns([lambda: add_norm_fused(x), lambda: add_and_norm(x)], rounds)
+    times = medians_ms([lambda: add_norm_fused(x), lambda: add_and_norm(x)], rounds)
     yield Row("addition and RMSNorm", shape, times[0], times[1], None, None, found)
 
     gate_up = torch.randn(num_tokens, 2 * inner, dtype=DTYPE, device=device)
@@ -183,7 +177,7 @@ def operator_rows(num_tokens: int, device: torch.device, rounds: int) -> Iterato
         return functional.silu(gate).mul_(up)
 
     found = difference(gated(gate_up, activation="silu"), gate_then_multiply(), what="gate", allowed=TOLERANCE)
-    times = take_turns([lambda: gated(gate_up, activation="silu"), gate_then_multiply], rounds)
+    times = medians_ms([lambda: gated(gate_up, activation="silu"), gate_then_multiply], rounds)
     yield Row("SiLU gate", shape, times[0], times[1], None, None, found)
 
     heads, kv_heads = CONFIG.num_heads, CONFIG.num_kv_heads
@@ -202,7 +196,7 @@ def operator_rows(num_tokens: int, device: torch.device, rounds: int) -> Iterato
         return prepare_heads(qkv, keys, values, slots, num_heads=heads, rotary=factors)
 
     found = difference(prepare(), turn_and_write(), what="rotary", allowed=TOLERANCE)
-    times = take_turns([prepare, turn_and_write], rounds)
+    times = medians_ms([prepare, turn_and_write], rounds)
     yield Row("rotary and K/V write", shape, times[0], times[1], None, None, found)
 
 
@@ -272,46 +266,3 @@ def iteration_rows(names: Iterable[str], device: torch.device, repeats: int) -> 
         times = [(run(ours)[1], run(torchs)[1], plan()) for _ in range(repeats)]
         ours_ms, torch_ms, host_ms = (statistics.median(each) for each in zip(*times, strict=True))
         yield Row("iteration", name, ours_ms, torch_ms, None, host_ms, found)
-
-
-def main() -> None:
-    """Print the table, and write it as JSON if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="half of the shapes, fewer turns")
-    parser.add_argument("--json", type=Path, help="file to write")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("torch sees no CUDA device here, so nothing was measured")
-    device, names = torch.device("cuda"), QUICK if arguments.quick else tuple(ITERATIONS)
-    rounds, repeats = (3, 7) if arguments.quick else (7, 25)
-    print(f"{torch.cuda.get_device_name(0)}; milliseconds, medians")
-    print(f"{'':21} {'':30} {'kernels':>9} {'torch':>9} {'ratio':>6} {'padded':>9} {'host':>6} {'differs':>8}")
-    rows = []
-    with torch.inference_mode():
-        for contests in (
-            attention_rows(names, device, rounds),
-            operator_rows(1, device, rounds),
-            operator_rows(64, device, rounds),
-            operator_rows(2048, device, rounds),
-            iteration_rows(names, device, repeats),
-        ):
-            for row in contests:
-                rows.append(row)
-                print(_line(row), flush=True)
-    if arguments.json:
-        record = {"environment": describe_environment(), "device": torch.cuda.get_device_name(0)}
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(record | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
-
-
-def _line(row: Row) -> str:
-    padded = f"{row.padded_ms:9.4f}" if row.padded_ms is not None else " " * 9
-    host = f"{row.host_ms:6.2f}" if row.host_ms is not None else " " * 6
-    return (
-        f"{row.what:21} {row.shape:30} {row.ours_ms:9.4f} {row.torch_ms:9.4f} {row.torch_ms / row.ours_ms:6.2f} "
-        f"{padded} {host} {row.largest_difference:8.4f}"
-    )
-
-
-if __name__ == "__main__":
-    main()
