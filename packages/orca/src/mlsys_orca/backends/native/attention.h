@@ -2,13 +2,13 @@
 //
 // A task is one request's tile of rows with one key head, so that requests of any lengths share the threads evenly. The
 // query heads that share a key head stand as rows beside each other. A block of 16 keys is kept feature after feature,
-// which makes it a panel of a product; a block of values stands key after key. Scores of the whole context are kept, so
+// which makes it a panel of a GEMM; a block of values stands key after key. Scores of the whole context are kept, so
 // every sum runs over the keys in their order whatever the rows are computed with.
 #pragma once
 
 #include <vector>
 
-#include "matmul.h"
+#include "gemm.h"
 #include "rows.h"
 #include "scratch.h"
 
@@ -84,7 +84,7 @@ inline void prepare_head(const Attention& a, int head, float* x, const float* co
     if (a.rotary_dim) rotate(x, cos, sin, a.rotary_dim);
 }
 
-// Keep a row's key and value of one head. `qkv` is the row of the projections. Products of pairs take all slots of a
+// Keep a row's key and value of one head. `qkv` is the row of the projections. GEMMs of pairs take all slots of a
 // block of values, by zero where no key is: what follows a request's last row in a block that it began becomes zero, too.
 template <class T, bool IN_PAIRS>
 void keep(
@@ -149,9 +149,9 @@ inline float softmax(const Attention& a, float* scores, int first, int limit, in
 }
 
 // out[r][c] += sum over a block's keys of weights[r][key] * values[key][c], for WIDE vectors of columns; prefetches
-// the block at `soon`.
+// the block at `prefetch_from`.
 template <int ROWS, int WIDE, class T>
-inline void weigh_columns(const float* weights, int64_t stride, const T* values, int padded_dim, int keys, const T* soon, float* out) {
+inline void weigh_columns(const float* weights, int64_t stride, const T* values, int padded_dim, int keys, const T* prefetch_from, float* out) {
     vf sums[ROWS][WIDE];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
@@ -160,7 +160,7 @@ inline void weigh_columns(const float* weights, int64_t stride, const T* values,
         const int64_t at = (int64_t)j * padded_dim;
         vf v[WIDE];
         for (int c = 0; c < WIDE; c++) v[c] = load(values + at + c * LANES);
-        for (int c = 0; c < WIDE; c += 64 / (int)sizeof(T) / LANES) __builtin_prefetch(soon + at + c * LANES, 0, 2);
+        for (int c = 0; c < WIDE; c += 64 / (int)sizeof(T) / LANES) __builtin_prefetch(prefetch_from + at + c * LANES, 0, 2);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
             const vf x = splat(weights[r * stride + j]);
@@ -174,13 +174,13 @@ inline void weigh_columns(const float* weights, int64_t stride, const T* values,
 
 // As `weigh_columns` for all of them, as many at a time as the registers hold. A block stays in the first-level cache.
 template <class T, int ROWS>
-void weigh(const float* weights, int64_t stride, const T* values, int padded_dim, int keys, const T* soon, float* out) {
+void weigh(const float* weights, int64_t stride, const T* values, int padded_dim, int keys, const T* prefetch_from, float* out) {
     constexpr int NARROW = PANEL / LANES, WIDE = LANES == 16 ? 4 : NARROW;
     int column = 0;
     for (; column + WIDE * LANES <= padded_dim; column += WIDE * LANES)
-        weigh_columns<ROWS, WIDE>(weights, stride, values + column, padded_dim, keys, soon + column, out + column);
+        weigh_columns<ROWS, WIDE>(weights, stride, values + column, padded_dim, keys, prefetch_from + column, out + column);
     for (; column < padded_dim; column += PANEL)
-        weigh_columns<ROWS, NARROW>(weights, stride, values + column, padded_dim, keys, soon + column, out + column);
+        weigh_columns<ROWS, NARROW>(weights, stride, values + column, padded_dim, keys, prefetch_from + column, out + column);
 }
 
 // One task: rows `begin` to `end` of `span`, the query heads of one key head.
@@ -196,7 +196,7 @@ void attend(
     const int shift = first_block * PANEL, keys = num_blocks * PANEL;
     const int rows = (end - begin) * group;
 
-    float* queries = scratch.grow((int64_t)rows * (dim + keys) + MAX_ROWS * (2 * PANEL + cache.padded_dim));
+    float* queries = scratch.grow((int64_t)rows * (dim + keys) + MAX_MR * (2 * PANEL + cache.padded_dim));
     float* scores = queries + (int64_t)rows * dim;
     float* tile = scores + (int64_t)rows * keys;
     for (int row = 0; row < rows; row++) {
@@ -206,8 +206,8 @@ void attend(
         prepare_head(a, query_head, queries + row * dim, cos + at, sin + at);
     }
     const Blocks<T, false> blocks{cache, table + first_block, num_blocks, head};
-    for (int row = 0; row < rows; row += MAX_ROWS) {
-        const int some = std::min(MAX_ROWS, rows - row);
+    for (int row = 0; row < rows; row += MAX_MR) {
+        const int some = std::min(MAX_MR, rows - row);
         for (int block = 0; block < num_blocks; block += 2) {
             const int pair = std::min(2, num_blocks - block);
             const auto panel = [&](int which) {
@@ -220,21 +220,21 @@ void attend(
                 std::memcpy(
                     scores + (int64_t)(row + r) * keys + block * PANEL, tile + r * pair * PANEL, 4 * pair * PANEL);
         }
-        float inverse[MAX_ROWS];
+        float inverse[MAX_MR];
         for (int r = 0; r < some; r++) {
             const int seen = reach.seen_by(begin + (row + r) / group, span);
             const int first = a.window ? std::max(0, seen - a.window) : 0;
             float* own = scores + (int64_t)(row + r) * keys;
             inverse[r] = 1.0f / softmax(a, own, first - shift, seen - shift, keys, own);
         }
-        float* sums = tile + MAX_ROWS * 2 * PANEL;
+        float* sums = tile + MAX_MR * 2 * PANEL;
         std::fill_n(sums, some * cache.padded_dim, 0.0f);
         for (int block = 0; block < num_blocks; block++) {
             const float* w = scores + (int64_t)row * keys + block * PANEL;
             const int some_keys = std::min(PANEL, reach.limit - (first_block + block) * PANEL);
-            const T* soon = blocks.read(num_blocks + block + BLOCKS_AHEAD);
+            const T* prefetch_from = blocks.read(num_blocks + block + BLOCKS_AHEAD);
 #define ORCA_ROWS(ROWS) \
-    case ROWS: weigh<T, ROWS>(w, keys, blocks.values(block), cache.padded_dim, some_keys, soon, sums); break;
+    case ROWS: weigh<T, ROWS>(w, keys, blocks.values(block), cache.padded_dim, some_keys, prefetch_from, sums); break;
             switch (some) { ORCA_ROWS(1) ORCA_ROWS(2) ORCA_ROWS(3) ORCA_ROWS(4) ORCA_ROWS(5) ORCA_ROWS(6) }
 #undef ORCA_ROWS
         }

@@ -357,8 +357,8 @@ def look_up_native(table: Matrix, ids: Tensor) -> Tensor:
         scales=address(scales),
         offsets=address(offsets),
         rows=table.out_features,
-        depth=table.in_features,
-        group=table.group_size,
+        K=table.in_features,
+        group_size=table.group_size,
         bits=table.bits,
         has_halves=table.scales.dtype == torch.float16,
     )

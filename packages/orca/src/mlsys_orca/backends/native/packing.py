@@ -1,4 +1,4 @@
-"""A product's weight in the form that the native loops read: panels of 16 columns, input feature after feature."""
+"""A linear's weight in the form that the native loops read: panels of 16 columns, input feature after feature."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PackedLinear:
     """A packed weight and its bias. Owner: the native decoder, whose program points into the tensors."""
 
     kind: str  # weights.h: Kind
-    depth: int  # input features
+    k: int  # input features
     codes: (
-        Tensor  # [panels, depth, 16]; 4-bit codes: [panels, depth / 2, 16]; bf16 pairs: int32 [panels, depth / 2, 16]
+        Tensor  # [panels, K, 16]; 4-bit codes: [panels, K / 2, 16]; bf16 pairs: int32 [panels, K / 2, 16]
     )
     bias: Tensor | None  # fp32 [panels * 16]
     scales: Tensor | None = None  # fp16 or fp32 [panels, groups, 16]
@@ -37,14 +37,14 @@ class PackedLinear:
 
     def matrix(self) -> dict[str, Any]:
         """Return the fields of the native program's ``Matrix``."""
-        group, has_halves = 0, False
+        group_size, has_halves = 0, False
         if self.scales is not None:
-            group, has_halves = self.depth // self.scales.shape[1], self.scales.dtype == torch.float16
+            group_size, has_halves = self.k // self.scales.shape[1], self.scales.dtype == torch.float16
         return {
             "kind": self.kind,
-            "columns": len(self.codes) * PANEL,
-            "depth": self.depth,
-            "group": group,
+            "N": len(self.codes) * PANEL,
+            "K": self.k,
+            "group_size": group_size,
             "codes": address(self.codes),
             "scales": address(self.scales),
             "offsets": address(self.offsets),
@@ -72,13 +72,13 @@ def pack(linear: Linear, *, is_gated: bool, in_pairs: bool | None = None, takes_
         parts = [_pack_rows(part, is_gated) for part in (weight.codes, weight.scales)]
         offsets = None if weight.offsets is None else _pack_rows(weight.offsets, is_gated)
         return PackedLinear(kind, weight.in_features, parts[0], packed_bias, parts[1], offsets, takes_bf16)
-    depth = weight.shape[1]
+    k = weight.shape[1]
     if in_pairs is None:
         in_pairs = bool(library.load().orca_has_pairs())
-    if in_pairs and weight.dtype == torch.bfloat16 and depth % 2 == 0:
+    if in_pairs and weight.dtype == torch.bfloat16 and k % 2 == 0:
         pairs = weight.contiguous().view(torch.int32)
-        return PackedLinear("bf16_pairs", depth, _pack_rows(pairs, is_gated), packed_bias)
-    return PackedLinear(_KINDS[weight.dtype], depth, _pack_rows(weight, is_gated), packed_bias)
+        return PackedLinear("bf16_pairs", k, _pack_rows(pairs, is_gated), packed_bias)
+    return PackedLinear(_KINDS[weight.dtype], k, _pack_rows(weight, is_gated), packed_bias)
 
 
 def _pack_rows(rows: Tensor, is_gated: bool) -> Tensor:
@@ -91,6 +91,6 @@ def _pack_rows(rows: Tensor, is_gated: bool) -> Tensor:
     native = library.load()
     advise_huge_pages(packed.data_ptr(), packed.nbytes)
     for number, half in enumerate(halves):
-        columns, depth = half.shape
-        native.orca_pack(half.data_ptr(), packed.data_ptr(), rows.itemsize, columns, depth, across, len(halves), number)
+        n, k = half.shape
+        native.orca_pack(half.data_ptr(), packed.data_ptr(), rows.itemsize, n, k, across, len(halves), number)
     return packed

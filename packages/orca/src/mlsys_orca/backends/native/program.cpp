@@ -12,13 +12,13 @@
 #include "attention.h"
 #include "attention_in_pairs.h"
 #include "lookup.h"
-#include "matmul.h"
+#include "gemm.h"
 #include "rows.h"
-#include "tiles.h"
+#include "amx.h"
 
 namespace orca {
 
-constexpr int TILE_PANELS = 2;            // a product's tile is two panels wide: 32 columns, or 16 gated ones
+constexpr int TILE_PANELS = 2;            // a GEMM's tile is two panels wide: 32 columns, or 16 gated ones
 constexpr int MIN_TILE_ROWS = 48, MAX_TILE_ROWS = 512, TILES_PER_THREAD = 8;
 constexpr int NEAR_TILE_ROWS = 96;         // whose sums stay in the first-level cache
 constexpr int AMX_BYTES = 640 << 10;     // of rows that AMX takes again and again: they stay in the second-level cache
@@ -84,11 +84,11 @@ class Program {
         registers.front().floats = what.states;
         registers.back().floats = what.logits;
         for (size_t i = 1; i + 1 < registers.size(); i++)
-            registers[i].floats = owned[i].grow((int64_t)(what.num_rows + TILE_ROWS) * registers[i].width);
+            registers[i].floats = owned[i].grow((int64_t)(what.num_rows + AMX_TILE_ROWS) * registers[i].width);
         int64_t deepest = 0;
         for (auto& op : operators)
-            if (auto* product = std::get_if<Gemm>(&op)) deepest = std::max<int64_t>(deepest, product->matrix.depth);
-        prepared = owned[0].grow((int64_t)(what.num_rows + TILE_ROWS) * deepest);
+            if (auto* gemm = std::get_if<Gemm>(&op)) deepest = std::max<int64_t>(deepest, gemm->matrix.K);
+        prepared = owned[0].grow((int64_t)(what.num_rows + AMX_TILE_ROWS) * deepest);
         divide_spans();
         if (what.largest)
             for (auto& own : peaks) own.assign(what.num_sampled, Peak());
@@ -113,16 +113,16 @@ class Program {
         }
     };
 
-    static bool is_by_amx(const Matrix& m) { return m.is_in_pairs() && m.depth % TILE_DEPTH == 0 && has_tiles(); }
+    static bool is_by_amx(const Matrix& m) { return m.is_in_pairs() && m.K % AMX_K == 0 && has_amx(); }
 
-    // A register that only products of pairs read, as it is, holds what they would make of it: bf16.
+    // A register that only GEMMs of pairs read, as it is, holds what they would make of it: bf16.
     void choose_forms() {
         for (size_t i = 1; i + 1 < registers.size(); i++) registers[i].is_bf16 = true;
         for (auto& op : operators) {
-            if (auto* product = std::get_if<Gemm>(&op)) {
-                if (!product->matrix.is_in_pairs() || product->norm.kind != NO_NORM)
-                    registers[product->source].is_bf16 = false;
-                if (product->accumulates) registers[product->target].is_bf16 = false;
+            if (auto* gemm = std::get_if<Gemm>(&op)) {
+                if (!gemm->matrix.is_in_pairs() || gemm->norm.kind != NO_NORM)
+                    registers[gemm->source].is_bf16 = false;
+                if (gemm->accumulates) registers[gemm->target].is_bf16 = false;
             } else if (auto* attention = std::get_if<Attention>(&op)) {
                 registers[attention->source].is_bf16 = false;
             } else if (auto* normalise = std::get_if<Normalise>(&op)) {
@@ -161,19 +161,19 @@ class Program {
     // How many rows of a request an attention task has at most.
     int task_rows(const Attention& op) const {
         const bool by_amx = batch->cache == PAIRS && attends_by_amx(op.head_dim);
-        return std::max(1, (by_amx ? AMX_ROWS : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
+        return std::max(1, (by_amx ? AMX_MR : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
     }
 
     void execute(int thread) {
         using Clock = std::chrono::steady_clock;
         double* seconds = thread ? nullptr : batch->seconds;
-        Tiles tiles;
+        AmxTiles tiles;
         int rows = batch->num_rows;
         for (auto& op : operators) {
             const auto begin = seconds ? Clock::now() : Clock::time_point();
-            if (auto* product = std::get_if<Gemm>(&op)) {
-                if (is_by_amx(product->matrix)) tiles.for_gemm();
-                run_gemm(*product, thread, rows);
+            if (auto* gemm = std::get_if<Gemm>(&op)) {
+                if (is_by_amx(gemm->matrix)) tiles.for_gemm();
+                run_gemm(*gemm, thread, rows);
             } else if (auto* attention = std::get_if<Attention>(&op)) {
                 if (batch->cache == PAIRS) tiles.for_attention();
                 switch (batch->cache) {
@@ -191,19 +191,19 @@ class Program {
         }
     }
 
-    // --- products ---
+    // --- GEMM ---
 
-    // The rows that a product multiplies: a register's, or rows prepared from it (normalised, rounded to bf16). Few rows are
+    // The rows that a GEMM multiplies: a register's, or rows prepared from it (normalised, rounded to bf16). Few rows are
     // prepared by each thread for itself, within its first claim: a late thread may not read what later operators write.
     class Input {
       public:
         Input(Program& program, const Gemm& op, int thread, int count)
-            : source(program.registers[op.source]), norm(op.norm), depth(op.matrix.depth), count(count),
-              in_pairs(op.matrix.is_in_pairs()), stride(in_pairs ? depth / 2 : depth), ready(source.floats),
+            : source(program.registers[op.source]), norm(op.norm), K(op.matrix.K), count(count),
+              in_pairs(op.matrix.is_in_pairs()), lda(in_pairs ? K / 2 : K), ready(source.floats),
               own(program.own_memory[thread].rows) {
             if (source.is_bf16 || (norm.kind == NO_NORM && !in_pairs)) return;
             ready = nullptr;
-            // Where the product is added to its own source, all rows are prepared before any is written.
+            // Where the result is added to its own source, all rows are prepared before any is written.
             by_all = count > FEW_ROWS || op.source == op.target;
         }
 
@@ -212,10 +212,10 @@ class Program {
         void use(const float* rows) { ready = rows; }
 
         void prepare(int row, float* all) const {
-            const float* from = source.floats + (int64_t)row * depth;
-            float* to = all + row * stride;
+            const float* from = source.floats + (int64_t)row * K;
+            float* to = all + row * lda;
             if (norm.kind == NO_NORM)
-                convert_row(from, (uint16_t*)to, depth);
+                convert_row(from, (uint16_t*)to, K);
             else if (in_pairs)
                 normalise(norm, from, (uint16_t*)to);
             else
@@ -224,7 +224,7 @@ class Program {
 
         const float* rows() {
             if (!ready) {
-                float* to = own.grow((count + TILE_ROWS) * stride);
+                float* to = own.grow((count + AMX_TILE_ROWS) * lda);
                 for (int row = 0; row < count; row++) prepare(row, to);
                 ready = to;
             }
@@ -234,23 +234,23 @@ class Program {
       private:
         const Register& source;
         const Norm& norm;
-        const int depth, count;
+        const int K, count;
         const bool in_pairs;
-        const int64_t stride;  // of the prepared rows
+        const int64_t lda;  // of the prepared rows
         const float* ready;
         Scratch& own;
         bool by_all = false;
     };
 
     void run_gemm(const Gemm& op, int thread, int rows) {
-        const int depth = op.matrix.depth;
+        const int K = op.matrix.K;
         if (!rows) return;
         Input input(*this, op, thread, rows);
         if (input.is_prepared_by_all()) {
-            for_each_row(thread, rows, depth, [&](int row) { input.prepare(row, prepared); });
+            for_each_row(thread, rows, K, [&](int row) { input.prepare(row, prepared); });
             input.use(prepared);
         }
-        float* scratch = own_memory[thread].tiles.grow((int64_t)NEAR_PANELS * depth * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL);
+        float* scratch = own_memory[thread].tiles.grow((int64_t)NEAR_PANELS * K * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL);
         switch (op.matrix.kind) {
             case F32: run_tiles<F32Panel>(op, thread, rows, input, scratch); break;
             case BF16: run_tiles<Bf16Panel>(op, thread, rows, input, scratch); break;
@@ -288,7 +288,7 @@ class Program {
     // A tile is a pair of panels against a block of rows: the more rows, the less often a panel is read and decoded.
     template <class Panel, bool IN_PAIRS = false>
     void run_tiles(const Gemm& op, int thread, int rows, Input& input, float* scratch) {
-        const int depth = op.matrix.depth, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
+        const int K = op.matrix.K, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
         // Where a panel is read as it stands, the next rows find it in the second-level cache; else it was decoded for all.
         constexpr bool AS_IT_IS = std::is_same_v<Panel, F32Panel> || std::is_same_v<Panel, PairsPanel>;
         int wanted = blocks_of_rows(rows, AS_IT_IS ? NEAR_TILE_ROWS : MAX_TILE_ROWS, across);
@@ -300,18 +300,18 @@ class Program {
         pool.for_each(thread, across * down, [&](int i) {
             const int set = i / (across * own), rest = i % (across * own);
             const int panel = rest / own * TILE_PANELS, first = (set * own + rest % own) * block;
-            float* sums = scratch + (int64_t)NEAR_PANELS * depth * PANEL;
+            float* sums = scratch + (int64_t)NEAR_PANELS * K * PANEL;
             const int some = std::min(block, rows - first);
             const auto begins = [&](int row, int few) { prefetch_target(op, panel, first + row, few); };
             const float* from = input.rows();
-            const uint32_t* pairs = (const uint32_t*)from + (int64_t)first * (depth / 2);
+            const uint32_t* pairs = (const uint32_t*)from + (int64_t)first * (K / 2);
             if constexpr (!IN_PAIRS)
-                multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, from + (int64_t)first * depth, depth, scratch, sums, begins);
+                multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, from + (int64_t)first * K, K, scratch, sums, begins);
             else if constexpr (std::is_same_v<Panel, PairsPanel>)
-                multiply_tile_of_pairs(op.matrix, panel, some, pairs, depth / 2, 2 * (int64_t)depth * PANEL, sums, begins);
+                multiply_tile_of_pairs(op.matrix, panel, some, pairs, K / 2, 2 * (int64_t)K * PANEL, sums, begins);
             else
-                multiply_tile_quantised<Panel>(op.matrix, panel, some, pairs, depth / 2, (uint16_t*)scratch, sums, begins);
-            finish(op, thread, panel, first, some, sums);
+                multiply_tile_quantised<Panel>(op.matrix, panel, some, pairs, K / 2, (uint16_t*)scratch, sums, begins);
+            apply_epilogue(op, thread, panel, first, some, sums);
         });
     }
 
@@ -321,19 +321,19 @@ class Program {
     void run_by_amx(const Gemm& op, int thread, int rows, Input& input, float* scratch) {
         const Matrix& m = op.matrix;
         const int across = (m.panels() + TILE_PANELS - 1) / TILE_PANELS;
-        const int wanted = blocks_of_rows(rows, std::max(AMX_ROWS, AMX_BYTES / m.depth / 2), across);
-        const int block = ((rows + wanted - 1) / wanted + AMX_ROWS - 1) / AMX_ROWS * AMX_ROWS;
+        const int wanted = blocks_of_rows(rows, std::max(AMX_MR, AMX_BYTES / m.K / 2), across);
+        const int block = ((rows + wanted - 1) / wanted + AMX_MR - 1) / AMX_MR * AMX_MR;
         pool.for_each(thread, across * ((rows + block - 1) / block), [&](int i) {
             const uint32_t* from = (const uint32_t*)input.rows();
             const int panel = i % across * TILE_PANELS, first = i / across * block, stop = std::min(rows, first + block);
             if constexpr (std::is_same_v<Panel, PairsPanel>) {
                 multiply_block(op, thread, panel, first, stop, from, StoredPanels{{Panel(m, panel).weights, Panel(m, panel + 1).weights}});
-            } else if (stop - first <= AMX_ROWS) {
-                const DecodedPanels<Panel> panels{{Panel(m, panel), Panel(m, panel + 1)}, m.group, (uint16_t*)scratch};
+            } else if (stop - first <= AMX_MR) {
+                const DecodedPanels<Panel> panels{{Panel(m, panel), Panel(m, panel + 1)}, m.group_size, (uint16_t*)scratch};
                 multiply_block(op, thread, panel, first, stop, from, panels);
             } else {
-                uint16_t* decoded[2] = {(uint16_t*)scratch, (uint16_t*)scratch + (int64_t)m.depth * PANEL};
-                for (int p = 0; p < 2; p++) decode_pairs(Panel(m, panel + p), 0, m.depth, m.group, decoded[p]);
+                uint16_t* decoded[2] = {(uint16_t*)scratch, (uint16_t*)scratch + (int64_t)m.K * PANEL};
+                for (int p = 0; p < 2; p++) decode_pairs(Panel(m, panel + p), 0, m.K, m.group_size, decoded[p]);
                 multiply_block(op, thread, panel, first, stop, from, StoredPanels{{decoded[0], decoded[1]}});
             }
         });
@@ -344,20 +344,20 @@ class Program {
     template <class Panels>
     void multiply_block(const Gemm& op, int thread, int panel, int first, int stop, const uint32_t* input, const Panels& panels) {
         const Matrix& m = op.matrix;
-        const int steps = m.depth / TILE_DEPTH, parts = (stop - first + AMX_ROWS - 1) / AMX_ROWS;
-        Prefetch soon;
+        const int steps = m.K / AMX_K, parts = (stop - first + AMX_MR - 1) / AMX_MR;
+        Prefetch prefetch;
         if (m.kind == BF16_PAIRS && parts > 2)
-            soon = {(const char*)PairsPanel(m, panel + TILE_PANELS).weights, (2 * TILE_ROWS + parts - 1) / parts};
-        alignas(64) float sums[AMX_ROWS * TILE_PANELS * PANEL];
-        for (int row = first; row < stop; row += AMX_ROWS) {
-            const int some = std::min(AMX_ROWS, stop - row);
-            multiply_by_amx(panels, m.depth, some, input + (int64_t)row * (m.depth / 2), m.depth / 2, sums, soon);
-            soon.next += (int64_t)steps * soon.lines * 64;
-            finish(op, thread, panel, row, some, sums);
+            prefetch = {(const char*)PairsPanel(m, panel + TILE_PANELS).weights, (2 * AMX_TILE_ROWS + parts - 1) / parts};
+        alignas(64) float sums[AMX_MR * TILE_PANELS * PANEL];
+        for (int row = first; row < stop; row += AMX_MR) {
+            const int some = std::min(AMX_MR, stop - row);
+            multiply_by_amx(panels, m.K, some, input + (int64_t)row * (m.K / 2), m.K / 2, sums, prefetch);
+            prefetch.next += (int64_t)steps * prefetch.lines * 64;
+            apply_epilogue(op, thread, panel, row, some, sums);
         }
     }
 
-    // What `finish` will write comes to the cache while the tile is multiplied.
+    // What `apply_epilogue` will write comes to the cache while the tile is multiplied.
     void prefetch_target(const Gemm& op, int panel, int first, int rows) {
         const Register& target = registers[op.target];
         if (!target.floats) return;
@@ -369,7 +369,7 @@ class Program {
     }
 
     // A tile's rows from `first`: bias, activation or gate, and the sum with what is there.
-    void finish(const Gemm& op, int thread, int panel, int first, int rows, const float* sums) {
+    void apply_epilogue(const Gemm& op, int thread, int panel, int first, int rows, const float* sums) {
         constexpr int COLUMNS = TILE_PANELS * PANEL;
         const Register& target = registers[op.target];
         const int column = panel * PANEL / (op.is_gated ? 2 : 1), some = std::min(op.is_gated ? PANEL : COLUMNS, target.width - column);
@@ -508,12 +508,12 @@ class Program {
 // --- packing ---
 
 template <class T>
-void pack(const T* from, T* to, int columns, int depth, int panels, int stride, int first) {
+void pack(const T* from, T* to, int N, int K, int panels, int stride, int first) {
     for (int panel = 0; panel < panels; panel++) {
-        const T* at = from + (int64_t)panel * PANEL * depth;
+        const T* at = from + (int64_t)panel * PANEL * K;
         pack_panel<PANEL>(
-            to + (int64_t)(first + panel * stride) * depth * PANEL, depth, columns - panel * PANEL,
-            [&](int64_t k, int c) { return at[(int64_t)c * depth + k]; });
+            to + (int64_t)(first + panel * stride) * K * PANEL, K, N - panel * PANEL,
+            [&](int64_t k, int n) { return at[(int64_t)n * K + k]; });
     }
 }
 
@@ -531,11 +531,11 @@ void orca_add_gemm(Program* program, const orca::Gemm* op) { program->operators.
 void orca_add_attention(Program* program, const orca::Attention* op) { program->operators.emplace_back(*op); }
 void orca_add_gather_rows(Program* program, const orca::GatherRows* op) { program->operators.emplace_back(*op); }
 void orca_add_normalise(Program* program, const orca::Normalise* op) { program->operators.emplace_back(*op); }
-// Rows `ids` of a matrix in codes, [count][depth]; returns how many were looked up before one that there is not.
+// Rows `ids` of a matrix in codes, [count][K]; returns how many were looked up before one that there is not.
 int32_t orca_look_up(const orca::Codes* matrix, const int64_t* ids, int32_t count, float* out) {
     for (int32_t i = 0; i < count; i++) {
         if (ids[i] < 0 || ids[i] >= matrix->rows) return i;
-        orca::look_up(*matrix, ids[i], out + (int64_t)i * matrix->depth);
+        orca::look_up(*matrix, ids[i], out + (int64_t)i * matrix->K);
     }
     return count;
 }
@@ -545,18 +545,18 @@ int orca_has_pairs() {
 }
 
 // Whether it has AMX, and the kernel lets us use it.
-int orca_has_amx() { return orca::has_tiles(); }
+int orca_has_amx() { return orca::has_amx(); }
 
 // Whether the cache of a model with heads of that size stands in pairs of bf16.
 int orca_attends_in_pairs(int head_dim) { return orca::attends_in_pairs(head_dim); }
 
 void orca_run(Program* program, const orca::Batch* batch) { program->run(*batch); }
 
-// [columns, depth] row by row -> panels `first`, `first + stride`, ... of a packed matrix; missing columns are 0.
-void orca_pack(const void* from, void* to, int size, int columns, int depth, int panels, int stride, int first) {
-    if (size == 4) orca::pack((const uint32_t*)from, (uint32_t*)to, columns, depth, panels, stride, first);
-    if (size == 2) orca::pack((const uint16_t*)from, (uint16_t*)to, columns, depth, panels, stride, first);
-    if (size == 1) orca::pack((const uint8_t*)from, (uint8_t*)to, columns, depth, panels, stride, first);
+// Pack [N, K], row by row, as panels `first`, `first + stride`, ... of a packed matrix; missing columns are 0.
+void orca_pack(const void* from, void* to, int size, int N, int K, int panels, int stride, int first) {
+    if (size == 4) orca::pack((const uint32_t*)from, (uint32_t*)to, N, K, panels, stride, first);
+    if (size == 2) orca::pack((const uint16_t*)from, (uint16_t*)to, N, K, panels, stride, first);
+    if (size == 1) orca::pack((const uint8_t*)from, (uint8_t*)to, N, K, panels, stride, first);
 }
 }
 MLSYS_FUNCTIONS(

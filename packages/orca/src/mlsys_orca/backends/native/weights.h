@@ -1,7 +1,7 @@
-// Packed weights: how a matrix [columns, depth] stands in memory, and how a row of a panel is read back.
+// Packed weights: how a matrix [N, K] stands in memory, and how a row of a panel is read back.
 //
-// A *panel* is 16 output columns; inside it the 16 weights of one input feature stand side by side, so that a product
-// walks each panel from end to end. Every kind decodes to the same fp32 number wherever it is read, so a product's
+// A *panel* is 16 output columns; inside it the 16 weights of one input feature stand side by side, so that a GEMM
+// walks each panel from end to end. Every kind decodes to the same fp32 number wherever it is read, so a GEMM's
 // value does not depend on which loop computed it.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace orca {
 
-constexpr int AHEAD = 2048;  // bytes of a panel that are prefetched
+constexpr int PREFETCH_NBYTES = 2048;  // of a panel, ahead of what is read
 
 // Whether this machine multiplies pairs of bf16 in one instruction.
 #if MLSYS_LANES == 16 && defined(__AVX512BF16__)
@@ -25,18 +25,18 @@ MLSYS_ENUM(Kind, F32, BF16, INT8, INT4, BF16_PAIRS);
 // What the caller describes, as it arrives through ctypes.
 struct Matrix {
     Kind kind;
-    int32_t columns;     // output features
-    int32_t depth;       // input features
-    int32_t group;       // input features that share a scale; INT8 and INT4
-    const void* codes;   // packed weights
-    const void* scales;   // [panels, depth / group, 16], INT8 and INT4: weight = scale * code + offset
+    int32_t N;            // output features
+    int32_t K;            // input features
+    int32_t group_size;   // input features that share a scale; INT8 and INT4
+    const void* codes;    // packed weights
+    const void* scales;   // [panels, K / group_size, 16], INT8 and INT4: weight = scale * code + offset
     const void* offsets;  // as scales; null: 0
     int32_t has_halves;   // scales and offsets are fp16, else fp32
     int32_t takes_bf16;   // INT8 and INT4: rows and decoded weights may be rounded to bf16
-    int32_t panels() const { return (columns + PANEL - 1) / PANEL; }
-    bool is_in_pairs() const { return kind == BF16_PAIRS || (HAS_PAIRS && takes_bf16 && group % 2 == 0); }
+    int32_t panels() const { return (N + PANEL - 1) / PANEL; }
+    bool is_in_pairs() const { return kind == BF16_PAIRS || (HAS_PAIRS && takes_bf16 && group_size % 2 == 0); }
 };
-MLSYS_STRUCT(Matrix, kind, columns, depth, group, codes, scales, offsets, has_halves, takes_bf16);
+MLSYS_STRUCT(Matrix, kind, N, K, group_size, codes, scales, offsets, has_halves, takes_bf16);
 
 // A panel is read a step at a time, STEP rows at once, with what its group of rows shares (`Group`) in registers.
 template <class T>
@@ -44,29 +44,29 @@ struct FloatPanel {
     static constexpr int STEP = 1;
     struct Group {};
     const T* weights;
-    const T* soon = nullptr;  // a panel elsewhere that is read next; null: what follows this one
-    FloatPanel(const Matrix& m, int panel) : weights((const T*)m.codes + (int64_t)panel * m.depth * PANEL) {}
-    explicit FloatPanel(const T* weights, const T* soon = nullptr) : weights(weights), soon(soon) {}
+    const T* prefetch_from = nullptr;  // a panel elsewhere that is read next; null: what follows this one
+    FloatPanel(const Matrix& m, int panel) : weights((const T*)m.codes + (int64_t)panel * m.K * PANEL) {}
+    explicit FloatPanel(const T* weights, const T* prefetch_from = nullptr) : weights(weights), prefetch_from(prefetch_from) {}
     Group group(int) const { return {}; }
     void read(int row, const Group&, vf (&out)[1][VECS]) const {
         for (int v = 0; v < VECS; v++) out[0][v] = load(weights + (int64_t)row * PANEL + v * LANES);
     }
     void prefetch(int row) const {
-        __builtin_prefetch((soon ? soon : weights + AHEAD / sizeof(T)) + (int64_t)row * PANEL, 0, 2);
+        __builtin_prefetch((prefetch_from ? prefetch_from : weights + PREFETCH_NBYTES / sizeof(T)) + (int64_t)row * PANEL, 0, 2);
     }
 };
 using F32Panel = FloatPanel<float>;
 struct NearPanel : F32Panel {  // in the first-level cache already; what is read later waits in the second-level one
     NearPanel() : F32Panel(nullptr) {}
-    void prefetch(int row) const { __builtin_prefetch(soon + (int64_t)row * PANEL, 0, 2); }
+    void prefetch(int row) const { __builtin_prefetch(prefetch_from + (int64_t)row * PANEL, 0, 2); }
 };
 using Bf16Panel = FloatPanel<uint16_t>;
 
-// Two rows beside each other, [depth / 2][16][2]: for the instruction that multiplies pairs of bf16 by pairs. The input's
+// Two rows beside each other, [K / 2][16][2]: for the instruction that multiplies pairs of bf16 by pairs. The input's
 // rows are rounded to bf16 as well.
 struct PairsPanel {
     const uint16_t* weights;
-    PairsPanel(const Matrix& m, int panel) : weights((const uint16_t*)m.codes + (int64_t)panel * m.depth * PANEL) {}
+    PairsPanel(const Matrix& m, int panel) : weights((const uint16_t*)m.codes + (int64_t)panel * m.K * PANEL) {}
     vu read(int pair, int v) const { return load_as<vu>(weights + ((int64_t)pair * PANEL + v * LANES) * 2); }
     void prefetch(int pair, int64_t ahead) const { __builtin_prefetch(weights + ahead + (int64_t)pair * PANEL * 2, 0, 2); }
 };
@@ -82,7 +82,7 @@ struct Scales {
     const char* offsets;
     const bool has_halves;
     Scales(const Matrix& m, int panel) : has_halves(m.has_halves) {
-        const int64_t first = (int64_t)panel * (m.depth / m.group) * row_size();
+        const int64_t first = (int64_t)panel * (m.K / m.group_size) * row_size();
         scales = (const char*)m.scales + first;
         offsets = m.offsets ? (const char*)m.offsets + first : nullptr;
     }
@@ -107,11 +107,11 @@ struct Int8Panel : Scales {
     using Group = Scaled;
     const int8_t* codes;
     Int8Panel(const Matrix& m, int panel)
-        : Scales(m, panel), codes((const int8_t*)m.codes + (int64_t)panel * m.depth * PANEL) {}
+        : Scales(m, panel), codes((const int8_t*)m.codes + (int64_t)panel * m.K * PANEL) {}
     void read(int64_t row, const Group& group, vf (&out)[1][VECS]) const {
         for (int v = 0; v < VECS; v++) out[0][v] = group.decode(load(codes + row * PANEL + v * LANES), v);
     }
-    void prefetch(int64_t row) const { __builtin_prefetch(codes + AHEAD + row * PANEL); }
+    void prefetch(int64_t row) const { __builtin_prefetch(codes + PREFETCH_NBYTES + row * PANEL); }
 };
 
 // Two rows share their bytes: the even row has the low halves. Codes are 0 to 15.
@@ -120,7 +120,7 @@ struct Int4Panel : Scales {
     using Group = Scaled;
     const uint8_t* codes;
     Int4Panel(const Matrix& m, int panel)
-        : Scales(m, panel), codes((const uint8_t*)m.codes + (int64_t)panel * (m.depth / 2) * PANEL) {}
+        : Scales(m, panel), codes((const uint8_t*)m.codes + (int64_t)panel * (m.K / 2) * PANEL) {}
     void read(int64_t row, const Group& group, vf (&out)[2][VECS]) const {
         for (int v = 0; v < VECS; v++) {
             const vu bytes = load_bytes(codes + (row >> 1) * PANEL + v * LANES);
@@ -128,7 +128,7 @@ struct Int4Panel : Scales {
             out[1][v] = group.decode(__builtin_convertvector((vi)(bytes >> 4), vf), v);
         }
     }
-    void prefetch(int64_t row) const { __builtin_prefetch(codes + AHEAD + (row >> 1) * PANEL); }
+    void prefetch(int64_t row) const { __builtin_prefetch(codes + PREFETCH_NBYTES + (row >> 1) * PANEL); }
 };
 
 #if MLSYS_LANES == 16 && defined(__AVX512BF16__)
@@ -156,10 +156,10 @@ inline vu read_pair(const Panel&, int64_t, const typename Panel::Group&) {
 
 // Decode features `begin` to `end` of a panel of codes to pairs, as PairsPanel has them.
 template <class Panel>
-inline void decode_pairs(const Panel& panel, int begin, int end, int group, uint16_t* out) {
+inline void decode_pairs(const Panel& panel, int begin, int end, int group_size, uint16_t* out) {
     for (int k = begin; k < end;) {
-        const auto shared = panel.group(k / group);
-        for (const int stop = std::min(end, (k / group + 1) * group); k < stop; k += 2) {
+        const auto shared = panel.group(k / group_size);
+        for (const int stop = std::min(end, (k / group_size + 1) * group_size); k < stop; k += 2) {
             panel.prefetch(k);
             const vu pairs = read_pair(panel, k, shared);
             std::memcpy(out + (int64_t)(k - begin) * PANEL, &pairs, sizeof pairs);
