@@ -4,9 +4,11 @@
 // The caller says where A and B are: rows of A found by pointers, packed together, or taps of a window; B packed in panels
 // or as it lies. What follows the sum (the epilogue) is the caller's, too.
 //
-// Three kinds of GEMM have loops of their own. Orca's over codes and bf16 pairs decode two features a step, or multiply two
+// Some GEMMs have loops of their own. Orca's over codes and bf16 pairs decode two features a step, or multiply two
 // in one instruction. Nimble's GEMV, in bf16, would not have its weights fit in registers. WindTunnel's over soft trees may
 // round twice where there is no FMA: `fma` is a library call there.
+// Orca's weighing of values by attention scores could use `micro_kernel`, but that changes what GCC inlines beside it on
+// AVX-512: measure there first.
 #pragma once
 
 #include <utility>

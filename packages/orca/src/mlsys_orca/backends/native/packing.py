@@ -22,9 +22,7 @@ class PackedLinear:
 
     kind: str  # weights.h: Kind
     k: int  # input features
-    codes: (
-        Tensor  # [panels, K, 16]; 4-bit codes: [panels, K / 2, 16]; bf16 pairs: int32 [panels, K / 2, 16]
-    )
+    codes: Tensor  # [panels, K, 16]; 4-bit codes: [panels, K / 2, 16]; bf16 pairs: int32 [panels, K / 2, 16]
     bias: Tensor | None  # fp32 [panels * 16]
     scales: Tensor | None = None  # fp16 or fp32 [panels, groups, 16]
     offsets: Tensor | None = None  # as scales
