@@ -29,7 +29,12 @@ _OWN_SETTINGS = "_hypothesis_internal_use_settings"  # where @settings keeps the
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--quick``, which ``make test`` gives."""
-    parser.addoption("--quick", action="store_true", help="few cases of large grids, few examples of properties")
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="few cases of large grids, few examples of properties, and none of the tests in tests/slow.txt",
+    )
+    parser.addoption("--keep-slow", action="store_true", help="with --quick: the tests in tests/slow.txt as well")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,9 +44,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under ``--quick`` keep few cases of a parametrised test, which cover pairs of its values."""
+    """Under ``--quick`` keep few cases of a parametrised test, which cover pairs of its values, and no slow test."""
     if not config.getoption("--quick"):
         return
+    if not config.getoption("--keep-slow"):
+        _leave_out_slow(config, items)
     from tests.representatives import representatives
 
     grids: dict[str, list[pytest.Item]] = {}
@@ -59,6 +66,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in dropped]
     for item in items:
         _bound_examples(item)
+
+
+def _leave_out_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Drop what tests/slow.txt lists, unless the command line names it."""
+    listed = set((config.rootpath / "tests" / "slow.txt").read_text().splitlines())
+    named = "\n".join(config.args)
+    slow = [item for item in items if (name := item.nodeid.partition("[")[0]) in listed and name not in named]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in set(slow)]
 
 
 @functools.cache
