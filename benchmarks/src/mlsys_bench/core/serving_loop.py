@@ -54,7 +54,11 @@ class _Iterations:
         self._waiting.append(request[0])
 
     def cancel(self, request_id: str, now: float) -> Sequence[Finished[Any]]:
-        raise NotImplementedError  # the benchmark cancels nothing
+        if request_id not in self._waiting:  # in flight, it runs to its end
+            return ()
+        self._waiting.remove(request_id)
+        del self._remaining[request_id]
+        return [Finished(request_id, FinishReason.CANCELLED)]
 
     def next_batch(self, worker: WorkerId, now: float) -> list[str] | None:
         batch, self._waiting = self._waiting[: self._max_batch_size], self._waiting[self._max_batch_size :]
