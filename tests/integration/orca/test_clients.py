@@ -69,7 +69,7 @@ def test_anthropics_client_asks_streams_and_is_refused(url: str, ask: Any) -> No
         with pytest.raises(anthropic.NotFoundError, match=r"the model .none. does not exist here"):
             client.messages.create(**options | {"model": "none"})
         tool = {"name": "f", "description": "", "input_schema": {"type": "object", "properties": {}}}
-        with pytest.raises(anthropic.BadRequestError, match=r"invalid_request_error.*tools"):
+        with pytest.raises(anthropic.BadRequestError, match=r"invalid_request_error.*--chat-template"):
             client.messages.create(**options, tools=[tool])
         picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
         with pytest.raises(anthropic.BadRequestError, match="invalid_request_error"):

@@ -121,6 +121,9 @@ def test_messages_whole_and_streamed(url, ask):
     assert re.findall("^event: (.*)$", stream, flags=re.M) == [event["type"] for event in events]
     cut = httpx.post(f"{url}/v1/messages", json=body | {"stop_sequences": ["rely"]}, timeout=None).json()
     assert (cut["stop_reason"], cut["stop_sequence"]) == ("stop_sequence", "rely")
+    prefilled = body | {"messages": [*body["messages"], {"role": "assistant", "content": "Plants need sunlight to"}]}
+    text = httpx.post(f"{url}/v1/messages", json=prefilled, timeout=None).json()["content"][0]["text"]
+    assert text.startswith(" "), "it goes on in the middle of a sentence"
     for refused in ({"tools": [{"name": "x"}]}, {"thinking": {"type": "enabled"}}, {"temperature": 1.5}):
         response = httpx.post(f"{url}/v1/messages", json=body | refused)
         assert (response.status_code, next(iter(refused)) in response.text) == (400, True)

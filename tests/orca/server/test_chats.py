@@ -95,3 +95,55 @@ def test_arguments_are_streamed_as_they_come(serve) -> None:
         cut = client.post("/v1/chat/completions", json=body | {"max_tokens": 50}).json()["choices"][0]
         assert cut["finish_reason"] == "length"
         assert call["function"]["arguments"].startswith(cut["message"]["tool_calls"][0]["function"]["arguments"])
+
+
+MESSAGES = {"model": "tiny", "messages": HI, "max_tokens": 80, "temperature": 0}
+
+
+def named_events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The data of a stream's events."""
+    return [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+
+
+def test_messages_have_calls_whole_and_streamed(serve) -> None:
+    tool = {"name": "f", "input_schema": FUNCTION["parameters"]}
+    body = MESSAGES | {"tools": [tool], "tool_choice": {"type": "tool", "name": "f"}}
+    with serve(template=CALLS) as (url, _), httpx.Client(base_url=url, timeout=None) as client:
+        whole = client.post("/v1/messages", json=body).json()
+        (block,) = whole["content"]
+        assert (block["type"], block["name"], whole["stop_reason"]) == ("tool_use", "f", "tool_use")
+        assert set(block["input"]["x"]) <= set("ab")
+        events = named_events(client.post("/v1/messages", json=body | {"stream": True}))
+        assert [event["type"] for event in events[:2]] == ["message_start", "content_block_start"]
+        assert events[1]["content_block"] | {"id": ""} == {"type": "tool_use", "id": "", "name": "f", "input": {}}
+        pieces = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+        assert len(pieces) > 3
+        assert json.loads("".join(pieces)) == block["input"]
+        assert events[-2]["delta"]["stop_reason"] == "tool_use"
+        cut = client.post("/v1/messages", json=body | {"max_tokens": 50}).json()
+        assert (cut["stop_reason"], cut["content"][0]["type"]) == ("max_tokens", "tool_use")
+        result = {"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "1"}]}
+        said = [*HI, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
+        answer = client.post("/v1/messages", json=body | {"messages": said, "tool_choice": {"type": "none"}})
+        assert answer.json()["content"][0]["type"] == "text"
+        for wrong, says in (
+            ({"tool_choice": {"type": "tool", "name": "g"}}, "none of 'tools'"),
+            ({"tool_choice": {"type": "any"}, "tools": []}, "there are no 'tools'"),
+            ({"tools": [tool, tool]}, "two functions"),
+            ({"messages": [{"role": "user", "content": [block]}]}, "belongs to an assistant"),
+        ):
+            refused = client.post("/v1/messages", json=body | wrong)
+            assert (refused.status_code, says in refused.text) == (400, True), refused.text
+
+
+def test_messages_think_in_blocks_of_their_own(serve) -> None:
+    body = MESSAGES | {"max_tokens": 12}
+    with serve(template=THINKS) as (url, _), httpx.Client(base_url=url, timeout=None) as client:
+        whole = client.post("/v1/messages", json=body | {"thinking": {"type": "enabled", "budget_tokens": 5}}).json()
+        (block,) = whole["content"]
+        assert block["type"] == "thinking"
+        events = named_events(client.post("/v1/messages", json=body | {"stream": True}))
+        thought = [event["delta"]["thinking"] for event in events if event["type"] == "content_block_delta"]
+        assert "".join(thought) == block["thinking"]
+        off = client.post("/v1/messages", json=body | {"thinking": {"type": "disabled"}}).json()
+        assert [each["type"] for each in off["content"]] == ["text"]

@@ -1,95 +1,55 @@
-"""``POST /v1/messages``: Anthropic's protocol, for text."""
+"""``POST /v1/messages``: Anthropic's protocol, for text and calls."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Annotated, Any, ClassVar, Literal
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any, Literal
 
 from fastapi import Request, Response
 from mlsys_core.serving.http import Router, cancel_on_disconnect
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import from_json
 
+from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader, read_whole
 from mlsys_orca.api.answers import STREAMED, Whole, collect, merged, named_event, streamed
+from mlsys_orca.api.conversation import prepare
 from mlsys_orca.api.errors import MESSAGES_ERRORS, MESSAGES_PATH
-from mlsys_orca.api.fields import MAX_MESSAGES, Body, Neutral, Sampled, StopStrings
 from mlsys_orca.api.front import body_size
+from mlsys_orca.api.messages_fields import MessagesRequest
+from mlsys_orca.api.parts import Part
 from mlsys_orca.api.service import Generation, GenerationParameters, ModelService
 from mlsys_orca.api.text_stream import TextOptions
 from mlsys_orca.scheduling.batch import SamplingParams
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class TextBlock(Body):
-    """A part of a message."""
-
-    neutral: ClassVar[Neutral] = {"cache_control": (None,), "citations": (None,)}
-    type: Literal["text"]
-    text: str
-
-
-class Turn(Body):
-    """One message."""
-
-    role: Literal["user", "assistant"]
-    content: str | Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-
-
-class Metadata(Body):
-    """``metadata``."""
-
-    user_id: str | None = Field(default=None, max_length=256)
-
-
-class MessagesRequest(Sampled):
-    """``POST /v1/messages``."""
-
-    neutral: ClassVar[Neutral] = {
-        "cache_control": (None,),
-        "container": (None,),
-        "context_management": (None,),
-        "diagnostics": (None,),
-        "inference_geo": (None,),
-        "mcp_servers": (None, []),
-        "output_config": (None, {}),
-        "output_format": (None,),
-        "service_tier": (None, "auto", "standard_only"),
-        "speed": (None, "standard"),
-        "thinking": (None, {"type": "disabled"}),
-        "tool_choice": (None, {"type": "none"}),
-        "tools": (None, []),
-        "user_profile_id": (None,),
-        "workspace_id": (None,),
-    }
-    temperature: float = Field(default=1.0, ge=0, le=1, description="0 is greedy.")
-    max_tokens: int = Field(ge=1, le=2**31, description="New tokens at most.")
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    system: str | Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    stop_sequences: StopStrings | None = None
-    metadata: Metadata | None = None
-
-    @model_validator(mode="after")
-    def _ends_with_the_user(self) -> MessagesRequest:
-        if self.messages[-1].role != "user":
-            raise ValueError("'messages' ends with the assistant's turn: to begin its answer for it is not implemented")
-        return self
-
-    @property
-    def conversation(self) -> list[dict[str, Any]]:
-        """The messages as chat templates expect them."""
-        before = [] if self.system is None else [{"role": "system", "content": _text(self.system)}]
-        return [*before, *({"role": turn.role, "content": _text(turn.content)} for turn in self.messages)]
-
-
-def _text(content: str | list[TextBlock]) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content)
-
-
-class AnswerBlock(BaseModel):
-    """The text of an answer."""
+class AnswerText(BaseModel):
+    """Text of an answer."""
 
     type: Literal["text"] = "text"
     text: str
+
+
+class AnswerThinking(BaseModel):
+    """Reasoning of an answer."""
+
+    type: Literal["thinking"] = "thinking"
+    thinking: str
+    signature: str = ""
+
+
+class AnswerToolUse(BaseModel):
+    """A call that the model asks for."""
+
+    type: Literal["tool_use"] = "tool_use"
+    id: str = Field(default_factory=lambda: f"toolu_{uuid.uuid4().hex[:24]}")
+    name: str
+    input: dict[str, Any]
+
+
+AnswerBlock = AnswerText | AnswerThinking | AnswerToolUse
 
 
 class MessagesUsage(BaseModel):
@@ -120,58 +80,126 @@ class MessageEvent(BaseModel):
     type: str
 
 
-def parameters_of(body: MessagesRequest, service: ModelService) -> GenerationParameters:
-    """Return what ``body`` asks to generate."""
-    return GenerationParameters(
+def parameters_of(body: MessagesRequest, service: ModelService) -> tuple[GenerationParameters, AnswerForm]:
+    """Return what ``body`` asks to generate, and the form of its answer.
+
+    Raises:
+        InvalidInputError: as :func:`.conversation.prepare`.
+    """
+    prepared = prepare(body.conversation, service)
+    parameters = GenerationParameters(
         prefix="msg",
         model=body.model,
-        prompts=[service.encode_chat(body.conversation)],
+        prompts=[prepared.prompt],
         max_new_tokens=body.max_tokens,
         sampling=SamplingParams(temperature=body.temperature, top_k=body.top_k_or_none, top_p=body.top_p),
-        text=TextOptions(stop_strings=tuple(body.stop_sequences or ())),
+        grammar=prepared.grammar,
+        text=TextOptions(stop_strings=tuple(body.stop_sequences or ()), skips_special=not prepared.has_control_marks),
+    )
+    return parameters, prepared.form
+
+
+def _answer(generation: Generation, whole: Whole | None, form: AnswerForm) -> MessagesAnswer:
+    """Return the answer; before its end (``whole`` is None) without content."""
+    parts, has_called = ([], False) if whole is None else read_whole(whole.text, form)
+    blocks = [_block(part) for part in parts]
+    return MessagesAnswer(
+        id=generation.answer_id,
+        model=generation.model,
+        content=blocks if blocks or whole is None else [AnswerText(text="")],
+        stop_reason=None if whole is None else _stop_reason(whole, has_called=has_called),
+        stop_sequence=None if whole is None else _stop_sequence(whole),
+        usage=_usage(generation, whole),
     )
 
 
-def _stop_reason(whole: Whole) -> StopReason:
+def _usage(generation: Generation, whole: Whole | None) -> MessagesUsage:
+    num_new = 0 if whole is None else len(whole.tokens)
+    return MessagesUsage(input_tokens=generation.num_prompt_tokens, output_tokens=num_new)
+
+
+def _block(part: Part) -> AnswerBlock:
+    if part.kind == "text":
+        return AnswerText(text=part.text)
+    if part.kind == "reasoning":
+        return AnswerThinking(thinking=part.text)
+    try:
+        value = from_json(part.text or "{}", allow_partial=True)  # a call may be cut
+    except ValueError:
+        value = {}
+    return AnswerToolUse(name=part.name or "", input=value if isinstance(value, dict) else {})
+
+
+def _stop_reason(whole: Whole, *, has_called: bool) -> StopReason:
+    if has_called:
+        return "tool_use"
     if whole.stopped_by is not None:
         return "stop_sequence"
     return "max_tokens" if whole.finish_reason == "length" else "end_turn"
 
 
-def _answer(generation: Generation, whole: Whole | None) -> MessagesAnswer:
-    return MessagesAnswer(
-        id=generation.answer_id,
-        model=generation.model,
-        content=[] if whole is None else [AnswerBlock(text=whole.text)],
-        stop_reason=None if whole is None else _stop_reason(whole),
-        stop_sequence=None if whole is None or whole.stopped_by is None else str(whole.stopped_by),
-        usage=MessagesUsage(
-            input_tokens=generation.num_prompt_tokens, output_tokens=0 if whole is None else len(whole.tokens)
-        ),
-    )
+def _stop_sequence(whole: Whole) -> str | None:
+    return None if whole.stopped_by is None else str(whole.stopped_by)
 
 
-async def message_events(generation: Generation) -> AsyncGenerator[bytes, None]:
+class _Blocks:
+    """Events of an answer's blocks, one after the other."""
+
+    def __init__(self) -> None:
+        self._num_begun = 0
+        self._last: Part | None = None
+
+    def events(self, part: Part) -> Iterator[bytes]:
+        """Yield what ``part`` adds, and what ends the block before it."""
+        if self._last is None or not part.follows(self._last):
+            yield from self.end()
+            begun = _block(Part(part.kind, name=part.name))
+            yield _event("content_block_start", index=self._num_begun, content_block=begun)
+            self._num_begun += 1
+        self._last = part
+        if part.text:
+            delta = {
+                "text": {"type": "text_delta", "text": part.text},
+                "reasoning": {"type": "thinking_delta", "thinking": part.text},
+                "call": {"type": "input_json_delta", "partial_json": part.text},
+            }[part.kind]
+            yield _event("content_block_delta", index=self._num_begun - 1, delta=delta)
+
+    @property
+    def has_some(self) -> bool:
+        """True if a block has begun."""
+        return self._last is not None
+
+    def end(self) -> Iterator[bytes]:
+        """Yield the end of the last block, if there is one."""
+        if self._last is not None:
+            yield _event("content_block_stop", index=self._num_begun - 1)
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return named_event(name, MessageEvent(type=name, **fields))
+
+
+async def message_events(generation: Generation, form: AnswerForm) -> AsyncGenerator[bytes, None]:
     """Yield the answer as named server-sent events."""
-
-    def event(name: str, **fields: Any) -> bytes:
-        return named_event(name, MessageEvent(type=name, **fields))
-
-    yield event("message_start", message=_answer(generation, None))
-    yield event("content_block_start", index=0, content_block=AnswerBlock(text=""))
-    whole = Whole(0)
+    yield _event("message_start", message=_answer(generation, None, form))
+    whole, reader, blocks = Whole(0), AnswerReader(form), _Blocks()
     async for _, delta in merged(generation):
         if delta.token is not None:
             whole.tokens.append(delta.token)
-        if delta.text:
-            yield event("content_block_delta", index=0, delta={"type": "text_delta", "text": delta.text})
+        parts = reader.push(delta.text)
         if delta.finish_reason is not None:
             whole.finish_reason, whole.stopped_by = delta.finish_reason, delta.stopped_by
-    ended = _answer(generation, whole)
-    yield event("content_block_stop", index=0)
-    stop = {"stop_reason": ended.stop_reason, "stop_sequence": ended.stop_sequence}
-    yield event("message_delta", delta=stop, usage=ended.usage)
-    yield event("message_stop")
+            parts += reader.finish()
+            parts = parts if parts or blocks.has_some else [Part("text")]
+        for part in parts:
+            for event in blocks.events(part):
+                yield event
+    for event in blocks.end():
+        yield event
+    stop = {"stop_reason": _stop_reason(whole, has_called=reader.has_called), "stop_sequence": _stop_sequence(whole)}
+    yield _event("message_delta", delta=stop, usage=_usage(generation, whole))
+    yield _event("message_stop")
 
 
 def add_routes(router: Router, service: ModelService) -> None:
@@ -182,9 +210,9 @@ def add_routes(router: Router, service: ModelService) -> None:
         """Answer a conversation, whole or as a stream of named events."""
         user = None if body.metadata is None else body.metadata.user_id
         service.check_counts(body.model)
-        parameters = await service.front.run(parameters_of, body, service, size=body_size(request))
+        parameters, form = await service.front.run(parameters_of, body, service, size=body_size(request))
         generation = await service.start(parameters, user=user)
         if body.stream:
-            return streamed(generation, message_events(generation))
+            return streamed(generation, message_events(generation, form))
         (whole,) = await cancel_on_disconnect(request, collect(generation))
-        return await service.front.answer(lambda: _answer(generation, whole))
+        return await service.front.answer(lambda: _answer(generation, whole, form))

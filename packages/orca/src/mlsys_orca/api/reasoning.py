@@ -66,13 +66,11 @@ def effort_variables(
     found: dict[str, object] = {name: effort != "none" for name in _SWITCHES if name in known}
     if "reasoning_effort" in known:
         found["reasoning_effort"] = effort
-    if not found and marks is None and effort != "none":
+    if not found and (marks is None) == (effort != "none"):
+        what = "says nothing of it" if marks is None else "cannot turn it off"
         raise InvalidInputError(
-            "'reasoning_effort' needs a model that reasons; this one's chat template says nothing of it: leave it out"
-        )
-    if not found and marks is not None and effort == "none":
-        raise InvalidInputError(
-            "'reasoning_effort' is 'none', and this model's chat template cannot turn reasoning off: leave it out"
+            f"reasoning ('reasoning_effort', 'reasoning', 'thinking') was set to {effort!r}, and this model's chat "
+            f"template {what}: leave it out"
         )
     return found
 
