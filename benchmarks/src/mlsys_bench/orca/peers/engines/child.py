@@ -2,7 +2,7 @@
 
 Runs with the interpreter of a peer's environment, which has the sources of mlsys on its path but not what they need,
 so it imports the standard library and the engine alone. ``ENGINE`` names a module beside this file with
-``make(options) -> Engine``; one that brings a server of its own has ``serve(options, port)`` too.
+a class ``PeerEngine(options)``; one that brings a server of its own has ``serve(options, port)`` too.
 
     python -m mlsys_bench.orca.peers.engines.child ENGINE OPTIONS              a run for each line of stdin
     python -m mlsys_bench.orca.peers.engines.child ENGINE OPTIONS --port 8000  POST /v1/completions with token ids
@@ -80,7 +80,7 @@ def main() -> None:
     if arguments.port is not None and hasattr(module, "serve"):
         module.serve(arguments.options, arguments.port)
         return
-    engine: Engine = module.make(arguments.options)
+    engine: Engine = module.PeerEngine(arguments.options)
     gc.collect()
     gc.freeze()  # as servers do: to look through all that is loaded would halt an engine for a while
     if arguments.port is not None:

@@ -21,15 +21,6 @@ def serve(options: dict[str, Any], port: int) -> None:
         time.sleep(3600)
 
 
-def make(options: dict[str, Any]) -> LlamaCppEngine:
-    """Return the server's loop on the GGUF file ``model``.
-
-    Settings: ``n_parallel`` (sequences at once), ``n_ubatch`` (tokens of an iteration), ``kv_type``, ``kv_unified`` and
-    ``flash_attention``; ``body``: the sampling fields of every request.
-    """
-    return LlamaCppEngine(options)
-
-
 def _start(options: dict[str, Any], port: int) -> xllamacpp.Server:
     params = xllamacpp.CommonParams()
     params.model.path = options["model"]
@@ -51,8 +42,12 @@ def _start(options: dict[str, Any], port: int) -> xllamacpp.Server:
     return xllamacpp.Server(params)
 
 
-class LlamaCppEngine:
-    """See :class:`child.Engine`."""
+class PeerEngine:
+    """The server's loop on the GGUF file ``model``.
+
+    Settings: ``n_parallel`` (sequences at once), ``n_ubatch`` (tokens of an iteration), ``kv_type``, ``kv_unified`` and
+    ``flash_attention``; ``body``: the sampling fields of every request.
+    """
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._server = _start(options, port=0)

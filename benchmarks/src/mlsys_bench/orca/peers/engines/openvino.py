@@ -10,16 +10,11 @@ import openvino
 import openvino_genai
 
 
-def make(options: dict[str, Any]) -> OpenVinoEngine:
-    """Return the pipeline on the IR directory ``model``.
+class PeerEngine:
+    """The pipeline on the IR directory ``model``.
 
     Settings: ``max_num_seqs``, ``max_num_batched_tokens``, ``precision`` and ``kv_precision`` (OpenVINO's names).
     """
-    return OpenVinoEngine(options)
-
-
-class OpenVinoEngine:
-    """See :class:`child.Engine`."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         scheduler = openvino_genai.SchedulerConfig()

@@ -16,13 +16,8 @@ from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.scheduling.request import GenerationRequest
 
 
-def make(options: dict[str, Any]) -> OrcaEngine:
-    """Return the engine on the directory ``model``; settings: ``policy``, ``max_batch_size``."""
-    return OrcaEngine(options)
-
-
-class OrcaEngine:
-    """See :class:`child.Engine`."""
+class PeerEngine:
+    """The engine on the directory ``model``; settings: ``policy``, ``max_batch_size``."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         config = EngineConfig(

@@ -9,13 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 
-def make(options: dict[str, Any]) -> TransformersEngine:
-    """Return the manager on the directory ``model``; settings: ``attention``, ``max_batch_tokens``, ``num_blocks``."""
-    return TransformersEngine(options)
-
-
-class TransformersEngine:
-    """See :class:`child.Engine`."""
+class PeerEngine:
+    """The manager on the directory ``model``; settings: ``attention``, ``max_batch_tokens``, ``num_blocks``."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         torch.set_num_threads(options["num_threads"])

@@ -13,16 +13,11 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 
-def make(options: dict[str, Any]) -> VllmEngine:
-    """Return the engine on the directory ``model``.
+class PeerEngine:
+    """The engine on the directory ``model``.
 
     Settings: ``max_num_seqs``, ``max_num_batched_tokens`` and ``eager``.
     """
-    return VllmEngine(options)
-
-
-class VllmEngine:
-    """See :class:`child.Engine`."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._engine = LLMEngine.from_engine_args(
