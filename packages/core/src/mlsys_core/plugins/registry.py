@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -64,16 +65,19 @@ class Registry:
             spec = entries[name][0]
             assert isinstance(spec, kind)
             return spec
-        what = noun(kind)
+        raise PluginError(self.why_unknown(noun(kind), name, entries))
+
+    def why_unknown(self, what: str, name: str, known: Collection[str]) -> str:
+        """Return the message that no ``what`` is called ``name``, with the known names and the plugins not loaded."""
         message = f"no {what} is called {name!r}"
-        close = difflib.get_close_matches(name, entries, n=1)
+        close = difflib.get_close_matches(name, known, n=1)
         if close:
             message += f"; did you mean {close[0]!r}?"
-        message += f" (there are: {', '.join(sorted(entries)) or 'none'})"
+        message += f" (there are: {', '.join(sorted(known)) or 'none'})"
         if self.unavailable:
             reasons = "; ".join(f"{plugin}: {why}" for plugin, why in sorted(self.unavailable.items()))
             message += f". Plugins not loaded: {reasons}"
-        raise PluginError(message)
+        return message
 
     def chosen(self, kind: type[S], name: str) -> S:
         """Return the spec of ``kind`` that a user named.

@@ -22,7 +22,6 @@ from mlsys_core.serving.loop import ServingLoop
 from mlsys_core.serving.protocols import (
     Batch,
     Finished,
-    FinishReason,
     Listener,
     LoopRecorder,
     Output,
@@ -59,10 +58,6 @@ class Simulation(Generic[Batch]):
 
     def __getitem__(self, request_id: str) -> ServedRequest:
         return next(served for served in self.requests if served.request_id == request_id)
-
-    def with_reason(self, reason: FinishReason) -> list[ServedRequest]:
-        """Return the requests that left for ``reason``."""
-        return [served for served in self.requests if served.finished.reason is reason]
 
 
 class _Observer(Generic[Batch, Output]):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from mlsys_core.errors import InvalidInputError, KernelUnavailableError
 from mlsys_core.lazy import resolve
 from mlsys_core.native import warn_without_kernels
 from mlsys_nimble.ir.program import Program, ValueId
-
-ExecutorName = Literal["auto", "native", "reference"]
 
 
 class Executor(Protocol):

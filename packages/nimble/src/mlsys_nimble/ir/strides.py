@@ -86,8 +86,3 @@ def has_even_rows(shape: Shape, strides: Strides) -> bool:
     """Return whether the last dimension is contiguous and the rows before it are equally far apart."""
     rows = reshaped(shape[:-1], strides[:-1], (prod(shape[:-1]),))
     return is_inner(len(shape) - 1, shape, strides) and rows is not None
-
-
-def has_no_overlap(shape: Shape, strides: Strides) -> bool:
-    """Return whether no two elements share memory (no expanded dimension)."""
-    return all(stride or size <= 1 for size, stride in zip(shape, strides, strict=True))

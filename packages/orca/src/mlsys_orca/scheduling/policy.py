@@ -12,7 +12,6 @@ The engine asks once, at its start. What a policy must be:
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
@@ -53,13 +52,7 @@ def find_policy(name: str, registry: Registry) -> PolicySpec:
     policies = {spec.name: spec for spec in registry.all(PolicySpec) if spec.kind == "scheduling"}
     if name in policies:
         return policies[name]
-    close = difflib.get_close_matches(name, policies, n=1)
-    message = f"no scheduling policy is called {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
-    message += f" (there are: {', '.join(sorted(policies)) or 'none'})"
-    if registry.unavailable:
-        reasons = "; ".join(f"{plugin}: {why}" for plugin, why in sorted(registry.unavailable.items()))
-        message += f". Plugins not loaded: {reasons}"
-    raise InvalidInputError(message)
+    raise InvalidInputError(registry.why_unknown("scheduling policy", name, policies))
 
 
 def make_scheduler(

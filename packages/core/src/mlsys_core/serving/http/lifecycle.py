@@ -85,14 +85,8 @@ class Readiness:
             InvalidInputError: ``name`` is taken.
         """
         if name in self._checks:
-            raise InvalidInputError(
-                f"there is a readiness check {name!r} already; choose another name or remove it first"
-            )
+            raise InvalidInputError(f"there is a readiness check {name!r} already; choose another name")
         self._checks[name] = check
-
-    def remove_check(self, name: str) -> None:
-        """Forget a check; an unknown name is ignored."""
-        self._checks.pop(name, None)
 
     async def report(self) -> ReadinessReport:
         """Run all checks, at the same time; one that raises has failed, without showing its error's text."""

@@ -62,7 +62,6 @@ class CudaExecutor:
             )
         self._driver = driver or CoreDriver(current_device() if device is None else CudaDevice(device.index or 0))
         self._pool = shared_pool(self._driver) if shares_pool else Pool(self._driver)
-        self._shares_pool = shares_pool
         self._program = program
         self.copies = frozenset(program.constants)  # convolutions may keep theirs in another layout
         self.plan = plan_streams(program.graph(), use_multi_stream=use_multi_stream)

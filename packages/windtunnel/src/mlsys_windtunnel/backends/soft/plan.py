@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from mlsys_windtunnel.modules.tree.ensemble import Booleans, Floats, Integers, TreeEnsemble
+from mlsys_windtunnel.modules.tree.ensemble import Floats, Integers, TreeEnsemble
 
 NONE = -1  # where a tree is smaller than its group: no split, no leaf
 STEP = 8  # sizes are multiples of it, which fill vectors
@@ -122,9 +122,3 @@ def recentred(ensemble: TreeEnsemble, statistics: ColumnStatistics) -> tuple[Flo
         threshold[splits] = (values[index - 1] + values[index]) / 2
         margin[splits] = (values[index] - values[index - 1]) / 2
     return threshold, margin
-
-
-def missing_sides(ensemble: TreeEnsemble) -> Booleans:
-    """Return whether missing values go right, ``[splits]``."""
-    right: Booleans = ~ensemble.missing_left
-    return right
