@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from mlsys_core.serving import FinishReason, WorkerId
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken, SamplingParams
+from mlsys_core.serving import FinishReason
+from mlsys_orca.scheduling.batch import SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.chunked import ChunkedScheduler
 from mlsys_orca.scheduling.orca import IterationScheduler
 from mlsys_orca.scheduling.paged import PagedScheduler
 from mlsys_orca.scheduling.request import GenerationRequest
 
-WORKER = WorkerId(0)
+from tests.orca.test_scheduler_book import iterate, output, start
 
 
 def paged(num_blocks: int = 16, *, block_size: int = 2, **options) -> PagedScheduler:
@@ -21,22 +21,6 @@ def paged(num_blocks: int = 16, *, block_size: int = 2, **options) -> PagedSched
 
 def request(name: str, prompt: tuple[int, ...] = (1, 2, 3, 4, 5), **options) -> GenerationRequest:
     return GenerationRequest(request_id=name, prompt_token_ids=prompt, **{"max_new_tokens": 8, **options})
-
-
-def start(scheduler) -> IterationBatch:
-    batch = scheduler.next_batch(WORKER, 0.0)
-    assert batch is not None
-    return batch
-
-
-def output(batch: IterationBatch, token: int = 9) -> IterationOutput:
-    return IterationOutput(tuple(SampledToken(part.request_id, token) for part in batch.sampled))
-
-
-def iterate(scheduler) -> IterationBatch:
-    batch = start(scheduler)
-    scheduler.complete(batch, output(batch), 0.0)
-    return batch
 
 
 def test_the_watermark_is_rounded_up_to_whole_blocks() -> None:

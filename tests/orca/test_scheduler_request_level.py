@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import FinishReason, SimulatedExecutor, Simulation, WorkerId, simulate
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_orca.scheduling.request_level import RequestLevelScheduler
+
+from tests.orca.test_scheduler_figures import names, output
 
 WORKER = WorkerId(0)
 STOP = 9
@@ -29,14 +30,6 @@ def request(name: str, prompt: int, new: int, stops: Sequence[int] = ()) -> Gene
         max_new_tokens=new,
         stop_token_ids=frozenset(stops),
     )
-
-
-def output(batch: IterationBatch) -> IterationOutput:
-    return IterationOutput(tuple(SampledToken(part.request_id, part.context_len) for part in batch.sampled))
-
-
-def names(batch: IterationBatch | None) -> str:
-    return "".join(part.request_id for part in batch.requests) if batch else ""
 
 
 def serve(scheduler: RequestLevelScheduler, trace: Any, num_stages: int = 1) -> Simulation[Any]:

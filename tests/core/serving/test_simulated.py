@@ -175,12 +175,6 @@ def test_limits_of_the_simulation_are_reported() -> None:
     executor = SimulatedExecutor[Any, Any](one, lambda _: None)
     with pytest.raises(ServingError, match=r"stuck at 2\.0 s: the scheduler keeps 1 requests"):
         simulate(Hoarder(1), executor, [(2.0, ("a", 1))], request_id=lambda request: request[0])
-    with pytest.raises(InvalidInputError, match="the trace has 1 s after 2 s"):
-        simulate(
-            ZeroBatch[None, int](max_batch_size=1),
-            executor,
-            [(2, ServeRequest("a", None)), (1, ServeRequest("b", None))],
-        )
     with pytest.raises(InvalidInputError, match="'a' is in use"):
         simulate(
             ZeroBatch[None, int](max_batch_size=1),

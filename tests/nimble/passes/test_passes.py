@@ -151,14 +151,6 @@ def test_borders_and_cuts_become_padding(stride: int):
     assert kinds_after(BORDERS, lambda x: avg_pool2d(x, 3, stride, 1, False, False)[:, :, 1:-1], x) == {"Pool": 1}
 
 
-def test_borders_that_a_pool_sees_stay():
-    x = torch.randn(1, 3, 9, 8)
-    assert kinds_after(BORDERS, lambda x: max_pool2d(pad(x, (1, 1, 1, 1)), 3), x) == {"Pad": 1, "Pool": 1}
-    conv = nn.Conv2d(3, 4, 3, padding=1)
-    assert kinds_after(BORDERS, lambda x: conv(pad(x, (1, 1), value=2.0)), x) == {"Pad": 1, "Convolution": 1}
-    assert kinds_after(BORDERS, lambda x: conv(pad(x, (-1, 0))), x) == {"Pad": 1, "Convolution": 1}
-
-
 def test_handwritten_silu_joins_the_convolution():
     conv = nn.Conv2d(3, 4, 1)
 

@@ -11,6 +11,18 @@ from mlsys_windtunnel.modules.tree.trees import Trees
 
 
 @pytest.fixture
+def x() -> np.ndarray:
+    """Rows to fit on; a file may have its own."""
+    return np.random.default_rng(0).normal(size=(400, 5))
+
+
+@pytest.fixture
+def fresh() -> np.ndarray:
+    """Rows to answer for."""
+    return np.random.default_rng(1).normal(size=(200, 5))
+
+
+@pytest.fixture
 def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees are answered by torch, as on a machine without a compiler."""
     monkeypatch.setattr("mlsys_windtunnel.modules.tree.trees.native_sums", lambda trees, x: None)

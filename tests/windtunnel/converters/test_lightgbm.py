@@ -22,16 +22,6 @@ SMALL = {"n_estimators": 15, "num_leaves": 12, "min_child_samples": 5, "verbose"
 CATEGORIES = {"min_data_per_group": 1, "cat_smooth": 0.1, "cat_l2": 0.1}  # so that small data are split on categories
 
 
-@pytest.fixture
-def x() -> np.ndarray:
-    return np.random.default_rng(0).normal(size=(400, 5))
-
-
-@pytest.fixture
-def fresh() -> np.ndarray:
-    return np.random.default_rng(1).normal(size=(200, 5))
-
-
 def _trees(module) -> Trees:
     return next(part for part in module.modules() if isinstance(part, Trees))
 

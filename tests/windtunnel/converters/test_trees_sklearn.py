@@ -35,11 +35,6 @@ def x() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(300, 5))
 
 
-@pytest.fixture
-def fresh() -> np.ndarray:
-    return np.random.default_rng(1).normal(size=(200, 5))
-
-
 def _labels(x: np.ndarray, names: list) -> np.ndarray:
     return np.array(names)[np.digitize(x[:, 0] + x[:, 1] * x[:, 2], np.linspace(-1, 1, len(names) - 1))]
 

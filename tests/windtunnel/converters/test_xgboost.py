@@ -14,16 +14,6 @@ xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed: pip i
 SMALL = {"n_estimators": 10, "max_depth": 4, "random_state": 0, "n_jobs": 1}
 
 
-@pytest.fixture
-def x() -> np.ndarray:
-    return np.random.default_rng(0).normal(size=(400, 5))
-
-
-@pytest.fixture
-def fresh() -> np.ndarray:
-    return np.random.default_rng(1).normal(size=(200, 5))
-
-
 @pytest.mark.parametrize(
     "objective",
     [
