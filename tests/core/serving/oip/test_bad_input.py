@@ -22,7 +22,6 @@ BAD_REQUESTS: dict[str, tuple[Any, str]] = {
     "no object": ([1], "a JSON object, got list"),
     "no inputs": ({}, "'inputs' of the request is an array of objects, got nothing"),
     "inputs no array": ({"inputs": {}}, "'inputs' of the request is an array of objects, got dict"),
-    "input no object": ({"inputs": [1]}, "array of objects"),
     "unknown input": (with_input(name="z"), "has no input 'z'; its inputs are 'a', 'b'"),
     "name no string": (with_input(name=1), "'name' of an input is a string, got int"),
     "missing input": ({"inputs": [GOOD | {"name": "b"}]}, "needs the inputs ['a'], which are not given"),
@@ -31,14 +30,9 @@ BAD_REQUESTS: dict[str, tuple[Any, str]] = {
     "no datatype": (with_input(datatype=...), "'datatype' of input 'a' is a string, got nothing"),
     "rank": (with_input(shape=[2]), "has shape [2], but model 'add' takes [-1, -1]"),
     "shape no array": (with_input(shape="2"), "'shape' of input 'a' is an array"),
-    "size negative": (with_input(shape=[-1, 2]), "no whole number from 0 on: -1"),
-    "size no number": (with_input(shape=[True, 2]), "no whole number from 0 on: True"),
     "size fractional": (with_input(shape=[1.0, 2]), "no whole number from 0 on: 1.0"),
-    "size huge": (with_input(shape=[10**30, 0]), "no whole number"),
     "too large and empty": (with_input(shape=[2**62, 0], data=[]), "which is too large"),
     "data and shape": (with_input(data=[1]), "has 1 elements of data, but shape [1, 2] takes 2"),
-    "no data": (with_input(data=...), "neither 'data' nor the parameter 'binary_data_size'"),
-    "data and binary": (with_input(parameters={"binary_data_size": 8}), "both 'data' and the parameter"),
     "text as number": (with_input(data=["1", "2"]), "not all FP32"),
     "too many rows": (with_input(shape=[9, 1], data=[0] * 9), "has 9 rows; model 'add' takes 1 to 8"),
     "no rows": (with_input(shape=[0, 2], data=[]), "has 0 rows"),
@@ -48,18 +42,11 @@ BAD_REQUESTS: dict[str, tuple[Any, str]] = {
     ),
     "unknown output": ({"inputs": [GOOD], "outputs": [{"name": "z"}]}, "has no output 'z'; its outputs are 'sum'"),
     "output twice": ({"inputs": [GOOD], "outputs": [{"name": "sum"}] * 2}, "an output is asked for twice"),
-    "outputs no array": ({"inputs": [GOOD], "outputs": {}}, "'outputs' of the request is an array"),
     "id": ({"inputs": [GOOD], "id": 7}, "'id' of the request is a string, got int"),
     "parameters": ({"inputs": [GOOD], "parameters": []}, "'parameters' of the request is an object"),
-    "parameter": ({"inputs": [GOOD], "parameters": {"x": {}}}, "parameter 'x' of the request is a string"),
     "parameter null": ({"inputs": [GOOD], "parameters": {"x": None}}, "got nothing"),
     "priority": ({"inputs": [GOOD], "parameters": {"priority": -1}}, "'priority' is a whole number from 0 to"),
     "timeout": ({"inputs": [GOOD], "parameters": {"timeout": 1.5}}, "'timeout' is a whole number"),
-    "binary output": ({"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, "is true or false, got '1'"),
-    "classification": (
-        {"inputs": [GOOD], "outputs": [{"name": "sum", "parameters": {"classification": -1}}]},
-        "is a number of classes",
-    ),
 }
 
 
@@ -108,13 +95,10 @@ async def test_a_bad_body_is_refused(
     ("tensors", "rest", "message"),
     [
         ([BINARY], b"1234567", "'binary_data_size' 8, but 7 bytes are left"),
-        ([BINARY], b"123456789", "1 bytes of binary data belong to no input"),
         ([BINARY | {"parameters": {"binary_data_size": 4}}], b"1234", "has 4 bytes of data, but FP32 of shape [1, 2]"),
-        ([BINARY | {"parameters": {"binary_data_size": -1}}], b"", "'binary_data_size' -1"),
-        ([BINARY | {"parameters": {"binary_data_size": "8"}}], b"12345678", "'binary_data_size' 8"),
         ([BINARY], b"\0\0\xc0\x7f\0\0\0\0", "holds NaN or infinity, which the model does not take"),
     ],
-    ids=["truncated", "too long", "size", "negative", "text", "nan"],
+    ids=["truncated", "size", "nan"],
 )
 async def test_bad_binary_data_is_refused(
     client: httpx.AsyncClient, tensors: list[dict[str, Any]], rest: bytes, message: str

@@ -170,14 +170,7 @@ BAD: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "datatype": (lambda r: setattr(r.inputs[0], "datatype", "INT8"), "INVALID_ARGUMENT", "is INT8, but"),
     "name": (lambda r: setattr(r.inputs[0], "name", "z"), "INVALID_ARGUMENT", "has no input 'z'"),
     "shape": (lambda r: r.inputs[0].shape.append(1), "INVALID_ARGUMENT", "has shape [1, 2, 1], but"),
-    "negative": (lambda r: r.inputs[0].shape.__setitem__(0, -1), "INVALID_ARGUMENT", "sizes from 0 on"),
-    "size": (lambda r: r.inputs[0].shape.__setitem__(0, 2), "INVALID_ARGUMENT", "has 8 bytes of data, but"),
     "raw count": (lambda r: r.raw_input_contents.append(b""), "INVALID_ARGUMENT", "has 2 elements for 1 inputs"),
-    "both": (
-        lambda r: r.inputs[0].contents.fp32_contents.append(1),
-        "INVALID_ARGUMENT",
-        "has 'contents', and the request raw_input_contents",
-    ),
     "nan": (
         lambda r: r.raw_input_contents.__setitem__(0, np.float32([np.nan, 0]).tobytes()),
         "INVALID_ARGUMENT",
@@ -190,11 +183,6 @@ BAD: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         "UNIMPLEMENTED",
         "shared memory",
     ),
-    "classification": (
-        lambda r: setattr(r.outputs.add(name="sum").parameters["classification"], "string_param", "x"),
-        "INVALID_ARGUMENT",
-        "number of classes",
-    ),
 }
 
 
@@ -204,12 +192,6 @@ def test_bad_requests_are_refused_one_by_one(call: Client) -> None:
         assert got == code, name
         assert message in details, name
         assert call("ModelInfer", add_request([1])).outputs
-    contents = m.ModelInferRequest(model_name="add")
-    contents.inputs.add(name="a", datatype="FP32", shape=[1, 1]).contents.fp64_contents.append(1)
-    assert "contents are in fp32_contents" in refusal(lambda: call("ModelInfer", contents))[1]
-    half = m.ModelInferRequest(model_name="echo")
-    half.inputs.add(name="fp16", datatype="FP16", shape=[1, 1]).contents.fp32_contents.append(1)
-    assert "only raw_input_contents can hold" in refusal(lambda: call("ModelInfer", half))[1]
     broken = m.ModelInferRequest(model_name="broken")
     broken.inputs.add(name="x", datatype="FP32", shape=[1]).contents.fp32_contents.append(1)
     broken.parameters["how"].string_param = "raises"
