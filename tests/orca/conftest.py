@@ -63,12 +63,12 @@ def tiny_tensors(seed: int = 0) -> dict[str, np.ndarray]:
 def write_gguf(
     path: Path,
     metadata: Mapping[str, Any],
-    tensors: Mapping[str, np.ndarray],
+    tensors: Mapping[str, np.ndarray | tuple[np.ndarray, gguf.GGMLQuantizationType]],
     *,
     architecture: str = "llama",
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
 ) -> Path:
-    """A GGUF file; matrices are stored as ``kind``, vectors as F32."""
+    """A GGUF file; matrices are stored as ``kind``, vectors as F32, and what has a kind beside it as it is."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
         if isinstance(value, list):
@@ -81,9 +81,13 @@ def write_gguf(
             writer.add_float32(key, value)
         else:
             writer.add_string(key, value)
-    for name, values in tensors.items():
-        stored = kind if values.ndim > 1 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(name, gguf.quants.quantize(values, stored), raw_dtype=stored)
+    for name, given in tensors.items():
+        if isinstance(given, tuple):
+            values, stored = given
+        else:
+            stored = kind if given.ndim > 1 else gguf.GGMLQuantizationType.F32
+            values = gguf.quants.quantize(given, stored)
+        writer.add_tensor(name, values, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from mlsys_orca.loading.load import load_model
 from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from torch import Tensor
+
+from tests.orca.conftest import write_gguf
 
 Q = GGMLQuantizationType
 WIDTH, VOCAB = 256, 260  # K-quants come in blocks of 256 values
@@ -41,26 +42,6 @@ def logits(path: Path, **options: Any) -> Tensor:
     return out
 
 
-def write(path: Path, metadata: Mapping[str, Any], weights: Mapping[str, tuple[np.ndarray, Any]]) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in metadata.items():
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        else:
-            writer.add_float32(key, value)
-    for name, (values, kind) in weights.items():
-        writer.add_tensor(name, values, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 @pytest.mark.parametrize("kinds", [(Q.Q4_K, Q.Q6_K), (Q.Q5_K, Q.Q3_K), (Q.Q2_K, Q.Q8_0), (Q.Q5_0, Q.Q5_1)])
 def test_a_mixed_k_quant_file_computes_as_its_dequantised_values(
     tmp_path: Path, metadata: dict[str, Any], kinds: tuple[GGMLQuantizationType, GGMLQuantizationType]
@@ -78,10 +59,10 @@ def test_a_mixed_k_quant_file_computes_as_its_dequantised_values(
         plain[name] = (gguf.quants.dequantize(blocks, kind), Q.F32)
     for name in ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight"):
         packed[name] = plain[name] = (np.linspace(0.5, 1.5, WIDTH, dtype=np.float32), Q.F32)
-    expected = logits(write(tmp_path / "plain.gguf", metadata, plain), backend="torch")
+    expected = logits(write_gguf(tmp_path / "plain.gguf", metadata, plain), backend="torch")
     assert expected.isfinite().all()
     assert expected.std() > 0
-    path = write(tmp_path / "packed.gguf", metadata, packed)
+    path = write_gguf(tmp_path / "packed.gguf", metadata, packed)
     assert torch.equal(logits(path, backend="torch"), expected)
     for backend in ("auto", "torch"):  # products of other sizes add in another order
         assert torch.allclose(
