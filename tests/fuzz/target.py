@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import IO
 
 # One file's bytes, or the files of a folder or archive by name.
 Input = bytes | dict[str, bytes]
@@ -62,6 +64,21 @@ def write_folder(files: Input, folder: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return folder
+
+
+def write_archive(files: Input, path: Path) -> Path:
+    """Write the members of an input into a zip archive and return its path."""
+    assert isinstance(files, dict)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def read_archive(archive: Path | IO[bytes]) -> dict[str, bytes]:
+    """Return the members of a zip archive by name."""
+    with zipfile.ZipFile(archive) as opened:
+        return {info.filename: opened.read(info) for info in opened.infolist()}
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.target import Case, Input, Target, read_folder
+from tests.fuzz.target import Case, Input, Target, read_archive, read_folder, write_archive, write_folder
 
 
 def _file(folder: Path, name: str, read: Callable[[Path], Any]) -> Callable[[Input], None]:
@@ -168,16 +167,10 @@ def pt2_members(folder: Path) -> Case:
     """Exported programs whose JSON or weights were changed; the archive around them is whole."""
     from mlsys_core.pt2.program import load_program
 
-    with zipfile.ZipFile(_program(folder)) as archive:
-        seed: Input = {info.filename: archive.read(info) for info in archive.infolist()}
+    seed = read_archive(_program(folder))
 
     def parse(made: Input) -> None:
-        assert isinstance(made, dict)
-        path = folder / "made.pt2"
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, content in made.items():
-                archive.writestr(name, content)
-        load_program(path).program.module()
+        load_program(write_archive(made, folder / "made.pt2")).program.module()
 
     words = ("torch.os.system", "torch.ops.aten.add.Tensor", "Symbol('s0', positive=True, integer=True)", "as_tensor",
              "as_int", "as_expr", "__import__('os').system('exit 1')", "linear.weight", "x", "as_string", "as_graph",
@@ -210,16 +203,10 @@ def npz(folder: Path) -> Case:
         shapes |= {f"{side}_b_ih": (3 * hidden,), f"{side}_b_hh": (3 * hidden,)}
     rng = np.random.default_rng(0)
     np.savez(buffer, **{name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
-    with zipfile.ZipFile(buffer) as archive:
-        seed: Input = {info.filename: archive.read(info) for info in archive.infolist()}
+    seed = read_archive(buffer)
 
     def parse(made: Input) -> None:
-        assert isinstance(made, dict)
-        path = folder / "made.npz"
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, content in made.items():
-                archive.writestr(name, content)
-        g2p_model(path, batch_sizes=(1,))
+        g2p_model(write_archive(made, folder / "made.npz"), batch_sizes=(1,))
 
     return Case([seed], parse, ("'descr': '|O'", "(1000000000000,)", "\\x93NUMPY"))
 
@@ -228,8 +215,6 @@ def batchmaker_folder(folder: Path) -> Case:
     """Directories of BatchMaker: manifest, weights, cells."""
     from mlsys_batchmaker.models.sequence import lstm_model
     from mlsys_batchmaker.models.store import load_model, save_model
-
-    from tests.fuzz.target import write_folder
 
     save_model(lstm_model(num_words=5, hidden_size=4), folder / "seed")
     files = read_folder(folder / "seed")

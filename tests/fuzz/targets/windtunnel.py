@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.target import Case, Input, Target, read_folder, write_folder
+from tests.fuzz.target import Case, Input, Target, read_archive, read_folder, write_archive, write_folder
 
 
 def _pipeline() -> Any:
@@ -32,16 +31,10 @@ def skops_file(folder: Path) -> Case:
     from mlsys_windtunnel.parse.load import load_estimator
 
     skops.io.dump(_pipeline(), folder / "seed.skops")
-    with zipfile.ZipFile(folder / "seed.skops") as archive:
-        seed: Input = {info.filename: archive.read(info) for info in archive.infolist()}
+    seed = read_archive(folder / "seed.skops")
 
     def parse(made: Input) -> None:
-        assert isinstance(made, dict)
-        path = folder / "made.skops"
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, content in made.items():
-                archive.writestr(name, content)
-        load_estimator(path)
+        load_estimator(write_archive(made, folder / "made.skops"))
 
     words = ("os", "system", "__class__", "__module__", "__loader__", "ObjectNode", "FunctionNode", "TypeNode", "ReduceNode",
              "subprocess", "Popen", "numpy", "ndarray", "builtins", "eval", "file", "content", "type", "__id__")  # fmt: skip

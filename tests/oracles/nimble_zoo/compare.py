@@ -41,6 +41,14 @@ class Tally:
             self.faults.append(f"{outcome}: {name}: {detail}")
             print(self.faults[-1], flush=True)
 
+    def note_error(self, name: str, error: Exception) -> None:
+        """Count a case that raised: a refusal is an ``MlsysError`` that is no fault of ours."""
+        if isinstance(error, MlsysError):
+            text = " ".join(str(error).split())[:300]
+            self.note(name, "raw" if isinstance(error, InternalError) else "refused", text)
+        else:
+            self.note(name, "raw", f"{type(error).__name__}: {str(error)[:300]}")
+
     def add(self, other: Tally) -> None:
         """Count the cases of another, too."""
         self.counts.update(other.counts)
@@ -68,14 +76,8 @@ def check(tally: Tally, name: str, model: nn.Module, calls: list[dict[str, Any]]
         with torch.no_grad():
             runner = prepared(ours, our_calls[0], way, options)
             got = [flat_tensors(run(runner, call)) for call in our_calls]
-    except InternalError as error:
-        tally.note(name, "raw", " ".join(str(error).split())[:300])
-        return
-    except MlsysError as error:
-        tally.note(name, "refused", " ".join(str(error).split())[:300])
-        return
     except Exception as error:  # noqa: BLE001 - what the oracle looks for
-        tally.note(name, "raw", f"{type(error).__name__}: {str(error)[:300]}")
+        tally.note_error(name, error)
         return
     worst = max((distance(a, b) for a, b in zip(got, expected, strict=True)), default=0.0)
     states = distance(flat_tensors(our_calls), flat_tensors(theirs_calls))  # caches, written inputs
@@ -184,14 +186,8 @@ def check_training(tally: Tally, name: str, model: nn.Module, call: dict[str, An
         keywords = {key: value for key, value in call.items() if key != "args"}
         prepared = Nimble(model).prepare(call.get("args", ()), example_kwargs=keywords, training=True)
         got = _step(model, prepared, call)
-    except InternalError as error:
-        tally.note(name, "raw", " ".join(str(error).split())[:300])
-        return
-    except MlsysError as error:
-        tally.note(name, "refused", " ".join(str(error).split())[:300])
-        return
     except Exception as error:  # noqa: BLE001 - what the oracle looks for
-        tally.note(name, "raw", f"{type(error).__name__}: {str(error)[:300]}")
+        tally.note_error(name, error)
         return
     worst = distance(got, expected)
     tally.note(name, "equal" if worst <= 5 * TOLERANCE else "wrong", f"distance {worst:.2g}")
