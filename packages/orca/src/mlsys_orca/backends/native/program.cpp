@@ -9,65 +9,22 @@
 
 #include <mlsys/thread_pool.h>
 
+#include "amx.h"
 #include "attention.h"
 #include "attention_in_pairs.h"
-#include "lookup.h"
+#include "epilogue.h"
 #include "gemm.h"
+#include "gemm_input.h"
+#include "lookup.h"
+#include "operators.h"
 #include "rows.h"
-#include "amx.h"
 
 namespace orca {
 
-constexpr int TILE_PANELS = 2;            // a GEMM's tile is two panels wide: 32 columns, or 16 gated ones
 constexpr int MIN_TILE_ROWS = 48, MAX_TILE_ROWS = 512, TILES_PER_THREAD = 8;
-constexpr int NEAR_TILE_ROWS = 96;         // whose sums stay in the first-level cache
-constexpr int AMX_BYTES = 640 << 10;     // of rows that AMX takes again and again: they stay in the second-level cache
-constexpr int FEW_ROWS = 4;               // rows that each thread rather prepares for itself than waits for
-constexpr int TILE_QUERIES = 24;          // rows of one attention task
-
-MLSYS_ENUM(CacheKind, FLOATS, HALVES, PAIRS);  // fp32, bf16, pairs of bf16
-
-struct Gemm {  // target (+)= activation(norm(source) @ matrix.T + bias), or activation(gates) * ups
-    Matrix matrix;
-    Norm norm;
-    const float* bias;  // [panels * 16]; null: 0
-    int32_t source, target;
-    Activation activation;
-    int32_t is_gated;     // panels alternate: 16 gates, the 16 factors they belong to
-    int32_t accumulates;  // adds to the target
-};
-MLSYS_STRUCT(Gemm, matrix, norm, bias, source, target, activation, is_gated, accumulates);
-
-struct Normalise {  // target (+)= norm(source)
-    Norm norm;
-    int32_t source, target;
-    int32_t accumulates;
-};
-MLSYS_STRUCT(Normalise, norm, source, target, accumulates);
-
-struct GatherRows {  // the register, and all that is made of it, has the sampled rows alone from here on
-    int32_t taken;
-};
-MLSYS_STRUCT(GatherRows, taken);
-
-struct Batch {
-    int32_t num_rows, num_spans, num_sampled;
-    const Span* spans;            // in row order
-    const int32_t* block_tables;  // of all spans
-    const int32_t* sampled;       // [num_sampled] rows
-    const float* const* cos;      // per rotary, [num_rows, rotary_dim]
-    const float* const* sin;
-    float* states;  // register 0, [num_rows, its width]
-    float* logits;  // the last register, [num_sampled, its width]; null: not wanted, `largest` is
-    void* keys;     // [runs, layers, RUN blocks, kv heads, head_dim, 16]
-    void* values;   // [runs, layers, RUN blocks, kv heads, 16, padded head_dim]
-    int32_t num_layers;
-    CacheKind cache;
-    double* seconds;  // [operators], what each takes is added; null: not measured
-    int64_t* largest;  // [num_sampled] where each row's largest logit is, the first of equals; null: not wanted
-};
-MLSYS_STRUCT(Batch, num_rows, num_spans, num_sampled, spans, block_tables, sampled, cos, sin, states, logits, keys,
-    values, num_layers, cache, seconds, largest);
+constexpr int NEAR_TILE_ROWS = 96;    // whose sums stay in the first-level cache
+constexpr int AMX_BYTES = 640 << 10;  // of rows that AMX takes again and again: they stay in the second-level cache
+constexpr int TILE_QUERIES = 24;      // rows of one attention task
 
 class Program {
   public:
@@ -101,18 +58,6 @@ class Program {
     }
 
   private:
-    struct Peak {  // a row's largest logit so far
-        float value = -INFINITY;
-        int column = 0;
-        bool operator<(const Peak& other) const {
-            return value < other.value || (value == other.value && column > other.column);
-        }
-        void see(vf x, int first, int lanes) {
-            if (!any_from(x, value)) return;
-            for (int i = 0; i < lanes; i++) *this = std::max(*this, Peak{x[i], first + i});
-        }
-    };
-
     static bool is_by_amx(const Matrix& m) { return m.is_in_pairs() && m.K % AMX_K == 0 && has_amx(); }
 
     // A register that only GEMMs of pairs read, as it is, holds what they would make of it: bf16.
@@ -193,59 +138,10 @@ class Program {
 
     // --- GEMM ---
 
-    // The rows that a GEMM multiplies: a register's, or rows prepared from it (normalised, rounded to bf16). Few rows are
-    // prepared by each thread for itself, within its first claim: a late thread may not read what later operators write.
-    class Input {
-      public:
-        Input(Program& program, const Gemm& op, int thread, int count)
-            : source(program.registers[op.source]), norm(op.norm), K(op.matrix.K), count(count),
-              in_pairs(op.matrix.is_in_pairs()), lda(in_pairs ? K / 2 : K), ready(source.floats),
-              own(program.own_memory[thread].rows) {
-            if (source.is_bf16 || (norm.kind == NO_NORM && !in_pairs)) return;
-            ready = nullptr;
-            // Where the result is added to its own source, all rows are prepared before any is written.
-            by_all = count > FEW_ROWS || op.source == op.target;
-        }
-
-        bool is_prepared_by_all() const { return by_all; }
-
-        void use(const float* rows) { ready = rows; }
-
-        void prepare(int row, float* all) const {
-            const float* from = source.floats + (int64_t)row * K;
-            float* to = all + row * lda;
-            if (norm.kind == NO_NORM)
-                convert_row(from, (uint16_t*)to, K);
-            else if (in_pairs)
-                normalise(norm, from, (uint16_t*)to);
-            else
-                normalise(norm, from, to);
-        }
-
-        const float* rows() {
-            if (!ready) {
-                float* to = own.grow((count + AMX_TILE_ROWS) * lda);
-                for (int row = 0; row < count; row++) prepare(row, to);
-                ready = to;
-            }
-            return ready;
-        }
-
-      private:
-        const Register& source;
-        const Norm& norm;
-        const int K, count;
-        const bool in_pairs;
-        const int64_t lda;  // of the prepared rows
-        const float* ready;
-        Scratch& own;
-        bool by_all = false;
-    };
-
     void run_gemm(const Gemm& op, int thread, int rows) {
         const int K = op.matrix.K;
         if (!rows) return;
-        Input input(*this, op, thread, rows);
+        GemmInput input(op, registers[op.source], rows, own_memory[thread].rows);
         if (input.is_prepared_by_all()) {
             for_each_row(thread, rows, K, [&](int row) { input.prepare(row, prepared); });
             input.use(prepared);
@@ -273,7 +169,7 @@ class Program {
     }
 
     template <class Panel>
-    void run_quantised(const Gemm& op, int thread, int rows, Input& input, float* scratch) {
+    void run_quantised(const Gemm& op, int thread, int rows, GemmInput& input, float* scratch) {
         if (is_by_amx(op.matrix)) return run_by_amx<Panel>(op, thread, rows, input, scratch);
         if constexpr (HAS_PAIRS)
             if (op.matrix.is_in_pairs()) return run_tiles<Panel, true>(op, thread, rows, input, scratch);
@@ -287,7 +183,7 @@ class Program {
 
     // A tile is a pair of panels against a block of rows: the more rows, the less often a panel is read and decoded.
     template <class Panel, bool IN_PAIRS = false>
-    void run_tiles(const Gemm& op, int thread, int rows, Input& input, float* scratch) {
+    void run_tiles(const Gemm& op, int thread, int rows, GemmInput& input, float* scratch) {
         const int K = op.matrix.K, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
         // Where a panel is read as it stands, the next rows find it in the second-level cache; else it was decoded for all.
         constexpr bool AS_IT_IS = std::is_same_v<Panel, F32Panel> || std::is_same_v<Panel, PairsPanel>;
@@ -302,7 +198,7 @@ class Program {
             const int panel = rest / own * TILE_PANELS, first = (set * own + rest % own) * block;
             float* sums = scratch + (int64_t)NEAR_PANELS * K * PANEL;
             const int some = std::min(block, rows - first);
-            const auto begins = [&](int row, int few) { prefetch_target(op, panel, first + row, few); };
+            const auto begins = [&](int row, int few) { prefetch_target(op, registers[op.target], panel, first + row, few); };
             const float* from = input.rows();
             const uint32_t* pairs = (const uint32_t*)from + (int64_t)first * (K / 2);
             if constexpr (!IN_PAIRS)
@@ -311,14 +207,14 @@ class Program {
                 multiply_tile_of_pairs(op.matrix, panel, some, pairs, K / 2, 2 * (int64_t)K * PANEL, sums, begins);
             else
                 multiply_tile_quantised<Panel>(op.matrix, panel, some, pairs, K / 2, (uint16_t*)scratch, sums, begins);
-            apply_epilogue(op, thread, panel, first, some, sums);
+            apply_epilogue(op, registers[op.target], peaks_of(op, thread), panel, first, some, sums);
         });
     }
 
     // As `run_tiles`, rows in pairs of bf16: all panels meet one block of rows, then the next; 32 rows at a time are
     // multiplied and finished, so that their sums never leave the first-level cache.
     template <class Panel>
-    void run_by_amx(const Gemm& op, int thread, int rows, Input& input, float* scratch) {
+    void run_by_amx(const Gemm& op, int thread, int rows, GemmInput& input, float* scratch) {
         const Matrix& m = op.matrix;
         const int across = (m.panels() + TILE_PANELS - 1) / TILE_PANELS;
         const int wanted = blocks_of_rows(rows, std::max(AMX_MR, AMX_BYTES / m.K / 2), across);
@@ -353,61 +249,13 @@ class Program {
             const int some = std::min(AMX_MR, stop - row);
             multiply_by_amx(panels, m.K, some, input + (int64_t)row * (m.K / 2), m.K / 2, sums, prefetch);
             prefetch.next += (int64_t)steps * prefetch.lines * 64;
-            apply_epilogue(op, thread, panel, row, some, sums);
+            apply_epilogue(op, registers[op.target], peaks_of(op, thread), panel, row, some, sums);
         }
     }
 
-    // What `apply_epilogue` will write comes to the cache while the tile is multiplied.
-    void prefetch_target(const Gemm& op, int panel, int first, int rows) {
-        const Register& target = registers[op.target];
-        if (!target.floats) return;
-        const int column = panel * PANEL / (op.is_gated ? 2 : 1), size = target.is_bf16 ? 2 : 4;
-        const char* to = (const char*)target.floats + ((int64_t)first * target.width + column) * size;
-        const int bytes = (op.is_gated ? PANEL : TILE_PANELS * PANEL) * size;
-        for (int r = 0; r < rows; r++, to += (int64_t)target.width * size)
-            for (int at = 0; at < bytes; at += 64) __builtin_prefetch(to + at, 1, 2);
-    }
-
-    // A tile's rows from `first`: bias, activation or gate, and the sum with what is there.
-    void apply_epilogue(const Gemm& op, int thread, int panel, int first, int rows, const float* sums) {
-        constexpr int COLUMNS = TILE_PANELS * PANEL;
-        const Register& target = registers[op.target];
-        const int column = panel * PANEL / (op.is_gated ? 2 : 1), some = std::min(op.is_gated ? PANEL : COLUMNS, target.width - column);
-        const float* bias = op.bias ? op.bias + panel * PANEL : nullptr;
-        Peak* peak = batch->largest && op.target == (int)registers.size() - 1 ? peaks[thread].data() + first : nullptr;
-        const auto sum_of = [&](const float* row, int c) { return bias ? load(row + c) + load(bias + c) : load(row + c); };
-        with_activation(op.activation, 0.0f, [&](auto&& f) {
-            for (int r = 0; r < rows; r++) {
-                const float* from = sums + r * COLUMNS;
-                const int64_t at = (int64_t)(first + r) * target.width + column;
-                for (int c = 0; c < some; c += LANES) {
-                    vf x = f(sum_of(from, c));
-                    if (op.is_gated) x *= sum_of(from, c + PANEL);
-                    const int lanes = std::min(LANES, some - c);
-                    if (peak) peak[r].see(x, column + c, lanes);
-                    if (!target.floats) continue;
-                    if (target.is_bf16)
-                        put(target.halves() + at + c, x, lanes);
-                    else
-                        put(target.floats + at + c, op.accumulates ? x + get(target.floats + at + c, lanes) : x, lanes);
-                }
-            }
-        });
-    }
-
-    static vf get(const float* from, int lanes) {
-        if (lanes == LANES) return load(from);
-        float kept[LANES] = {};
-        std::memcpy(kept, from, lanes * sizeof(float));
-        return load(kept);
-    }
-
-    template <class T>
-    static void put(T* to, vf x, int lanes) {
-        if (lanes == LANES) return store(to, x);
-        T kept[LANES];
-        store(kept, x);
-        std::memcpy(to, kept, lanes * sizeof(T));
+    // Peaks of all rows, where `op` makes the logits and the batch wants the largest.
+    Peak* peaks_of(const Gemm& op, int thread) {
+        return batch->largest && op.target == (int)registers.size() - 1 ? peaks[thread].data() : nullptr;
     }
 
     // --- attention ---

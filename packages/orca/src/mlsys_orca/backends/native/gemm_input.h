@@ -1,0 +1,62 @@
+// The rows of A that a GEMM reads.
+#pragma once
+
+#include "amx.h"
+#include "operators.h"
+#include "rows.h"
+#include "scratch.h"
+
+namespace orca {
+
+constexpr int FEW_ROWS = 4;  // that each thread rather prepares for itself than waits for
+
+// The rows that a GEMM multiplies: a register's, or rows prepared from it (normalised, rounded to bf16). Few rows are
+// prepared by each thread for itself, within its first claim: a late thread may not read what later operators write.
+class GemmInput {
+  public:
+    GemmInput(const Gemm& op, const Register& source, int count, Scratch& own)
+        : source(source), norm(op.norm), K(op.matrix.K), count(count),
+          in_pairs(op.matrix.is_in_pairs()), lda(in_pairs ? K / 2 : K), ready(source.floats),
+          own(own) {
+        if (source.is_bf16 || (norm.kind == NO_NORM && !in_pairs)) return;
+        ready = nullptr;
+        // Where the result is added to its own source, all rows are prepared before any is written.
+        by_all = count > FEW_ROWS || op.source == op.target;
+    }
+
+    bool is_prepared_by_all() const { return by_all; }
+
+    void use(const float* rows) { ready = rows; }
+
+    void prepare(int row, float* all) const {
+        const float* from = source.floats + (int64_t)row * K;
+        float* to = all + row * lda;
+        if (norm.kind == NO_NORM)
+            convert_row(from, (uint16_t*)to, K);
+        else if (in_pairs)
+            normalise(norm, from, (uint16_t*)to);
+        else
+            normalise(norm, from, to);
+    }
+
+    const float* rows() {
+        if (!ready) {
+            float* to = own.grow((count + AMX_TILE_ROWS) * lda);
+            for (int row = 0; row < count; row++) prepare(row, to);
+            ready = to;
+        }
+        return ready;
+    }
+
+  private:
+    const Register& source;
+    const Norm& norm;
+    const int K, count;
+    const bool in_pairs;
+    const int64_t lda;  // of the prepared rows
+    const float* ready;
+    Scratch& own;
+    bool by_all = false;
+};
+
+}  // namespace orca

@@ -1,0 +1,55 @@
+// The operators of a decoder's program and the batch that it runs, as Python describes them. Attention is in attention.h.
+#pragma once
+
+#include "attention.h"
+#include "weights.h"
+
+namespace orca {
+
+constexpr int TILE_PANELS = 2;  // a GEMM's tile is two panels wide: 32 columns, or 16 gated ones
+
+MLSYS_ENUM(CacheKind, FLOATS, HALVES, PAIRS);  // fp32, bf16, pairs of bf16
+
+struct Gemm {  // target (+)= activation(norm(source) @ matrix.T + bias), or activation(gates) * ups
+    Matrix matrix;
+    Norm norm;
+    const float* bias;  // [panels * 16]; null: 0
+    int32_t source, target;
+    Activation activation;
+    int32_t is_gated;     // panels alternate: 16 gates, the 16 factors they belong to
+    int32_t accumulates;  // adds to the target
+};
+MLSYS_STRUCT(Gemm, matrix, norm, bias, source, target, activation, is_gated, accumulates);
+
+struct Normalise {  // target (+)= norm(source)
+    Norm norm;
+    int32_t source, target;
+    int32_t accumulates;
+};
+MLSYS_STRUCT(Normalise, norm, source, target, accumulates);
+
+struct GatherRows {  // the register, and all that is made of it, has the sampled rows alone from here on
+    int32_t taken;
+};
+MLSYS_STRUCT(GatherRows, taken);
+
+struct Batch {
+    int32_t num_rows, num_spans, num_sampled;
+    const Span* spans;            // in row order
+    const int32_t* block_tables;  // of all spans
+    const int32_t* sampled;       // [num_sampled] rows
+    const float* const* cos;      // per rotary, [num_rows, rotary_dim]
+    const float* const* sin;
+    float* states;  // register 0, [num_rows, its width]
+    float* logits;  // the last register, [num_sampled, its width]; null: not wanted, `largest` is
+    void* keys;     // [runs, layers, RUN blocks, kv heads, head_dim, 16]
+    void* values;   // [runs, layers, RUN blocks, kv heads, 16, padded head_dim]
+    int32_t num_layers;
+    CacheKind cache;
+    double* seconds;  // [operators], what each takes is added; null: not measured
+    int64_t* largest;  // [num_sampled] where each row's largest logit is, the first of equals; null: not wanted
+};
+MLSYS_STRUCT(Batch, num_rows, num_spans, num_sampled, spans, block_tables, sampled, cos, sin, states, logits, keys,
+    values, num_layers, cache, seconds, largest);
+
+}  // namespace orca
