@@ -27,7 +27,7 @@ class ReasoningMarks:
 
 
 _STYLES = (
-    ReasoningMarks("<think>", "</think>"),  # DeepSeek R1, Qwen3, SmolLM3, GLM
+    ReasoningMarks("<think>", "</think>"),  # DeepSeek R1, Qwen3, GLM and others
     ReasoningMarks("[THINK]", "[/THINK]"),  # Magistral
     ReasoningMarks("<seed:think>", "</seed:think>"),  # Seed-OSS
     ReasoningMarks("\u25c1think\u25b7", "\u25c1/think\u25b7"),  # Kimi
