@@ -19,7 +19,7 @@ from mlsys_orca.api.chat import ChatCompletionRequest
 from mlsys_orca.api.completions import CompletionRequest
 from mlsys_orca.api.encoders import EmbeddingRequest
 from mlsys_orca.api.fields import Body
-from mlsys_orca.api.responses import ResponsesRequest
+from mlsys_orca.api.responses_fields import ResponsesRequest
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 from openai.resources.embeddings import Embeddings
@@ -35,11 +35,11 @@ ENDPOINTS: list[tuple[str, Callable[..., Any], type[Body]]] = [
 _OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}  # nothing of the protocol
 _NO_RESOURCE = {"qs", "auth_headers", "base_url", "default_headers"}
 _SERVED = {
-    "chat": "`chat.completions.create`, `.parse`, `.stream`; nothing is stored, so nothing to list or retrieve",
+    "chat": "`chat.completions.create`, `.parse`, `.stream`; no chat is kept to be listed or retrieved",
     "completions": "`create`",
     "embeddings": "`create`, with `--encoder`",
     "models": "`list`, `retrieve`; not `delete`",
-    "responses": "`create`, `.parse`, `.stream`; nothing is stored, so there is nothing to retrieve, cancel or compact",
+    "responses": "`create`, `.parse`, `.stream`, `retrieve`, `delete`; not `cancel`, `compact` or `input_items`",
 }
 _HEAD = """# What Orca does with the `openai` client
 

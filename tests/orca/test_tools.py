@@ -130,5 +130,11 @@ def test_a_call_that_may_come_fits_and_text_is_free():
     assert all(accepts(grammar, text) for text in ("", "Well.", "a <tool_c", call, f"Well. {call}\n{call} So."))
     assert not any(accepts(grammar, text) for text in (wrong, f"{call}{wrong}", "x <tool_call> y"))
     assert not accepts(call_grammar("hermes", [FUNCTION], only_one=True, otherwise="text"), call + call)
-    with pytest.raises(InvalidInputError, match="'strict'"):
-        call_grammar("llama3", [FUNCTION], only_one=True, otherwise="text")
+
+
+@pytest.mark.parametrize("notation", list(WRITTEN))
+def test_a_strict_call_that_may_come_fits_in_every_notation(notation):
+    begin, end, arguments = WRITTEN[notation]
+    fits, fits_not = (begin + call.replace("ARGS", arguments) + end for call in (FITS, FITS_NOT))
+    grammar = call_grammar(notation, [FUNCTION], only_one=True, otherwise="text")
+    assert [accepts(grammar, text) for text in (fits, fits_not, "Well.", "")] == [True, False, True, True]

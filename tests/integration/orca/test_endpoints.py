@@ -97,7 +97,9 @@ def test_responses_through_the_client(client, ask):
     )
     assert json.loads(shaped.output_text)["x"] in (1, 2)
     assert shaped.status == "completed"
-    for refused in ({"previous_response_id": "resp-1"}, {"store": True}, {"tools": [{"type": "web_search"}]}):
+    with pytest.raises(openai.NotFoundError, match="there is no response 'resp-1'"):
+        client.responses.create(**options, previous_response_id="resp-1")
+    for refused in ({"background": True}, {"store": "yes"}, {"tools": [{"type": "web_search"}]}):
         with pytest.raises(openai.BadRequestError, match=next(iter(refused))):
             client.responses.create(**options | refused)
 

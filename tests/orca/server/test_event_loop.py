@@ -35,7 +35,8 @@ BLOCKING = [
     (chat, "chat_completion"),
     (chat, "parameters_of"),
     (messages, "parameters_of"),
-    (responses, "parameters_of"),
+    (responses.Asked, "parameters"),
+    (responses.Asked, "whole"),
     (tokens, "_tokens"),
     (tokens, "_text"),
     (encoders, "_embeddings"),
@@ -89,7 +90,8 @@ def test_blocking_calls_never_run_on_the_event_loops_thread(serve, calls: dict[s
         "completions.completion",
         "chat.chat_completion",
         "messages.parameters_of",
-        "responses.parameters_of",
+        "Asked.parameters",
+        "Asked.whole",
     }
     assert used <= set(calls)
     for name, threads in calls.items():

@@ -14,8 +14,8 @@ from mlsys_orca.api.chat import ChatCompletionRequest
 from mlsys_orca.api.completions import CompletionRequest
 from mlsys_orca.api.encoders import EmbeddingRequest
 from mlsys_orca.api.fields import Body
-from mlsys_orca.api.messages import MessagesRequest
-from mlsys_orca.api.responses import ResponsesRequest
+from mlsys_orca.api.messages_fields import MessagesRequest
+from mlsys_orca.api.responses_fields import ResponsesRequest
 
 QUESTION = [{"role": "user", "content": "ab"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -58,7 +58,7 @@ def call_grammar(
             before calls and after. None: a call is a must.
 
     Raises:
-        InvalidInputError: a schema cannot be read, or in this notation text and calls look alike.
+        InvalidInputError: a schema cannot be read.
     """
     begin, end, arguments = MARKS[notation]
     calls = [
@@ -73,21 +73,9 @@ def call_grammar(
         }
         for function in functions
     ]
-    called: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    called = _any_of(calls)
     if otherwise == "text":
-        if notation != "hermes":
-            raise InvalidInputError(
-                "'strict' of a function the model may call or not is implemented for templates with <tool_call> alone: "
-                "leave it out, or ask for a call with 'tool_choice'"
-            )
-        rules = [
-            f"start: (said call){'?' if only_one else '*'} REST",
-            f"said[lazy]: /(?s:.*){begin}/",  # ends where a call begins
-            f"REST: /(?s:.*)/ & ~/(?s:.*){begin}(?s:.*)/",
-            f'call: "\\n" object "\\n{end}"',
-            _json_rule("object", called),
-        ]
-        return grammar_of("lark", "\n".join(rules))
+        return _calls_in_text(notation, calls, only_one=only_one)
     match notation:
         case "hermes":
             rules = [f'call: "{begin}\\n" object "\\n{end}"', _json_rule("object", called)]
@@ -103,6 +91,39 @@ def call_grammar(
         start += " | answer"
         rules.append(_json_rule("answer", otherwise))
     return grammar_of("lark", "\n".join([start, *rules]))
+
+
+def _calls_in_text(notation: Notation, calls: list[dict[str, Any]], *, only_one: bool) -> Grammar:
+    """Return a grammar of any text, in which what begins as a call is one of ``calls``, which are schemas."""
+    begin, end, arguments = MARKS[notation]
+    if notation == "llama3":  # an answer is a call or is none
+        rules = ["start: called | TEXT", r'TEXT: /(?s:.*)/ & ~/\s*\{\s*"name"\s*:(?s:.*)/']
+        rules.append("called: call" if only_one else 'called: call ("; " call)*')
+        rules.append("call: " + " | ".join(f"HEAD_{i} arguments_{i} /\\}}/" for i in range(len(calls))))
+        for i, call in enumerate(calls):  # one word up to the arguments, or it would be read as text
+            name = json.dumps(call["properties"]["name"]["const"])
+            head = f'{begin} {name}, "{arguments}": '
+            rules.append(f"HEAD_{i}: {json.dumps(head)}")
+            rules.append(_json_rule(f"arguments_{i}", call["properties"][arguments]))
+        return grammar_of("lark", "\n".join(rules))
+    called = _any_of(calls)
+    mark = begin.replace("[", r"\[").replace("]", r"\]")
+    several = "?" if only_one or notation == "mistral" else "*"
+    rules = [
+        f"start: (said call){several} REST",
+        f"said[lazy]: /(?s:.*){mark}/",  # ends where a call begins
+        f"REST: /(?s:.*)/ & ~/(?s:.*){mark}(?s:.*)/",
+    ]
+    if notation == "mistral":
+        bound = {"minItems": 1} | ({"maxItems": 1} if only_one else {})
+        rules.append(_json_rule("call", {"type": "array", "items": called} | bound))
+    else:
+        rules += [f'call: "\\n" object "\\n{end}"', _json_rule("object", called)]
+    return grammar_of("lark", "\n".join(rules))
+
+
+def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def _json_rule(name: str, schema: Any) -> str:
