@@ -3,7 +3,7 @@
 // Forward and backward compute the same splits and leaf weights; the backward pass computes them again, since that takes
 // less time than keeping them in memory. Trees are divided into parts in a fixed way, and each part adds up its own, so that
 // the same number of threads gives the same bits. A tree whose literals are not trained adds its path sums from
-// parents to children: two additions a split where a product with the literals takes as many as there are leaves.
+// parents to children: two additions a split where a GEMM with the literals takes as many as there are leaves.
 
 #include <mlsys/layout.h>
 
@@ -93,43 +93,43 @@ inline Vector totals(Vector* of) {
   return of[0];
 }
 
-// out[i, :] = sum over j of table[i * row + j * column] * in[j, :]; half of the registers hold sums.
-void product(const float* table, int64_t row, int64_t column, int64_t num_out, int64_t num_in, const Vector* in,
-             Vector* out) {
-  constexpr int64_t kSums = kLanes / 2;  // sizes are multiples of 8
-  for (int64_t i = 0; i < num_out; i += kSums) {
+// C [M][rows] = A [M][K] B [K][rows], a(m, k) = a[m * rs_a + k * cs_a], so that A may be transposed. M is a multiple of 8;
+// half of the registers hold sums.
+void gemm(const float* a, int64_t rs_a, int64_t cs_a, int64_t M, int64_t K, const Vector* b, Vector* c) {
+  constexpr int64_t kMR = kLanes / 2;
+  for (int64_t m = 0; m < M; m += kMR) {
     for (int64_t v = 0; v < kVectors; v += 2) {
-      Vector sums[kSums][2] = {};
-      for (int64_t j = 0; j < num_in; ++j) {
-        const Vector first = in[j * kVectors + v], second = in[j * kVectors + v + 1];
-        const float* entry = table + i * row + j * column;
-        for (int64_t k = 0; k < kSums; ++k) {
-          const float factor = entry[k * row];
-          sums[k][0] += factor * first;
-          sums[k][1] += factor * second;
+      Vector sums[kMR][2] = {};
+      for (int64_t k = 0; k < K; ++k) {
+        const Vector first = b[k * kVectors + v], second = b[k * kVectors + v + 1];
+        const float* entry = a + m * rs_a + k * cs_a;
+        for (int64_t r = 0; r < kMR; ++r) {
+          const float factor = entry[r * rs_a];
+          sums[r][0] += factor * first;
+          sums[r][1] += factor * second;
         }
       }
-      for (int64_t k = 0; k < kSums; ++k) {
-        out[(i + k) * kVectors + v] = sums[k][0];
-        out[(i + k) * kVectors + v + 1] = sums[k][1];
+      for (int64_t r = 0; r < kMR; ++r) {
+        c[(m + r) * kVectors + v] = sums[r][0];
+        c[(m + r) * kVectors + v + 1] = sums[r][1];
       }
     }
   }
 }
 
-// table[i, j] += a[i, :] . b[j, :]
-void add_outer(const Vector* a, const Vector* b, int64_t num_a, int64_t num_b, float* table) {
-  constexpr int64_t kDown = kLanes / 4, kAcross = 4;
-  for (int64_t i = 0; i < num_a; i += kDown) {
-    for (int64_t j = 0; j < num_b; j += kAcross) {
+// C [M][N] += A [M][rows] B^T [rows][N]
+void add_gemm_of_rows(const Vector* a, const Vector* b, int64_t M, int64_t N, float* c) {
+  constexpr int64_t kMR = kLanes / 4, kNR = 4;
+  for (int64_t m = 0; m < M; m += kMR) {
+    for (int64_t n = 0; n < N; n += kNR) {
       Vector sums[kLanes] = {};
       for (int64_t v = 0; v < kVectors; ++v)
-        for (int64_t k = 0; k < kDown; ++k)
-          for (int64_t l = 0; l < kAcross; ++l)
-            sums[k * kAcross + l] += a[(i + k) * kVectors + v] * b[(j + l) * kVectors + v];
+        for (int64_t i = 0; i < kMR; ++i)
+          for (int64_t j = 0; j < kNR; ++j)
+            sums[i * kNR + j] += a[(m + i) * kVectors + v] * b[(n + j) * kVectors + v];
       const Vector entries = totals(sums);
-      for (int64_t k = 0; k < kDown; ++k)
-        for (int64_t l = 0; l < kAcross; ++l) table[(i + k) * num_b + j + l] += entries[k * kAcross + l];
+      for (int64_t i = 0; i < kMR; ++i)
+        for (int64_t j = 0; j < kNR; ++j) c[(m + i) * N + n + j] += entries[i * kNR + j];
     }
   }
 }
@@ -178,8 +178,7 @@ void find_splits(const Group& g, int64_t tree, int64_t start, int64_t num_rows, 
 void find_sums(const Group& g, int64_t tree, Work& work) {
   const float* count = g.count + tree * g.leaves;
   if (g.path) {
-    product(g.path + tree * g.leaves * g.splits, g.splits, 1, g.leaves, g.splits, work.split.data(),
-            work.weight.data());
+    gemm(g.path + tree * g.leaves * g.splits, g.splits, 1, g.leaves, g.splits, work.split.data(), work.weight.data());
   } else {
     std::fill(work.weight.begin(), work.weight.end(), Vector{});
     std::fill_n(work.sum.begin(), kVectors, Vector{});
@@ -279,10 +278,10 @@ void sum_gradients(const Group& g, Work& work) {
 // Gradients of splits' outputs in `split_gradient`, from those of sums.
 void split_gradients(const Group& g, int64_t tree, const Gradients& to, Work& work) {
   if (g.path) {
-    product(g.path + tree * g.leaves * g.splits, 1, g.splits, g.splits, g.leaves, work.upstream.data(),
-            work.split_gradient.data());
+    gemm(g.path + tree * g.leaves * g.splits, 1, g.splits, g.splits, g.leaves, work.upstream.data(),
+         work.split_gradient.data());
     if (to.path)
-      add_outer(work.upstream.data(), work.split.data(), g.leaves, g.splits, to.path + tree * g.leaves * g.splits);
+      add_gemm_of_rows(work.upstream.data(), work.split.data(), g.leaves, g.splits, to.path + tree * g.leaves * g.splits);
     if (to.count)
       for (int64_t l = 0; l < g.leaves; ++l) to.count[tree * g.leaves + l] -= total_of_rows(&work.upstream[l * kVectors]);
     return;
