@@ -70,7 +70,7 @@ class _Lowering:
         self.widths: dict[str, int] = {}
         self.operators: list[Operator] = []
 
-    def product(
+    def gemm(
         self,
         source: str,
         linear: nn.Module,
@@ -147,12 +147,12 @@ def _(layer: PreNormLayer, plan: _Lowering) -> None:
 @lower_layer.register
 def _(layer: ParallelLayer, plan: _Lowering) -> None:
     attention, rotary = plan.rotated(layer.attention)
-    plan.product(STATES, attention.qkv, "qkv", norm=layer.attention_norm)
+    plan.gemm(STATES, attention.qkv, "qkv", norm=layer.attention_norm)
     plan.attend(attention, "qkv", "attended", rotary=rotary)
     # The MLP's first product reads the states before attention's sum reaches them.
     _inner(layer.mlp, plan, norm=layer.mlp_norm)
-    plan.product("attended", attention.output, STATES, accumulates=True)
-    plan.product("inner", _down(layer.mlp), STATES, accumulates=True)
+    plan.gemm("attended", attention.output, STATES, accumulates=True)
+    plan.gemm("inner", _down(layer.mlp), STATES, accumulates=True)
 
 
 @lower_layer.register
@@ -173,22 +173,22 @@ def _(layer: SandwichLayer, plan: _Lowering) -> None:
 
 def _attention(layer_attention: nn.Module, plan: _Lowering, target: str, *, norm: nn.Module | None = None) -> None:
     attention, rotary = plan.rotated(layer_attention)
-    plan.product(STATES, attention.qkv, "qkv", norm=norm)
+    plan.gemm(STATES, attention.qkv, "qkv", norm=norm)
     plan.attend(attention, "qkv", "attended", rotary=rotary)
-    plan.product("attended", attention.output, target, accumulates=target == STATES)
+    plan.gemm("attended", attention.output, target, accumulates=target == STATES)
 
 
 def lower_mlp(mlp: nn.Module, plan: _Lowering, target: str, *, norm: nn.Module | None = None) -> None:
     """Write an MLP that reads ``states``; it adds to ``states``, or fills another register."""
     _inner(mlp, plan, norm=norm)
-    plan.product("inner", _down(mlp), target, accumulates=target == STATES)
+    plan.gemm("inner", _down(mlp), target, accumulates=target == STATES)
 
 
 def _inner(mlp: nn.Module, plan: _Lowering, *, norm: nn.Module | None) -> None:
     if isinstance(mlp, GatedMLP):
-        plan.product(STATES, mlp.gate_up, "inner", norm=norm, activation=mlp.activation_name, is_gated=True)
+        plan.gemm(STATES, mlp.gate_up, "inner", norm=norm, activation=mlp.activation_name, is_gated=True)
     elif isinstance(mlp, MLP):
-        plan.product(STATES, mlp.up, "inner", norm=norm, activation=mlp.activation_name)
+        plan.gemm(STATES, mlp.up, "inner", norm=norm, activation=mlp.activation_name)
     else:
         raise LoweringError(f"an MLP by {type(mlp).__name__}")
 
@@ -202,7 +202,7 @@ def _lower_head(decoder: Decoder, plan: _Lowering) -> None:
     norm = None if isinstance(decoder.norm, Cast) else decoder.norm
     if isinstance(decoder.head, nn.Sequential):
         project, head = decoder.head
-        plan.product(STATES, project, "projected", norm=norm)
-        plan.product("projected", head, LOGITS)
+        plan.gemm(STATES, project, "projected", norm=norm)
+        plan.gemm("projected", head, LOGITS)
     else:
-        plan.product(STATES, decoder.head, LOGITS, norm=norm)
+        plan.gemm(STATES, decoder.head, LOGITS, norm=norm)

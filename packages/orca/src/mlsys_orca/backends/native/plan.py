@@ -1,7 +1,7 @@
 """A decoder's iteration as a list of operators over registers: what lowering writes and the native program runs.
 
 Registers are fp32 matrices [rows, width], named by what they hold. ``states`` enters as the embedded tokens,
-``logits`` leaves. Three operators are enough, since norms enter products and activations, gates and sums leave them:
+``logits`` leaves. Three operators are enough, since norms enter GEMMs and activations, gates and sums leave them:
 about five a layer, so that five times a layer the threads meet. A fourth leaves rows behind: what the last layer makes
 of a token after its attention is read by the head alone, and that only where a token is sampled.
 """
