@@ -138,3 +138,18 @@ def test_a_strict_call_that_may_come_fits_in_every_notation(notation):
     fits, fits_not = (begin + call.replace("ARGS", arguments) + end for call in (FITS, FITS_NOT))
     grammar = call_grammar(notation, [FUNCTION], only_one=True, otherwise="text")
     assert [accepts(grammar, text) for text in (fits, fits_not, "Well.", "")] == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fits", "fits_not"),
+    [
+        (None, "{}", '{"y": 1}'),
+        ({"type": "object", "properties": {"x": {"type": "integer"}}}, '{"x": 1}', '{"x": 1, "y": 1}'),
+        ({"type": "object", "properties": {}, "additionalProperties": True}, '{"y": 1}', "1"),
+        ({"type": "object"}, '{"y": 1}', "1"),
+    ],
+)
+def test_arguments_are_those_that_the_function_names(parameters, fits, fits_not):
+    grammar = call_grammar("llama3", [{"name": "f", "parameters": parameters}], only_one=True)
+    found = [accepts(grammar, f'{{"name": "f", "parameters": {arguments}}}') for arguments in (fits, fits_not)]
+    assert found == [True, False]

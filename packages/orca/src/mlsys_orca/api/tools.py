@@ -66,7 +66,7 @@ def call_grammar(
             "type": "object",
             "properties": {
                 "name": {"const": function["name"]},
-                arguments: function.get("parameters") or {"type": "object"},
+                arguments: _closed(function.get("parameters")),
             },
             "required": ["name", arguments],
             "additionalProperties": False,
@@ -91,6 +91,23 @@ def call_grammar(
         start += " | answer"
         rules.append(_json_rule("answer", otherwise))
     return grammar_of("lark", "\n".join([start, *rules]))
+
+
+def _closed(schema: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the schema of a function's arguments without others than it names, unless it speaks of others."""
+    schema = schema or {"type": "object", "properties": {}}
+    open_words = {
+        "additionalProperties",
+        "unevaluatedProperties",
+        "patternProperties",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "$ref",
+    }
+    return (
+        schema if open_words & schema.keys() or "properties" not in schema else schema | {"additionalProperties": False}
+    )
 
 
 def _calls_in_text(notation: Notation, calls: list[dict[str, Any]], *, only_one: bool) -> Grammar:
