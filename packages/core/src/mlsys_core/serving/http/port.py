@@ -77,6 +77,13 @@ class BoundPort:
             connection, sock=self._listener, **_tls_options(self._ssl, self._config.connections.header_timeout_s)
         )
 
+    def pause(self) -> None:
+        """Stop answering; return when the thread has ended. Connections wait from now on. Idempotent."""
+        if self._responder is not None:
+            self._responder.stop()
+            self._responder.thread.join()
+            self._responder = None
+
     def close(self) -> None:
         """Release the port; idempotent."""
         self._stop()
@@ -121,7 +128,8 @@ class _Responder:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._is_started, self._has_stopped = threading.Event(), threading.Event()
-        threading.Thread(target=self._main, name="mlsys-http-loading", daemon=True).start()
+        self.thread = threading.Thread(target=self._main, name="mlsys-http-loading", daemon=True)
+        self.thread.start()
         self._is_started.wait()
 
     def stop(self) -> None:

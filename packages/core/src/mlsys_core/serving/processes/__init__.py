@@ -1,0 +1,42 @@
+"""Processes of one server: a supervisor that forks them, watches them and restarts them, and the frames they exchange.
+
+The supervisor loads what all need and then forks: memory is shared, nothing is loaded twice, and a process that dies is
+replaced within milliseconds. It computes nothing itself. Linux only (pidfd, prctl).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlsys_core.lazy import lazy_exports
+
+__all__ = [
+    "Boxes",
+    "Child",
+    "Death",
+    "FrameReader",
+    "RestartBudget",
+    "Supervisor",
+    "SupervisorLink",
+    "can_supervise",
+    "frame",
+    "is_stopped",
+]
+
+if TYPE_CHECKING:
+    from mlsys_core.serving.processes.box import Boxes
+    from mlsys_core.serving.processes.children import Child, Death, can_supervise, is_stopped
+    from mlsys_core.serving.processes.frames import FrameReader, frame
+    from mlsys_core.serving.processes.restarts import RestartBudget
+    from mlsys_core.serving.processes.supervisor import Supervisor, SupervisorLink
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "box": ["Boxes"],
+        "children": ["Child", "Death", "can_supervise", "is_stopped"],
+        "frames": ["FrameReader", "frame"],
+        "restarts": ["RestartBudget"],
+        "supervisor": ["Supervisor", "SupervisorLink"],
+    },
+)

@@ -1,0 +1,151 @@
+"""Child processes by fork: they die with their parent, and their end is a file descriptor that becomes readable."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlsys_core.errors import ServingError
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+EXIT_UNHANDLED = 70  # an exception that nobody caught (EX_SOFTWARE)
+_TASKS = Path("/proc/self/task")
+_THREAD_END_S = 1.0
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS})
+
+
+def can_supervise() -> str | None:
+    """Return None if this machine has what a supervisor needs, else what it lacks."""
+    if platform.system() != "Linux" or not hasattr(os, "pidfd_open"):
+        return f"processes are supervised on Linux only, and this is {platform.system()}"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return f"this system opens no pidfd ({error.strerror})"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """End of a process."""
+
+    exit_code: int | None  # None: a signal ended it
+    signal: int | None = None
+    is_out_of_memory: bool = False  # the system killed a process of this group for its memory, at that time
+
+    @property
+    def is_crash(self) -> bool:
+        """True if the process ended by its own doing; False if someone killed it."""
+        return self.exit_code is not None or self.is_out_of_memory or self.signal in _CRASHES
+
+    def __str__(self) -> str:
+        if self.exit_code is not None:
+            return f"exit code {self.exit_code}"
+        name = signal.Signals(self.signal).name if self.signal in set(signal.Signals) else str(self.signal)
+        return f"{name}, out of memory" if self.is_out_of_memory else name
+
+
+class Child:
+    """A forked process, owned by its parent.
+
+    Args:
+        name: What tools like ``ps`` and ``top`` show for its main thread, at most 15 characters.
+        run: The process's life; what it returns is the exit code. An exception is printed, and exits with 70.
+
+    Raises:
+        ServingError: the parent has further threads, which a fork would leave behind with the locks they hold.
+    """
+
+    def __init__(self, name: str, run: Callable[[], int | None]) -> None:
+        num_own, until = 1 + _num_blas_threads(), time.monotonic() + _THREAD_END_S
+        while (num_threads := len(list(_TASKS.iterdir()))) > num_own and time.monotonic() < until:
+            time.sleep(0.001)  # a thread that was joined is still seen for a moment
+        if num_threads > num_own:
+            names = ", ".join(thread.name for thread in threading.enumerate())
+            raise ServingError(
+                f"only a process with a single thread may fork, and this one has {num_threads} ({names})"
+            )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        self._num_kills = _num_memory_kills()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _live(name, run, parent)
+        self.fd = os.pidfd_open(self.pid)  # readable when the process has ended
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; nothing happens if the process has ended."""
+        try:
+            signal.pidfd_send_signal(self.fd, number)
+        except ProcessLookupError:
+            return
+
+    def wait(self) -> Death:
+        """Wait for the end and return it; once."""
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.fd)
+        if os.WIFEXITED(status):
+            return Death(os.WEXITSTATUS(status))
+        number = os.WTERMSIG(status)
+        killed = number == signal.SIGKILL and _num_memory_kills() > self._num_kills
+        return Death(None, number, is_out_of_memory=killed)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal, such as SIGSTOP."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+def _live(name: str, run: Callable[[], int | None], parent: int) -> None:
+    """Run the child's life and end the process, whatever happens: nothing of the parent's may run in it."""
+    code = EXIT_UNHANDLED
+    try:
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+        if os.getppid() != parent:  # which died before it could be watched
+            os._exit(EXIT_UNHANDLED)
+        os.setpgid(0, 0)  # a terminal's Ctrl-C is for the parent, which passes on what is to be
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        gc.freeze()
+        code = run() or 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else EXIT_UNHANDLED
+    except BaseException:  # noqa: BLE001 - the process ends here
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _num_blas_threads() -> int:
+    """Return how many threads BLAS keeps for itself: it ends them before a fork, and starts new ones when asked."""
+    from threadpoolctl import threadpool_info
+
+    return sum(info["num_threads"] - 1 for info in threadpool_info() if info["internal_api"] == "openblas")
+
+
+def _num_memory_kills() -> int:
+    """Return how many processes of this control group the system has killed for their memory; 0 if it does not say."""
+    try:
+        lines = Path("/sys/fs/cgroup/memory.events").read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0
