@@ -52,14 +52,14 @@ def values_of(engine: Engine) -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(EngineMetrics(engine))
     samples = [sample for metric in registry.collect() for sample in metric.samples]
-    assert {sample.labels["policy"] for sample in samples} == {engine.policy}
+    assert {sample.labels["policy"] for sample in samples} == {engine.config.policy}
     assert b"mlsys_orca_kv_blocks_used" in generate_latest(registry)
     return {sample.name.removeprefix("mlsys_orca_"): sample.value for sample in samples}
 
 
 def submit(engine: Engine, name: str, num_prompt: int, new: int) -> None:
     prompt = tuple(range(5, 5 + num_prompt))
-    engine._loop.submit(GenerationRequest(request_id=name, prompt_token_ids=prompt, max_new_tokens=new), name)
+    engine.core.loop.submit(GenerationRequest(request_id=name, prompt_token_ids=prompt, max_new_tokens=new), name)
 
 
 def test_running_waiting_blocks_preemptions_and_hits(make_engine: Callable[[EngineConfig], Engine]) -> None:
@@ -70,15 +70,15 @@ def test_running_waiting_blocks_preemptions_and_hits(make_engine: Callable[[Engi
     )
     for name in ("a", "b", "c"):
         submit(engine, name, num_prompt=30, new=20)
-    engine._loop.step()  # takes the interrupt of their arrival, or runs the first iteration
+    engine.core.loop.step()  # takes the interrupt of their arrival, or runs the first iteration
     while not (now := values_of(engine))["kv_blocks_used"]:
-        engine._loop.step()
+        engine.core.loop.step()
     assert now["kv_blocks"] == 4
     assert (now["num_requests_running"], now["num_requests_waiting"]) == (2, 1), "four blocks hold two prompts of two"
     assert now["kv_blocks_used"] == 4
     assert now["num_preemptions_total"] == 0
     while engine.num_unfinished:
-        engine._loop.step()
+        engine.core.loop.step()
     done = values_of(engine)
     assert done["num_preemptions_total"] >= 1, "two answers that outgrow their blocks cannot both stay"
     assert done["prefix_cache_hits_total"] >= 16, "the third prompt's first block was kept"

@@ -140,10 +140,10 @@ def test_tokens_come_as_they_are_made_but_at_request_level(policy: str, loaded: 
 
         tasks = [asyncio.create_task(read(request(name, [5, 6], new=new))) for name, new in (("long", 6), ("short", 2))]
         await asyncio.sleep(0)  # both are submitted
-        engine._loop.step()  # by hand, instead of the engine's thread; their arrival ends its wait
+        engine.core.loop.step()  # by hand, instead of the engine's thread; their arrival ends its wait
         seen = []
         while engine.num_unfinished:
-            engine._loop.step()
+            engine.core.loop.step()
             for _ in range(8):
                 await asyncio.sleep(0)
             seen.append((len(got["long"]), len(got["short"])))

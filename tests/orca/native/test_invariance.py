@@ -169,7 +169,7 @@ def test_rows_that_nobody_asks_for_change_nothing(make_gguf: Any, form: str, wan
 
 def test_an_engine_that_must_be_invariant_refuses_a_model_that_is_not(make_gguf: Any) -> None:
     config = EngineConfig(batch_invariant=True, max_batch_size=1)
-    assert Engine(load_model(make_gguf()), config, available_nbytes=2**30).is_batch_invariant
+    assert Engine(load_model(make_gguf()), config, available_nbytes=2**30).shape.is_batch_invariant
     with pytest.raises(InvalidInputError, match="only native models"):
         Engine(load_model(make_gguf(), backend="torch"), config, available_nbytes=2**30)
 

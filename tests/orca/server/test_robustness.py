@@ -187,7 +187,7 @@ class held:  # noqa: N801 - reads as a word in a with statement
         self._engine = engine
 
     def __enter__(self) -> None:
-        runner = self._engine._runner
+        runner = self._engine.core.runner
         self._run, model = runner.model, runner.model
 
         class Slow:
@@ -201,7 +201,7 @@ class held:  # noqa: N801 - reads as a word in a with statement
         runner.model = Slow()
 
     def __exit__(self, *_: object) -> None:
-        self._engine._runner.model = self._run
+        self._engine.core.runner.model = self._run
 
 
 def test_a_deadline_ends_a_request_with_504_and_frees_it(serve) -> None:

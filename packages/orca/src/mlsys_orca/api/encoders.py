@@ -19,8 +19,8 @@ from torch.nn import functional
 from mlsys_orca.api.fields import Body, Ids, ManyIds, Text, Texts
 from mlsys_orca.api.front import to_json
 from mlsys_orca.api.service import ModelService, unknown_model
+from mlsys_orca.engine.client import BusyError
 from mlsys_orca.engine.embedding import TextEncoder
-from mlsys_orca.engine.engine import BusyError
 
 MAX_WAITING = 64  # requests for the encoder
 

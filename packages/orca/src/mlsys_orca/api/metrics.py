@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from mlsys_orca.engine.engine import Engine
+    from mlsys_orca.engine.client import EngineClient
     from mlsys_orca.engine.stats import Histogram
 
 _PREFIX = "mlsys_orca_"
@@ -28,18 +28,29 @@ class EngineMetrics(Collector):
         >>> CollectorRegistry().register(EngineMetrics(engine))  # doctest: +SKIP
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
         """Collect the current values of all metrics."""
-        engine, tables, pool = self._engine, self._engine.block_tables, self._engine.pool
+        engine, tables = self._engine, self._engine.counts()
+        pool = tables.pool
         yield self._gauge("num_requests_unfinished", "Requests accepted that have not left", engine.num_unfinished)
         yield self._gauge("kv_blocks", "K/V blocks there are", tables.num_blocks)
         yield self._gauge("kv_blocks_used", "K/V blocks that requests hold", tables.num_blocks - tables.num_free_blocks)
         used = 1 - tables.num_free_blocks / tables.num_blocks
         yield self._gauge("kv_cache_usage_perc", "Share of the K/V blocks that requests hold, 0 to 1", used)
         yield from self._times()
+        if (recoveries := engine.recoveries) is not None:
+            yield self._counter("worker_deaths", "Worker processes that died while they served", recoveries.num_deaths)
+            yield self._counter("requests_resumed", "Requests that went on at another worker", recoveries.num_resumed)
+            yield self._counter(
+                "recomputed_tokens", "Tokens whose keys and values died with a worker", recoveries.num_recomputed_tokens
+            )
+            yield self._counter("poisoned_requests", "Requests that ended workers", recoveries.num_poisoned)
+            yield self._gauge(
+                "longest_stall_seconds", "From a death to the next tokens, at most so far", recoveries.longest_stall_s
+            )
         if pool is None:
             return
         num_running, num_admitted = pool.num_running, pool.num_unfinished
@@ -62,7 +73,7 @@ class EngineMetrics(Collector):
             _PREFIX + "request_success", "Requests that ended, by reason", labels=["policy", "finished_reason"]
         )
         for reason in ("stop", "length", "abort", "error"):
-            ended.add_metric([self._engine.policy, reason], stats.finished[reason])
+            ended.add_metric([self._engine.config.policy, reason], stats.finished[reason])
         yield ended
         yield self._histogram("request_queue_time_seconds", "From submission to the first iteration", stats.queue)
         yield self._histogram("time_to_first_token_seconds", "From submission", stats.first_token)
@@ -71,15 +82,15 @@ class EngineMetrics(Collector):
 
     def _histogram(self, name: str, help_: str, values: Histogram) -> Metric:
         metric = HistogramMetricFamily(_PREFIX + name, help_, labels=["policy"])
-        metric.add_metric([self._engine.policy], buckets=values.buckets(), sum_value=values.sum)
+        metric.add_metric([self._engine.config.policy], buckets=values.buckets(), sum_value=values.sum)
         return metric
 
     def _gauge(self, name: str, help_: str, value: float) -> Metric:
         metric = GaugeMetricFamily(_PREFIX + name, help_, labels=["policy"])
-        metric.add_metric([self._engine.policy], value)
+        metric.add_metric([self._engine.config.policy], value)
         return metric
 
     def _counter(self, name: str, help_: str, value: float) -> Metric:
         metric = CounterMetricFamily(_PREFIX + name, help_, labels=["policy"])
-        metric.add_metric([self._engine.policy], value)
+        metric.add_metric([self._engine.config.policy], value)
         return metric

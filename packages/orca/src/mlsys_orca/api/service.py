@@ -20,8 +20,9 @@ from mlsys_core.serving.http import HttpError
 from mlsys_orca.api.fields import MAX_PROMPTS, Generating
 from mlsys_orca.api.front import Front
 from mlsys_orca.api.text_stream import TextDelta, TextOptions, stream_text
+from mlsys_orca.engine.client import EngineClient
 from mlsys_orca.engine.embedding import TextEncoder
-from mlsys_orca.engine.engine import Engine, TokenStream
+from mlsys_orca.engine.streams import TokenStream
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.scheduling.batch import SamplingParams
 from mlsys_orca.scheduling.request import GenerationRequest
@@ -87,14 +88,15 @@ class ModelService:
 
     name: str
     loaded: LoadedModel
-    engine: Engine
+    engine: EngineClient
     encoder: TextEncoder | None = None
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
-    guides: GuideMaker = field(init=False)
+    guides: GuideMaker = None  # type: ignore[assignment]  # None: a new one over the model's tokenizer
     front: Front = field(init=False, default_factory=Front)  # the threads for the work of requests
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "guides", GuideMaker(self.loaded.tokenizer, self.loaded.config.vocab_size))
+        if self.guides is None:
+            object.__setattr__(self, "guides", GuideMaker(self.loaded.tokenizer, self.loaded.config.vocab_size))
 
     @property
     def max_chars(self) -> int:

@@ -9,7 +9,7 @@ from typing import Literal
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.api.stop_strings import StopStringFilter
-from mlsys_orca.engine.engine import TokenStream
+from mlsys_orca.engine.streams import TokenStream
 from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
 from mlsys_orca.scheduling.request import GenerationResult
 from mlsys_orca.text.tokenizer import Detokenizer, Tokenizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -64,6 +65,9 @@ def serve(
         typer.Option("--batch-invariant", help="Refuse a model whose answers would depend on what it is batched with."),
     ] = False,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 429.")] = 256,
+    single_process: Annotated[
+        bool, typer.Option("--single-process", help="Run all in one process, which nothing restarts.")
+    ] = False,
     *,
     server: ServerOptions,
 ) -> None:
@@ -85,7 +89,12 @@ def serve(
         open_paths=("/health", "/health/*", "/metrics"),
         validation_status=400,  # as the protocol's own server answers
     )
+    supervises = not single_process and _can_supervise(device)
     with server.bind(http, error_format=ERROR_FORMAT) as bound:
+        if supervises:
+            import torch
+
+            torch.set_num_threads(1)  # threads do not survive a fork
         loaded = load(
             model,
             dtype,
@@ -115,21 +124,35 @@ def serve(
             num_draft_tokens=speculate,
         )
         found = None if encoder is None else find_encoder(encoder, device=device)
-        service = make_service(loaded, name or model_name(model), engine_config, encoder=found)
-
-        def banner(address: ServerAddress) -> None:
-            serving.enter_context(kept_out_of_collections())
-            typer.echo("\n".join(["", *_banner(service, address), ""]), err=True)
-
+        name = name or model_name(model)
         with ExitStack() as serving:
-            code = serve_http(make_app(service, http), bound=bound, on_ready=banner)
+
+            def banner(service: ModelService, address: ServerAddress) -> None:
+                serving.enter_context(kept_out_of_collections())
+                typer.echo("\n".join(["", *_banner(service, address), ""]), err=True)
+
+            if supervises:
+                from mlsys_orca.api.supervised import serve_supervised
+
+                code = serve_supervised(loaded, name, engine_config, http, bound=bound, encoder=found, on_ready=banner)
+            else:
+                service = make_service(loaded, name, engine_config, encoder=found)
+                code = serve_http(make_app(service, http), bound=bound, on_ready=partial(banner, service))
     raise typer.Exit(code)
+
+
+def _can_supervise(device: str) -> bool:
+    from mlsys_core.serving.processes import can_supervise
+
+    reason = can_supervise() if device == "cpu" else f"a model on {device!r} cannot be shared by forked processes"
+    if reason is not None:
+        typer.echo(f"mlsys: all runs in one process: {reason}", err=True)
+    return reason is None
 
 
 def _banner(service: ModelService, address: ServerAddress) -> Sequence[str]:
     engine, loaded = service.engine, service.loaded
-    config = engine.config
-    slots = engine.block_tables.num_blocks * engine.block_tables.block_size
+    config, shape, slots = engine.config, engine.shape, engine.shape.num_kv_tokens
     route, body = "completions", '"prompt": "Hello!"'
     if loaded.chat_template is not None:
         route, body = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
@@ -139,10 +162,10 @@ def _banner(service: ModelService, address: ServerAddress) -> Sequence[str]:
     return [
         f"  {service.name} at {address.url}/v1   ({str(loaded.model.dtype).removeprefix('torch.')}, "
         f"weights {loaded.weights_nbytes / 2**20:.0f} MiB, {config.num_threads} threads)",
-        f"  context {engine.max_model_len} tokens, {slots} K/V slots ({engine.kv_nbytes / 2**20:.0f} MiB): "
+        f"  context {engine.max_model_len} tokens, {slots} K/V slots ({shape.kv_nbytes / 2**20:.0f} MiB): "
         f"{slots // engine.max_model_len} requests of full length at a time",
         f"  up to {config.max_batch_size} requests per iteration, policy {config.policy}",
-        f"  {_PROMISES[engine.is_batch_invariant]}",
+        f"  {_PROMISES[shape.is_batch_invariant]}",
         *(f"  {extra}" for extra in extras),
         f"  documentation at {address.url}/docs, metrics at {address.url}/metrics; Ctrl-C ends it",
         "",

@@ -10,7 +10,9 @@ Imports no torch by itself: a scheduler can use :class:`BlockTables` without it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import mmap
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from mlsys_core.errors import MemoryPlanError
@@ -22,7 +24,17 @@ if TYPE_CHECKING:
     from mlsys_orca.model.config import ModelConfig
     from torch import Tensor
 
-__all__ = ["DEFAULT_BLOCK_SIZE", "BlockTables", "KVCache", "kv_nbytes_per_token", "slots_of"]
+Empty = Callable[[tuple[int, ...], "torch.dtype"], "Tensor"]  # makes a tensor whose contents do not matter
+
+__all__ = ["DEFAULT_BLOCK_SIZE", "BlockTables", "Empty", "KVCache", "kv_nbytes_per_token", "shared_empty", "slots_of"]
+
+
+def shared_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor in memory that processes forked from this one share; pages not written to cost nothing."""
+    import torch
+
+    memory = mmap.mmap(-1, max(1, prod(shape) * dtype.itemsize))
+    return torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(shape)
 
 
 def slots_of(block_table: tuple[int, ...], start: int, stop: int, *, block_size: int) -> range | list[int]:
@@ -54,6 +66,7 @@ class KVCache:
         block_size: The same as of the scheduler's :class:`BlockTables`.
         dtype: The model's.
         device: The model's.
+        empty: Makes a tensor of a shape and a dtype; None: as torch does.
     """
 
     def __init__(
@@ -64,6 +77,7 @@ class KVCache:
         block_size: int = DEFAULT_BLOCK_SIZE,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        empty: Empty | None = None,
     ) -> None:
         import torch
 
@@ -71,7 +85,8 @@ class KVCache:
         self.block_size = block_size
         # Not zeroed: attention reads only what write() has written, and an untouched page costs no memory on Linux.
         shape = (2, config.num_layers, num_blocks * block_size, config.num_kv_heads, config.head_dim)
-        self._keys, self._values = torch.empty(shape, dtype=dtype, device=device).unbind(0)
+        made = torch.empty(shape, dtype=dtype, device=device) if empty is None else empty(shape, dtype)
+        self._keys, self._values = made.unbind(0)
 
     @property
     def nbytes(self) -> int:

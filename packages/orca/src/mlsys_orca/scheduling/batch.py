@@ -30,10 +30,8 @@ MAX_LOGPROBS = 20  # what the OpenAI protocol allows
 class Guide(Protocol):
     """Constraint on a request's answer; owner: the request. Its answers depend on its arguments alone."""
 
-    @property
-    def failure(self) -> str | None:
-        """Reason why it could not go on, and ended an answer that does not fit; None: it did."""
-        ...
+    source: str  # the grammar, in llguidance's form
+    failure: str | None  # why it could not go on, and ended an answer that does not fit; None: it did
 
     def allowed(self, answer: Sequence[int]) -> NDArray[np.bool_]:
         """Return the tokens that may follow ``answer``: bool [vocab_size], at least one."""

@@ -9,7 +9,8 @@ Either way :meth:`BlockTables.free` takes them back exactly once. The tensors ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlsys_core.errors import InvalidInputError, MemoryPlanError
@@ -191,6 +192,23 @@ class BlockTables:
         for index in range(held.num_published, num_computed_tokens // self.block_size):
             self._cache.keep(digests[index], held.table[index])
             held.num_published = index + 1
+
+    def restore(self, tables: Mapping[str, Sequence[int]]) -> None:
+        """Give requests the blocks that they held in other tables over the same memory; call it first of all.
+
+        Args:
+            tables: Blocks by request, in order of position; requests may share some.
+
+        Raises:
+            MemoryPlanError: a block is in use here already.
+        """
+        holders = Counter(block for table in tables.values() for block in table)
+        everything = self._pool.allocate(self.num_blocks)
+        for block, number in holders.items():
+            self._pool.retain([BlockId(block)] * (number - 1))
+        self._pool.release([block for block in everything[::-1] if block not in holders])
+        for request_id, table in tables.items():
+            self._held[request_id] = _Held(tuple(BlockId(block) for block in table))
 
     def free(self, request_id: str) -> None:
         """Take a request's blocks back; published ones keep their contents until the space is needed.

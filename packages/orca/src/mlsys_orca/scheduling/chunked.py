@@ -45,6 +45,8 @@ class ChunkedScheduler:
         ((5, 6), ())
     """
 
+    restores_blocks = True  # goes on with requests whose K/V blocks another engine has filled
+
     def __init__(
         self,
         block_tables: BlockTables,

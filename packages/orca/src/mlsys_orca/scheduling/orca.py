@@ -34,6 +34,8 @@ class IterationScheduler:
         (5, 6, 7)
     """
 
+    restores_blocks = True  # goes on with requests whose K/V blocks another engine has filled
+
     def __init__(self, block_tables: BlockTables, *, max_batch_size: int, max_model_len: int) -> None:
         self.pool = pool = RequestPool(block_tables, max_batch_size=max_batch_size, max_model_len=max_model_len)
         self.add, self.cancel, self.wake_at = pool.add, pool.cancel, pool.wake_at

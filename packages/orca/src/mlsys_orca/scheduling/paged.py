@@ -42,6 +42,8 @@ class PagedScheduler:
         7
     """
 
+    restores_blocks = True  # goes on with requests whose K/V blocks another engine has filled
+
     def __init__(
         self,
         block_tables: BlockTables,

@@ -108,8 +108,11 @@ class Pager:
         ]
         if not later:
             return False
-        self.pool.take_blocks(max(later, key=lambda other: other.number))
+        last = max(later, key=lambda other: other.number)
+        self.pool.take_blocks(last)
         self.pool.num_preemptions += 1
+        if self.pool.on_preempted is not None:
+            self.pool.on_preempted(last.request.request_id)
         return True
 
     def _publish(self, sequence: SequenceState) -> None:

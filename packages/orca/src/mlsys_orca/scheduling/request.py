@@ -10,6 +10,15 @@ from mlsys_orca.scheduling.batch import SampledToken, SamplingParams, ScoredProm
 FinishedBy = Literal["stop", "length"]
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Work done on a request by an engine that is no more."""
+
+    answer: tuple[int, ...]  # tokens that were generated, and are not generated again
+    block_table: tuple[int, ...] = ()  # K/V blocks that still hold its first tokens; empty: none do
+    num_computed_tokens: int = 0  # tokens whose keys and values are in these blocks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One request, as the front hands it to the engine."""
@@ -21,6 +30,7 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()  # ends the answer; the token itself is reported too
     num_encoder_tokens: int = 0  # the prompt's first tokens, if an encoder reads them; the decoder begins with the rest
     adapter: str | None = None  # whose weights are added to the model's; None: nobody's
+    progress: Progress | None = None  # where to go on; None: from the beginning
 
     @property
     def max_tokens(self) -> int:

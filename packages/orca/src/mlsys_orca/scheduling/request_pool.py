@@ -22,7 +22,7 @@ from mlsys_orca.scheduling.batch import (
     SliceDetails,
 )
 from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.request import FinishedBy, GenerationRequest, GenerationResult
+from mlsys_orca.scheduling.request import FinishedBy, GenerationRequest, GenerationResult, Progress
 from mlsys_orca.scheduling.speculation import NgramIndex
 
 MAX_SCORED_ROWS = (
@@ -103,6 +103,7 @@ class RequestPool:
         self.num_guessed = 0  # tokens so far, as the next
         self.num_right = 0  # guessed ones that stayed
         self.on_placed: Callable[[str], None] | None = None  # called with a request's id when it gets its first blocks
+        self.on_preempted: Callable[[str], None] | None = None  # likewise, when others are about to get its blocks
         self._on_computed = on_computed
         self._num_arrived = 0
 
@@ -139,8 +140,21 @@ class RequestPool:
                 f"the prompt has {num_prompt} tokens and asks for {num_new} more, {request.max_tokens} in all; "
                 f"this server takes at most {limit}: shorten the prompt or ask for fewer"
             )
-        self.sequences[request.request_id] = SequenceState(request, self._num_arrived, list(request.prompt_token_ids))
+        sequence = SequenceState(request, self._num_arrived, list(request.prompt_token_ids))
+        self.sequences[request.request_id] = sequence
         self._num_arrived += 1
+        if request.progress is not None:
+            self._go_on(sequence, request.progress)
+
+    def _go_on(self, sequence: SequenceState, progress: Progress) -> None:
+        """Bring a new sequence to where another engine had it, with the blocks that were restored for it."""
+        request_id = sequence.request.request_id
+        sequence.token_ids += progress.answer
+        sequence.tokens = [SampledToken(request_id, token) for token in progress.answer]
+        if progress.block_table:
+            sequence.block_table, sequence.state = progress.block_table, State.DECODE
+            sequence.num_computed_tokens = progress.num_computed_tokens
+            self.holders[request_id] = sequence
 
     def cancel(self, request_id: str, now: float) -> Sequence[Finished[GenerationResult]]:
         """Drop a request; one whose batch is in flight leaves when that comes back."""

@@ -146,19 +146,24 @@ class GuideMaker:
             raise InvalidInputError(
                 f"the grammar of the structured output is refused: {_one_line(matcher.get_error())}"
             )
-        first = GrammarGuide(matcher.deep_copy(), self._vocab_size, self._tokenizer.eos_ids)
+
+        def made(matcher: LLMatcher) -> GrammarGuide:
+            return GrammarGuide(matcher, grammar.source, self._vocab_size, self._tokenizer.eos_ids)
+
+        first = made(matcher.deep_copy())
         if not first.allowed([]).any() or first.failure:
             raise InvalidInputError(
                 f"no text of this model's tokens fits the grammar of the structured output: {first.failure or 'empty'}"
             )
         matchers = [matcher, *(matcher.deep_copy() for _ in range(number - 1))]
-        return [GrammarGuide(each, self._vocab_size, self._tokenizer.eos_ids) for each in matchers]
+        return [made(each) for each in matchers]
 
 
 class GrammarGuide:
     """One request's :class:`~mlsys_orca.scheduling.batch.Guide`: a parser at the position of its answer."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: frozenset[int]) -> None:
+    def __init__(self, matcher: LLMatcher, source: str, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self.source = source  # the grammar, in llguidance's form
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)

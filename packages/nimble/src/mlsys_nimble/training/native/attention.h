@@ -42,10 +42,10 @@ template <int MR, int VECS>
 inline void multiply_small_tile(const Matrices& g, int64_t m, int64_t n, int64_t K, float scale) {
     vf sums[MR * VECS] = {};
     const float *a = g.a + m * g.rs_a, *b = g.b + n;
-    micro_kernel<MR, VECS>(  // the pointers advance: of addresses made from k, compilers keep one for each row
-        sums, K, [&](auto r, int64_t) MLSYS_INLINE { return a[r * g.rs_a]; },
-        [&](int64_t, auto v) MLSYS_INLINE { return load(b + v * LANES); },
-        [&]() MLSYS_INLINE { a += g.cs_a, b += g.ldb; });
+    const int64_t rs_a = g.rs_a, cs_a = g.cs_a, ldb = g.ldb;
+    micro_kernel<MR, VECS>(
+        sums, K, [&](auto r, int64_t k) MLSYS_INLINE { return a[r * rs_a + k * cs_a]; },
+        [&](int64_t k, auto v) MLSYS_INLINE { return load(b + k * ldb + v * LANES); }, []() MLSYS_INLINE {});
     unroll<MR * VECS>([&](auto i) MLSYS_INLINE {
         store(g.c + (m + i / VECS) * g.ldc + n + i % VECS * LANES, sums[i] * splat(scale));
     });

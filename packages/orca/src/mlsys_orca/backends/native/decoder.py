@@ -24,7 +24,7 @@ from mlsys_orca.backends.native.plan import Attend, GatherRows, Gemm, Normalise,
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
-from mlsys_orca.model.kv_cache import KVCache
+from mlsys_orca.model.kv_cache import Empty, KVCache
 from mlsys_orca.model.layers import LayerNorm, RMSNorm, Rotaries, Rotary, look_up
 from mlsys_orca.model.weights.quantized import Matrix, QuantizedMatrix
 from mlsys_orca.scheduling.batch import BlockCopy
@@ -55,19 +55,21 @@ class NativeKVCache:
         config: The model's shape.
         num_blocks: The scheduler's number of blocks.
         dtype: fp32 or bf16.
+        empty: Makes a tensor of a shape and a dtype; None: as torch does.
     """
 
     block_size = PANEL
 
-    def __init__(self, config: ModelConfig, *, num_blocks: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, *, num_blocks: int, dtype: torch.dtype, empty: Empty | None = None) -> None:
         self.num_blocks = num_blocks
         self.dtype = dtype
         self.kind = "floats"  # how the program reads it: program.cpp, CacheKind
         if dtype == torch.bfloat16:
             self.kind = "pairs" if library.load().orca_attends_in_pairs(config.head_dim) else "halves"
         heads = (-(-num_blocks // RUN), config.num_layers, RUN, config.num_kv_heads)
-        self.keys = torch.empty(*heads, config.head_dim, PANEL, dtype=dtype)
-        self.values = torch.empty(*heads, PANEL, -(-config.head_dim // PANEL) * PANEL, dtype=dtype)
+        empty = empty or _empty
+        self.keys = empty((*heads, config.head_dim, PANEL), dtype)
+        self.values = empty((*heads, PANEL, -(-config.head_dim // PANEL) * PANEL), dtype)
         for tensor in (self.keys, self.values):
             advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
 
@@ -320,8 +322,14 @@ def to_native(model: DecoderModel, *, backend: str = "auto") -> DecoderModel:
     return model
 
 
-def new_kv_cache(model: DecoderModel, *, num_blocks: int, block_size: int = PANEL) -> KVCache | NativeKVCache:
-    """Make an empty cache of the kind that ``model`` reads.
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def new_kv_cache(
+    model: DecoderModel, *, num_blocks: int, block_size: int = PANEL, empty: Empty | None = None
+) -> KVCache | NativeKVCache:
+    """Make an empty cache of the kind that ``model`` reads; ``empty`` makes its tensors, if given.
 
     Raises:
         InvalidInputError: a native model's blocks hold another number of tokens.
@@ -329,8 +337,10 @@ def new_kv_cache(model: DecoderModel, *, num_blocks: int, block_size: int = PANE
     if isinstance(model, NativeDecoder):
         if block_size != PANEL:
             raise InvalidInputError(f"a native model's K/V blocks hold {PANEL} tokens, not {block_size}")
-        return NativeKVCache(model.config, num_blocks=num_blocks, dtype=model.dtype)
-    return KVCache(model.config, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device)
+        return NativeKVCache(model.config, num_blocks=num_blocks, dtype=model.dtype, empty=empty)
+    return KVCache(
+        model.config, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device, empty=empty
+    )
 
 
 def _even_parts(num_rows: int, most_rows: int) -> list[tuple[int, int]]:

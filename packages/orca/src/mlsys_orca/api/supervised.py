@@ -1,0 +1,90 @@
+"""The server as several processes: a front, a worker that runs the model, and one that waits to take over."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.serving.http import HttpConfig, serve
+from mlsys_core.serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
+
+from mlsys_orca.api.server import available_memory_nbytes, make_app
+from mlsys_orca.api.service import ModelService
+from mlsys_orca.backends.native.decoder import new_kv_cache
+from mlsys_orca.engine.client import EngineConfig
+from mlsys_orca.engine.core import plan_engine
+from mlsys_orca.engine.crash_points import CrashPoints
+from mlsys_orca.engine.remote import RemoteEngine
+from mlsys_orca.engine.worker import WorkerSettings, work
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.model.kv_cache import shared_empty
+from mlsys_orca.text.guides import GuideMaker
+
+if TYPE_CHECKING:
+    from mlsys_core.serving.http import ServerAddress
+    from mlsys_core.serving.http.port import BoundPort
+
+    from mlsys_orca.engine.embedding import TextEncoder
+
+_NUM_BOXES = 64  # workers at a time, at most
+
+
+def serve_supervised(
+    loaded: LoadedModel,
+    name: str,
+    config: EngineConfig,
+    http: HttpConfig,
+    *,
+    bound: BoundPort,
+    encoder: TextEncoder | None = None,
+    on_ready: Callable[[ModelService, ServerAddress], None] | None = None,
+    budget: RestartBudget | None = None,
+    crash_points: CrashPoints | None = None,
+) -> int:
+    """Serve a model from forked processes until SIGTERM or SIGINT; return the exit code.
+
+    The model lies in this process's memory, which the others share; keys and values lie in memory that survives a
+    worker. This process must have a single thread: load the model with torch's number of threads at 1.
+
+    Args:
+        loaded: The model.
+        name: Its name for clients.
+        config: Limits.
+        http: Settings of the app.
+        bound: The listening port.
+        encoder: An encoder beside it, which runs in the front.
+        on_ready: Called in the front, when requests are taken.
+        budget: Limit on restarts.
+        crash_points: Where the first worker is killed, for tests.
+
+    Raises:
+        InvalidInputError: the limits do not fit the model or the memory.
+        ServingError: this process has threads.
+    """
+    shape, _, _ = plan_engine(loaded, config, available_memory_nbytes(loaded.device), installed_plugins().registry)
+    config = replace(config, num_kv_tokens=shape.num_kv_tokens)
+    kv_cache = new_kv_cache(loaded.model, num_blocks=shape.num_blocks, empty=shared_empty)
+    guides = GuideMaker(loaded.tokenizer, loaded.config.vocab_size)
+    loaded.tokenizer.warm_up()
+    guides.warm_up()
+    boxes = Boxes(_NUM_BOXES)
+    bound.pause()
+
+    def front(link: SupervisorLink) -> int:
+        engine = RemoteEngine(shape, config, link, boxes)
+        service = ModelService(name, loaded, engine, encoder, guides=guides)
+        return serve(
+            make_app(service, http),
+            bound=bound,
+            on_ready=None if on_ready is None else lambda address: on_ready(service, address),
+        )
+
+    def worker(number: int, end: socket.socket) -> None:
+        points = crash_points if crash_points is not None and number == 0 else CrashPoints()
+        settings = WorkerSettings(loaded, config, guides, [kv_cache], points)
+        work(settings, end, boxes.box(number))
+
+    return Supervisor(front, worker, num_workers=1, boxes=boxes, budget=budget).run()

@@ -1,0 +1,216 @@
+"""The engine as fronts see it: requests in, streams of tokens out, wherever the model runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_orca.engine.stats import EngineStats
+from mlsys_orca.engine.streams import Requests, Streams, TokenStream
+from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
+from mlsys_orca.scheduling.policy import DEFAULT_POLICY
+from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of an engine, fixed at its start."""
+
+    max_batch_size: int = 8  # requests per iteration
+    num_kv_tokens: int | None = None  # K/V slots (the paper's n_slots); None: what fits, see plan_kv_tokens
+    max_model_len: int | None = None  # tokens of prompt and answer; None: what the model was made for
+    num_threads: int = 1  # of the model's operators
+    policy: str = DEFAULT_POLICY  # the scheduling policy's registered name
+    memory_pool: str | None = None  # the registered name of the pool of K/V blocks; None: the core's own
+    policy_options: Mapping[str, Any] = field(default_factory=dict)  # keywords of the policy's own
+    compiler: str | None = None  # the registered name of what compiles the layers' feed-forward parts; None: nothing
+    batch_invariant: bool = False  # refuse a model whose numbers would depend on what it is batched with
+    max_waiting: int | None = None  # requests beyond those of an iteration, from which on new ones are refused
+    num_draft_tokens: int = 0  # guesses behind each decode at most, by prompt lookup; 0: none
+
+
+class BusyError(ServingError):
+    """More requests wait than may; try again later."""
+
+    http_status = 429
+    error_code = "queue_full"
+
+    def __init__(self, num_waiting: int, max_waiting: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{num_waiting} requests wait, and at most {max_waiting} may: try again in {retry_after_s:.0f} s"
+        )
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineShape:
+    """Facts about an engine that do not change while it runs."""
+
+    name: str  # of the model, for messages
+    max_model_len: int  # tokens of prompt and answer
+    num_blocks: int  # K/V blocks
+    block_size: int  # K/V slots in a block
+    kv_nbytes: int
+    adapters: frozenset[str]  # names that a request may give
+    has_encoder: bool
+    is_batch_invariant: bool  # the same bits in any batch
+    streams_tokens: bool  # the policy gives tokens as they come
+    goes_on: bool  # the policy begins a request where its progress says, not at its prompt
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """K/V slots."""
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCounts:
+    """Numbers of a request pool; the last four are totals since the start."""
+
+    num_running: int
+    num_unfinished: int
+    num_preemptions: int
+    num_cached_tokens: int
+    num_guessed: int
+    num_right: int
+
+
+@dataclass(slots=True)
+class Recoveries:
+    """Deaths of worker processes so far, and what they cost."""
+
+    num_deaths: int = 0
+    num_resumed: int = 0  # requests that went on at another worker
+    num_recomputed_tokens: int = 0  # whose keys and values were lost
+    num_poisoned: int = 0  # requests that were given up, since they ended workers
+    longest_stall_s: float = 0.0  # from a death until the first tokens after it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounts:
+    """Numbers of an engine at one moment."""
+
+    num_blocks: int
+    num_free_blocks: int
+    pool: PoolCounts | None  # None: the policy keeps no request pool
+
+
+class EngineClient(ABC):
+    """Entrance of one engine for fronts: checks requests, and gives each a stream of its tokens. A context manager.
+
+    Args:
+        shape: The engine's.
+        config: Its settings.
+        requests: Where checked requests go.
+        streams: Where their tokens come from.
+        stats: Times and counts, noted as streams are read.
+    """
+
+    def __init__(
+        self, shape: EngineShape, config: EngineConfig, requests: Requests, streams: Streams, stats: EngineStats
+    ) -> None:
+        self.shape, self.config, self.stats = shape, config, stats
+        self._requests, self._streams = requests, streams
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    @abstractmethod
+    def failure(self) -> BaseException | None:
+        """Error that ended the engine, if one did."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to serve."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop: unfinished requests are cancelled. Idempotent."""
+
+    @abstractmethod
+    def counts(self) -> EngineCounts:
+        """Return the engine's numbers as they are now."""
+
+    @property
+    def recoveries(self) -> Recoveries | None:
+        """Deaths of workers so far; None: the engine runs in this process."""
+        return None
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer at most."""
+        return self.shape.max_model_len
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """Names of the adapters that a request may give."""
+        return self.shape.adapters
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests accepted that have not left."""
+        return self._requests.num_unfinished
+
+    def submit(self, request: GenerationRequest) -> TokenStream:
+        """Accept a request, from a running event loop; close what is returned.
+
+        Raises:
+            BusyError: too many requests wait.
+            InvalidInputError: the request can never be served, or its id is in use.
+            ServingError: the engine has stopped.
+        """
+        if (request.num_encoder_tokens > 0) != self.shape.has_encoder:
+            raise InvalidInputError(
+                f"an encoder is to read {request.num_encoder_tokens} tokens of request {request.request_id!r}; this "
+                f"model has {'an encoder that needs some' if self.shape.has_encoder else 'none'}"
+            )
+        if request.num_encoder_tokens and request.sampling.num_prompt_logprobs is not None:
+            raise InvalidInputError("an encoder's tokens have no log-probabilities: leave out prompt_logprobs and echo")
+        if request.adapter is not None and request.adapter not in self.adapters:
+            raise InvalidInputError(f"there is no adapter {request.adapter!r} (there are: {sorted(self.adapters)})")
+        self.check_room()
+        return TokenStream(request, self._requests, self._streams, self.stats)
+
+    def check_room(self, num_more: int = 1) -> None:
+        """See whether ``num_more`` requests may wait.
+
+        Raises:
+            InvalidInputError: so many never may, however few others there are.
+            BusyError: they may not now.
+        """
+        bound = self.config.max_waiting
+        if bound is not None and num_more > bound + self.config.max_batch_size:
+            raise InvalidInputError(
+                f"this asks for {num_more} answers, and the server takes at most {bound + self.config.max_batch_size} "
+                "at a time: send fewer prompts or choices in one request"
+            )
+        num_waiting = self.num_unfinished - self.config.max_batch_size
+        if bound is not None and num_waiting + num_more > bound:
+            whole = self.stats.whole
+            num_ended = whole.buckets()[-1][1]
+            mean_s = whole.sum / num_ended if num_ended else 1.0
+            retry_after_s = mean_s * (num_waiting + 1) / self.config.max_batch_size
+            raise BusyError(num_waiting, bound, min(max(retry_after_s, 1.0), 60.0))
+
+    async def generate(
+        self, request: GenerationRequest
+    ) -> AsyncGenerator[ScoredPrompt | SampledToken | GenerationResult, None]:
+        """Yield the request's items, as :class:`TokenStream`; leaving the iteration early cancels the request.
+
+        Raises:
+            BusyError: too many requests wait.
+            InvalidInputError: the request can never be served, or its id is in use.
+            ServingError: the engine stopped, or the iteration failed.
+        """
+        with closing(self.submit(request)) as items:
+            async for item in items:
+                yield item

@@ -1,0 +1,211 @@
+"""The engine proper: core's serving loop over a scheduler and a runner, in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from mlsys_core.device import get_device
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.memory import find_pool
+from mlsys_core.plugins import Registry, installed_plugins
+from mlsys_core.plugins.compilers import find_module_compiler
+from mlsys_core.serving import (
+    Executor,
+    InlineExecutor,
+    Listener,
+    LoopRecorder,
+    ServingLoop,
+    StreamExecutor,
+    WallClock,
+)
+from mlsys_orca.backends.compiled import compile_decodes
+from mlsys_orca.backends.native.decoder import NativeDecoder, NativeKVCache, new_kv_cache
+from mlsys_orca.backends.runner import Runner, intra_op_threads
+from mlsys_orca.engine.client import EngineConfig, EngineCounts, EngineShape, PoolCounts
+from mlsys_orca.engine.iteration_trace import Run, record_iterations
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, BlockTables, KVCache, kv_nbytes_per_token
+from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput
+from mlsys_orca.scheduling.policy import GenerationScheduler, make_scheduler
+from mlsys_orca.scheduling.request_pool import RequestPool
+
+_log = logging.getLogger(__name__)
+_CACHE_SHARE = 0.25  # of the available memory, at most, if the number of K/V slots is not given
+
+
+def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: int) -> int:
+    """Return the number of K/V slots: for a full batch of longest requests, or a quarter of the available memory.
+
+    Raises:
+        InvalidInputError: not even one request of ``max_model_len`` fits.
+    """
+    max_model_len = config.max_model_len or loaded.config.max_positions
+    per_token = kv_nbytes_per_token(loaded.config, loaded.model.dtype)
+    wanted = -(-max_model_len // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * config.max_batch_size  # in whole blocks
+    fits = int(available_nbytes * _CACHE_SHARE) // per_token
+    num_tokens = config.num_kv_tokens or min(wanted, fits)
+    if num_tokens < max_model_len:
+        raise InvalidInputError(
+            f"{num_tokens} K/V slots cannot hold one request of {max_model_len} tokens "
+            f"({per_token * max_model_len / 2**20:.0f} MiB): lower --max-model-len, or free memory"
+        )
+    return num_tokens
+
+
+def pool_of(scheduler: object) -> RequestPool | None:
+    """Return the request pool that a scheduler keeps, if it does."""
+    pool = getattr(scheduler, "pool", None)
+    return pool if isinstance(pool, RequestPool) else None
+
+
+def plan_engine(
+    loaded: LoadedModel, config: EngineConfig, available_nbytes: int, registry: Registry
+) -> tuple[EngineShape, BlockTables, GenerationScheduler]:
+    """Check the settings of an engine, and make what needs no memory of the model's size: its shape and scheduler.
+
+    Raises:
+        InvalidInputError: the limits do not fit the model or the memory, or the policy or its options are unknown.
+        PluginError: the policy cannot be loaded.
+    """
+    max_model_len = min(config.max_model_len or loaded.config.max_positions, loaded.config.max_positions)
+    num_kv_tokens = plan_kv_tokens(loaded, config, available_nbytes)
+    block_tables = BlockTables(
+        num_blocks=-(-num_kv_tokens // DEFAULT_BLOCK_SIZE),
+        new_pool=find_pool(config.memory_pool, "blocks", registry),
+    )
+    scheduler = make_scheduler(
+        config.policy,
+        registry,
+        block_tables=block_tables,
+        max_batch_size=config.max_batch_size,
+        max_model_len=max_model_len,
+        options=config.policy_options,
+    )
+    if config.num_draft_tokens and pool_of(scheduler) is None:
+        raise InvalidInputError(f"policy {config.policy!r} keeps no RequestPool, so it cannot speculate")
+    is_native = isinstance(loaded.model, NativeDecoder)
+    if config.batch_invariant and not is_native:
+        raise InvalidInputError(
+            f"{loaded.name} runs in torch's operators, whose sums depend on the number of rows: only native models "
+            "give a request the same bits in any batch"
+        )
+    shape = EngineShape(
+        name=loaded.name,
+        max_model_len=max_model_len,
+        num_blocks=block_tables.num_blocks,
+        block_size=block_tables.block_size,
+        kv_nbytes=block_tables.num_blocks
+        * block_tables.block_size
+        * kv_nbytes_per_token(loaded.config, loaded.model.dtype),
+        adapters=frozenset(getattr(loaded.model, "adapters", ())),
+        has_encoder=loaded.config.encoder is not None,
+        is_batch_invariant=is_native,
+        streams_tokens=getattr(scheduler, "streams_tokens", True),
+        goes_on=pool_of(scheduler) is not None,
+    )
+    return shape, block_tables, scheduler
+
+
+class EngineCore:
+    """Server of one model, in one thread of its own.
+
+    Args:
+        loaded: The model.
+        config: Limits.
+        available_nbytes: Memory the K/V cache may count on (used if ``config.num_kv_tokens`` is None).
+        listener: Hears each iteration's output and each request's end, in the engine's thread.
+        kv_cache: Memory for keys and values, as :func:`new_kv_cache` makes it; None: a new one.
+        wrap: Put around the function that runs an iteration.
+        recorder: Records the loop's iterations, and which requests ran in each.
+        registry: Where the policy and the memory pool are looked up; None: what the installed plugins registered.
+
+    Raises:
+        InvalidInputError: the limits do not fit the model or the memory, or the policy or its options are unknown.
+        PluginError: the policy cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        *,
+        available_nbytes: int,
+        listener: Listener[IterationBatch, IterationOutput],
+        kv_cache: KVCache | NativeKVCache | None = None,
+        wrap: Callable[[Run], Run] | None = None,
+        recorder: LoopRecorder | None = None,
+        registry: Registry | None = None,
+    ) -> None:
+        registry = installed_plugins().registry if registry is None else registry
+        self.shape, self.block_tables, scheduler = plan_engine(loaded, config, available_nbytes, registry)
+        self.restores_blocks = getattr(scheduler, "restores_blocks", False)
+        self.pool = pool_of(scheduler)  # to be read; None: the policy keeps none
+        if self.pool is not None:
+            self.pool.num_draft_tokens = config.num_draft_tokens
+        model = loaded.model
+        is_native = isinstance(model, NativeDecoder)
+        if isinstance(model, NativeDecoder):
+            model = model.with_threads(config.num_threads)
+        if config.compiler is not None:
+            compiler = find_module_compiler(config.compiler, registry)
+            model = compile_decodes(model, compiler, config.max_batch_size)
+        if kv_cache is None:
+            kv_cache = new_kv_cache(model, num_blocks=self.block_tables.num_blocks)
+        # One worker, since requests join between iterations in any case: an iteration runs in the loop's own thread, or
+        # on a stream of a device that has some.
+        self.runner = Runner(model, kv_cache)
+        run: Run = self.runner.run
+        if wrap is not None:
+            run = wrap(run)
+        if recorder is not None:
+            run = record_iterations(run, recorder)
+        clock, device = WallClock(), get_device(loaded.device)
+        executor: Executor[IterationBatch, IterationOutput] = InlineExecutor(run)
+        if device.kind != "cpu":
+            device.synchronize()  # what was loaded on other streams is there
+            executor = StreamExecutor(run, device, clock)
+        self.loop: ServingLoop[Any, IterationBatch, IterationOutput] = ServingLoop(
+            scheduler, executor, clock, recorder=recorder, listener=listener
+        )
+        # A native model has threads of its own. Those of torch's small operators around it would spin, each time for
+        # a while, on a core that the model's want next.
+        self._num_torch_threads = 1 if is_native else config.num_threads
+        self._thread = threading.Thread(target=self._run, name="orca-engine", daemon=True)
+        self.failure: BaseException | None = None  # what ended the loop, if something did
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop: unfinished requests are cancelled. Idempotent."""
+        self.loop.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def counts(self) -> EngineCounts:
+        """Return the engine's numbers as they are now; from any thread."""
+        pool, counts = self.pool, None
+        if pool is not None:
+            counts = PoolCounts(
+                num_running=pool.num_running,
+                num_unfinished=pool.num_unfinished,
+                num_preemptions=pool.num_preemptions,
+                num_cached_tokens=pool.num_cached_tokens,
+                num_guessed=pool.num_guessed,
+                num_right=pool.num_right,
+            )
+        return EngineCounts(
+            num_blocks=self.block_tables.num_blocks, num_free_blocks=self.block_tables.num_free_blocks, pool=counts
+        )
+
+    def _run(self) -> None:
+        with intra_op_threads(self._num_torch_threads):
+            try:
+                self.loop.run_forever()
+            except BaseException as error:  # noqa: BLE001 - the thread's end; requests were failed with it, readiness tells
+                self.failure = error
+                _log.exception("the engine has stopped")

@@ -1,0 +1,183 @@
+"""What a front knows of its requests, and who goes on where when a worker has died. Pure: no sockets, no clock.
+
+A front holds each request and what is sealed of it, so that any worker can go on with it. When a worker dies, those
+that ran in its last iteration are *suspects* if the worker crashed, or if it was killed for the third time without
+their having advanced: something in them may be what kills. Suspects go on alone, one after the other, for one iteration
+each, then together with all others. Who is alone in a crashing iteration fails; nobody else does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
+from mlsys_orca.scheduling.request import FinishedBy, GenerationRequest, GenerationResult
+
+_STILL_DEATHS = 2  # kills from outside without an advance between, from which on a request is a suspect
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request that has not ended, and what is sealed of it."""
+
+    handle: int  # its name at the workers
+    request: GenerationRequest
+    number: int = 0  # of its arrival
+    tokens: list[SampledToken] = field(default_factory=list)  # the answer so far
+    scored: list[ScoredPrompt] = field(default_factory=list)
+    block_table: tuple[int, ...] = ()  # K/V blocks that hold num_computed_tokens of its tokens
+    num_computed_tokens: int = 0
+    num_repeated: int = 0  # tokens that a worker which begins at the prompt is to give once more
+    num_deaths: int = 0  # of workers that ran it at that moment
+    place_at_death: tuple[int, int] | None = None  # how far it was at the last of them
+    num_still: int = 0  # deaths in a row between which it did not advance
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """How far it is: tokens generated, tokens computed."""
+        return len(self.tokens), self.num_computed_tokens
+
+    @property
+    def finish_reason(self) -> FinishedBy | None:
+        """Reason why its answer is complete; None: it is not."""
+        if self.tokens and self.tokens[-1].token_id in self.request.stop_token_ids:
+            return "stop"
+        return "length" if len(self.tokens) >= self.request.max_new_tokens else None
+
+    def result(self, reason: FinishedBy) -> GenerationResult:
+        """Return its result, when it is complete."""
+        return GenerationResult(tuple(self.tokens), reason, tuple(self.scored))
+
+    def take_scored(self, part: ScoredPrompt) -> bool:
+        """Keep log-probabilities of its prompt; return False if they are known: prompts may be computed again."""
+        known = self.scored[-1].position + len(self.scored[-1].tokens) if self.scored else 0
+        if part.position < known:
+            return False
+        self.scored.append(part)
+        return True
+
+
+class Ledger:
+    """All requests of a front that have not ended."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, LiveRequest] = {}
+        self.handles: dict[str, int] = {}  # by request id
+        self._num_opened = self._num_handles = 0
+
+    def by_arrival(self) -> list[LiveRequest]:
+        """Return the requests, first come first."""
+        return sorted(self.live.values(), key=lambda live: live.number)
+
+    def _next_handle(self) -> int:
+        self._num_handles += 1
+        return self._num_handles - 1
+
+    def open(self, request: GenerationRequest) -> LiveRequest:
+        """Add a request."""
+        live = LiveRequest(self._next_handle(), request, self._num_opened)
+        self._num_opened += 1
+        self.live[live.handle] = live
+        self.handles[request.request_id] = live.handle
+        return live
+
+    def rename(self, live: LiveRequest) -> None:
+        """Give a request another handle: what a worker still says of the old one is for nobody."""
+        del self.live[live.handle]
+        live.handle = self.handles[live.request.request_id] = self._next_handle()
+        self.live[live.handle] = live
+
+    def drop(self, handle: int) -> LiveRequest | None:
+        """Remove a request and return it; None: there is none."""
+        live = self.live.pop(handle, None)
+        if live is not None:
+            del self.handles[live.request.request_id]
+        return live
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows from a worker's death."""
+
+    failed: tuple[LiveRequest, ...]  # they ran alone when the worker crashed
+    suspects: tuple[LiveRequest, ...]  # to run alone first, one after the other
+
+
+def judge(running: Collection[LiveRequest], *, is_crash: bool) -> Verdict:
+    """Note the death of a worker for those that ran at that moment; return who fails and who is suspect.
+
+    Args:
+        running: Requests of the iteration under way.
+        is_crash: The worker ended by its own doing, or hung; False: it was killed from outside.
+
+    Example:
+        >>> from mlsys_orca.scheduling.request import GenerationRequest
+        >>> request = GenerationRequest(request_id="a", prompt_token_ids=(1,), max_new_tokens=2)
+        >>> a, b = LiveRequest(0, request), LiveRequest(1, request)
+        >>> [live.handle for live in judge([a, b], is_crash=True).suspects]
+        [0, 1]
+        >>> [live.handle for live in judge([b], is_crash=True).failed]
+        [1]
+    """
+    suspects = []
+    for live in running:
+        live.num_deaths += 1
+        live.num_still = live.num_still + 1 if live.place_at_death == live.place else 0
+        live.place_at_death = live.place
+        if is_crash or live.num_still >= _STILL_DEATHS:
+            suspects.append(live)
+    if len(suspects) == len(running) == 1:
+        (live,) = suspects
+        if live.num_deaths > 1 if is_crash else live.num_still > _STILL_DEATHS:
+            return Verdict((live,), ())
+    return Verdict((), tuple(suspects))
+
+
+class Return:
+    """Order in which requests go on at a new worker.
+
+    Args:
+        suspects: Each runs alone, until :meth:`advanced` tells that it has had an iteration, or :meth:`ended`.
+
+    The rest may run when :attr:`is_open`.
+
+    Example:
+        >>> order = Return([4, 5])
+        >>> order.alone, order.is_open
+        (4, False)
+        >>> order.advanced([4]), order.alone
+        (4, 5)
+        >>> order.ended(5), order.is_open
+        (None, True)
+    """
+
+    def __init__(self, suspects: Iterable[int] = ()) -> None:
+        self._left = deque(suspects)
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Handles of the suspects who have not had their turn."""
+        return tuple(self._left)
+
+    @property
+    def alone(self) -> int | None:
+        """Handle of the suspect whose turn it is; None: all may run."""
+        return self._left[0] if self._left else None
+
+    @property
+    def is_open(self) -> bool:
+        """True if every request may run."""
+        return not self._left
+
+    def advanced(self, handles: Collection[int]) -> int | None:
+        """Note an iteration of ``handles``; return the suspect who had its turn, which must leave the worker."""
+        if self._left and self._left[0] in handles:
+            return self._left.popleft()
+        return None
+
+    def ended(self, handle: int) -> None:
+        """Note that a request has left."""
+        if handle in self._left:
+            self._left.remove(handle)

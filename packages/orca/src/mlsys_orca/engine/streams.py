@@ -1,0 +1,188 @@
+"""Streams of tokens from a loop's thread, or from a worker process, to the asynchronous fronts that read them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, Self
+
+from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.serving import Finished, FinishReason
+from mlsys_orca.engine.stats import EngineStats
+from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken, ScoredPrompt
+from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
+
+_log = logging.getLogger(__name__)
+
+
+class Requests(Protocol):
+    """Destination of requests: a serving loop in this process, or workers in others."""
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of requests accepted that have not left."""
+        ...
+
+    def submit(self, request: GenerationRequest, request_id: str) -> None:
+        """Accept ``request``; its tokens and its end are told to the streams."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Ask for a request to leave; unknown and finished ids are ignored. From any thread."""
+        ...
+
+
+class PoisonedRequestError(ServingError):
+    """A request that ended the engine twice, alone the second time."""
+
+    error_code = "engine_died"
+
+    def __init__(self, num_deaths: int) -> None:
+        super().__init__(
+            f"the engine died {num_deaths} times while it ran this request, the last time with no other beside it: it "
+            "is not run again; please report it, with the request, if it should work"
+        )
+
+
+class TokenStream:
+    """Stream of one request's log-probabilities of the prompt, tokens and result, as iterations complete.
+
+    Under a policy that does not stream (``request-level``) all comes at once, right before the result. An asynchronous
+    iterator for one reader; :meth:`close` it, which cancels the request if it has not finished.
+    """
+
+    def __init__(self, request: GenerationRequest, loop: Requests, streams: Streams, stats: EngineStats) -> None:
+        self.request = request
+        self._loop, self._streams, self._stats = loop, streams, stats
+        self._items: asyncio.Queue[ScoredPrompt | SampledToken | Finished[Any]] = asyncio.Queue()
+        self._num_tokens = 0
+        self._is_complete = False  # its last token has come
+        self._is_closed = False
+        streams.open(request.request_id, asyncio.get_running_loop(), self._items.put_nowait)
+        try:
+            loop.submit(request, request.request_id)
+        except BaseException:
+            self._is_closed = True
+            streams.close(request.request_id)
+            raise
+        self._submitted_s = self._last_s = stats.submitted(request.request_id, len(request.prompt_token_ids))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ScoredPrompt | SampledToken | GenerationResult:
+        while not self._is_closed:
+            item = await self._items.get()
+            if isinstance(item, Finished):
+                self._end(_reason_of(item))
+                return _result_of(item)
+            if isinstance(item, SampledToken):
+                if self._is_complete:  # a right guess behind a stop token: no part of the answer
+                    continue
+                self._note(item)
+            return item
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """Stop reading; what has not finished is cancelled within one iteration. Idempotent."""
+        if not self._is_closed:
+            self._loop.cancel(self.request.request_id)
+            self._end("abort")
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True):  # nobody came to read it
+            self.close()
+
+    def _end(self, reason: str) -> None:
+        self._is_closed = True
+        self._streams.close(self.request.request_id)
+        self._stats.ended(self.request.request_id, reason, self._submitted_s)
+
+    def _note(self, token: SampledToken) -> None:
+        now, stats = time.perf_counter(), self._stats
+        (stats.between_tokens if self._num_tokens else stats.first_token).observe(now - self._last_s)
+        self._last_s = now
+        self._num_tokens += 1
+        stats.num_new_tokens += 1
+        request = self.request
+        self._is_complete = token.token_id in request.stop_token_ids or self._num_tokens == request.max_new_tokens
+
+
+def _reason_of(finished: Finished[Any]) -> str:
+    if isinstance(finished.result, GenerationResult):
+        return finished.result.finish_reason
+    return "abort" if finished.reason is FinishReason.CANCELLED else "error"
+
+
+def _result_of(finished: Finished[Any]) -> GenerationResult:
+    if finished.reason is FinishReason.DONE and isinstance(finished.result, GenerationResult):
+        return finished.result
+    if isinstance(finished.error, InvalidInputError | PoisonedRequestError):
+        raise finished.error
+    if finished.reason is FinishReason.CANCELLED:
+        raise ServingError("the server stopped before the answer was complete: try again")
+    raise ServingError("the model failed on this request") from finished.error
+
+
+class Streams:
+    """Hands tokens from the loop's thread to the event loops that wait for them: one wake-up per iteration and loop."""
+
+    def __init__(self) -> None:
+        self.is_live = True  # False: tokens are handed over with their request's result, not as iterations complete
+        self._sinks: dict[str, tuple[asyncio.AbstractEventLoop, Callable[[Any], None]]] = {}
+
+    def open(self, request_id: str, loop: asyncio.AbstractEventLoop, put: Callable[[Any], None]) -> None:
+        """Have what comes for ``request_id`` put into ``loop`` by ``put``.
+
+        Raises:
+            InvalidInputError: the id is in use.
+        """
+        if request_id in self._sinks:
+            raise InvalidInputError(f"request id {request_id!r} is in use")
+        self._sinks[request_id] = loop, put
+
+    def close(self, request_id: str) -> None:
+        """Drop what comes for ``request_id`` from now on."""
+        self._sinks.pop(request_id, None)
+
+    def on_output(self, batch: IterationBatch | None, output: IterationOutput, now: float) -> None:
+        """Deliver one iteration's tokens."""
+        if not self.is_live:
+            return
+        deliveries: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+        items: tuple[ScoredPrompt | SampledToken, ...] = output.sampled
+        if output.scored:
+            items = (*output.scored, *items)
+        for token in items:
+            sink = self._sinks.get(token.request_id)
+            if sink is not None:
+                deliveries.setdefault(sink[0], []).append(partial(sink[1], token))
+        for loop, calls in deliveries.items():
+            _call_soon(loop, calls)
+
+    def on_finished(self, finished: Finished[Any], now: float) -> None:
+        """Deliver a request's end, after its tokens if those were held back."""
+        sink = self._sinks.get(finished.request_id)
+        if sink is not None:
+            result = finished.result
+            held_back: tuple[Any, ...] = ()
+            if isinstance(result, GenerationResult) and not self.is_live:
+                held_back = (*result.scored, *result.tokens)
+            _call_soon(sink[0], [partial(sink[1], item) for item in (*held_back, finished)])
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, calls: list[Callable[[], None]]) -> None:
+    def run() -> None:
+        for call in calls:
+            call()
+
+    try:
+        if asyncio._get_running_loop() is loop:  # a front's own thread, to which worker processes have told it
+            run()
+        else:
+            loop.call_soon_threadsafe(run)
+    except RuntimeError:  # that event loop has been closed: nobody waits any more
+        _log.debug("an event loop was closed before its tokens came")

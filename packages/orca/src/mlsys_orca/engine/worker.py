@@ -1,0 +1,215 @@
+"""A worker process: the engine behind a socket. It ends with its front, and keeps nothing that would be lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving import Finished
+from mlsys_core.serving.processes import FrameReader, frame
+from mlsys_core.serving.processes.box import Box
+from mlsys_core.serving.processes.children import EXIT_UNHANDLED
+from mlsys_orca.backends.native.decoder import NativeKVCache
+from mlsys_orca.engine import wire
+from mlsys_orca.engine.client import EngineConfig
+from mlsys_orca.engine.core import EngineCore
+from mlsys_orca.engine.crash_points import CrashPoints
+from mlsys_orca.engine.deadline import IterationDeadline
+from mlsys_orca.engine.iteration_trace import Run
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.model.kv_cache import KVCache
+from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SamplingParams
+from mlsys_orca.scheduling.request import GenerationResult
+from mlsys_orca.text.guides import Grammar, GrammarGuide, GuideMaker
+
+_log = logging.getLogger(__name__)
+_RECEIVE_NBYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """All that a worker needs; made before the fork."""
+
+    loaded: LoadedModel
+    config: EngineConfig
+    guides: GuideMaker
+    kv_caches: Sequence[KVCache | NativeKVCache]  # in shared memory, by slot
+    crash_points: CrashPoints
+
+
+def work(settings: WorkerSettings, end: socket.socket, box: Box) -> None:
+    """Serve the front at the other end until it closes; the life of a worker process."""
+    Worker(settings, end, box).run()
+
+
+class Worker:
+    """Engine whose requests come, and whose tokens leave, as frames.
+
+    Args:
+        settings: The model and its limits.
+        end: The socket to the front.
+        box: Where the process notes what it is at.
+    """
+
+    def __init__(self, settings: WorkerSettings, end: socket.socket, box: Box) -> None:
+        self._settings, self._end, self._box = settings, end, box
+        self._reach = settings.crash_points.reach
+        self._deadline = IterationDeadline()
+        self._writing = threading.Lock()
+        self._guides: dict[str, GrammarGuide] = {}  # by request
+        self._told: dict[str, tuple[int, ...]] = {}  # block tables that the front knows, by request
+        self._core = EngineCore(
+            settings.loaded,
+            settings.config,
+            available_nbytes=0,
+            listener=self,
+            kv_cache=settings.kv_caches[0],
+            wrap=self._watched,
+        )
+        if self._core.pool is not None:
+            self._core.pool.on_preempted = self._on_preempted
+            self._core.pool.on_placed = lambda request_id: self._send(wire.Placed(int(request_id)))
+
+    def run(self) -> None:
+        """Follow the front's messages until it closes the socket."""
+        frames = FrameReader()
+        while data := self._end.recv(_RECEIVE_NBYTES):
+            for payload in frames.feed(data):
+                self._reach("received")
+                self._follow(wire.decode_command(payload))
+                self._box.receive()
+        os._exit(0)  # the front is gone: an iteration under way is for nobody
+
+    def _follow(self, command: wire.Command) -> None:
+        match command:
+            case wire.Submit():
+                self._submit(command)
+            case wire.Cancel():
+                self._core.loop.cancel(str(command.handle))
+            case wire.Start():
+                self._start(command)
+
+    def _start(self, command: wire.Start) -> None:
+        self._reach("started")
+        self._deadline = IterationDeadline(command.slowest_s, most_tokens=command.most_tokens)
+        self._core.runner.kv_cache = self._settings.kv_caches[command.slot]
+        if self._core.restores_blocks:
+            tables = {str(handle): table for handle, table in command.block_tables.items()}
+            self._core.block_tables.restore(tables)
+            self._told.update(tables)
+        self._core.start()
+        self._send(wire.Ready(self._core.counts()))
+
+    def _submit(self, command: wire.Submit) -> None:
+        request_id = str(command.handle)
+        try:
+            sampling = wire.sampling_of(command)
+            guide = None
+            if command.grammar is not None:
+                guide = self._settings.guides.guide(Grammar(command.grammar))
+                self._guides[request_id] = guide
+            request = wire.request_of(
+                command, SamplingParams(**sampling, guide=guide), keeps_blocks=self._core.restores_blocks
+            )
+            self._core.loop.submit(request, request_id)
+        except InvalidInputError as error:
+            self._guides.pop(request_id, None)
+            self._send(wire.Ended(command.handle, None, None, str(error), is_input_error=True))
+
+    def on_output(self, batch: IterationBatch, output: IterationOutput, now: float) -> None:
+        """Tell the front what an iteration gave. Called in the engine's thread, before the next one runs."""
+        seals = []
+        sequences = {} if self._core.pool is None else self._core.pool.sequences
+        for part in batch.requests:
+            sequence = sequences.get(part.request_id)
+            if sequence is not None:
+                table = sequence.block_table
+                is_told = self._told.get(part.request_id) is table
+                self._told[part.request_id] = table
+                seals.append(wire.Seal(int(part.request_id), sequence.num_computed_tokens, None if is_told else table))
+        tokens = tuple(
+            wire.Token(
+                int(token.request_id), token.token_id, token.logprob, token.top_logprobs, token.num_cached_tokens
+            )
+            for token in output.sampled
+        )
+        scored = tuple(
+            wire.Scored(
+                int(part.request_id),
+                part.position,
+                tuple((token.token_id, token.logprob, token.top_logprobs) for token in part.tokens),
+            )
+            for part in output.scored
+        )
+        self._send(
+            wire.Iteration(
+                tokens,
+                scored,
+                tuple(seals),
+                self._core.counts(),
+                self._deadline.slowest_s,
+                self._deadline.most_tokens,
+            )
+        )
+        self._box.end()  # only now: a worker that dies before has not told whose iteration it was
+        self._reach("sent")
+
+    def on_finished(self, finished: Finished[Any], now: float) -> None:
+        """Tell the front that a request has left."""
+        self._told.pop(finished.request_id, None)
+        guide = self._guides.pop(finished.request_id, None)
+        result, error = finished.result, finished.error
+        self._send(
+            wire.Ended(
+                int(finished.request_id),
+                result.finish_reason if isinstance(result, GenerationResult) else None,
+                None if guide is None else guide.failure,
+                None if error is None else str(error),
+                isinstance(error, InvalidInputError),
+            )
+        )
+
+    def _on_preempted(self, request_id: str) -> None:
+        self._told.pop(request_id, None)
+        self._send(wire.Lost((int(request_id),)))
+
+    def _watched(self, run: Run) -> Run:
+        """Wrap the runner: what it is at is noted, and any failure of its ends the process.
+
+        The front finds out which request it was, and has the others go on.
+        """
+
+        def watched(batch: IterationBatch) -> IterationOutput:
+            handles = [int(part.request_id) for part in batch.requests]
+            self._box.begin(handles, limit_s=self._deadline.limit_s(batch.num_tokens))
+            self._reach("planned")
+            started_s = time.perf_counter()
+            try:
+                output = run(batch)
+            except BaseException:  # noqa: BLE001 - whatever it is, the front judges
+                _log.exception("an iteration failed: this worker ends")
+                os._exit(EXIT_UNHANDLED)
+            self._deadline.note(batch.num_tokens, time.perf_counter() - started_s)
+            self._reach("computed")
+            return output
+
+        return watched
+
+    def _send(self, report: wire.Report) -> None:
+        data = frame(wire.encode(report))
+        with self._writing:
+            try:
+                if self._settings.crash_points.step == "half sent" and isinstance(report, wire.Iteration):
+                    self._end.sendall(data[: len(data) // 2])
+                    self._reach("half sent")
+                    data = data[len(data) // 2 :]
+                self._end.sendall(data)
+            except OSError:  # the front is gone
+                os._exit(0)

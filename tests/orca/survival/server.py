@@ -1,0 +1,82 @@
+"""A server of several processes for tests: ``server.py MODEL '{"step": ..., "poison": ...}'`` prints its port.
+
+``step`` and ``number``: the first worker is killed when it comes to that step for that time. ``poison``: a token id; a
+worker that computes it in a prompt crashes. ``memory``: a worker that computes token 67 in a prompt may take no more
+than so many bytes beyond what it has, and tries to. ``max_deaths``: of the restart budget.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.serving.http import HttpConfig, ServerAddress
+from mlsys_core.serving.http.port import BoundPort
+from mlsys_core.serving.processes import RestartBudget
+from mlsys_orca.api.errors import ERROR_FORMAT
+from mlsys_orca.api.service import ModelService
+from mlsys_orca.api.supervised import serve_supervised
+from mlsys_orca.backends.native.decoder import NativeDecoder
+from mlsys_orca.engine.client import EngineConfig
+from mlsys_orca.engine.crash_points import CrashPoints
+from mlsys_orca.loading.load import load_model
+
+
+class Poisoned(NativeDecoder):
+    """A decoder that does not survive some tokens."""
+
+    poison: int | None = None
+    memory: int | None = None
+
+    def __call__(self, inputs: Any, kv_cache: Any) -> Any:
+        batch = inputs.batch
+        first = [part for part in batch.requests if not part.num_computed_tokens]  # answers may have any token
+        tokens = {token for part in first for token in batch.token_ids[part.start : part.stop]}
+        if self.poison in tokens:
+            os.abort()
+        if self.memory is not None and 67 in tokens:
+            taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (taken + self.memory, taken + self.memory))
+            _ = bytearray(2 * self.memory)
+        return super().__call__(inputs, kv_cache)
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    options = json.loads(sys.argv[2])
+    loaded = load_model(Path(sys.argv[1]), dtype="fp32")
+    assert isinstance(loaded.model, NativeDecoder)
+    loaded.model.__class__ = Poisoned
+    Poisoned.poison, Poisoned.memory = options.get("poison"), options.get("memory")
+    config = EngineConfig(
+        max_batch_size=4,
+        max_model_len=96,
+        policy=options.get("policy", "chunked"),
+        num_kv_tokens=options.get("kv_tokens"),
+    )
+    http = HttpConfig(validation_status=400)
+
+    def on_ready(service: ModelService, address: ServerAddress) -> None:
+        print(address.port, flush=True)
+
+    with BoundPort("127.0.0.1", 0, config=http, error_format=ERROR_FORMAT) as bound:
+        return serve_supervised(
+            replace(loaded),
+            "tiny",
+            config,
+            http,
+            bound=bound,
+            on_ready=on_ready,
+            budget=RestartBudget(max_deaths=options.get("max_deaths", 30)),
+            crash_points=CrashPoints(options.get("step"), options.get("number", 1)),
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

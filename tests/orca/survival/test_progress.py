@@ -1,0 +1,121 @@
+"""A scheduler goes on where another stopped, with its K/V blocks or without them: the tokens are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlsys_core.errors import MemoryPlanError
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.serving import WorkerId
+from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.request import GenerationRequest, Progress
+
+BLOCK, NUM_BLOCKS = 4, 24
+Memory = dict[tuple[int, int], int]  # contents of the K/V cache by block and place in it: a token id
+
+
+def scheduler_of(policy: str) -> tuple[Any, BlockTables]:
+    tables = BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK)
+    options = {"max_batch_tokens": 5} if policy == "chunked" else {}
+    registry = installed_plugins().registry
+    made = make_scheduler(policy, registry, block_tables=tables, max_batch_size=3, max_model_len=40, options=options)
+    return made, tables
+
+
+def run(batch: IterationBatch, memory: Memory) -> IterationOutput:
+    """A model whose next token is a hash of all tokens that it reads back from the K/V memory."""
+    for source, destination in batch.block_copies:
+        for place in range(BLOCK):
+            if (source, place) in memory:
+                memory[destination, place] = memory[source, place]
+    sampled = []
+    for part in batch.requests:
+        for row in range(part.start, part.stop):
+            position = batch.positions[row]
+            memory[part.block_table[position // BLOCK], position % BLOCK] = batch.token_ids[row]
+        if part.sampling is not None:
+            read = tuple(
+                memory[part.block_table[position // BLOCK], position % BLOCK] for position in range(part.context_len)
+            )
+            sampled.append(SampledToken(part.request_id, hash(read) % 97))
+    return IterationOutput(tuple(sampled))
+
+
+def serve(scheduler: Any, memory: Memory, answers: dict[str, list[int]], num_iterations: int | None = None) -> int:
+    """Run to the end, or for so many iterations; return how many tokens were computed."""
+    num_computed = 0
+    while scheduler.num_unfinished and num_iterations != 0:
+        batch = scheduler.next_batch(WorkerId(0), 0.0)
+        assert batch is not None
+        output = run(batch, memory)
+        num_computed += batch.num_tokens
+        for finished in scheduler.complete(batch, output, 0.0):
+            answers[finished.request_id] = [token.token_id for token in finished.result.tokens]
+        num_iterations = None if num_iterations is None else num_iterations - 1
+    return num_computed
+
+
+REQUESTS = st.lists(
+    st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(1, 12)), min_size=1, max_size=6
+)
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["blocks kept", "blocks lost"])
+@pytest.mark.parametrize("policy", ["orca", "paged", "chunked", "request-level"])
+@given(asked=REQUESTS, num_before=st.integers(0, 30))
+def test_answers_are_those_of_an_undisturbed_run(policy: str, keeps: bool, asked: Any, num_before: int):
+    requests = [
+        GenerationRequest(request_id=str(number), prompt_token_ids=tuple(prompt), max_new_tokens=new)
+        for number, (prompt, new) in enumerate(asked)
+    ]
+    whole: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    scheduler, _ = scheduler_of(policy)
+    for request in requests:
+        scheduler.add(request, 0.0)
+    num_whole = serve(scheduler, {}, whole)
+
+    answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    first, _ = scheduler_of(policy)
+    memory: Memory = {}
+    for request in requests:
+        first.add(request, 0.0)
+    num_computed = serve(first, memory, answers, num_before)
+    left = dict(first.pool.sequences)
+    answers |= {name: [token.token_id for token in state.tokens] for name, state in left.items()}
+    second, tables = scheduler_of(policy)
+    keeps = keeps and getattr(second, "restores_blocks", False)
+    if keeps:
+        tables.restore({name: state.block_table for name, state in left.items() if state.block_table})
+    for request in requests:
+        state = left.get(request.request_id)
+        if state is None or state.finish_reason:
+            continue
+        progress = Progress(tuple(answers[request.request_id]))
+        if keeps:
+            progress = Progress(progress.answer, state.block_table, state.num_computed_tokens)
+        second.add(
+            GenerationRequest(
+                request_id=request.request_id,
+                prompt_token_ids=request.prompt_token_ids,
+                max_new_tokens=request.max_new_tokens,
+                progress=progress,
+            ),
+            0.0,
+        )
+    num_computed += serve(second, memory if keeps else {}, answers)
+    assert answers == whole
+    if keeps and policy == "orca":  # no prefixes are shared, so that each token is computed once in either run
+        assert num_computed == num_whole
+    assert tables.num_free_blocks == NUM_BLOCKS
+
+
+def test_a_block_in_use_is_not_given_away():
+    tables = BlockTables(num_blocks=4, block_size=2)
+    tables.reserve("a", 2)
+    with pytest.raises(MemoryPlanError):
+        tables.restore({"b": (0,)})

@@ -1,0 +1,101 @@
+"""Who fails and who goes on, for any history of deaths."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from mlsys_orca.engine.deadline import IterationDeadline
+from mlsys_orca.engine.recovery import Ledger, LiveRequest, Return, judge
+from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
+from mlsys_orca.scheduling.request import GenerationRequest
+
+
+def request(name: str, new: int = 50) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=name, prompt_token_ids=(1, 2), max_new_tokens=new, stop_token_ids=frozenset({9})
+    )
+
+
+def simulate(num_requests: int, poisoned: set[int], max_batch: int) -> tuple[set[int], set[int], int]:
+    """Run requests of three tokens each; who is poisoned kills at its second. Returns done, failed, deaths."""
+    ledger = Ledger()
+    for number in range(num_requests):
+        ledger.open(request(str(number), new=3))
+    order, done, failed, num_deaths = Return(), set(), set(), 0
+    while ledger.live:
+        alone = order.alone
+        batch = [ledger.live[alone]] if alone is not None else ledger.by_arrival()[:max_batch]
+        if any(live.number in poisoned and len(live.tokens) == 1 for live in batch):
+            num_deaths += 1
+            verdict = judge(batch, is_crash=True)
+            for live in verdict.failed:
+                failed.add(live.number)
+                ledger.drop(live.handle)
+                order.ended(live.handle)
+            suspects = [live.handle for live in verdict.suspects]
+            order = Return([*suspects, *(handle for handle in order.left if handle not in suspects)])
+            continue
+        for live in batch:
+            live.tokens.append(SampledToken(live.request.request_id, 5))
+            if live.finish_reason is not None:
+                done.add(live.number)
+                ledger.drop(live.handle)
+                order.ended(live.handle)
+        turn = order.advanced([live.handle for live in batch])
+        if turn is not None and turn in ledger.live:
+            ledger.rename(ledger.live[turn])
+    return done, failed, num_deaths
+
+
+@given(st.integers(1, 12), st.sets(st.integers(0, 11), max_size=3), st.integers(1, 6))
+def test_a_poisoned_request_fails_alone_after_two_deaths_at_most(num: int, poisoned: set[int], max_batch: int):
+    poisoned = {number for number in poisoned if number < num}
+    done, failed, num_deaths = simulate(num, poisoned, max_batch)
+    assert failed == poisoned
+    assert done == set(range(num)) - poisoned
+    assert num_deaths <= 2 * len(poisoned)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=30))
+def test_kills_from_outside_fail_nobody_who_advances(advances: list[int]):
+    live = LiveRequest(0, request("a"))
+    for number in advances:
+        live.tokens += [SampledToken("a", 5)] * number
+        assert judge([live], is_crash=False).failed == judge([], is_crash=False).failed == ()
+        assert judge([], is_crash=True).suspects == ()
+
+
+def test_who_stands_still_while_workers_are_killed_is_tried_alone_and_fails():
+    still, other = LiveRequest(0, request("a")), LiveRequest(1, request("b"))
+    verdicts = []
+    for _ in range(3):
+        other.num_computed_tokens += 1
+        verdicts.append(judge([still, other], is_crash=False).suspects)
+    assert verdicts == [(), (), (still,)]
+    assert judge([still], is_crash=False).failed == (still,)
+
+
+def test_an_answer_is_complete_by_its_tokens_alone():
+    live = LiveRequest(0, request("a", new=3))
+    reasons = []
+    for token in (4, 4, 4):
+        live.tokens.append(SampledToken("a", token))
+        reasons.append(live.finish_reason)
+    assert reasons == [None, None, "length"]
+    live.tokens[-1] = SampledToken("a", 9)
+    assert live.finish_reason == "stop"
+
+
+def test_a_prompt_scored_again_is_told_once():
+    live = LiveRequest(0, request("a"))
+    part, rest = (ScoredPrompt("a", at, (SampledToken("a", 5, -1.0),) * 2) for at in (1, 3))
+    assert [live.take_scored(each) for each in (part, part, rest, part, rest)] == [True, False, True, False, False]
+    assert live.scored == [part, rest]
+
+
+@given(st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 30)), min_size=3), st.integers(1, 2000))
+def test_a_deadline_is_never_shorter_than_what_was_seen(seen: list[tuple[int, float]], num_tokens: int):
+    deadline = IterationDeadline()
+    for tokens, seconds in seen:
+        deadline.note(tokens, seconds)
+    assert deadline.limit_s(num_tokens) >= max(1.0, 8 * max(seconds for _, seconds in seen))

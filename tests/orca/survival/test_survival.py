@@ -1,0 +1,239 @@
+"""A live server whose workers die: no client notices, every answer is that of an undisturbed server, to the bit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from mlsys_core.serving.processes import can_supervise
+from mlsys_orca.engine.crash_points import STEPS
+
+from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
+
+pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@dataclass
+class Server:
+    """A server under test."""
+
+    process: subprocess.Popen[str]
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def workers(self) -> list[psutil.Process]:
+        """Return its workers, the one that serves first."""
+        children = psutil.Process(self.process.pid).children()
+        return sorted((child for child in children if child.name() == "mlsys-worker"), key=lambda child: child.pid)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """``with start(**options) as server``: see ``server.py``."""
+
+    model = write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", tiny_metadata(), tiny_tensors())
+
+    @contextmanager
+    def started(**options: Any) -> Iterator[Server]:
+        command = [sys.executable, str(Path(__file__).with_name("server.py")), str(model)]
+        process = subprocess.Popen([*command, json.dumps(options)], stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            server = Server(process, int(process.stdout.readline()))
+            while httpx.get(f"{server.url}/health", timeout=None).status_code != 200:
+                time.sleep(0.01)
+            children = psutil.Process(process.pid).children(recursive=True)
+            yield server
+        finally:
+            process.terminate()
+            process.wait()
+            process.stdout.close()  # type: ignore[union-attr]
+        psutil.wait_procs(children, timeout=None)  # nobody is left
+
+    return started
+
+
+def bodies(number: int) -> list[dict[str, Any]]:
+    """Return requests of every kind."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1.0},
+        {"temperature": 0.9, "n": 2},
+        {"temperature": 0, "logprobs": 3},
+        {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1, "stream": False},
+        {"temperature": 1.0, "structured_outputs": {"json": SCHEMA}, "ignore_eos": False},
+        {"temperature": 0.8, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+    ]
+    rng = random.Random(0)
+    return [
+        {
+            "model": "tiny",
+            "prompt": "".join(rng.choice("abdefgh ") for _ in range(rng.randint(1, 40))),
+            "max_tokens": rng.randint(4, 40),
+            "seed": index,
+            "ignore_eos": True,
+            "stream": True,
+            **kinds[index % len(kinds)],
+        }
+        for index in range(number)
+    ]
+
+
+async def answer(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> list[Any]:
+    """Return all events of a stream but for ids and times, in order; choices one after the other."""
+    events: list[Any] = []
+    if not body["stream"]:
+        whole = (await client.post(f"{url}/v1/completions", json=body)).json()
+        return [whole["choices"], whole["usage"]]
+    async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        is_done = False
+        async for line in response.aiter_lines():
+            is_done = is_done or line == "data: [DONE]"
+            if line.startswith("data: ") and not is_done:
+                event = json.loads(line[6:])
+                events += event.get("choices", [event])
+    assert is_done or "error" in events[-1], "the stream was cut"
+    return sorted(events, key=lambda event: event.get("index", 0))
+
+
+async def answers(url: str, asked: list[dict[str, Any]], trouble: Callable[[], Any] | None = None) -> list[Any]:
+    """Return the answers to all requests, asked at once, while ``trouble`` is made again and again."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=None, limits=limits) as client:
+        task = asyncio.create_task(make(trouble)) if trouble is not None else None
+        found = await asyncio.gather(*(answer(client, url, body) for body in asked))
+        if task is not None:
+            task.cancel()
+        return found
+
+
+async def make(trouble: Callable[[], Any]) -> None:
+    while True:
+        await asyncio.sleep(0.15)
+        trouble()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(start: Callable[..., Any]) -> list[Any]:
+    """What an undisturbed server answers to two requests of each kind."""
+    with start() as server:
+        return asyncio.run(answers(server.url, bodies(14)))
+
+
+@pytest.mark.parametrize("number", [1, 4])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_worker_that_dies_at_any_step_changes_nothing(start: Any, undisturbed: list[Any], step: str, number: int):
+    if step == "started" and number > 1:
+        pytest.skip("a worker starts once")
+    with start(step=step, number=number) as server:
+        if (step, number) not in (("started", 1), ("received", 1)):  # before it is known to serve
+            first = server.workers()[0].pid
+            assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
+            assert server.workers()[0].pid != first
+        else:
+            assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
+
+
+@pytest.mark.parametrize("policy", ["paged", "orca", "request-level"])
+def test_under_every_policy_and_with_hardly_any_memory(start: Any, undisturbed: list[Any], policy: str):
+    with start(policy=policy, kv_tokens=160, step="computed", number=5) as server:
+        assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
+
+
+def test_workers_killed_again_and_again_change_nothing(start: Any, undisturbed: list[Any]):
+    rng, kills = random.Random(1), []
+
+    def kill() -> None:
+        for worker in rng.sample(server.workers(), 1):
+            worker.kill()
+            kills.append(worker.pid)
+
+    with start(max_deaths=10_000) as server:
+        for _ in range(3):
+            assert asyncio.run(answers(server.url, bodies(14), kill)) == undisturbed
+    assert kills
+
+
+def test_a_stopped_worker_is_replaced(start: Any, undisturbed: list[Any]):
+    with start() as server:
+        assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
+        server.workers()[0].send_signal(signal.SIGSTOP)
+        assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
+
+
+def test_a_poisoned_request_fails_alone(start: Any, undisturbed: list[Any]):
+    poison = {"model": "tiny", "prompt": "CCC", "max_tokens": 30, "temperature": 0, "stream": True}
+    with start(poison=2 + ord("C")) as server:
+        found = asyncio.run(answers(server.url, [*bodies(14), poison]))
+        workers = server.workers()
+        assert found[:-1] == undisturbed
+        error = found[-1][-1]["error"]
+        assert error["code"] == "engine_died"
+        assert "2 times" in error["message"]
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
+        assert server.workers() == workers
+
+
+def test_a_worker_out_of_memory_is_replaced(start: Any, undisturbed: list[Any]):
+    greedy = {"model": "tiny", "prompt": "A", "max_tokens": 30, "temperature": 0, "stream": True}
+    with start(memory=1 << 28) as server:
+        found = asyncio.run(answers(server.url, [*bodies(14), greedy]))
+        assert found[:-1] == undisturbed
+        assert found[-1][-1]["error"]["code"] == "engine_died"
+
+
+def test_a_server_that_cannot_live_says_so_and_ends(start: Any):
+    with start(max_deaths=6) as server:
+        while server.process.poll() is None:
+            for worker in server.workers() if server.process.poll() is None else ():
+                worker.kill()
+            time.sleep(0.02)
+        assert server.process.returncode == 71
+
+
+def test_a_front_that_is_killed_comes_back(start: Any, undisturbed: list[Any]):
+    with start() as server:
+        (front,) = [child for child in psutil.Process(server.process.pid).children() if child.name() == "mlsys-front"]
+        os.kill(front.pid, signal.SIGKILL)
+        assert server.process.stdout is not None
+        assert int(server.process.stdout.readline()) == server.port
+        assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
+
+
+def test_clients_who_leave_leave_nothing_behind(start: Any, undisturbed: list[Any]):
+    async def leave(url: str) -> None:
+        async with httpx.AsyncClient(timeout=None) as client:
+            for body in bodies(24):
+                async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+                    async for _ in response.aiter_lines():
+                        break
+
+    def used(url: str) -> float:
+        lines = httpx.get(f"{url}/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("mlsys_orca_num_requests_unfinished{"))
+
+    with start(step="sent", number=7) as server:
+        asyncio.run(leave(server.url))
+        while used(server.url):
+            time.sleep(0.01)
+        assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
