@@ -13,10 +13,11 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest $(XDIST) --d
 PEER_TESTS := tests/windtunnel/converters/test_xgboost.py tests/windtunnel/converters/test_catboost.py \
   tests/windtunnel/converters/test_boosters_inputs.py tests/windtunnel/finetune/test_fine_tune.py \
   tests/integration/orca/test_clients.py tests/conformance/oip/test_kserve.py plugins/dvabatch/tests/test_slicing.py
+AGENT_TESTS := tests/integration/orca/test_agents.py tests/integration/orca/test_langchain_standard.py
 VISION_TESTS := tests/nimble/nets/test_timm.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz test-peers oracles mutants lint types fmt bench figures soak soak-dvabatch docs browser test-gpu sanitize bench-gpu proto lock lock-models clean
+.PHONY: help setup demo test test-all fuzz test-peers test-agents oracles mutants lint types fmt bench figures soak soak-dvabatch docs browser test-gpu sanitize bench-gpu proto lock lock-models clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +113,18 @@ $(PEERS)/.installed: requirements/dev.lock requirements/models.lock requirements
 test-peers: $(PEERS)/.installed .peers/kserve/.installed  ## Install other people's software and run its tests: XGBoost, CatBoost, kserve, LangChain, lm-eval, Anthropic's client, Ray, timm
 	OMP_NUM_THREADS=1 MLSYS_REQUIRE_PEERS=1 $(PEERS)/bin/python -m pytest $(PEER_TESTS)
 	OMP_NUM_THREADS=1 MLSYS_REQUIRE_PEERS=1 PYTHONPATH=$(PEERS)/vision $(PEERS)/bin/python -m pytest $(VISION_TESTS)
+
+# Agent frameworks in an environment of their own, before what the project runs with.
+AGENTS := $(VENV)-agents
+$(AGENTS)/.installed: requirements/agents.txt
+	$(PYTHON) -m venv --clear $(AGENTS)
+	$(AGENTS)/bin/python -m pip install -r requirements/agents.txt
+	@echo "import site; site.addsitedir('$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" > $$($(AGENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+	@touch $@
+
+test-agents: setup $(AGENTS)/.installed  ## Install agent frameworks and run them against Orca's server: OpenAI's, Pydantic's, LangChain's standard tests
+	OMP_NUM_THREADS=1 $(AGENTS)/bin/python -m pytest -o asyncio_mode=auto -o asyncio_default_test_loop_scope=session \
+	  -o asyncio_default_fixture_loop_scope=session $(AGENT_TESTS)
 
 fuzz: setup  ## 100,000 mutated inputs to every parser that meets the outside; prints a tally
 	$(PY) -m tests.fuzz.run --runs 100000

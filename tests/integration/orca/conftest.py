@@ -83,6 +83,15 @@ def tool_url(loaded: LoadedModel) -> Iterator[str]:
         yield server.url
 
 
+@pytest.fixture(scope="session")
+def agent_url(loaded: LoadedModel) -> Iterator[str]:
+    """The same with a context for conversations of agents."""
+    with_tools = replace(loaded, chat_template=ChatTemplate(TOOL_TEMPLATE))
+    service = make_service(with_tools, MODEL, EngineConfig(max_batch_size=4, max_model_len=2048, policy="chunked"))
+    with BackgroundServer(make_app(service, HttpConfig(validation_status=400))) as server:
+        yield server.url
+
+
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
