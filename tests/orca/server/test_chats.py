@@ -9,8 +9,7 @@ import httpx
 
 THINKS = (
     "{% for m in messages %}<s>{{ m.role }}\n{{ m.reasoning_content or '' }}{{ m.content | trim }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<s>a\n{% if enable_thinking != false %}<think>\n{% endif %}{% endif %}"
-    "{% if false %}</think>{% endif %}"
+    "{% if add_generation_prompt %}<s>a\n<think>\n{% if enable_thinking == false %}\n</think>\n\n{% endif %}{% endif %}"
 )
 CALLS = (
     "{% if tools %}{{ tools[0].function.name }}<tool_call>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -64,6 +63,13 @@ def test_reasoning_that_the_prompt_begins_is_no_content(serve) -> None:
         off = client.post("/v1/chat/completions", json=body | {"reasoning_effort": "none"}).json()["choices"][0]
         assert off["message"]["content"]
         assert off["message"]["reasoning_content"] is None
+        shape = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": ["aaaa"]}}}
+        shaped = client.post(
+            "/v1/chat/completions", json=body | {"reasoning_effort": "none", "response_format": shape}
+        ).json()["choices"][0]
+        assert (shaped["message"]["content"], shaped["message"]["reasoning_content"]) == ('"aaaa"', None)
+        thought = client.post("/v1/chat/completions", json=body | {"response_format": shape}).json()["choices"][0]
+        assert thought["message"]["content"] is None, "the shape holds behind the reasoning"
         begun = [*HI, {"role": "assistant", "content": "<think>Hm.</think>So"}]
         on = client.post("/v1/chat/completions", json=body | {"messages": begun, "continue_final_message": True}).json()
         assert on["choices"][0]["message"]["content"], "the reasoning has ended in the message"

@@ -13,7 +13,7 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.api.answer_reader import AnswerForm
-from mlsys_orca.api.reasoning import Effort, ReasoningMarks, effort_variables, marks_of
+from mlsys_orca.api.reasoning import Effort, effort_variables, marks_of
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.tools import Notation, call_grammar, need_notation
 from mlsys_orca.text.guides import Grammar, grammar_of, reasoned
@@ -80,9 +80,12 @@ def prepare(conversation: Conversation, service: ModelService) -> Prepared:
         begins_turn=conversation.begins_turn,
         continues=conversation.continues,
     )
-    is_open = marks is not None and _is_open(conversation, marks, tokenizer.decode(prompt[-_TAIL:], skip_special=False))
-    grammar = _grammar(conversation, notation)
-    if grammar is not None and marks is not None:
+    grammar, is_open, is_over = _grammar(conversation, notation), False, False
+    if marks is not None:
+        said = _begun(conversation, tokenizer.decode(prompt[-_TAIL:], skip_special=False))
+        is_open = said.endswith(marks.begin) or (conversation.continues and marks.is_open_in(said))
+        is_over = said.endswith(marks.end) or (conversation.continues and not is_open)
+    if grammar is not None and marks is not None and not is_over:
         ends = tokenizer.control_tokens.get(marks.end)
         grammar = reasoned(grammar, begin=None if is_open else marks.begin, end=marks.end, end_token=ends)
     form = AnswerForm(
@@ -96,10 +99,9 @@ def _shown(function: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
-def _is_open(conversation: Conversation, marks: ReasoningMarks, tail: str) -> bool:
-    if conversation.continues:
-        return marks.is_open_in(str(conversation.messages[-1]["content"]))
-    return tail.rstrip().endswith(marks.begin)
+def _begun(conversation: Conversation, tail: str) -> str:
+    """Return the text in the prompt at whose end the answer begins."""
+    return str(conversation.messages[-1]["content"]) if conversation.continues else tail.rstrip()
 
 
 def _grammar(conversation: Conversation, notation: Notation | None) -> Grammar | None:
