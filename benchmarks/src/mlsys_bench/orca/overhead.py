@@ -104,7 +104,7 @@ class Library:
 
 def stamp_forward(engine: Engine) -> Stamped:
     """Record the engine's forwards: a native model's one call, else all of the module's."""
-    runner = engine._runner
+    runner = engine.core.runner
     if isinstance(runner.model, NativeDecoder):
         stamped = Stamped(runner.model._native.orca_run)
         runner.model._native = Library(runner.model._native, stamped)

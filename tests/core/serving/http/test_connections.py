@@ -17,7 +17,7 @@ from mlsys_core.serving.http import BackgroundServer, ConnectionLimits, Router
 from mlsys_core.serving.http.limits import MAX_HEADER_NBYTES
 
 NEVER_S = 3600.0  # a time that does not pass in a test
-SOON_S = 0.3
+SOON_S = 1.0
 GET = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
 
 
