@@ -1,8 +1,9 @@
 """A server of several processes for tests: ``server.py MODEL '{"step": ..., "poison": ...}'`` prints its port.
 
-``step`` and ``number``: the first worker is killed when it comes to that step for that time. ``poison``: a token id; a
-worker that computes it in a prompt crashes. ``memory``: a worker that computes token 67 in a prompt may take no more
-than so many bytes beyond what it has, and tries to. ``max_deaths``: of the restart budget.
+``step`` and ``number``: the first worker is killed when it comes to that step for that time. ``policy``, ``kv_tokens``
+and ``speculate``: as of the command. ``poison``: a token id; a worker that computes it in a prompt crashes. ``memory``:
+a worker that computes token 67 in a prompt may take no more than so many bytes beyond what it has, and tries to.
+``max_deaths``: of the restart budget.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def main() -> int:
         max_model_len=96,
         policy=options.get("policy", "chunked"),
         num_kv_tokens=options.get("kv_tokens"),
+        num_draft_tokens=options.get("speculate", 0),
     )
     http = HttpConfig(validation_status=400)
 

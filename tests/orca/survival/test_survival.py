@@ -153,9 +153,9 @@ def test_a_worker_that_dies_at_any_step_changes_nothing(start: Any, undisturbed:
             assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
 
 
-@pytest.mark.parametrize("policy", ["paged", "orca", "request-level"])
-def test_under_every_policy_and_with_hardly_any_memory(start: Any, undisturbed: list[Any], policy: str):
-    with start(policy=policy, kv_tokens=160, step="computed", number=5) as server:
+@pytest.mark.parametrize(("policy", "guesses"), [("paged", 0), ("orca", 0), ("request-level", 0), ("chunked", 4)])
+def test_under_every_policy_with_hardly_any_memory(start: Any, undisturbed: list[Any], policy: str, guesses: int):
+    with start(policy=policy, kv_tokens=160, speculate=guesses, step="computed", number=5) as server:
         assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
 
 

@@ -41,8 +41,8 @@ def make_router(service: ModelService) -> Router:
     @router.get("/health", response_class=Response)
     async def health() -> Response:
         """Answer 200 with an empty body while the engine runs, as vLLM does."""
-        if service.engine.failure is not None:
-            raise HttpError("the engine has stopped; restart the server", http_status=503)
+        if (failure := service.engine.failure) is not None:
+            raise HttpError(f"the engine does not run: {failure}", http_status=503)
         return Response()
 
     return router

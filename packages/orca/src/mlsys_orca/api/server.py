@@ -61,7 +61,7 @@ def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundL
             service.front.close()
 
     readiness = Readiness()
-    readiness.add_check("engine", lambda: None if engine.failure is None else "the engine has stopped; restart")
+    readiness.add_check("engine", lambda: None if (failure := engine.failure) is None else str(failure))
     registry = CollectorRegistry()
     registry.register(EngineMetrics(engine))
     return create_app(

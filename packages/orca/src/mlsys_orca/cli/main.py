@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from mlsys_core.cli.registered import BlockPoolName, Device
 from mlsys_orca.cli.bench import app as bench
+from mlsys_orca.cli.chaos import chaos
 from mlsys_orca.cli.embed import embed
 from mlsys_orca.cli.explain import explain
 from mlsys_orca.cli.generate import generate
@@ -20,6 +21,7 @@ app.command()(generate)
 app.command()(explain)
 app.add_typer(bench, name="bench")
 app.command()(embed)
+app.command()(chaos)
 
 
 @app.callback()

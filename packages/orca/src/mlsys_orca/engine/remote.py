@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 _RECEIVE_NBYTES = 1 << 18
 _LOOK_S = 0.1  # between two looks whether the worker hangs
 _DEAF_S = 1.0  # that a worker may leave a message lying
+_SILENT_S = 10.0  # that it may do nothing while there are requests; a grammar may take some seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +36,10 @@ class _Worker:
     frames: FrameReader = field(default_factory=FrameReader)
     unsent: bytearray = field(default_factory=bytearray)
     num_sent: int = 0  # messages
-    seen: tuple[int, float] = (0, 0.0)  # messages it had taken, and since when
+    seen: tuple[int, float] = field(default_factory=lambda: (0, time.monotonic()))  # messages taken, and since when
+    heard_s: float = field(default_factory=time.monotonic)  # when it last told something, or had nothing to do
+    is_stopped: bool = False  # by a signal, when last looked at
+    is_condemned: bool = False  # the supervisor was asked to kill it
     is_waiting: bool = False  # for room in its socket
     is_closed: bool = False
 
@@ -185,6 +189,7 @@ class _Fleet:
         if self.worker is not None or is_judging or not self._standbys:
             return
         worker = self.worker = self._standbys.pop(0)
+        worker.seen, worker.heard_s = (0, time.monotonic()), time.monotonic()
         if not self._order.is_open:  # the worker uses all of the memory for the suspects, before the others come
             for live in self._ledger.live.values():
                 self._forget_blocks(live)
@@ -286,19 +291,25 @@ class _Fleet:
         while True:
             await asyncio.sleep(_LOOK_S)
             worker = self.worker
-            if worker is None or worker.number in self._hung:
+            if worker is None or worker.is_condemned:
                 continue
             box, now = self._boxes.box(worker.number), time.monotonic()
             num_received = box.num_received
             if num_received >= worker.num_sent or num_received != worker.seen[0]:
                 worker.seen = num_received, now
-            is_deaf = now - worker.seen[1] > _DEAF_S and worker.seen[1] > 0
-            if box.is_late() or is_deaf:
+            if not self._ledger.live:
+                worker.heard_s = now
+            is_stopped_again = worker.is_stopped
+            worker.is_stopped = bool(self._ledger.live) and is_stopped(worker.pid)
+            is_late = box.is_late()
+            is_deaf = now - worker.seen[1] > _DEAF_S
+            is_silent = not box.owners() and now - worker.heard_s > _SILENT_S
+            if is_late or is_deaf or is_silent or (worker.is_stopped and is_stopped_again):
                 _log.warning("worker %d hangs: it is killed", worker.number)
-                if box.is_late() and not is_stopped(worker.pid):
+                worker.is_condemned = True
+                if is_late and not worker.is_stopped:
                     self._hung.add(worker.number)
                 self._link.kill(worker.number)
-                worker.seen = num_received, now
 
     # --- what workers tell
 
@@ -314,6 +325,7 @@ class _Fleet:
         self._on_closed(worker)
 
     def _take(self, worker: _Worker, report: wire.Report) -> None:
+        worker.heard_s = time.monotonic()
         match report:
             case wire.Iteration():
                 self._on_iteration(report)
@@ -359,7 +371,8 @@ class _Fleet:
                 sampled.append(item)
         self._streams.on_output(None, IterationOutput(tuple(sampled), tuple(scored)), 0.0)
         if not self._order.is_open:
-            had_its_turn = self._order.advanced({seal.handle for seal in report.seals})
+            ran = {seal.handle for seal in report.seals} | {token.handle for token in report.tokens}
+            had_its_turn = self._order.advanced(ran)
             if had_its_turn is not None:
                 self._next_suspect(had_its_turn)
 

@@ -83,8 +83,8 @@ class Worker:
         while data := self._end.recv(_RECEIVE_NBYTES):
             for payload in frames.feed(data):
                 self._reach("received")
+                self._box.receive()  # before it is followed: a large grammar takes a while
                 self._follow(wire.decode_command(payload))
-                self._box.receive()
         os._exit(0)  # the front is gone: an iteration under way is for nobody
 
     def _follow(self, command: wire.Command) -> None:
