@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 _RECEIVE_NBYTES = 1 << 18
 _LOOK_S = 0.1  # between two looks whether the worker hangs
 _DEAF_S = 1.0  # that a worker may leave a message lying
+_BEGIN_S = 60.0  # that it may take to its first message: it has just been forked
 _SILENT_S = 10.0  # that it may do nothing while there are requests; a grammar may take some seconds
 
 
@@ -302,7 +303,7 @@ class _Fleet:
             is_stopped_again = worker.is_stopped
             worker.is_stopped = bool(self._ledger.live) and is_stopped(worker.pid)
             is_late = box.is_late()
-            is_deaf = now - worker.seen[1] > _DEAF_S
+            is_deaf = now - worker.seen[1] > (_DEAF_S if num_received else _BEGIN_S)
             is_silent = not box.owners() and now - worker.heard_s > _SILENT_S
             if is_late or is_deaf or is_silent or (worker.is_stopped and is_stopped_again):
                 _log.warning("worker %d hangs: it is killed", worker.number)
