@@ -234,7 +234,7 @@ class _Fleet:
             self._standbys.remove(worker)
         if worker is self.worker:
             self.worker, self.is_ready = None, False
-            self._died_s = time.monotonic()
+            self._died_s = time.monotonic() if self._ledger.live else 0.0
         self._closed[worker.number] = worker
         self._bury(worker.number)
 
