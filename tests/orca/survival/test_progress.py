@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,9 +61,9 @@ def serve(scheduler: Any, memory: Memory, answers: dict[str, list[int]], num_ite
     return num_computed
 
 
-REQUESTS = st.lists(
-    st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(1, 12)), min_size=1, max_size=6
-)
+PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=20)
+# Of each: the prompt, the tokens asked for, and how many of the prompt's an encoder reads, at most.
+REQUESTS = st.lists(st.tuples(PROMPTS, st.integers(1, 12), st.integers(0, 4)), min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["blocks kept", "blocks lost"])
@@ -70,8 +71,13 @@ REQUESTS = st.lists(
 @given(asked=REQUESTS, num_before=st.integers(0, 30))
 def test_answers_are_those_of_an_undisturbed_run(policy: str, keeps: bool, asked: Any, num_before: int):
     requests = [
-        GenerationRequest(request_id=str(number), prompt_token_ids=tuple(prompt), max_new_tokens=new)
-        for number, (prompt, new) in enumerate(asked)
+        GenerationRequest(
+            request_id=str(number),
+            prompt_token_ids=tuple(prompt),
+            max_new_tokens=new,
+            num_encoder_tokens=min(num_read, len(prompt) - 1),
+        )
+        for number, (prompt, new, num_read) in enumerate(asked)
     ]
     whole: dict[str, list[int]] = {request.request_id: [] for request in requests}
     scheduler, _ = scheduler_of(policy)
@@ -98,15 +104,7 @@ def test_answers_are_those_of_an_undisturbed_run(policy: str, keeps: bool, asked
         progress = Progress(tuple(answers[request.request_id]))
         if keeps:
             progress = Progress(progress.answer, state.block_table, state.num_computed_tokens)
-        second.add(
-            GenerationRequest(
-                request_id=request.request_id,
-                prompt_token_ids=request.prompt_token_ids,
-                max_new_tokens=request.max_new_tokens,
-                progress=progress,
-            ),
-            0.0,
-        )
+        second.add(replace(request, progress=progress), 0.0)
     num_computed += serve(second, memory if keeps else {}, answers)
     assert answers == whole
     if keeps and policy == "orca":  # no prefixes are shared, so that each token is computed once in either run

@@ -184,14 +184,12 @@ def test_a_poisoned_request_fails_alone(start: Any, undisturbed: list[Any]):
     poison = {"model": "tiny", "prompt": "CCC", "max_tokens": 30, "temperature": 0, "stream": True}
     with start(poison=2 + ord("C")) as server:
         found = asyncio.run(answers(server.url, [*bodies(14), poison]))
-        workers = server.workers()
         assert found[:-1] == undisturbed
         error = found[-1][-1]["error"]
         assert error["code"] == "engine_died"
         assert "2 times" in error["message"]
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
-        assert server.workers() == workers
 
 
 def test_a_worker_out_of_memory_is_replaced(start: Any, undisturbed: list[Any]):
