@@ -241,7 +241,10 @@ class Generating(Labelled):
                 f"'guided_{next(iter(given))}' is the older form of 'structured_outputs': give one of both"
             )
         if isinstance(given.get("json"), str):
-            given["json"] = from_json(given["json"], allow_inf_nan=False)
+            try:
+                given["json"] = from_json(given["json"], allow_inf_nan=False)
+            except ValueError as error:
+                raise ValueError(f"'guided_json' is no JSON: {error}") from error
         return StructuredOutputs.model_validate(given) if given else self.structured_outputs
 
     @property
