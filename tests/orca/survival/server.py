@@ -3,12 +3,14 @@
 ``step`` and ``number``: the first worker is killed when it comes to that step for that time. ``policy``, ``kv_tokens``
 and ``speculate``: as of the command. ``poison``: a token id; a worker that computes it in a prompt crashes. ``memory``:
 a worker that computes token 67 in a prompt may take no more than so many bytes beyond what it has, and tries to.
-``max_deaths``: of the restart budget.
+``max_deaths``: of the restart budget. ``defect``: the scheduler raises at its call of that number, once.
+``no_pool``: as with a policy that keeps no RequestPool.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import resource
 import sys
@@ -24,9 +26,11 @@ from mlsys_orca.api.errors import ERROR_FORMAT
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.supervised import serve_supervised
 from mlsys_orca.backends.native.decoder import NativeDecoder
+from mlsys_orca.engine import core
 from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.loading.load import load_model
+from mlsys_orca.scheduling.request_pool import RequestPool
 
 
 class Poisoned(NativeDecoder):
@@ -48,6 +52,20 @@ class Poisoned(NativeDecoder):
         return super().__call__(inputs, kv_cache)
 
 
+def plant_defect(number: int) -> None:
+    """Have the pool of whichever worker makes the call of that number raise."""
+    calls, update = mmap.mmap(-1, 8), RequestPool.update_from_output
+
+    def counted(pool: RequestPool, *args: Any) -> Any:
+        made = int.from_bytes(calls[:], "little") + 1
+        calls[:] = made.to_bytes(8, "little")
+        if made == number:
+            raise RuntimeError("a defect")
+        return update(pool, *args)
+
+    RequestPool.update_from_output = counted  # type: ignore[method-assign]
+
+
 def main() -> int:
     torch.set_num_threads(1)
     options = json.loads(sys.argv[2])
@@ -55,6 +73,10 @@ def main() -> int:
     assert isinstance(loaded.model, NativeDecoder)
     loaded.model.__class__ = Poisoned
     Poisoned.poison, Poisoned.memory = options.get("poison"), options.get("memory")
+    if "defect" in options:
+        plant_defect(options["defect"])
+    if options.get("no_pool"):
+        core.pool_of = lambda _: None  # type: ignore[assignment]
     config = EngineConfig(
         max_batch_size=4,
         max_model_len=96,

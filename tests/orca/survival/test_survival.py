@@ -159,6 +159,18 @@ def test_under_every_policy_with_hardly_any_memory(start: Any, undisturbed: list
         assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
 
 
+def test_a_policy_without_a_pool_begins_again_and_nothing_is_sent_twice(start: Any, undisturbed: list[Any]):
+    with start(no_pool=True, step="computed", number=9) as server:
+        assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
+
+
+def test_a_defect_of_the_scheduler_ends_a_worker_and_no_request(start: Any, undisturbed: list[Any]):
+    with start(defect=9) as server:
+        first = server.workers()[0].pid
+        assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
+        assert server.workers()[0].pid != first
+
+
 def test_workers_killed_again_and_again_change_nothing(start: Any, undisturbed: list[Any]):
     rng, kills = random.Random(1), []
 

@@ -125,7 +125,7 @@ def test_nobody_outlives_a_supervisor_that_is_killed():
     def life(link, until, ask, say):
         until("worker", 1)
         say("up")
-        time.sleep(600)
+        signal.pause()
     """
     process = subprocess.Popen(supervised(life), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -145,7 +145,7 @@ def test_a_front_that_is_killed_is_started_anew_with_new_workers():
         say("up", first)
         if first > 1:
             return 5
-        time.sleep(600)
+        signal.pause()
     """
     process = subprocess.Popen(supervised(life), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

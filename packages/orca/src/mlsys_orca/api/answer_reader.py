@@ -12,7 +12,7 @@ from mlsys_orca.api.tools import Notation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """What an answer may have beside text."""
+    """Parts that an answer may have beside text."""
 
     notation: Notation | None = None  # of its calls; None: there are none
     only_one: bool = False  # calls after the first are left out

@@ -211,7 +211,7 @@ class MessagesRequest(Sampled):
 
     @property
     def effort(self) -> Effort | None:
-        """How much the model is to reason; None: as it does."""
+        """Effort that the model is to spend on reasoning; None: its own."""
         if self.thinking is not None and self.thinking.type == "disabled":
             return "none"
         if self.output_config is not None and self.output_config.effort is not None:

@@ -18,7 +18,7 @@ from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.core import plan_engine
 from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.engine.remote import RemoteEngine
-from mlsys_orca.engine.worker import WorkerSettings, work
+from mlsys_orca.engine.worker import Worker, WorkerSettings
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.kv_cache import shared_empty
 from mlsys_orca.text.guides import GuideMaker
@@ -84,7 +84,6 @@ def serve_supervised(
 
     def worker(number: int, end: socket.socket) -> None:
         points = crash_points if crash_points is not None and number == 0 else CrashPoints()
-        settings = WorkerSettings(loaded, config, guides, [kv_cache], points)
-        work(settings, end, boxes.box(number))
+        Worker(WorkerSettings(loaded, config, guides, kv_cache, points), end, boxes.box(number)).run()
 
     return Supervisor(front, worker, num_workers=1, boxes=boxes, budget=budget).run()

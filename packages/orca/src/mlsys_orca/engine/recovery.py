@@ -1,4 +1,4 @@
-"""What a front knows of its requests, and who goes on where when a worker has died. Pure: no sockets, no clock.
+"""Requests of a front, and the order in which they go on when a worker has died. Pure: no sockets, no clock.
 
 A front holds each request and what is sealed of it, so that any worker can go on with it. When a worker dies, those
 that ran in its last iteration are *suspects* if the worker crashed, or if it was killed for the third time without
@@ -36,7 +36,7 @@ class LiveRequest:
 
     @property
     def place(self) -> tuple[int, int]:
-        """How far it is: tokens generated, tokens computed."""
+        """Progress so far: tokens generated, tokens computed."""
         return len(self.tokens), self.num_computed_tokens
 
     @property
@@ -99,7 +99,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows from a worker's death."""
+    """Judgement of the requests that ran when a worker died."""
 
     failed: tuple[LiveRequest, ...]  # they ran alone when the worker crashed
     suspects: tuple[LiveRequest, ...]  # to run alone first, one after the other

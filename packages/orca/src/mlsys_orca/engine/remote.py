@@ -7,42 +7,23 @@ import logging
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving import Finished, FinishReason
-from mlsys_core.serving.processes import Boxes, Death, FrameReader, SupervisorLink, frame, is_stopped
+from mlsys_core.serving.processes import Boxes, Death, SupervisorLink
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineClient, EngineConfig, EngineCounts, EngineShape, Recoveries
 from mlsys_orca.engine.recovery import Ledger, LiveRequest, Return, judge
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import PoisonedRequestError, Streams
+from mlsys_orca.engine.worker_channel import WorkerChannel
 from mlsys_orca.scheduling.batch import IterationOutput
 from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
 
 _log = logging.getLogger(__name__)
-_RECEIVE_NBYTES = 1 << 18
 _LOOK_S = 0.1  # between two looks whether the worker hangs
-_DEAF_S = 1.0  # that a worker may leave a message lying
-_BEGIN_S = 60.0  # that it may take to its first message: it has just been forked
-_SILENT_S = 10.0  # that it may do nothing while there are requests; a grammar may take some seconds
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    number: int
-    pid: int
-    socket: socket.socket
-    frames: FrameReader = field(default_factory=FrameReader)
-    unsent: bytearray = field(default_factory=bytearray)
-    num_sent: int = 0  # messages
-    seen: tuple[int, float] = field(default_factory=lambda: (0, time.monotonic()))  # messages taken, and since when
-    heard_s: float = field(default_factory=time.monotonic)  # when it last told something, or had nothing to do
-    is_stopped: bool = False  # by a signal, when last looked at
-    is_condemned: bool = False  # the supervisor was asked to kill it
-    is_waiting: bool = False  # for room in its socket
-    is_closed: bool = False
 
 
 class RemoteEngine(EngineClient):
@@ -96,19 +77,19 @@ class _Fleet:
     ) -> None:
         self.failure: BaseException | None = None
         self.recoveries = Recoveries()
-        self.worker: _Worker | None = None  # that serves
+        self.worker: WorkerChannel | None = None  # that serves
         self.is_ready = False  # it has said so
         self.counts = EngineCounts(num_blocks=shape.num_blocks, num_free_blocks=shape.num_blocks, pool=None)
         self._goes_on = shape.goes_on
         self._link, self._boxes, self._streams, self._stats = link, boxes, streams, stats
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the event loop's
-        self._standbys: list[_Worker] = []
+        self._standbys: list[WorkerChannel] = []
         self._ledger = Ledger()
         self._order = Return()
         self._profile = (0.0, 0)  # slowest iteration so far in seconds, most tokens
         self._deaths: dict[int, Death] = {}  # by worker, of those whose sockets have not told yet
-        self._closed: dict[int, _Worker] = {}  # the reverse
+        self._closed: dict[int, WorkerChannel] = {}  # the reverse
         self._hung: set[int] = set()  # workers that were killed since an iteration took too long
         self._died_s = 0.0  # when the serving worker died; 0: tokens have come since
         self._watcher: asyncio.Task[None] | None = None
@@ -161,7 +142,7 @@ class _Fleet:
         self._loop.remove_reader(self._link.socket.fileno())
         self._end_all(FinishReason.CANCELLED, None)
         for worker in (*self._standbys, *([] if self.worker is None else [self.worker])):
-            self._shut(worker)
+            worker.close()
         self._standbys, self.worker, self.is_ready = [], None, False
 
     def _on_link(self) -> None:
@@ -178,9 +159,7 @@ class _Fleet:
 
     def _add_worker(self, number: int, pid: int, end: socket.socket) -> None:
         assert self._loop is not None
-        end.setblocking(False)
-        worker = _Worker(number, pid, end)
-        self._loop.add_reader(end.fileno(), self._on_data, worker)
+        worker = WorkerChannel(number, pid, end, self._loop, on_report=self._take, on_closed=self._on_closed)
         self._standbys.append(worker)
         self._promote()
 
@@ -190,13 +169,13 @@ class _Fleet:
         if self.worker is not None or is_judging or not self._standbys:
             return
         worker = self.worker = self._standbys.pop(0)
-        worker.seen, worker.heard_s = (0, time.monotonic()), time.monotonic()
+        worker.begin()
         if not self._order.is_open:  # the worker uses all of the memory for the suspects, before the others come
             for live in self._ledger.live.values():
                 self._forget_blocks(live)
         tables = {live.handle: live.block_table for live in self._ledger.live.values() if live.block_table}
         slowest_s, most_tokens = self._profile
-        self._send_to(worker, wire.Start(0, tables, slowest_s, most_tokens))
+        worker.send(wire.Start(tables, slowest_s, most_tokens))
         self._hand_over_all()
 
     def _hand_over_all(self) -> None:
@@ -227,9 +206,8 @@ class _Fleet:
 
     # --- deaths
 
-    def _on_closed(self, worker: _Worker) -> None:
+    def _on_closed(self, worker: WorkerChannel) -> None:
         """Note that a worker's socket is closed: it is dead, and the supervisor will tell of what."""
-        self._shut(worker)
         if worker in self._standbys:
             self._standbys.remove(worker)
         if worker is self.worker:
@@ -249,8 +227,7 @@ class _Fleet:
         death, worker = self._deaths.pop(number), self._closed.pop(number)
         if self._is_closed:
             return
-        served = worker.num_sent > 0
-        if not served:
+        if not worker.num_sent:  # a standby
             self._promote()
             return
         self.recoveries.num_deaths += 1
@@ -294,39 +271,18 @@ class _Fleet:
             worker = self.worker
             if worker is None or worker.is_condemned:
                 continue
-            box, now = self._boxes.box(worker.number), time.monotonic()
-            num_received = box.num_received
-            if num_received >= worker.num_sent or num_received != worker.seen[0]:
-                worker.seen = num_received, now
-            if not self._ledger.live:
-                worker.heard_s = now
-            is_stopped_again = worker.is_stopped
-            worker.is_stopped = bool(self._ledger.live) and is_stopped(worker.pid)
-            is_late = box.is_late()
-            is_deaf = now - worker.seen[1] > (_DEAF_S if num_received else _BEGIN_S)
-            is_silent = not box.owners() and now - worker.heard_s > _SILENT_S
-            if is_late or is_deaf or is_silent or (worker.is_stopped and is_stopped_again):
-                _log.warning("worker %d hangs: it is killed", worker.number)
-                worker.is_condemned = True
-                if is_late and not worker.is_stopped:
-                    self._hung.add(worker.number)
-                self._link.kill(worker.number)
+            box = self._boxes.box(worker.number)
+            if worker.hangs(box, has_work=bool(self._ledger.live)):
+                with suppress(OSError):  # no room for the message: the next look sends it
+                    self._link.kill(worker.number)
+                    worker.is_condemned = True
+                    _log.warning("worker %d hangs: it is killed", worker.number)
+                    if box.is_late() and not worker.is_stopped:
+                        self._hung.add(worker.number)
 
     # --- what workers tell
 
-    def _on_data(self, worker: _Worker) -> None:
-        try:
-            while data := worker.socket.recv(_RECEIVE_NBYTES):
-                for payload in worker.frames.feed(data):
-                    self._take(worker, wire.decode_report(payload))
-        except BlockingIOError:
-            return
-        except OSError:
-            _log.debug("worker %d has reset its socket", worker.number)
-        self._on_closed(worker)
-
-    def _take(self, worker: _Worker, report: wire.Report) -> None:
-        worker.heard_s = time.monotonic()
+    def _take(self, report: wire.Report) -> None:
         match report:
             case wire.Iteration():
                 self._on_iteration(report)
@@ -427,41 +383,6 @@ class _Fleet:
     def _tell(self, live: LiveRequest, reason: FinishReason, error: BaseException | None) -> None:
         self._streams.on_finished(Finished(live.request.request_id, reason, error=error), time.monotonic())
 
-    # --- bytes
-
     def _send(self, command: wire.Command) -> None:
         if self.worker is not None:
-            self._send_to(self.worker, command)
-
-    def _send_to(self, worker: _Worker, command: wire.Command) -> None:
-        worker.num_sent += 1
-        worker.unsent += frame(wire.encode(command))
-        self._flush(worker)
-
-    def _flush(self, worker: _Worker) -> None:
-        assert self._loop is not None
-        had_waited = worker.is_waiting
-        try:
-            while worker.unsent:
-                sent = worker.socket.send(worker.unsent)
-                del worker.unsent[:sent]
-        except BlockingIOError:
-            if not had_waited:
-                worker.is_waiting = True
-                self._loop.add_writer(worker.socket.fileno(), self._flush, worker)
-            return
-        except OSError:  # it is dead, which its socket tells as well
-            worker.unsent.clear()
-        if had_waited:
-            worker.is_waiting = False
-            self._loop.remove_writer(worker.socket.fileno())
-
-    def _shut(self, worker: _Worker) -> None:
-        assert self._loop is not None
-        if worker.is_closed:
-            return
-        worker.is_closed = True
-        self._loop.remove_reader(worker.socket.fileno())
-        if worker.is_waiting:
-            self._loop.remove_writer(worker.socket.fileno())
-        worker.socket.close()
+            self.worker.send(command)

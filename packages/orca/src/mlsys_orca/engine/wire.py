@@ -40,9 +40,8 @@ class Cancel(msgspec.Struct, array_like=True, tag=1):
 
 
 class Start(msgspec.Struct, array_like=True, tag=2):
-    """Front to worker: serve from now on, with the K/V memory of that number; the first message."""
+    """Front to worker: serve from now on; the first message."""
 
-    slot: int
     block_tables: dict[int, tuple[int, ...]]  # by handle: blocks of requests that are to follow
     slowest_s: float  # of an iteration so far, by the worker before; 0: unknown
     most_tokens: int  # of an iteration so far

@@ -7,11 +7,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlsys_core.errors import InvalidInputError
+from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.serving import Finished
 from mlsys_core.serving.processes import FrameReader, frame
 from mlsys_core.serving.processes.box import Box
@@ -40,13 +39,8 @@ class WorkerSettings:
     loaded: LoadedModel
     config: EngineConfig
     guides: GuideMaker
-    kv_caches: Sequence[KVCache | NativeKVCache]  # in shared memory, by slot
+    kv_cache: KVCache | NativeKVCache  # in shared memory
     crash_points: CrashPoints
-
-
-def work(settings: WorkerSettings, end: socket.socket, box: Box) -> None:
-    """Serve the front at the other end until it closes; the life of a worker process."""
-    Worker(settings, end, box).run()
 
 
 class Worker:
@@ -70,7 +64,7 @@ class Worker:
             settings.config,
             available_nbytes=0,
             listener=self,
-            kv_cache=settings.kv_caches[0],
+            kv_cache=settings.kv_cache,
             wrap=self._watched,
         )
         if self._core.pool is not None:
@@ -99,7 +93,6 @@ class Worker:
     def _start(self, command: wire.Start) -> None:
         self._reach("started")
         self._deadline = IterationDeadline(command.slowest_s, most_tokens=command.most_tokens)
-        self._core.runner.kv_cache = self._settings.kv_caches[command.slot]
         if self._core.restores_blocks:
             tables = {str(handle): table for handle, table in command.block_tables.items()}
             self._core.block_tables.restore(tables)
@@ -163,6 +156,9 @@ class Worker:
 
     def on_finished(self, finished: Finished[Any], now: float) -> None:
         """Tell the front that a request has left."""
+        if finished.error is not None and not isinstance(finished.error, MlsysError):
+            _log.error("the serving loop failed: this worker ends", exc_info=finished.error)
+            os._exit(EXIT_UNHANDLED)
         self._told.pop(finished.request_id, None)
         guide = self._guides.pop(finished.request_id, None)
         result, error = finished.result, finished.error

@@ -46,7 +46,7 @@ class Death:
     @property
     def is_crash(self) -> bool:
         """True if the process ended by its own doing; False if someone killed it."""
-        return self.exit_code is not None or self.is_out_of_memory or self.signal in _CRASHES
+        return bool(self.exit_code) or self.is_out_of_memory or self.signal in _CRASHES
 
     def __str__(self) -> str:
         if self.exit_code is not None:

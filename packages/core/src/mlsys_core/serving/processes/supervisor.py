@@ -226,9 +226,8 @@ class Supervisor:
         death = worker.child.wait()
         if worker.socket is not None:
             worker.socket.close()
-        if death.exit_code == 0:  # the front has closed its socket, and ends
-            return
-        _log.warning("worker %d has died: %s", number, death)
+        if death.exit_code != 0:  # else the front has closed its socket
+            _log.warning("worker %d has died: %s", number, death)
         self._tell(
             event="died",
             number=number,

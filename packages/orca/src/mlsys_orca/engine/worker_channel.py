@@ -1,0 +1,124 @@
+"""A front's end of the socket to one worker: messages out, reports in, and whether the worker hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from mlsys_core.serving.processes import FrameReader, frame, is_stopped
+from mlsys_core.serving.processes.box import Box
+from mlsys_orca.engine import wire
+
+_log = logging.getLogger(__name__)
+_RECEIVE_NBYTES = 1 << 18
+_DEAF_S = 1.0  # that a worker may leave a message lying
+_BEGIN_S = 60.0  # that it may take to its first message: it has just been forked
+_SILENT_S = 10.0  # that it may do nothing while there are requests; a grammar may take some seconds
+
+
+class WorkerChannel:
+    """Connection to one worker process. Used from one event loop.
+
+    Args:
+        number: The worker's, at the supervisor.
+        pid: Its process id.
+        end: The socket, which the channel owns.
+        loop: The event loop.
+        on_report: Called with each report.
+        on_closed: Called once, when the worker has closed its end: it is dead.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        pid: int,
+        end: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_report: Callable[[wire.Report], None],
+        on_closed: Callable[[WorkerChannel], None],
+    ) -> None:
+        end.setblocking(False)
+        self.number, self.num_sent = number, 0  # messages
+        self.is_condemned = False  # the supervisor was asked to kill it
+        self.is_stopped = False  # by a signal, when last looked at
+        self._pid, self._socket, self._loop = pid, end, loop
+        self._on_report, self._on_closed = on_report, on_closed
+        self._frames, self._unsent = FrameReader(), bytearray()
+        self._is_waiting = False  # for room in the socket
+        self._is_closed = False
+        self.begin()
+        loop.add_reader(end.fileno(), self._read)
+
+    def begin(self) -> None:
+        """Note that the worker is to serve from now on."""
+        now = time.monotonic()
+        self._seen = 0, now  # messages that it had taken, and since when
+        self._heard_s = now  # when it last told something, or had nothing to do
+
+    def send(self, command: wire.Command) -> None:
+        """Send a message, as soon as there is room for it."""
+        self.num_sent += 1
+        self._unsent += frame(wire.encode(command))
+        self._write()
+
+    def hangs(self, box: Box, *, has_work: bool) -> bool:
+        """Return whether the worker hangs; ask again and again.
+
+        It does if its iteration takes too long, if it leaves messages lying, if it is silent between iterations, or if
+        a signal has stopped it, also when last asked.
+
+        Args:
+            box: The worker's.
+            has_work: Whether there are requests.
+        """
+        now, num_received = time.monotonic(), box.num_received
+        if num_received >= self.num_sent or num_received != self._seen[0]:
+            self._seen = num_received, now
+        if not has_work:
+            self._heard_s = now
+        was_stopped, self.is_stopped = self.is_stopped, has_work and is_stopped(self._pid)
+        is_deaf = now - self._seen[1] > (_DEAF_S if num_received else _BEGIN_S)
+        is_silent = not box.owners() and now - self._heard_s > _SILENT_S
+        return box.is_late() or is_deaf or is_silent or (was_stopped and self.is_stopped)
+
+    def close(self) -> None:
+        """Close the front's end. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._loop.remove_reader(self._socket.fileno())
+        if self._is_waiting:
+            self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+
+    def _read(self) -> None:
+        try:
+            while data := self._socket.recv(_RECEIVE_NBYTES):
+                self._heard_s = time.monotonic()
+                for payload in self._frames.feed(data):
+                    self._on_report(wire.decode_report(payload))
+        except BlockingIOError:
+            return
+        except OSError:
+            _log.debug("worker %d has reset its socket", self.number)
+        self.close()
+        self._on_closed(self)
+
+    def _write(self) -> None:
+        is_full = False
+        with suppress(OSError):  # it is dead, which reading tells
+            try:
+                while self._unsent:
+                    del self._unsent[: self._socket.send(self._unsent)]
+            except BlockingIOError:
+                is_full = True
+        if is_full and not self._is_waiting:
+            self._loop.add_writer(self._socket.fileno(), self._write)
+        elif self._is_waiting and not is_full:
+            self._loop.remove_writer(self._socket.fileno())
+        self._is_waiting = is_full
