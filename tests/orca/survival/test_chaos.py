@@ -39,3 +39,8 @@ def test_the_command(trouble: str, tmp_path: Path, capsys: pytest.CaptureFixture
     shown = {name.strip(): value for name, _, value in (line.rpartition("  ") for line in lines)}
     assert int(shown["troubles"]) > 0
     assert shown["answers"] == shown["equal to the undisturbed run"]
+
+
+def test_a_server_that_does_not_start_says_why(capsys: pytest.CaptureFixture[str]):
+    assert run(["orca", "chaos", "no-such-model"]) == 1
+    assert "did not start: 'no-such-model'" in capsys.readouterr().err

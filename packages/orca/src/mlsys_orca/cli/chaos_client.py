@@ -9,9 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -71,6 +72,7 @@ class Tally:
     verdicts: Counter[str] = field(default_factory=Counter)
     gaps_s: list[float] = field(default_factory=list)  # between two pieces of an answer
     undisturbed_gaps_s: list[float] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)  # that ended answers, by message
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -91,6 +93,8 @@ class Tally:
         yield "equal to the undisturbed run", str(self.verdicts["equal"])
         for name in ("lost", "doubled", "different", "cut"):
             yield f"with tokens {name}" if name != "cut" else "cut short", str(self.verdicts[name])
+        for message, number in self.errors.most_common():
+            yield f"  {number} times", message
         yield "tokens recomputed", f"{self.metrics.get('recomputed_tokens_total', 0):.0f}"
         yield "longest stall by a death, ms", f"{1e3 * self.metrics.get('longest_stall_seconds', 0):.0f}"
         for name, gaps in (("undisturbed", self.undisturbed_gaps_s), ("troubled", self.gaps_s)):
@@ -105,7 +109,8 @@ class RunningServer:
 
     process: subprocess.Popen[bytes]
     url: str
-    model: str
+    model: str  # its name
+    max_model_len: int  # tokens of prompt and answer
 
     def workers(self) -> list[psutil.Process]:
         """Return its worker processes."""
@@ -118,28 +123,34 @@ def running_server(model: str, num_threads: int) -> Iterator[RunningServer]:
     """Start ``mlsys orca serve`` on a free port and wait until it serves; it ends with the block.
 
     Raises:
-        ServingError: it did not start.
+        ServingError: it did not start; the message is the server's own.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "mlsys_core", "orca", "serve", model, "--name", "model", "--port", str(port)]
-    process = subprocess.Popen([*command, "--threads", str(num_threads)], stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen([*command, "--threads", str(num_threads)], stderr=log)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            while not _is_up(url):
+                if process.poll() is not None:
+                    log.seek(0)
+                    said = log.read().strip().rpartition("\n")[2].removeprefix("mlsys: error: ")
+                    raise ServingError(f"the server did not start: {said or f'exit code {process.returncode}'}")
+                time.sleep(0.1)
+            (card, *_) = httpx.get(f"{url}/v1/models", timeout=None).json()["data"]
+            yield RunningServer(process, url, card["id"], card["max_model_len"])
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _is_up(url: str) -> bool:
     try:
-        while True:
-            if process.poll() is not None:
-                raise ServingError(f"the server ended with exit code {process.returncode}: see {' '.join(command[1:])}")
-            try:
-                if httpx.get(f"{url}/health", timeout=None).status_code == 200:
-                    break
-            except httpx.TransportError:
-                pass  # it does not listen yet
-            time.sleep(0.1)
-        yield RunningServer(process, url, "model")
-    finally:
-        process.terminate()
-        process.wait()
+        return httpx.get(f"{url}/health", timeout=None).status_code == 200
+    except httpx.TransportError:  # it does not listen yet
+        return False
 
 
 class Chaos:
@@ -167,6 +178,8 @@ class Chaos:
                 expected = await asyncio.gather(
                     *(self._ask(client, body, self._tally.undisturbed_gaps_s) for body in self._bodies)
                 )
+                if None in expected:
+                    raise ServingError(f"answers fail without trouble: {'; '.join(self._tally.errors) or 'cut short'}")
                 progress.add_task(f"{trouble} every {every_s:g} s")
                 until_s = time.monotonic() + seconds
                 troubles = asyncio.create_task(self._trouble(every_s, _SIGNALS[trouble]))
@@ -197,10 +210,12 @@ class Chaos:
 
     def _body(self, number: int) -> dict[str, Any]:
         subject = self._rng.choice(("cats", "Paris", "trains", "rain", "the number seven"))
+        max_tokens = min(self._rng.randint(16, 96), self._server.max_model_len // 4)
+        prompt = f"{number}. Some sentences about {subject}. " * self._rng.randint(1, 10)
         return {
             "model": self._server.model,
-            "prompt": f"{number}. Some sentences about {subject}. " * self._rng.randint(1, 10),
-            "max_tokens": self._rng.randint(16, 96),
+            "prompt": prompt[: self._server.max_model_len // 2],  # a character is a token at most
+            "max_tokens": max_tokens,
             "seed": number,
             "ignore_eos": True,
             "stream": True,
@@ -208,18 +223,26 @@ class Chaos:
         }
 
     async def _ask(self, client: httpx.AsyncClient, body: dict[str, Any], gaps_s: list[float]) -> Answer | None:
-        """Return an answer; None: it was cut short, or is an error."""
+        """Return an answer; None: it was cut short.
+
+        Raises:
+            ServingError: the request is refused.
+        """
         answer: Answer = {}
         last_s = 0.0
         try:
             async with client.stream("POST", f"{self._server.url}/v1/completions", json=body) as response:
+                if response.status_code == 400:
+                    raise ServingError(f"the server refuses {body}: {(await response.aread()).decode()}")
                 async for line in response.aiter_lines():
                     if line == "data: [DONE]":
                         return answer
                     if not line.startswith("data: "):
                         continue
-                    choices: Sequence[dict[str, Any]] = json.loads(line[6:]).get("choices", ())
-                    for choice in choices:
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        self._tally.errors[event["error"]["message"]] += 1
+                    for choice in event.get("choices", ()):
                         piece = json.dumps([choice["text"], choice.get("logprobs"), choice["finish_reason"]])
                         answer.setdefault(choice["index"], []).append(piece)
                     now_s = time.monotonic()

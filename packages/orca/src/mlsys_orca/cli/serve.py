@@ -52,7 +52,10 @@ def serve(
     ] = "chunked",
     max_batch_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens per iteration under 'chunked' (128): fewer keep streams smoother."),
+        typer.Option(
+            min=1,
+            help="Tokens per iteration under 'chunked' (128; with an encoder, the context): fewer keep streams smoother.",
+        ),
     ] = None,
     kv_tokens: Annotated[int | None, typer.Option(min=16, help="K/V slots; by default what fits the memory.")] = None,
     memory_pool: BlockPoolName = None,
@@ -109,7 +112,9 @@ def serve(
 
         options: dict[str, Any] = {}
         if max_batch_tokens is not None or policy == "chunked":
-            options["max_batch_tokens"] = max_batch_tokens or 128
+            # What an encoder reads is one chunk, so its whole context must fit.
+            default = 128 if loaded.config.encoder is None else loaded.config.max_positions
+            options["max_batch_tokens"] = max_batch_tokens or default
         engine_config = EngineConfig(
             max_batch_size=max_batch_size,
             num_kv_tokens=kv_tokens,
