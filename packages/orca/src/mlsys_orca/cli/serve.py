@@ -54,7 +54,7 @@ def serve(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens per iteration under 'chunked' (128; with an encoder, the context): fewer keep streams smoother.",
+            help="Tokens per iteration under 'chunked' (128; with an encoder, all): fewer keep streams smoother.",
         ),
     ] = None,
     kv_tokens: Annotated[int | None, typer.Option(min=16, help="K/V slots; by default what fits the memory.")] = None,
