@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from mlsys_orca.api.answers import (
     merged,
     prompt_logprobs,
 )
-from mlsys_orca.api.parts import Part, calls_of, text_of
+from mlsys_orca.api.parts import Part, calls_of, new_call_id, text_of
 from mlsys_orca.api.service import Choice, Generation
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.text.tokenizer import Tokenizer
@@ -172,12 +171,8 @@ def _choice(choice: Choice, whole: Whole, tokenizer: Tokenizer, form: AnswerForm
 
 def _call(call: Part, index: int) -> AnswerToolCall:
     return AnswerToolCall(
-        index=index, id=_call_id(), function=AnswerFunction(name=call.name or "", arguments=call.text)
+        index=index, id=new_call_id("call"), function=AnswerFunction(name=call.name or "", arguments=call.text)
     )
-
-
-def _call_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class _Speaker:
@@ -218,7 +213,7 @@ class _Speaker:
             return ChatDelta(tool_calls=[ToolCallDelta(index=self._num_calls - 1, function=function)])
         self._num_calls += 1
         function = FunctionDelta(name=part.name, arguments=part.text)
-        begun = ToolCallDelta(index=self._num_calls - 1, id=_call_id(), type="function", function=function)
+        begun = ToolCallDelta(index=self._num_calls - 1, id=new_call_id("call"), type="function", function=function)
         return ChatDelta(tool_calls=[begun])
 
     def _chunk(self, delta: ChatDelta) -> ChatChunkChoice:

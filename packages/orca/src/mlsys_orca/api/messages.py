@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import Request, Response
@@ -17,7 +17,7 @@ from mlsys_orca.api.conversation import prepare
 from mlsys_orca.api.errors import MESSAGES_ERRORS, MESSAGES_PATH
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.messages_fields import MessagesRequest
-from mlsys_orca.api.parts import Part
+from mlsys_orca.api.parts import Part, new_call_id
 from mlsys_orca.api.service import Generation, GenerationParameters, ModelService
 from mlsys_orca.api.text_stream import TextOptions
 from mlsys_orca.scheduling.batch import SamplingParams
@@ -44,7 +44,7 @@ class AnswerToolUse(BaseModel):
     """A call that the model asks for."""
 
     type: Literal["tool_use"] = "tool_use"
-    id: str = Field(default_factory=lambda: f"toolu_{uuid.uuid4().hex[:24]}")
+    id: str = Field(default_factory=partial(new_call_id, "toolu"))
     name: str
     input: dict[str, Any]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -18,6 +19,11 @@ class Part:
     def follows(self, other: Part) -> bool:
         """Return whether this piece goes on with ``other``."""
         return self.kind == other.kind and self.name is None
+
+
+def new_call_id(prefix: str) -> str:
+    """Return an id for a call, which clients give back with its result."""
+    return f"{prefix}_{uuid.uuid4().hex[:24]}"
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:

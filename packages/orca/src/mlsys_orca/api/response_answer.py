@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from mlsys_orca.api.answers import Spent, TokenDetails, Whole, named_event
-from mlsys_orca.api.parts import Part
+from mlsys_orca.api.parts import Part, new_call_id
 from mlsys_orca.api.responses_fields import ResponsesRequest, Status
 from mlsys_orca.api.service import Generation
 
@@ -174,7 +173,7 @@ class Items:
 
     def _begin(self, part: Part) -> None:
         self._last, self._texts = part, []
-        self._call_id = f"call_{uuid.uuid4().hex[:24]}"
+        self._call_id = new_call_id("call")
 
     @property
     def _kind(self) -> str:
