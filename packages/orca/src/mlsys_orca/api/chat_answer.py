@@ -20,7 +20,7 @@ from mlsys_orca.api.answers import (
     merged,
     prompt_logprobs,
 )
-from mlsys_orca.api.parts import Part, calls_of, new_call_id, text_of
+from mlsys_orca.api.parts import Part, call_id, calls_of, text_of
 from mlsys_orca.api.service import Choice, Generation
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.text.tokenizer import Tokenizer
@@ -146,13 +146,14 @@ def chat_completion(
         id=generation.answer_id,
         created=generation.created,
         model=generation.model,
-        choices=[_choice(generation.choices[whole.index], whole, tokenizer, form) for whole in answers],
+        choices=[_choice(generation, whole, tokenizer, form) for whole in answers],
         usage=Spent.of(generation, answers).usage,
         prompt_logprobs=prompt_logprobs(scored, tokenizer) if scored else None,
     )
 
 
-def _choice(choice: Choice, whole: Whole, tokenizer: Tokenizer, form: AnswerForm) -> ChatChoice:
+def _choice(generation: Generation, whole: Whole, tokenizer: Tokenizer, form: AnswerForm) -> ChatChoice:
+    choice = generation.choices[whole.index]
     parts, has_called = read_whole(whole.text, form)
     text, calls = text_of(parts, "text"), calls_of(parts)
     reasoning = text_of(parts, "reasoning")
@@ -161,7 +162,15 @@ def _choice(choice: Choice, whole: Whole, tokenizer: Tokenizer, form: AnswerForm
         message=ChatMessage(
             content=text if text or not (calls or reasoning) else None,
             reasoning_content=reasoning or None,
-            tool_calls=[_call(call, index) for index, call in enumerate(calls)] or None,
+            tool_calls=[
+                AnswerToolCall(
+                    index=index,
+                    id=call_id("call", generation.answer_id, index, choice=whole.index),
+                    function=AnswerFunction(name=call.name or "", arguments=call.text),
+                )
+                for index, call in enumerate(calls)
+            ]
+            or None,
         ),
         logprobs=None if choice.request.sampling.num_logprobs is None else chat_logprobs(whole.tokens, tokenizer),
         finish_reason="tool_calls" if has_called else whole.finish_reason,
@@ -169,17 +178,11 @@ def _choice(choice: Choice, whole: Whole, tokenizer: Tokenizer, form: AnswerForm
     )
 
 
-def _call(call: Part, index: int) -> AnswerToolCall:
-    return AnswerToolCall(
-        index=index, id=new_call_id("call"), function=AnswerFunction(name=call.name or "", arguments=call.text)
-    )
-
-
 class _Speaker:
     """One choice's stream: its parts, and the tokens whose text has not been sent."""
 
-    def __init__(self, choice: Choice, tokenizer: Tokenizer, form: AnswerForm) -> None:
-        self._index = choice.index
+    def __init__(self, answer_id: str, choice: Choice, tokenizer: Tokenizer, form: AnswerForm) -> None:
+        self._answer_id, self._index = answer_id, choice.index
         self._tokenizer = tokenizer
         self._reader = AnswerReader(form)
         self._has_logprobs = choice.request.sampling.num_logprobs is not None
@@ -211,9 +214,10 @@ class _Speaker:
         if part.name is None:
             function = FunctionDelta(arguments=part.text)
             return ChatDelta(tool_calls=[ToolCallDelta(index=self._num_calls - 1, function=function)])
-        self._num_calls += 1
+        number, self._num_calls = self._num_calls, self._num_calls + 1
         function = FunctionDelta(name=part.name, arguments=part.text)
-        begun = ToolCallDelta(index=self._num_calls - 1, id=new_call_id("call"), type="function", function=function)
+        made_id = call_id("call", self._answer_id, number, choice=self._index)
+        begun = ToolCallDelta(index=number, id=made_id, type="function", function=function)
         return ChatDelta(tool_calls=[begun])
 
     def _chunk(self, delta: ChatDelta) -> ChatChunkChoice:
@@ -237,7 +241,7 @@ async def chat_events(
         )
         return event(whole, exclude=exclude)
 
-    speakers = [_Speaker(choice, tokenizer, form) for choice in generation.choices]
+    speakers = [_Speaker(generation.answer_id, choice, tokenizer, form) for choice in generation.choices]
     for choice in generation.choices:
         yield chunk([ChatChunkChoice(index=choice.index, delta=ChatDelta(role="assistant", content=""))])
     spent = Spent(generation)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
-from functools import partial
 from typing import Any, Literal
 
 from fastapi import Request, Response
 from mlsys_core.serving.http import Router, cancel_on_disconnect
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json
 
 from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader, read_whole
@@ -17,7 +16,7 @@ from mlsys_orca.api.conversation import prepare
 from mlsys_orca.api.errors import MESSAGES_ERRORS, MESSAGES_PATH
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.messages_fields import MessagesRequest
-from mlsys_orca.api.parts import Part, new_call_id
+from mlsys_orca.api.parts import Part, call_id
 from mlsys_orca.api.service import Generation, GenerationParameters, ModelService
 from mlsys_orca.api.text_stream import TextOptions
 from mlsys_orca.scheduling.batch import SamplingParams
@@ -44,7 +43,7 @@ class AnswerToolUse(BaseModel):
     """A call that the model asks for."""
 
     type: Literal["tool_use"] = "tool_use"
-    id: str = Field(default_factory=partial(new_call_id, "toolu"))
+    id: str
     name: str
     input: dict[str, Any]
 
@@ -102,7 +101,7 @@ def parameters_of(body: MessagesRequest, service: ModelService) -> tuple[Generat
 def _answer(generation: Generation, whole: Whole | None, form: AnswerForm) -> MessagesAnswer:
     """Return the answer; before its end (``whole`` is None) without content."""
     parts, has_called = ([], False) if whole is None else read_whole(whole.text, form)
-    blocks = [_block(part) for part in parts]
+    blocks = [_block(part, generation.answer_id, number) for number, part in enumerate(parts)]
     return MessagesAnswer(
         id=generation.answer_id,
         model=generation.model,
@@ -118,7 +117,7 @@ def _usage(generation: Generation, whole: Whole | None) -> MessagesUsage:
     return MessagesUsage(input_tokens=generation.num_prompt_tokens, output_tokens=num_new)
 
 
-def _block(part: Part) -> AnswerBlock:
+def _block(part: Part, answer_id: str, number: int) -> AnswerBlock:
     if part.kind == "text":
         return AnswerText(text=part.text)
     if part.kind == "reasoning":
@@ -127,7 +126,8 @@ def _block(part: Part) -> AnswerBlock:
         value = from_json(part.text or "{}", allow_partial=True)  # a call may be cut
     except ValueError:
         value = {}
-    return AnswerToolUse(name=part.name or "", input=value if isinstance(value, dict) else {})
+    made_id = call_id("toolu", answer_id, number)
+    return AnswerToolUse(id=made_id, name=part.name or "", input=value if isinstance(value, dict) else {})
 
 
 def _stop_reason(whole: Whole, *, has_called: bool) -> StopReason:
@@ -145,7 +145,8 @@ def _stop_sequence(whole: Whole) -> str | None:
 class _Blocks:
     """Events of an answer's blocks, one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer_id: str) -> None:
+        self._answer_id = answer_id
         self._num_begun = 0
         self._last: Part | None = None
 
@@ -153,7 +154,7 @@ class _Blocks:
         """Yield what ``part`` adds, and what ends the block before it."""
         if self._last is None or not part.follows(self._last):
             yield from self.end()
-            begun = _block(Part(part.kind, name=part.name))
+            begun = _block(Part(part.kind, name=part.name), self._answer_id, self._num_begun)
             yield _event("content_block_start", index=self._num_begun, content_block=begun)
             self._num_begun += 1
         self._last = part
@@ -183,7 +184,7 @@ def _event(name: str, **fields: Any) -> bytes:
 async def message_events(generation: Generation, form: AnswerForm) -> AsyncGenerator[bytes, None]:
     """Yield the answer as named server-sent events."""
     yield _event("message_start", message=_answer(generation, None, form))
-    whole, reader, blocks = Whole(0), AnswerReader(form), _Blocks()
+    whole, reader, blocks = Whole(0), AnswerReader(form), _Blocks(generation.answer_id)
     async for _, delta in merged(generation):
         if delta.token is not None:
             whole.tokens.append(delta.token)

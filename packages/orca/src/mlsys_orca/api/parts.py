@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,9 +21,17 @@ class Part:
         return self.kind == other.kind and self.name is None
 
 
-def new_call_id(prefix: str) -> str:
-    """Return an id for a call, which clients give back with its result."""
-    return f"{prefix}_{uuid.uuid4().hex[:24]}"
+def call_id(prefix: str, answer_id: str, number: int, *, choice: int = 0) -> str:
+    """Return the id of a call, which clients give back with its result; the same whenever the answer is made again.
+
+    Args:
+        prefix: The protocol's.
+        answer_id: The answer's.
+        number: Index of the call in its choice.
+        choice: Index of the choice.
+    """
+    place = f"{answer_id}/{choice}/{number}".encode()
+    return f"{prefix}_{hashlib.blake2b(place, digest_size=12).hexdigest()}"
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:

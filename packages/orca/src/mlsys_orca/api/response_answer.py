@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from mlsys_orca.api.answers import Spent, TokenDetails, Whole, named_event
-from mlsys_orca.api.parts import Part, new_call_id
+from mlsys_orca.api.parts import Part, call_id
 from mlsys_orca.api.responses_fields import ResponsesRequest, Status
 from mlsys_orca.api.service import Generation
 
@@ -129,7 +129,7 @@ class Items:
     """
 
     def __init__(self, answer_id: str) -> None:
-        self._own = answer_id.partition("-")[2]
+        self._answer_id, self._own = answer_id, answer_id.partition("-")[2]
         self._number = 0  # of the next event
         self._last: Part | None = None
         self._texts: list[str] = []  # of the last item
@@ -173,7 +173,7 @@ class Items:
 
     def _begin(self, part: Part) -> None:
         self._last, self._texts = part, []
-        self._call_id = new_call_id("call")
+        self._call_id = call_id("call", self._answer_id, len(self.done))
 
     @property
     def _kind(self) -> str:

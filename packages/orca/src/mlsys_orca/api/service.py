@@ -22,7 +22,7 @@ from mlsys_orca.api.front import Front
 from mlsys_orca.api.text_stream import TextDelta, TextOptions, stream_text
 from mlsys_orca.engine.client import EngineClient
 from mlsys_orca.engine.embedding import TextEncoder
-from mlsys_orca.engine.streams import TokenStream
+from mlsys_orca.engine.streams import KnownAnswer, TokenStream
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.scheduling.batch import SamplingParams
 from mlsys_orca.scheduling.request import GenerationRequest
@@ -52,6 +52,21 @@ class GenerationParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """All that an answer has by chance: given again, the same answer is made again."""
+
+    key: str  # 32 hexadecimal digits, of the answer's id
+    created: int  # seconds since the epoch
+    seed: int  # of a request that has none
+    known: Mapping[int, KnownAnswer] = field(default_factory=dict)  # by choice: what is known of it already
+
+    @classmethod
+    def draw(cls) -> Identity:
+        """Return a new one."""
+        return cls(uuid.uuid4().hex, int(time.time()), secrets.randbits(63))
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One running answer."""
 
@@ -70,11 +85,16 @@ class Generation:
     """One accepted request with its running answers. Close it."""
 
     answer_id: str
-    created: int  # seconds since the epoch
+    identity: Identity
     model: str
     choices: tuple[Choice, ...]
     num_prompt_tokens: int
     num_choices: int = 1  # of each prompt
+
+    @property
+    def created(self) -> int:
+        """Time of its begin, in seconds since the epoch."""
+        return self.identity.created
 
     def close(self) -> None:
         """Cancel what has not finished. Idempotent."""
@@ -249,8 +269,15 @@ class ModelService:
             )
         self.check_vocabulary(token_ids)
 
-    async def start(self, parameters: GenerationParameters, *, user: str | None = None) -> Generation:
+    async def start(
+        self, parameters: GenerationParameters, *, user: str | None = None, identity: Identity | None = None
+    ) -> Generation:
         """Accept a request; its answers begin at once.
+
+        Args:
+            parameters: What is to be generated.
+            user: The client's name for whoever asks, for the log.
+            identity: What is drawn otherwise, of an answer that is made again.
 
         Raises:
             HttpError: it names no model here (404), or its prompt and answer are longer than the context (400).
@@ -268,8 +295,9 @@ class ModelService:
             guides = await self.front.run(
                 self.guides.guides, parameters.grammar, len(guides), size=len(parameters.grammar.source) * len(guides)
             )
-        answer_id = f"{parameters.prefix}-{uuid.uuid4().hex}"
-        seed = secrets.randbits(63) if parameters.seed is None else parameters.seed
+        identity = identity or Identity.draw()
+        answer_id = f"{parameters.prefix}-{identity.key}"
+        seed = identity.seed if parameters.seed is None else parameters.seed
         requests = []
         for number, prompt in enumerate(parameters.prompts):
             base = self._request(parameters, prompt, adapter)
@@ -284,7 +312,7 @@ class ModelService:
         choices: list[Choice] = []
         try:
             for index, request in enumerate(requests):
-                tokens = self.engine.submit(request)
+                tokens = self.engine.submit(request, known=identity.known.get(index))
                 choices.append(Choice(index, tokens, stream_text(tokens, self.loaded.tokenizer, parameters.text)))
                 await _now_and_then(index)
         except BaseException:
@@ -293,9 +321,7 @@ class ModelService:
             raise
         num_prompt_tokens = sum(map(len, parameters.prompts))
         made = tuple(choices)
-        return Generation(
-            answer_id, int(time.time()), parameters.model, made, num_prompt_tokens, parameters.num_choices
-        )
+        return Generation(answer_id, identity, parameters.model, made, num_prompt_tokens, parameters.num_choices)
 
     def _request(
         self, parameters: GenerationParameters, prompt: Sequence[int], adapter: str | None

@@ -5,15 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_orca.engine.stats import EngineStats
-from mlsys_orca.engine.streams import Requests, Streams, TokenStream
+from mlsys_orca.engine.streams import KnownAnswer, Requests, Streams, TokenStream
 from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
 from mlsys_orca.scheduling.policy import DEFAULT_POLICY
-from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
+from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult, Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +160,13 @@ class EngineClient(ABC):
         """Requests accepted that have not left."""
         return self._requests.num_unfinished
 
-    def submit(self, request: GenerationRequest) -> TokenStream:
+    def submit(self, request: GenerationRequest, *, known: KnownAnswer | None = None) -> TokenStream:
         """Accept a request, from a running event loop; close what is returned.
+
+        Args:
+            request: The request.
+            known: Beginning of its answer, which is given again and not computed; a policy that cannot go on behind it
+                computes it again, and gives the same.
 
         Raises:
             BusyError: too many requests wait.
@@ -178,7 +183,11 @@ class EngineClient(ABC):
         if request.adapter is not None and request.adapter not in self.adapters:
             raise InvalidInputError(f"there is no adapter {request.adapter!r} (there are: {sorted(self.adapters)})")
         self.check_room()
-        return TokenStream(request, self._requests, self._streams, self.stats)
+        if known is None or not known.tokens or not (self.shape.goes_on and self.shape.streams_tokens):
+            return TokenStream(request, self._requests, self._streams, self.stats)
+        progress = Progress(tuple(token.token_id for token in known.tokens))
+        request = replace(request, progress=progress)
+        return TokenStream(request, self._requests, self._streams, self.stats, known)
 
     def check_room(self, num_more: int = 1) -> None:
         """See whether ``num_more`` requests may wait.

@@ -42,9 +42,7 @@ class LiveRequest:
     @property
     def finish_reason(self) -> FinishedBy | None:
         """Reason why its answer is complete; None: it is not."""
-        if self.tokens and self.tokens[-1].token_id in self.request.stop_token_ids:
-            return "stop"
-        return "length" if len(self.tokens) >= self.request.max_new_tokens else None
+        return self.request.finish_reason(len(self.tokens), self.tokens[-1].token_id) if self.tokens else None
 
     def result(self, reason: FinishedBy) -> GenerationResult:
         """Return its result, when it is complete."""
@@ -78,6 +76,8 @@ class Ledger:
     def open(self, request: GenerationRequest) -> LiveRequest:
         """Add a request."""
         live = LiveRequest(self._next_handle(), request, self._num_opened)
+        if request.progress is not None:
+            live.tokens = [SampledToken(request.request_id, token) for token in request.progress.answer]
         self._num_opened += 1
         self.live[live.handle] = live
         self.handles[request.request_id] = live.handle

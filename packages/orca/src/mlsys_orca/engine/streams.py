@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -47,23 +48,57 @@ class PoisonedRequestError(ServingError):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """Beginning of an answer that an engine before this one gave."""
+
+    tokens: tuple[SampledToken, ...] = ()
+    scored: tuple[ScoredPrompt, ...] = ()  # of the prompt, if its log-probabilities were asked for
+
+
 class TokenStream:
     """Stream of one request's log-probabilities of the prompt, tokens and result, as iterations complete.
 
     Under a policy that does not stream (``request-level``) all comes at once, right before the result. An asynchronous
     iterator for one reader; :meth:`close` it, which cancels the request if it has not finished.
+
+    Args:
+        request: The request.
+        loop: Where it runs.
+        streams: Where its tokens come from.
+        stats: Times and counts, noted as it is read.
+        known: Items that it gives first; the request goes on behind them.
     """
 
-    def __init__(self, request: GenerationRequest, loop: Requests, streams: Streams, stats: EngineStats) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        loop: Requests,
+        streams: Streams,
+        stats: EngineStats,
+        known: KnownAnswer | None = None,
+    ) -> None:
         self.request = request
         self._loop, self._streams, self._stats = loop, streams, stats
         self._items: asyncio.Queue[ScoredPrompt | SampledToken | Finished[Any]] = asyncio.Queue()
-        self._num_tokens = 0
+        self._num_tokens = self._num_known = 0
         self._is_complete = False  # its last token has come
         self._is_closed = False
         streams.open(request.request_id, asyncio.get_running_loop(), self._items.put_nowait)
+        reason = None
+        if known is not None:
+            self._num_known = len(known.tokens)
+            for scored in known.scored:
+                self._items.put_nowait(scored)
+            for token in known.tokens:
+                self._items.put_nowait(token)
+            reason = request.finish_reason(len(known.tokens), known.tokens[-1].token_id)
         try:
-            loop.submit(request, request.request_id)
+            if known is not None and reason is not None:
+                result = GenerationResult(known.tokens, reason, known.scored)
+                self._items.put_nowait(Finished(request.request_id, FinishReason.DONE, result))
+            else:
+                loop.submit(request, request.request_id)
         except BaseException:
             self._is_closed = True
             streams.close(request.request_id)
@@ -103,10 +138,11 @@ class TokenStream:
 
     def _note(self, token: SampledToken) -> None:
         now, stats = time.perf_counter(), self._stats
-        (stats.between_tokens if self._num_tokens else stats.first_token).observe(now - self._last_s)
+        if self._num_tokens >= self._num_known:
+            (stats.between_tokens if self._num_tokens else stats.first_token).observe(now - self._last_s)
+            stats.num_new_tokens += 1
         self._last_s = now
         self._num_tokens += 1
-        stats.num_new_tokens += 1
         request = self.request
         self._is_complete = token.token_id in request.stop_token_ids or self._num_tokens == request.max_new_tokens
 

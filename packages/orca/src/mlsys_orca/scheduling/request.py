@@ -32,6 +32,12 @@ class GenerationRequest:
     adapter: str | None = None  # whose weights are added to the model's; None: nobody's
     progress: Progress | None = None  # where to go on; None: from the beginning
 
+    def finish_reason(self, num_tokens: int, last_token_id: int) -> FinishedBy | None:
+        """Return the reason why an answer of ``num_tokens`` is complete with its last; None: it is not."""
+        if last_token_id in self.stop_token_ids:
+            return "stop"
+        return "length" if num_tokens >= self.max_new_tokens else None
+
     @property
     def max_tokens(self) -> int:
         """K/V slots the request can ever need; the last token is never attended to, yet counted as the paper does."""

@@ -300,7 +300,4 @@ class RequestPool:
     def _accept(self, sequence: SequenceState, token: SampledToken) -> None:
         sequence.tokens.append(token)
         sequence.token_ids.append(token.token_id)
-        if token.token_id in sequence.request.stop_token_ids:
-            sequence.finish_reason = "stop"
-        elif len(sequence.tokens) == sequence.request.max_new_tokens:
-            sequence.finish_reason = "length"
+        sequence.finish_reason = sequence.request.finish_reason(len(sequence.tokens), token.token_id)
