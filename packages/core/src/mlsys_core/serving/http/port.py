@@ -40,7 +40,7 @@ class BoundPort:
         port: 0 takes a free one.
         config: settings of the later app: certificate and bounds hold from the start.
         error_format: that of the later app.
-        answers: start the thread that answers; without it connections wait.
+        answers: start the thread that answers; without it connections wait, until :meth:`answer`.
 
     Raises:
         InvalidInputError: a bad host or port, or a certificate that cannot be used.
@@ -65,9 +65,15 @@ class BoundPort:
         self._ssl = None if config.tls is None else server_context(config.tls)
         self._config = config
         self._listener, self.address = listen(host, port, scheme="http" if self._ssl is None else "https")
+        self._format = error_format or ErrorFormat()
         self._responder: _Responder | None = None
         if answers:
-            self._responder = _Responder(self._listener.dup(), self._ssl, config, error_format or ErrorFormat())
+            self.answer()
+
+    def answer(self) -> None:
+        """Start the thread that answers. Idempotent."""
+        if self._responder is None:
+            self._responder = _Responder(self._listener.dup(), self._ssl, self._config, self._format)
 
     async def hand_over(self, connection: Callable[[], asyncio.Protocol]) -> asyncio.Server:
         """Stop answering, and accept connections with ``connection`` in the running event loop."""

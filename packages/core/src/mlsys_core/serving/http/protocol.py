@@ -14,6 +14,7 @@ part's time.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +22,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mlsys_core.serving.http.limits import MAX_HEADER_NBYTES, ConnectionLimits
+
+Give = Callable[[int, bool], bool]
 
 
 class _Part(Enum):
@@ -34,13 +37,16 @@ class Connection(HttpToolsProtocol):
 
     Args:
         limits: its bounds, and the number of connections in the server's state.
+        is_kept: another server has answered requests on it, and it waits for the next.
         options: uvicorn's own arguments.
     """
 
-    def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
+    def __init__(self, limits: ConnectionLimits, *, is_kept: bool = False, **options: Any) -> None:
         super().__init__(**options)
         self._limits = limits
-        self._part = _Part.HEADERS
+        self._is_kept = is_kept
+        self._give: Give | None = None  # it is to leave for another server
+        self._part = _Part.NEITHER if is_kept else _Part.HEADERS
         self._num_parts = 0  # begun so far: tells a part from the next of its kind
         self._timed_part: int | None = None  # the part that the timer is for
         self._read_timer: asyncio.TimerHandle | None = None
@@ -56,7 +62,28 @@ class Connection(HttpToolsProtocol):
         if len(self.connections) > self._limits.max_connections:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "The server has too many connections; try again later.")
             return
+        if self._is_kept:
+            self.has_received = True
+            self._keep_alive()
         self._watch()
+
+    def leave(self, give: Give) -> None:
+        """Give the connection to another server, now or when the running request has been answered.
+
+        A connection with TLS cannot be given: its next answer says ``Connection: close``. Ask again from time to time:
+        an answer that its client has not taken yet holds it.
+
+        Args:
+            give: takes the descriptor, and whether requests have been answered on it; False: try later.
+        """
+        self._give = give
+        is_between = self._part is _Part.NEITHER or not self.has_received
+        if self.transport.is_closing() or self._is_upgraded or not self._is_idle or not is_between:
+            return
+        if self._is_encrypted or self.transport.get_write_buffer_size():
+            return
+        if give(self.transport.get_extra_info("socket").fileno(), self.has_received):
+            self.transport.abort()  # this process's descriptor only: the connection lives
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget all timers."""
@@ -79,9 +106,7 @@ class Connection(HttpToolsProtocol):
             if self._num_parts == num_parts:
                 self._begin(_Part.HEADERS)  # blank lines before a request: they do not hold a connection
             elif self.timeout_keep_alive_task is None:  # the rest of a body whose request had been answered
-                self.timeout_keep_alive_task = self.loop.call_later(
-                    self.timeout_keep_alive, self.timeout_keep_alive_handler
-                )
+                self._keep_alive()
         if self._part is not _Part.NEITHER and self._overhead_nbytes > MAX_HEADER_NBYTES:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The request's headers are too large.")
             return
@@ -99,6 +124,8 @@ class Connection(HttpToolsProtocol):
             self._is_too_large = True
             raise ValueError("too large")  # the parser stops, and uvicorn has it answered
         super().on_headers_complete()
+        if self._give is not None and self._is_encrypted and self.cycle is not None:
+            self.cycle.keep_alive = False
         self._begin(_Part.BODY)
 
     def on_body(self, body: bytes) -> None:
@@ -122,6 +149,8 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._abort_unless_written()
+        elif self._give is not None:
+            self.loop.call_soon(self.leave, self._give)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection."""
@@ -144,6 +173,14 @@ class Connection(HttpToolsProtocol):
     @property
     def _is_idle(self) -> bool:
         return (self.cycle is None or self.cycle.response_complete) and not self.pipeline
+
+    @property
+    def _is_encrypted(self) -> bool:
+        return self.transport.get_extra_info("ssl_object") is not None
+
+    def _keep_alive(self) -> None:
+        """Start the timer of a connection that waits for its next request."""
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _begin(self, part: _Part) -> None:
         self._part = part

@@ -1,7 +1,8 @@
 """Processes of one server: a supervisor that forks them, watches them and restarts them, and the frames they exchange.
 
 The supervisor loads what all need and then forks: memory is shared, nothing is loaded twice, and a process that dies is
-replaced within milliseconds. It computes nothing itself. Linux only (pidfd, prctl).
+replaced within milliseconds. It computes nothing itself. Above it a master may fork one such server after the other,
+each with other settings, while the one before finishes what runs. Linux only (pidfd, prctl).
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ __all__ = [
     "Child",
     "Death",
     "FrameReader",
+    "GenerationLink",
+    "GenerationStatus",
+    "Generations",
+    "Handover",
+    "Outcome",
+    "ReloadFailedError",
+    "ReloadRefusedError",
     "RestartBudget",
     "Supervisor",
     "SupervisorLink",
@@ -27,6 +35,15 @@ if TYPE_CHECKING:
     from mlsys_core.serving.processes.box import Boxes
     from mlsys_core.serving.processes.children import Child, Death, can_supervise, is_stopped
     from mlsys_core.serving.processes.frames import FrameReader, frame
+    from mlsys_core.serving.processes.generation_link import (
+        GenerationLink,
+        GenerationStatus,
+        Outcome,
+        ReloadFailedError,
+        ReloadRefusedError,
+    )
+    from mlsys_core.serving.processes.generations import Generations
+    from mlsys_core.serving.processes.handover import Handover
     from mlsys_core.serving.processes.restarts import RestartBudget
     from mlsys_core.serving.processes.supervisor import Supervisor, SupervisorLink
 
@@ -36,6 +53,15 @@ __getattr__, __dir__ = lazy_exports(
         "box": ["Boxes"],
         "children": ["Child", "Death", "can_supervise", "is_stopped"],
         "frames": ["FrameReader", "frame"],
+        "generation_link": [
+            "GenerationLink",
+            "GenerationStatus",
+            "Outcome",
+            "ReloadFailedError",
+            "ReloadRefusedError",
+        ],
+        "generations": ["Generations"],
+        "handover": ["Handover"],
         "restarts": ["RestartBudget"],
         "supervisor": ["Supervisor", "SupervisorLink"],
     },

@@ -19,6 +19,7 @@ from mlsys_core.errors import ServingError
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 EXIT_UNHANDLED = 70  # an exception that nobody caught (EX_SOFTWARE)
+_RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP)  # handlers that a child does not inherit
 _TASKS = Path("/proc/self/task")
 _THREAD_END_S = 1.0
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS})
@@ -79,9 +80,11 @@ class Child:
         sys.stderr.flush()
         parent = os.getpid()
         self._num_kills = _num_memory_kills()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _RESET)  # none finds the parent's handlers in the child
         self.pid = os.fork()
         if self.pid == 0:
-            _live(name, run, parent)
+            _live(name, run, parent, blocked)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self.fd = os.pidfd_open(self.pid)  # readable when the process has ended
 
     def send_signal(self, number: int) -> None:
@@ -110,7 +113,7 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def _live(name: str, run: Callable[[], int | None], parent: int) -> None:
+def _live(name: str, run: Callable[[], int | None], parent: int, blocked: set[int | signal.Signals]) -> None:
     """Run the child's life and end the process, whatever happens: nothing of the parent's may run in it."""
     code = EXIT_UNHANDLED
     try:
@@ -120,9 +123,10 @@ def _live(name: str, run: Callable[[], int | None], parent: int) -> None:
         if os.getppid() != parent:  # which died before it could be watched
             os._exit(EXIT_UNHANDLED)
         os.setpgid(0, 0)  # a terminal's Ctrl-C is for the parent, which passes on what is to be
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        for number in _RESET:
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         gc.freeze()
         code = run() or 0
     except SystemExit as error:
