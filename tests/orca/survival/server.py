@@ -1,10 +1,10 @@
 """A server of several processes for tests: ``server.py MODEL '{"step": ..., "poison": ...}'`` prints its port.
 
-``step`` and ``number``: the first worker is killed when it comes to that step for that time. ``policy``, ``kv_tokens``
-and ``speculate``: as of the command. ``poison``: a token id; a worker that computes it in a prompt crashes. ``memory``:
-a worker that computes token 67 in a prompt may take no more than so many bytes beyond what it has, and tries to.
-``max_deaths``: of the restart budget. ``defect``: the scheduler raises at its call of that number, once.
-``no_pool``: as with a policy that keeps no RequestPool.
+``step`` and ``number``: the first worker is killed when it comes to that step for that time. ``policy``, ``kv_tokens``,
+``replicas`` and ``speculate``: as of the command. ``poison``: a token id; a worker that computes it in a prompt
+crashes. ``memory``: a worker that computes token 67 in a prompt may take no more than so many bytes beyond what it has,
+and tries to. ``max_deaths``, ``num_immediate`` and ``backoff_s``: of the restart budget. ``defect``: the scheduler
+raises at its call of that number, once. ``no_pool``: as with a policy that keeps no RequestPool.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def main() -> int:
         policy=options.get("policy", "chunked"),
         num_kv_tokens=options.get("kv_tokens"),
         num_draft_tokens=options.get("speculate", 0),
+        num_replicas=options.get("replicas", 1),
     )
     http = HttpConfig(validation_status=400)
 
@@ -97,7 +98,11 @@ def main() -> int:
             http,
             bound=bound,
             on_ready=on_ready,
-            budget=RestartBudget(max_deaths=options.get("max_deaths", 30)),
+            budget=RestartBudget(
+                max_deaths=options.get("max_deaths", 30),
+                num_immediate=options.get("num_immediate", 8),
+                backoff_s=options.get("backoff_s", 0.1),
+            ),
             crash_points=CrashPoints(options.get("step"), options.get("number", 1)),
         )
 

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,121 +15,9 @@ import pytest
 from mlsys_core.serving.processes import can_supervise
 from mlsys_orca.engine.crash_points import STEPS
 
-from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
+from tests.orca.survival.clients import answers, bodies
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-
-
-@dataclass
-class Server:
-    """A server under test."""
-
-    process: subprocess.Popen[str]
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def workers(self) -> list[psutil.Process]:
-        """Return its workers, the one that serves first."""
-        children = psutil.Process(self.process.pid).children()
-        return sorted((child for child in children if child.name() == "mlsys-worker"), key=lambda child: child.pid)
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """``with start(**options) as server``: see ``server.py``."""
-
-    model = write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", tiny_metadata(), tiny_tensors())
-
-    @contextmanager
-    def started(**options: Any) -> Iterator[Server]:
-        command = [sys.executable, str(Path(__file__).with_name("server.py")), str(model)]
-        process = subprocess.Popen([*command, json.dumps(options)], stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            server = Server(process, int(process.stdout.readline()))
-            while httpx.get(f"{server.url}/health", timeout=None).status_code != 200:
-                time.sleep(0.01)
-            children = psutil.Process(process.pid).children(recursive=True)
-            yield server
-        finally:
-            process.terminate()
-            process.wait()
-            process.stdout.close()  # type: ignore[union-attr]
-        psutil.wait_procs(children, timeout=None)  # nobody is left
-
-    return started
-
-
-def bodies(number: int) -> list[dict[str, Any]]:
-    """Return requests of every kind."""
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0},
-        {"temperature": 1.0},
-        {"temperature": 0.9, "n": 2},
-        {"temperature": 0, "logprobs": 3},
-        {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1, "stream": False},
-        {"temperature": 1.0, "structured_outputs": {"json": SCHEMA}, "ignore_eos": False},
-        {"temperature": 0.8, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
-    ]
-    rng = random.Random(0)
-    return [
-        {
-            "model": "tiny",
-            "prompt": "".join(rng.choice("abdefgh ") for _ in range(rng.randint(1, 40))),
-            "max_tokens": rng.randint(4, 40),
-            "seed": index,
-            "ignore_eos": True,
-            "stream": True,
-            **kinds[index % len(kinds)],
-        }
-        for index in range(number)
-    ]
-
-
-async def answer(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> list[Any]:
-    """Return all events of a stream but for ids and times, in order; choices one after the other."""
-    events: list[Any] = []
-    if not body["stream"]:
-        whole = (await client.post(f"{url}/v1/completions", json=body)).json()
-        return [whole["choices"], whole["usage"]]
-    async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
-        assert response.status_code == 200, await response.aread()
-        is_done = False
-        async for line in response.aiter_lines():
-            is_done = is_done or line == "data: [DONE]"
-            if line.startswith("data: ") and not is_done:
-                event = json.loads(line[6:])
-                events += event.get("choices", [event])
-    assert is_done or "error" in events[-1], "the stream was cut"
-    return sorted(events, key=lambda event: event.get("index", 0))
-
-
-async def answers(url: str, asked: list[dict[str, Any]], trouble: Callable[[], Any] | None = None) -> list[Any]:
-    """Return the answers to all requests, asked at once, while ``trouble`` is made again and again."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=None, limits=limits) as client:
-        task = asyncio.create_task(make(trouble)) if trouble is not None else None
-        found = await asyncio.gather(*(answer(client, url, body) for body in asked))
-        if task is not None:
-            task.cancel()
-        return found
-
-
-async def make(trouble: Callable[[], Any]) -> None:
-    while True:
-        await asyncio.sleep(0.15)
-        trouble()
-
-
-@pytest.fixture(scope="module")
-def undisturbed(start: Callable[..., Any]) -> list[Any]:
-    """What an undisturbed server answers to two requests of each kind."""
-    with start() as server:
-        return asyncio.run(answers(server.url, bodies(14)))
 
 
 @pytest.mark.parametrize("number", [1, 4])

@@ -49,7 +49,9 @@ class EngineMetrics(Collector):
             )
             yield self._counter("poisoned_requests", "Requests that ended workers", recoveries.num_poisoned)
             yield self._gauge(
-                "longest_stall_seconds", "From a death to the next tokens, at most so far", recoveries.longest_stall_s
+                "longest_stall_seconds",
+                "From a death to a request's next token, at most so far",
+                recoveries.longest_stall_s,
             )
         if pool is None:
             return

@@ -1,4 +1,4 @@
-"""The server as several processes: a front, a worker that runs the model, and one that waits to take over."""
+"""The server as several processes: a front, a worker for each replica, and one that waits to take over."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def serve_supervised(
     Args:
         loaded: The model.
         name: Its name for clients.
-        config: Limits.
+        config: Limits of each replica, and how many there are.
         http: Settings of the app.
         bound: The listening port.
         encoder: An encoder beside it, which runs in the front.
@@ -64,9 +64,12 @@ def serve_supervised(
         InvalidInputError: the limits do not fit the model or the memory.
         ServingError: this process has threads.
     """
-    shape, _, _ = plan_engine(loaded, config, available_memory_nbytes(loaded.device), installed_plugins().registry)
+    available_nbytes = available_memory_nbytes(loaded.device) // config.num_replicas
+    shape, _, _ = plan_engine(loaded, config, available_nbytes, installed_plugins().registry)
     config = replace(config, num_kv_tokens=shape.num_kv_tokens)
-    kv_cache = new_kv_cache(loaded.model, num_blocks=shape.num_blocks, empty=shared_empty)
+    kv_caches = [
+        new_kv_cache(loaded.model, num_blocks=shape.num_blocks, empty=shared_empty) for _ in range(config.num_replicas)
+    ]
     guides = GuideMaker(loaded.tokenizer, loaded.config.vocab_size)
     loaded.tokenizer.warm_up()
     guides.warm_up()
@@ -84,6 +87,6 @@ def serve_supervised(
 
     def worker(number: int, end: socket.socket) -> None:
         points = crash_points if crash_points is not None and number == 0 else CrashPoints()
-        Worker(WorkerSettings(loaded, config, guides, kv_cache, points), end, boxes.box(number)).run()
+        Worker(WorkerSettings(loaded, config, guides, kv_caches, points), end, boxes.box(number)).run()
 
-    return Supervisor(front, worker, num_workers=1, boxes=boxes, budget=budget).run()
+    return Supervisor(front, worker, num_workers=config.num_replicas, boxes=boxes, budget=budget).run()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from mlsys_core.errors import ServingError
-from mlsys_orca.cli.options import Model, Threads, num_threads_of
+from mlsys_orca.cli.options import Model, Replicas, ReplicaThreads, num_threads_of
 from mlsys_orca.loading.named import DEFAULT_MODEL
 
 
@@ -27,7 +27,8 @@ def chaos(
     trouble: Annotated[Trouble, typer.Option(help="kill, stop (it hangs), or abort (as if it had crashed).")] = (
         Trouble.KILL
     ),
-    threads: Threads = 0,
+    threads: ReplicaThreads = 0,
+    replicas: Replicas = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the requests, and of who is troubled.")] = 0,
 ) -> None:
     """Start a server, trouble its workers while it answers mixed requests, and compare with an undisturbed run.
@@ -44,7 +45,7 @@ def chaos(
     from rich.console import Console
     from rich.table import Table
 
-    with running_server(model, num_threads_of(threads)) as server:
+    with running_server(model, num_threads_of(threads, replicas=replicas), replicas) as server:
         run = Chaos(server, streams=streams, seed=seed)
         tally = asyncio.run(run.run(seconds=seconds, every_s=every, trouble=trouble.value))
     table = Table(box=box.SIMPLE, show_header=False)

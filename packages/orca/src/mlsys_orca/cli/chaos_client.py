@@ -119,7 +119,7 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(model: str, num_threads: int) -> Iterator[RunningServer]:
+def running_server(model: str, num_threads: int, replicas: int = 1) -> Iterator[RunningServer]:
     """Start ``mlsys orca serve`` on a free port and wait until it serves; it ends with the block.
 
     Raises:
@@ -130,7 +130,7 @@ def running_server(model: str, num_threads: int) -> Iterator[RunningServer]:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "mlsys_core", "orca", "serve", model, "--name", "model", "--port", str(port)]
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen([*command, "--threads", str(num_threads)], stderr=log)
+        process = subprocess.Popen([*command, "--threads", str(num_threads), "--replicas", str(replicas)], stderr=log)
         url = f"http://127.0.0.1:{port}"
         try:
             while not _is_up(url):

@@ -25,9 +25,18 @@ Weights = Annotated[
 Threads = Annotated[
     int, typer.Option(min=0, help="Threads of the model's operators; 0: all cores this process may use.")
 ]
+ReplicaThreads = Annotated[
+    int,
+    typer.Option(
+        min=0, help="Threads of the model's operators in each replica; 0: the cores this process may use, divided."
+    ),
+]
+Replicas = Annotated[
+    int, typer.Option(min=1, help="Engines behind one front, each with a process and K/V slots of its own.")
+]
 
 
-def num_threads_of(threads: int) -> int:
-    """Return ``threads``, or the number of cores this process may use if it is 0."""
+def num_threads_of(threads: int, *, replicas: int = 1) -> int:
+    """Return ``threads``, or if it is 0 the cores this process may use for each of ``replicas``, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return threads or cores
+    return threads or max(1, cores // replicas)

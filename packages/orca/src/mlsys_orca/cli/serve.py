@@ -11,7 +11,17 @@ import typer
 from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
 from mlsys_core.cli.serving import ServerOptions, serve_command
 from mlsys_core.collector import kept_out_of_collections
-from mlsys_orca.cli.options import Adapters, ChatTemplateFile, Dtype, Model, Threads, Weights, num_threads_of
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.cli.options import (
+    Adapters,
+    ChatTemplateFile,
+    Dtype,
+    Model,
+    Replicas,
+    ReplicaThreads,
+    Weights,
+    num_threads_of,
+)
 from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
 if TYPE_CHECKING:
@@ -43,8 +53,9 @@ def serve(
     dtype: Dtype = None,
     weights: Weights = None,
     device: Device = "cpu",
-    threads: Threads = 0,
-    max_batch_size: Annotated[int, typer.Option(min=1, help="Requests per iteration at most.")] = 8,
+    threads: ReplicaThreads = 0,
+    replicas: Replicas = 1,
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Requests per iteration of a replica at most.")] = 8,
     max_model_len: MaxModelLen = None,
     policy: Annotated[
         str,
@@ -57,7 +68,9 @@ def serve(
             help="Tokens per iteration under 'chunked' (128; with an encoder, all): fewer keep streams smoother.",
         ),
     ] = None,
-    kv_tokens: Annotated[int | None, typer.Option(min=16, help="K/V slots; by default what fits the memory.")] = None,
+    kv_tokens: Annotated[
+        int | None, typer.Option(min=16, help="K/V slots of each replica; by default what fits the memory.")
+    ] = None,
     memory_pool: BlockPoolName = None,
     compiler: CompilerName = None,
     speculate: Annotated[
@@ -92,7 +105,14 @@ def serve(
         open_paths=("/health", "/health/*", "/metrics"),
         validation_status=400,  # as the protocol's own server answers
     )
-    supervises = not single_process and _can_supervise(device)
+    why_single = "--single-process was given" if single_process else _why_single(device)
+    if why_single is not None and replicas > 1:
+        raise InvalidInputError(
+            f"--replicas {replicas} needs a process for each, and all would run in one: {why_single}; ask for 1"
+        )
+    if why_single is not None and not single_process:
+        typer.echo(f"mlsys: all runs in one process: {why_single}", err=True)
+    supervises = why_single is None
     with server.bind(http, error_format=ERROR_FORMAT) as bound:
         if supervises:
             import torch
@@ -119,7 +139,7 @@ def serve(
             max_batch_size=max_batch_size,
             num_kv_tokens=kv_tokens,
             max_model_len=max_model_len,
-            num_threads=num_threads_of(threads),
+            num_threads=num_threads_of(threads, replicas=replicas),
             policy=policy,
             memory_pool=memory_pool,
             compiler=compiler,
@@ -127,6 +147,7 @@ def serve(
             batch_invariant=batch_invariant,
             max_waiting=max_waiting,
             num_draft_tokens=speculate,
+            num_replicas=replicas,
         )
         found = None if encoder is None else find_encoder(encoder, device=device)
         name = name or model_name(model)
@@ -146,13 +167,11 @@ def serve(
     raise typer.Exit(code)
 
 
-def _can_supervise(device: str) -> bool:
+def _why_single(device: str) -> str | None:
+    """Return why a server cannot run in several processes; None: it can."""
     from mlsys_core.serving.processes import can_supervise
 
-    reason = can_supervise() if device == "cpu" else f"a model on {device!r} cannot be shared by forked processes"
-    if reason is not None:
-        typer.echo(f"mlsys: all runs in one process: {reason}", err=True)
-    return reason is None
+    return can_supervise() if device == "cpu" else f"a model on {device!r} cannot be shared by forked processes"
 
 
 def _banner(service: ModelService, address: ServerAddress) -> Sequence[str]:
@@ -163,6 +182,7 @@ def _banner(service: ModelService, address: ServerAddress) -> Sequence[str]:
         route, body = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
     extras = [f"adapters {', '.join(sorted(engine.adapters))}"] if engine.adapters else []
     extras += [] if service.encoder is None else [f"embeddings by {service.encoder.name}"]
+    extras += [f"{config.num_replicas} replicas, each with these limits"] if config.num_replicas > 1 else []
     extras += [f"up to {config.num_draft_tokens} guesses a token"] if config.num_draft_tokens else []
     return [
         f"  {service.name} at {address.url}/v1   ({str(loaded.model.dtype).removeprefix('torch.')}, "

@@ -31,6 +31,12 @@ class EngineConfig:
     batch_invariant: bool = False  # refuse a model whose numbers would depend on what it is batched with
     max_waiting: int | None = None  # requests beyond those of an iteration, from which on new ones are refused
     num_draft_tokens: int = 0  # guesses behind each decode at most, by prompt lookup; 0: none
+    num_replicas: int = 1  # engines behind one front, each with these limits; more than 1 need processes
+
+    @property
+    def num_at_once(self) -> int:
+        """Requests in the iterations of all replicas at most."""
+        return self.max_batch_size * self.num_replicas
 
 
 class BusyError(ServingError):
@@ -87,7 +93,7 @@ class Recoveries:
     num_resumed: int = 0  # requests that went on at another worker
     num_recomputed_tokens: int = 0  # whose keys and values were lost
     num_poisoned: int = 0  # requests that were given up, since they ended workers
-    longest_stall_s: float = 0.0  # from a death until the first tokens after it
+    longest_stall_s: float = 0.0  # from a death until the next token of a request that had begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,17 +203,18 @@ class EngineClient(ABC):
             BusyError: they may not now.
         """
         bound = self.config.max_waiting
-        if bound is not None and num_more > bound + self.config.max_batch_size:
+        num_at_once = self.config.num_at_once
+        if bound is not None and num_more > bound + num_at_once:
             raise InvalidInputError(
-                f"this asks for {num_more} answers, and the server takes at most {bound + self.config.max_batch_size} "
+                f"this asks for {num_more} answers, and the server takes at most {bound + num_at_once} "
                 "at a time: send fewer prompts or choices in one request"
             )
-        num_waiting = self.num_unfinished - self.config.max_batch_size
+        num_waiting = self.num_unfinished - num_at_once
         if bound is not None and num_waiting + num_more > bound:
             whole = self.stats.whole
             num_ended = whole.buckets()[-1][1]
             mean_s = whole.sum / num_ended if num_ended else 1.0
-            retry_after_s = mean_s * (num_waiting + 1) / self.config.max_batch_size
+            retry_after_s = mean_s * (num_waiting + 1) / num_at_once
             raise BusyError(num_waiting, bound, min(max(retry_after_s, 1.0), 60.0))
 
     async def generate(

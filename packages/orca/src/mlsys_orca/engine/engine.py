@@ -6,6 +6,7 @@ reads tokens as iterations complete; closing the stream early cancels the reques
 
 from __future__ import annotations
 
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import Registry
 from mlsys_core.serving import LoopRecorder
 from mlsys_orca.engine.client import BusyError, EngineClient, EngineConfig, EngineCounts
@@ -28,7 +29,8 @@ class Engine(EngineClient):
         registry: Where the policy and the memory pool are looked up; None: what the installed plugins registered.
 
     Raises:
-        InvalidInputError: the limits do not fit the model or the memory, or the policy or its options are unknown.
+        InvalidInputError: the limits do not fit the model or the memory, the policy or its options are unknown, or
+            several replicas are asked for.
         PluginError: the policy cannot be loaded.
 
     Example:
@@ -46,6 +48,11 @@ class Engine(EngineClient):
         recorder: LoopRecorder | None = None,
         registry: Registry | None = None,
     ) -> None:
+        if config.num_replicas > 1:
+            raise InvalidInputError(
+                f"{config.num_replicas} replicas need a process each, and this engine runs in one: ask for 1, or serve "
+                "with processes"
+            )
         streams, stats = Streams(), EngineStats()
         core = EngineCore(
             loaded, config, available_nbytes=available_nbytes, listener=streams, recorder=recorder, registry=registry

@@ -9,8 +9,9 @@ each, then together with all others. Who is alone in a crashing iteration fails;
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
 from mlsys_orca.scheduling.request import FinishedBy, GenerationRequest, GenerationResult
@@ -33,11 +34,23 @@ class LiveRequest:
     num_deaths: int = 0  # of workers that ran it at that moment
     place_at_death: tuple[int, int] | None = None  # how far it was at the last of them
     num_still: int = 0  # deaths in a row between which it did not advance
+    stalled_s: float = 0.0  # when a death held it up, in seconds of the front's clock; 0: its tokens come
 
     @property
     def place(self) -> tuple[int, int]:
         """Progress so far: tokens generated, tokens computed."""
         return len(self.tokens), self.num_computed_tokens
+
+    @property
+    def has_begun(self) -> bool:
+        """True if it has run."""
+        return bool(self.tokens or self.block_table)
+
+    @property
+    def num_outstanding_tokens(self) -> int:
+        """Tokens of its prompt left to compute, and of its answer left to generate, at most."""
+        left = len(self.request.prompt_token_ids) - self.num_computed_tokens
+        return max(0, left) + self.request.max_new_tokens - len(self.tokens)
 
     @property
     def finish_reason(self) -> FinishedBy | None:
@@ -58,36 +71,39 @@ class LiveRequest:
 
 
 class Ledger:
-    """All requests of a front that have not ended."""
+    """All requests of a replica that have not ended.
 
-    def __init__(self) -> None:
+    Args:
+        numbers: Handles for them, rising; ledgers that share it may hand requests over.
+    """
+
+    def __init__(self, numbers: Iterator[int] | None = None) -> None:
         self.live: dict[int, LiveRequest] = {}
         self.handles: dict[str, int] = {}  # by request id
-        self._num_opened = self._num_handles = 0
+        self._numbers = count() if numbers is None else numbers
 
     def by_arrival(self) -> list[LiveRequest]:
         """Return the requests, first come first."""
         return sorted(self.live.values(), key=lambda live: live.number)
 
-    def _next_handle(self) -> int:
-        self._num_handles += 1
-        return self._num_handles - 1
-
     def open(self, request: GenerationRequest) -> LiveRequest:
         """Add a request."""
-        live = LiveRequest(self._next_handle(), request, self._num_opened)
+        handle = next(self._numbers)
+        live = self.live[handle] = LiveRequest(handle, request, handle)
         if request.progress is not None:
             live.tokens = [SampledToken(request.request_id, token) for token in request.progress.answer]
-        self._num_opened += 1
-        self.live[live.handle] = live
-        self.handles[request.request_id] = live.handle
+        self.handles[request.request_id] = handle
         return live
+
+    def adopt(self, live: LiveRequest) -> None:
+        """Add a request of another ledger, which has dropped it, under a new handle."""
+        live.handle = self.handles[live.request.request_id] = next(self._numbers)
+        self.live[live.handle] = live
 
     def rename(self, live: LiveRequest) -> None:
         """Give a request another handle: what a worker still says of the old one is for nobody."""
-        del self.live[live.handle]
-        live.handle = self.handles[live.request.request_id] = self._next_handle()
-        self.live[live.handle] = live
+        self.drop(live.handle)
+        self.adopt(live)
 
     def drop(self, handle: int) -> LiveRequest | None:
         """Remove a request and return it; None: there is none."""

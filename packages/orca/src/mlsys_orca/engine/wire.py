@@ -42,6 +42,7 @@ class Cancel(msgspec.Struct, array_like=True, tag=1):
 class Start(msgspec.Struct, array_like=True, tag=2):
     """Front to worker: serve from now on; the first message."""
 
+    replica: int  # whose K/V memory is the worker's
     block_tables: dict[int, tuple[int, ...]]  # by handle: blocks of requests that are to follow
     slowest_s: float  # of an iteration so far, by the worker before; 0: unknown
     most_tokens: int  # of an iteration so far

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ class WorkerSettings:
     loaded: LoadedModel
     config: EngineConfig
     guides: GuideMaker
-    kv_cache: KVCache | NativeKVCache  # in shared memory
+    kv_caches: Sequence[KVCache | NativeKVCache]  # in shared memory, one for each replica
     crash_points: CrashPoints
 
 
@@ -64,7 +65,7 @@ class Worker:
             settings.config,
             available_nbytes=0,
             listener=self,
-            kv_cache=settings.kv_cache,
+            kv_cache=settings.kv_caches[0],
             wrap=self._watched,
         )
         if self._core.pool is not None:
@@ -92,6 +93,7 @@ class Worker:
 
     def _start(self, command: wire.Start) -> None:
         self._reach("started")
+        self._core.runner.kv_cache = self._settings.kv_caches[command.replica]
         self._deadline = IterationDeadline(command.slowest_s, most_tokens=command.most_tokens)
         if self._core.restores_blocks:
             tables = {str(handle): table for handle, table in command.block_tables.items()}

@@ -28,7 +28,6 @@ class WorkerChannel:
         pid: Its process id.
         end: The socket, which the channel owns.
         loop: The event loop.
-        on_report: Called with each report.
         on_closed: Called once, when the worker has closed its end: it is dead.
     """
 
@@ -39,7 +38,6 @@ class WorkerChannel:
         end: socket.socket,
         loop: asyncio.AbstractEventLoop,
         *,
-        on_report: Callable[[wire.Report], None],
         on_closed: Callable[[WorkerChannel], None],
     ) -> None:
         end.setblocking(False)
@@ -47,7 +45,10 @@ class WorkerChannel:
         self.is_condemned = False  # the supervisor was asked to kill it
         self.is_stopped = False  # by a signal, when last looked at
         self._pid, self._socket, self._loop = pid, end, loop
-        self._on_report, self._on_closed = on_report, on_closed
+        self.on_report: Callable[[wire.Report], None] | None = (
+            None  # called with each report; set it with the first message
+        )
+        self._on_closed = on_closed
         self._frames, self._unsent = FrameReader(), bytearray()
         self._is_waiting = False  # for room in the socket
         self._is_closed = False
@@ -101,7 +102,8 @@ class WorkerChannel:
             while data := self._socket.recv(_RECEIVE_NBYTES):
                 self._heard_s = time.monotonic()
                 for payload in self._frames.feed(data):
-                    self._on_report(wire.decode_report(payload))
+                    if self.on_report is not None:
+                        self.on_report(wire.decode_report(payload))
         except BlockingIOError:
             return
         except OSError:

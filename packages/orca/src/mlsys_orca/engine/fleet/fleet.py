@@ -1,0 +1,220 @@
+"""The replicas of an engine, the standbys, and the requests' way to them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from contextlib import suppress
+from itertools import count
+
+from mlsys_core.errors import ServingError
+from mlsys_core.serving import FinishReason
+from mlsys_core.serving.processes import Boxes, Death, SupervisorLink
+from mlsys_orca.engine.client import EngineConfig, EngineCounts, EngineShape, Recoveries
+from mlsys_orca.engine.fleet.replica import Listeners, Replica
+from mlsys_orca.engine.fleet.routing import choose
+from mlsys_orca.engine.fleet.totals import summed
+from mlsys_orca.engine.stats import EngineStats
+from mlsys_orca.engine.streams import Streams
+from mlsys_orca.engine.worker_channel import WorkerChannel
+from mlsys_orca.scheduling.request import GenerationRequest
+
+_log = logging.getLogger(__name__)
+_LOOK_S = 0.1  # between two looks whether a worker hangs
+_PATIENCE_S = 1.0  # that requests wait for a standby, before they begin again at another replica
+
+
+class Fleet:
+    """Replicas behind one front: :class:`~mlsys_orca.engine.streams.Requests`.
+
+    Args:
+        shape: Each replica's.
+        config: Their settings, and how many there are.
+        link: To the supervisor, which brings the workers.
+        boxes: The workers' black boxes.
+        streams: Where tokens go.
+        stats: Times and counts.
+    """
+
+    def __init__(
+        self,
+        shape: EngineShape,
+        config: EngineConfig,
+        link: SupervisorLink,
+        boxes: Boxes,
+        streams: Streams,
+        stats: EngineStats,
+    ) -> None:
+        self.failure: BaseException | None = None
+        self.recoveries = Recoveries()
+        handles, listeners = count(), Listeners(streams, stats, self.recoveries)
+        self.replicas = [Replica(number, shape, handles, listeners) for number in range(config.num_replicas)]
+        self._max_batch_size = config.max_batch_size
+        self._link, self._boxes = link, boxes
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # the event loop's
+        self._standbys: list[WorkerChannel] = []
+        self._deaths: dict[int, Death] = {}  # by worker, of those whose sockets have not told yet
+        self._closed: dict[int, WorkerChannel] = {}  # the reverse
+        self._hung: set[int] = set()  # workers that were killed since an iteration took too long
+        self._watcher: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def is_ready(self) -> bool:
+        """True if a replica serves."""
+        return any(replica.is_ready for replica in self.replicas)
+
+    @property
+    def counts(self) -> EngineCounts:
+        """Sums of the replicas' numbers, as of their last iterations."""
+        return summed([replica.counts for replica in self.replicas])
+
+    # --- requests, from the front
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of requests accepted that have not left."""
+        return sum(len(replica.ledger.live) for replica in self.replicas)
+
+    def submit(self, request: GenerationRequest, request_id: str) -> None:
+        """Accept ``request`` and give it to a replica."""
+        if self._is_closed or self.failure is not None:
+            raise ServingError("the engine has stopped") from self.failure
+        replica = self._replica_for(request)
+        replica.submit(replica.ledger.open(request))
+
+    def cancel(self, request_id: str) -> None:
+        """Have a request leave; unknown ids are ignored. From any thread."""
+        if threading.get_ident() != self._thread:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self.cancel, request_id)
+            return
+        for replica in self.replicas:
+            handle = replica.ledger.handles.get(request_id)
+            if handle is not None:
+                replica.cancel(handle)
+
+    def _replica_for(self, request: GenerationRequest) -> Replica:
+        if len(self.replicas) == 1:
+            return self.replicas[0]
+        loads = [replica.load() for replica in self.replicas]
+        return self.replicas[choose(loads, max_batch_size=self._max_batch_size)]
+
+    # --- life
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take workers as they come; in the event loop that will use the fleet."""
+        self._loop, self._thread = loop, threading.get_ident()
+        loop.add_reader(self._link.socket.fileno(), self._on_link)
+        self._watcher = loop.create_task(self._watch())
+
+    def close(self) -> None:
+        """Stop: unfinished requests are cancelled. Idempotent; from any thread."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._close)
+
+    def _close(self) -> None:
+        assert self._loop is not None
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._loop.remove_reader(self._link.socket.fileno())
+        self._end_all(FinishReason.CANCELLED, None)
+        for replica in self.replicas:
+            replica.close()
+        for worker in self._standbys:
+            worker.close()
+        self._standbys = []
+
+    def _end_all(self, reason: FinishReason, error: BaseException | None) -> None:
+        for replica in self.replicas:
+            replica.end_all(reason, error)
+
+    # --- workers come and go
+
+    def _on_link(self) -> None:
+        for message, fd in self._link.receive():
+            match message:
+                case {"event": "worker", "number": int(number), "pid": int(pid)} if fd is not None:
+                    self._add_worker(number, pid, socket.socket(fileno=fd))
+                case {"event": "died", "number": int(number)}:
+                    death = Death(message["exit_code"], message["signal"], message["is_out_of_memory"])
+                    self._on_death(number, death)
+                case {"event": "gave up"}:
+                    self.failure = ServingError("the engine died again and again, and is not started any more")
+                    self._end_all(FinishReason.FAILED, self.failure)
+
+    def _add_worker(self, number: int, pid: int, end: socket.socket) -> None:
+        assert self._loop is not None
+        self._standbys.append(WorkerChannel(number, pid, end, self._loop, on_closed=self._on_closed))
+        self._promote()
+
+    def _promote(self) -> None:
+        """Have standbys serve where a worker is missing; who has waited longest comes first."""
+        missing = [replica for replica in self.replicas if replica.worker is None and replica.lost is None]
+        for replica in sorted(missing, key=lambda replica: replica.waits_since_s):
+            if self._standbys:
+                replica.serve(self._standbys.pop(0))
+
+    def _on_closed(self, worker: WorkerChannel) -> None:
+        """Note that a worker's socket is closed: it is dead, and the supervisor will tell of what."""
+        if worker in self._standbys:
+            self._standbys.remove(worker)
+        for replica in self.replicas:
+            if replica.worker is worker:
+                replica.lose()
+        self._closed[worker.number] = worker
+        self._bury(worker.number)
+
+    def _on_death(self, number: int, death: Death) -> None:
+        self._deaths[number] = death
+        self._bury(number)
+
+    def _bury(self, number: int) -> None:
+        """Judge a death, when both the end of its socket and its cause are known; then have another worker serve."""
+        if number not in self._deaths or number not in self._closed:
+            return
+        death, worker = self._deaths.pop(number), self._closed.pop(number)
+        if self._is_closed:
+            return
+        for replica in self.replicas:
+            if replica.lost is worker:
+                replica.bury(death, self._boxes.box(number).owners(), is_hung=number in self._hung)
+        self._hung.discard(number)
+        self._promote()
+
+    async def _watch(self) -> None:
+        """Have workers killed that hang, and requests moved that wait too long for one; until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for replica in self.replicas:
+                if replica.worker is not None:
+                    self._look(replica, replica.worker)
+                elif replica.lost is None and time.monotonic() - replica.waits_since_s > _PATIENCE_S:
+                    self._move(replica)
+
+    def _look(self, replica: Replica, worker: WorkerChannel) -> None:
+        box = self._boxes.box(worker.number)
+        if worker.is_condemned or not worker.hangs(box, has_work=bool(replica.ledger.live)):
+            return
+        with suppress(OSError):  # no room for the message: the next look sends it
+            self._link.kill(worker.number)
+            worker.is_condemned = True
+            _log.warning("worker %d hangs: it is killed", worker.number)
+            if box.is_late() and not worker.is_stopped:
+                self._hung.add(worker.number)
+
+    def _move(self, replica: Replica) -> None:
+        """Have requests begin again at other replicas, since their own has had no worker for a while."""
+        if not self.is_ready:
+            return
+        for live in replica.move_out():
+            other = self._replica_for(live.request)
+            other.ledger.adopt(live)
+            other.submit(live)

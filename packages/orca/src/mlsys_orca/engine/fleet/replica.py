@@ -1,0 +1,307 @@
+"""One replica of an engine: its requests, what is sealed of them, and the worker that serves them now.
+
+A worker's death concerns the requests of its replica alone: they go on at the next worker, over the same K/V memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.serving import Finished, FinishReason
+from mlsys_core.serving.processes import Death
+from mlsys_orca.engine import wire
+from mlsys_orca.engine.client import EngineCounts, EngineShape, Recoveries
+from mlsys_orca.engine.fleet.routing import Load
+from mlsys_orca.engine.fleet.totals import NOTHING, history, summed
+from mlsys_orca.engine.recovery import Ledger, LiveRequest, Return, judge
+from mlsys_orca.engine.stats import EngineStats
+from mlsys_orca.engine.streams import PoisonedRequestError, Streams
+from mlsys_orca.engine.worker_channel import WorkerChannel
+from mlsys_orca.scheduling.batch import IterationOutput
+from mlsys_orca.scheduling.request import GenerationResult
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Objects that hear of all replicas' requests."""
+
+    streams: Streams
+    stats: EngineStats
+    recoveries: Recoveries
+
+
+class Replica:
+    """Requests of one replica, and their worker. Used from one event loop.
+
+    Args:
+        number: Its place among the replicas: that of its K/V memory.
+        shape: The engine's.
+        handles: Numbers for its requests, shared with the other replicas.
+        listeners: Who hears of its requests.
+    """
+
+    def __init__(self, number: int, shape: EngineShape, handles: Iterator[int], listeners: Listeners) -> None:
+        self.number = number
+        self.ledger = Ledger(handles)
+        self.worker: WorkerChannel | None = None  # that serves
+        self.lost: WorkerChannel | None = None  # that served, is dead, and was not judged yet
+        self.is_ready = False  # the worker has said so
+        self.waits_since_s = 0.0  # since when there is no worker
+        self._goes_on = shape.goes_on
+        self._streams, self._stats = listeners.streams, listeners.stats
+        self._recoveries = listeners.recoveries
+        self._order = Return()
+        self._profile = (0.0, 0)  # slowest iteration so far in seconds, most tokens
+        self._now = EngineCounts(num_blocks=shape.num_blocks, num_free_blocks=shape.num_blocks, pool=None)
+        self._before = NOTHING  # totals of the workers before
+
+    @property
+    def counts(self) -> EngineCounts:
+        """Numbers as of the last iteration; totals are of all its workers."""
+        return summed([self._now, self._before])
+
+    def load(self) -> Load:
+        """Return its state for the choice among replicas."""
+        return Load(
+            is_serving=self.is_ready,
+            num_requests=len(self.ledger.live),
+            num_outstanding_tokens=sum(live.num_outstanding_tokens for live in self.ledger.live.values()),
+        )
+
+    # --- requests
+
+    def submit(self, live: LiveRequest) -> None:
+        """Serve a request that stands in the ledger, now or when there is a worker."""
+        if self._order.is_open and self.worker is not None:
+            self._hand_over(live)
+
+    def cancel(self, handle: int) -> None:
+        """Have a request leave."""
+        live = self._leave(handle)
+        if live is not None:
+            self._send(wire.Cancel(handle))
+            self._tell(live, FinishReason.CANCELLED, None)
+
+    def move_out(self) -> list[LiveRequest]:
+        """Give up the requests that other replicas may serve, without their blocks; suspects stay."""
+        suspects = set(self._order.left)
+        moving = [live for live in self.ledger.by_arrival() if live.handle not in suspects]
+        for live in moving:
+            self.ledger.drop(live.handle)
+            self._forget_blocks(live)
+        return moving
+
+    def end_all(self, reason: FinishReason, error: BaseException | None) -> None:
+        """Have all requests leave."""
+        for live in list(self.ledger.live.values()):
+            self.ledger.drop(live.handle)
+            self._tell(live, reason, error)
+
+    # --- workers
+
+    def serve(self, worker: WorkerChannel) -> None:
+        """Have a standby serve: whoever is alive goes on there."""
+        self.worker = worker
+        worker.on_report = self._take
+        worker.begin()
+        if not self._order.is_open:  # the worker uses all of the memory for the suspects, before the others come
+            for live in self.ledger.live.values():
+                self._forget_blocks(live)
+        tables = {live.handle: live.block_table for live in self.ledger.live.values() if live.block_table}
+        slowest_s, most_tokens = self._profile
+        worker.send(wire.Start(self.number, tables, slowest_s, most_tokens))
+        self._hand_over_all()
+
+    def lose(self) -> None:
+        """Note that the worker's socket is closed: it is dead, and the supervisor will tell of what."""
+        self.lost, self.worker, self.is_ready = self.worker, None, False
+        self.waits_since_s = time.monotonic()
+
+    def bury(self, death: Death, owners: Collection[int], *, is_hung: bool) -> None:
+        """Judge the death of the worker that was lost.
+
+        Args:
+            death: Its cause.
+            owners: Handles of the requests in its last iteration.
+            is_hung: It was killed since it hung.
+        """
+        assert self.lost is not None
+        worker, self.lost = self.lost, None
+        self._before, self._now = summed([self._before, history(self._now)]), self._at_rest()
+        self._recoveries.num_deaths += 1
+        running = [live for owner in owners if (live := self.ledger.live.get(owner)) is not None]
+        verdict = judge(running, is_crash=death.is_crash or is_hung)
+        _log.warning(
+            "worker %d of replica %d has died (%s) with %d requests, %d of them running; %d go on alone first",
+            worker.number,
+            self.number,
+            death,
+            len(self.ledger.live),
+            len(running),
+            len(verdict.suspects),
+        )
+        for live in verdict.failed:
+            self._recoveries.num_poisoned += 1
+            if self._leave(live.handle) is not None:
+                self._tell(live, FinishReason.FAILED, PoisonedRequestError(live.num_deaths))
+        self._finish_complete()
+        for live in self.ledger.live.values():
+            if live.has_begun or live in running:
+                live.stalled_s = live.stalled_s or self.waits_since_s
+        self._recoveries.num_resumed += len(self.ledger.live)
+        suspects = [live.handle for live in verdict.suspects if live.handle in self.ledger.live]
+        waiting = [handle for handle in self._order.left if handle not in suspects and handle in self.ledger.live]
+        self._order = Return([*suspects, *waiting])
+
+    def close(self) -> None:
+        """Close the socket to the worker, which ends it."""
+        if self.worker is not None:
+            self.worker.close()
+        self.worker, self.is_ready = None, False
+
+    def _at_rest(self) -> EngineCounts:
+        return EngineCounts(num_blocks=self._now.num_blocks, num_free_blocks=self._now.num_blocks, pool=None)
+
+    def _hand_over_all(self) -> None:
+        alone = self._order.alone
+        if alone is not None:
+            self._hand_over(self.ledger.live[alone])
+            return
+        for live in self.ledger.by_arrival():
+            self._hand_over(live)
+
+    def _hand_over(self, live: LiveRequest) -> None:
+        answer = tuple(token.token_id for token in live.tokens)
+        if not self._goes_on:
+            live.num_repeated, answer = len(answer), ()
+        self._send(
+            wire.submit_of(
+                live.handle,
+                live.request,
+                answer=answer,
+                block_table=live.block_table,
+                computed=live.num_computed_tokens,
+            )
+        )
+
+    def _forget_blocks(self, live: LiveRequest) -> None:
+        self._recoveries.num_recomputed_tokens += live.num_computed_tokens
+        live.block_table, live.num_computed_tokens = (), 0
+
+    def _send(self, command: wire.Command) -> None:
+        if self.worker is not None:
+            self.worker.send(command)
+
+    # --- what the worker tells
+
+    def _take(self, report: wire.Report) -> None:
+        match report:
+            case wire.Iteration():
+                self._on_iteration(report)
+            case wire.Lost():
+                for handle in report.handles:
+                    if (live := self.ledger.live.get(handle)) is not None:
+                        live.block_table, live.num_computed_tokens = (), 0
+            case wire.Ready():
+                self._now, self.is_ready = report.counts, True
+            case wire.Placed():
+                if (live := self.ledger.live.get(report.handle)) is not None:
+                    self._stats.placed(live.request.request_id)
+            case wire.Ended():
+                self._on_ended(report)
+
+    def _on_iteration(self, report: wire.Iteration) -> None:
+        live_of = self.ledger.live
+        self._now = report.counts
+        self._profile = report.slowest_s, report.most_tokens
+        for seal in report.seals:
+            if (live := live_of.get(seal.handle)) is not None:
+                live.num_computed_tokens = seal.num_computed_tokens
+                if seal.block_table is not None:
+                    live.block_table = seal.block_table
+        sampled, scored = [], []
+        for part in report.scored:
+            if (live := live_of.get(part.handle)) is not None:
+                prompt = wire.scored(live.request.request_id, part)
+                if live.take_scored(prompt):
+                    scored.append(prompt)
+        for token in report.tokens:
+            live = live_of.get(token.handle)
+            if live is None:
+                continue
+            if live.num_repeated:
+                live.num_repeated -= 1
+            elif live.finish_reason is None:
+                item = wire.sampled(live.request.request_id, token)
+                live.tokens.append(item)
+                sampled.append(item)
+                self._note_stall(live)
+        self._streams.on_output(None, IterationOutput(tuple(sampled), tuple(scored)), 0.0)
+        if not self._order.is_open:
+            ran = {seal.handle for seal in report.seals} | {token.handle for token in report.tokens}
+            had_its_turn = self._order.advanced(ran)
+            if had_its_turn is not None:
+                self._next_suspect(had_its_turn)
+
+    def _note_stall(self, live: LiveRequest) -> None:
+        if live.stalled_s:
+            stall_s, live.stalled_s = time.monotonic() - live.stalled_s, 0.0
+            self._recoveries.longest_stall_s = max(self._recoveries.longest_stall_s, stall_s)
+
+    def _next_suspect(self, handle: int) -> None:
+        """Take a suspect off the worker, which has run it alone and lives; the next one's turn, or everybody's."""
+        self._send(wire.Cancel(handle))
+        if (live := self.ledger.live.get(handle)) is not None:
+            self.ledger.rename(live)
+            self._forget_blocks(live)
+        self._hand_over_all()
+
+    def _on_ended(self, report: wire.Ended) -> None:
+        live = self._leave(report.handle)
+        if live is None:
+            return
+        guide = live.request.sampling.guide
+        if guide is not None and report.guide_failure is not None:
+            guide.failure = report.guide_failure
+        if report.finish_reason is not None:
+            self._tell_done(live, live.result(report.finish_reason))
+            return
+        message = report.error or "the engine dropped this request"
+        error = InvalidInputError(message) if report.is_input_error else ServingError(message)
+        self._tell(live, FinishReason.FAILED, error)
+
+    # --- ends
+
+    def _finish_complete(self) -> None:
+        """Finish those whose last token has come, and whose end was not told any more."""
+        for live in list(self.ledger.live.values()):
+            reason = live.finish_reason
+            if reason is not None:
+                guide = live.request.sampling.guide
+                if guide is not None:  # what the dead worker knew of its parser
+                    guide.allowed([token.token_id for token in live.tokens[:-1]])
+                self._leave(live.handle)
+                self._tell_done(live, live.result(reason))
+
+    def _leave(self, handle: int) -> LiveRequest | None:
+        live = self.ledger.drop(handle)
+        if not self._order.is_open:
+            was_alone = self._order.alone == handle
+            self._order.ended(handle)
+            if was_alone and self.worker is not None:
+                self._hand_over_all()
+        return live
+
+    def _tell_done(self, live: LiveRequest, result: GenerationResult) -> None:
+        finished: Finished[Any] = Finished(live.request.request_id, FinishReason.DONE, result)
+        self._streams.on_finished(finished, time.monotonic())
+
+    def _tell(self, live: LiveRequest, reason: FinishReason, error: BaseException | None) -> None:
+        self._streams.on_finished(Finished(live.request.request_id, reason, error=error), time.monotonic())

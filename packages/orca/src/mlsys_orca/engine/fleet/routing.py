@@ -1,0 +1,51 @@
+"""Choice of the replica that serves a request. Pure: no sockets, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlsys_core.errors import InvalidInputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """State of one replica when a request is to be placed."""
+
+    is_serving: bool  # a worker runs there
+    num_requests: int  # running and waiting
+    num_outstanding_tokens: int  # tokens of prompts left to compute and of answers left to generate
+    num_shared_blocks: int = 0  # leading blocks of the new prompt whose keys and values it keeps
+
+
+def choose(loads: Sequence[Load], *, max_batch_size: int) -> int:
+    """Return the index of the replica for a request.
+
+    One that serves, if any does. Among those that keep a beginning of the prompt and have room in their next batch, the
+    one with the longest; else the one with the least to do. The request goes there at once and is served in order of
+    arrival, so none starves.
+
+    Args:
+        loads: The replicas, at least one.
+        max_batch_size: Requests at which a replica is saturated.
+
+    Raises:
+        InvalidInputError: there is no replica.
+
+    Example:
+        >>> idle = Load(is_serving=True, num_requests=0, num_outstanding_tokens=0)
+        >>> warm = Load(is_serving=True, num_requests=1, num_outstanding_tokens=90, num_shared_blocks=4)
+        >>> choose([idle, warm], max_batch_size=2), choose([idle, warm], max_batch_size=1)
+        (1, 0)
+    """
+    if not loads:
+        raise InvalidInputError("there is no replica to choose from: an engine has at least one")
+    serving = [index for index, load in enumerate(loads) if load.is_serving] or list(range(len(loads)))
+    warm = [index for index in serving if loads[index].num_shared_blocks and loads[index].num_requests < max_batch_size]
+
+    def rank(index: int) -> tuple[int, int, int, int]:
+        load = loads[index]
+        shared = load.num_shared_blocks if warm else 0
+        return -shared, load.num_outstanding_tokens, load.num_requests, index
+
+    return min(warm or serving, key=rank)

@@ -1,0 +1,53 @@
+"""A server that tests start with what they want to befall it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
+from tests.orca.survival.clients import Server, answers, bodies
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """``with start(**options) as server``: see ``server.py``."""
+
+    model = write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", tiny_metadata(), tiny_tensors())
+
+    @contextmanager
+    def started(**options: Any) -> Iterator[Server]:
+        command = [sys.executable, str(Path(__file__).with_name("server.py")), str(model)]
+        process = subprocess.Popen([*command, json.dumps(options)], stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            server = Server(process, int(process.stdout.readline()))
+            while httpx.get(f"{server.url}/health", timeout=None).status_code != 200:
+                time.sleep(0.01)
+            children = psutil.Process(process.pid).children(recursive=True)
+            yield server
+        finally:
+            process.terminate()
+            process.wait()
+            process.stdout.close()  # type: ignore[union-attr]
+        psutil.wait_procs(children, timeout=None)  # nobody is left
+
+    return started
+
+
+@pytest.fixture(scope="session")
+def undisturbed(start: Callable[..., Any]) -> list[Any]:
+    """What an undisturbed server answers to two requests of each kind."""
+    with start() as server:
+        return asyncio.run(answers(server.url, bodies(14)))

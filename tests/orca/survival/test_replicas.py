@@ -1,0 +1,77 @@
+"""Several replicas behind one front: a death concerns the requests of its replica alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from mlsys_core.cli.main import run
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.processes import can_supervise
+from mlsys_orca.engine.client import EngineConfig
+from mlsys_orca.engine.engine import Engine
+from mlsys_orca.loading.load import load_model
+
+from tests.orca.survival.clients import answers, bodies
+
+pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
+LONG = {"model": "tiny", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+def test_the_death_of_a_replicas_worker_is_nothing_to_the_other(start: Any):
+    asked = [LONG | {"prompt": "abcd"}, LONG | {"prompt": "dcba"}]
+    with start() as server:
+        expected = asyncio.run(answers(server.url, asked))
+    with start(replicas=2, step="computed", number=9) as server:
+        first, second, standby = server.workers()
+        assert asyncio.run(answers(server.url, asked)) == expected
+        now = {worker.pid for worker in server.workers()}
+        assert first.pid not in now
+        assert {second.pid, standby.pid} <= now
+        assert (server.metric("worker_deaths_total"), server.metric("requests_resumed_total")) == (1, 1)
+        assert server.metric("recomputed_tokens_total") == 0
+
+
+@pytest.mark.parametrize("policy", ["chunked", "orca"])
+def test_replicas_killed_again_and_again_change_nothing(start: Any, undisturbed: list[Any], policy: str):
+    rng, kills = random.Random(2), []
+
+    def kill() -> None:
+        for worker in rng.sample(server.workers(), 1):
+            worker.kill()
+            kills.append(worker.pid)
+
+    with start(replicas=3, policy=policy, max_deaths=10_000) as server:
+        for _ in range(2):
+            assert asyncio.run(answers(server.url, bodies(14), kill)) == undisturbed
+    assert kills
+
+
+def test_who_waits_too_long_for_a_standby_goes_to_another_replica(start: Any, undisturbed: list[Any]):
+    day = 86_400.0  # no worker comes back
+    with start(replicas=2, step="computed", number=9, num_immediate=0, backoff_s=day) as server:
+        server.workers()[-1].kill()
+        while len(server.workers()) > 2:
+            time.sleep(0.01)
+        assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
+        assert len(server.workers()) == 1
+        assert server.metric("recomputed_tokens_total") > 0
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
+
+
+def test_metrics_are_sums(start: Any):
+    with start(kv_tokens=160) as one, start(kv_tokens=160, replicas=2) as two:
+        assert two.metric("kv_blocks") == 2 * one.metric("kv_blocks") == 20
+
+
+def test_one_process_has_one_replica(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]):
+    assert run(["orca", "serve", str(tiny_gguf), "--replicas", "2", "--single-process"]) != 0
+    assert "--replicas 2 needs a process for each" in capsys.readouterr().err
+    with pytest.raises(InvalidInputError, match="2 replicas"):
+        Engine(load_model(tiny_gguf), EngineConfig(num_replicas=2), available_nbytes=1 << 28)
