@@ -123,7 +123,7 @@ def test_trees_are_saved_and_their_tables_follow_a_state_dict(tmp_path: Path):
 
 def test_fallback_operators_are_refused_by_name(tmp_path: Path):
     x = rng.normal(size=(30, 2))
-    source = make_pipeline(FunctionTransformer(np.sinh), LinearRegression()).fit(x, x[:, 0])
+    source = make_pipeline(FunctionTransformer(np.cosh), LinearRegression()).fit(x, x[:, 0])
     with pytest.raises(InvalidInputError, match=r"FunctionTransformer.* cannot be saved as plain data"):
         save(translate(source, x), tmp_path / "artifact")
     assert not (tmp_path / "artifact").exists(), "refused before anything is written"

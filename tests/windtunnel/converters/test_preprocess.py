@@ -5,20 +5,25 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse
 import torch
+from lightgbm import LGBMRegressor
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from scipy import special
-from sklearn.compose import TransformedTargetRegressor
+from sklearn.compose import TransformedTargetRegressor, make_column_transformer
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import (
     Binarizer,
     FunctionTransformer,
     MinMaxScaler,
     Normalizer,
+    OneHotEncoder,
     PolynomialFeatures,
     PowerTransformer,
     QuantileTransformer,
@@ -184,13 +189,50 @@ def _threefold(y):
     [
         TransformedTargetRegressor(Ridge(), func=_thirds, inverse_func=_threefold),
         TransformedTargetRegressor(Ridge(), transformer=make_pipeline(StandardScaler())),
-        TransformedTargetRegressor(make_pipeline(FunctionTransformer(_thirds), Ridge())),
     ],
-    ids=["functions of ones own", "a pipeline for the target", "a fallback step for the input"],
+    ids=["inverse_func=_threefold: a function of your own", "transformer=Pipeline: its inverse"],
 )
-def test_targets_that_cannot_be_taken_back_are_refused(source):
-    with pytest.raises(InvalidInputError, match="TransformedTargetRegressor"):
+def test_targets_that_cannot_be_taken_back_are_refused(source, request):
+    reason = request.node.callspec.id
+    with pytest.raises(InvalidInputError, match=f"TransformedTargetRegressor declines {reason}"):
         translate(source.fit(X, Y))
+
+
+def _prices():
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"area": rng.gamma(4.0, 20.0, 200), "city": rng.choice(["Bern", "Oslo", "Rome"], 200)})
+    frame.loc[::9, "area"] = np.nan
+    return frame, np.exp(1 + 0.01 * frame.area.fillna(80) + 0.4 * (frame.city == "Rome")).to_numpy()
+
+
+def _mixed(model):
+    numbers = make_pipeline(SimpleImputer(), StandardScaler())
+    return make_pipeline(make_column_transformer((numbers, ["area"]), (OneHotEncoder(), ["city"])), model)
+
+
+@pytest.mark.parametrize(
+    "model", [Ridge(), LGBMRegressor(n_estimators=10, verbose=-1, n_jobs=1)], ids=["ridge", "trees"]
+)
+def test_the_standard_price_model(same_answers, model):
+    frame, price = _prices()
+    source = TransformedTargetRegressor(_mixed(model), func=np.log1p, inverse_func=np.expm1)
+    same_answers(source.fit(frame, price), frame)
+    search = GridSearchCV(
+        TransformedTargetRegressor(_mixed(Ridge()), func=np.arcsinh, inverse_func=np.sinh),
+        {"regressor__ridge__alpha": [0.1, 1.0]},
+    )
+    module = same_answers(search.fit(frame, price), frame)
+    np.testing.assert_allclose(
+        module.predict({"area": [50.0, np.nan], "city": ["Oslo", "Rome"]}),
+        search.predict(pd.DataFrame({"area": [50.0, np.nan], "city": ["Oslo", "Rome"]})),
+        rtol=1e-9,
+    )
+
+
+def test_a_step_of_ones_own_below_a_transformed_target_stays_on_the_host(same_answers):
+    source = TransformedTargetRegressor(make_pipeline(FunctionTransformer(_thirds), Ridge()))
+    module = same_answers(source.fit(X, Y), FRESH, with_example=True)
+    assert module.frontend.fallbacks == ("sklearn.preprocessing.FunctionTransformer",)
 
 
 def test_steps_are_trained_through_and_exported(same_answers):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from torch import nn
 
-from mlsys_windtunnel.convert.linear import nested_network
 from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.convert.scale import inverse_of
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.columns.preprocess import Binarize, BSplines, Elementwise, NormalizeRows, Products
+from mlsys_windtunnel.parse.functions import name_of_function, why_not_undone
 
 CONVERTERS = Converters()
+COMBINERS = Converters()
 
 
 @CONVERTERS.of("sklearn.preprocessing", "Binarizer")
@@ -81,43 +81,25 @@ def function_transformer(estimator: Any) -> OperatorModule | Unsupported:
 
 
 @CONVERTERS.of("sklearn.compose", "TransformedTargetRegressor")
-def transformed_target_regressor(estimator: Any) -> OperatorModule | None:
-    """Convert a regressor and the inverse of its target's transformer; decline where either is not translated whole."""
-    network = nested_network(estimator.regressor_)
-    back = _inverse(estimator.transformer_)
-    if network is None or back is None or not isinstance(network.output, Regressor):
-        return None
-    return Regressor(nn.Sequential(network, back), is_flat=estimator._training_dim == 1)
+def declined_target(estimator: Any) -> Unsupported:
+    """Say why the target's transformer cannot be undone; where it can, the regressor is an operator of its own."""
+    return Unsupported(why_not_undone(estimator.transformer_) or "a target whose dimensions it does not keep")
 
 
-def _inverse(transformer: Any) -> OperatorModule | None:
+@COMBINERS.of("sklearn.compose", "TransformedTargetRegressor")
+def transformed_target_regressor(estimator: Any) -> OperatorModule:
+    """Undo the target's transformation after the regressor's answer."""
+    transformer = estimator.transformer_
     if not hasattr(transformer, "inverse_func"):
-        return inverse_of(transformer)
-    if transformer.inverse_func is None:
-        return Elementwise("identity")
-    return None if transformer.inv_kw_args else _elementwise(transformer.inverse_func)
+        back = inverse_of(transformer)
+    elif transformer.inverse_func is None:
+        back = Elementwise("identity")
+    else:
+        back = _elementwise(transformer.inverse_func)
+    assert back is not None, "the graph has a join only where the inverse is known"
+    return Regressor(back, is_flat=estimator._training_dim == 1)
 
 
 def _elementwise(function: object) -> OperatorModule | None:
-    """Find a function by identity: another one of the same name may compute something else."""
-    from scipy import special  # type: ignore[import-untyped]
-
-    known = {
-        np.abs: "abs",
-        np.exp: "exp",
-        np.expm1: "expm1",
-        np.log: "log",
-        np.log10: "log10",
-        np.log1p: "log1p",
-        np.tanh: "tanh",
-        np.log2: "log2",
-        np.positive: "identity",
-        np.sqrt: "sqrt",
-        np.square: "square",
-        special.expit: "sigmoid",
-        special.expm1: "expm1",
-        special.log1p: "log1p",
-        special.logit: "logit",
-    }
-    name = next((name for candidate, name in known.items() if candidate is function), None)
+    name = name_of_function(function)
     return None if name is None else Elementwise(name)

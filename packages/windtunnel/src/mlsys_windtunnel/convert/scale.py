@@ -19,6 +19,8 @@ from mlsys_windtunnel.modules.columns.scale import (
     QuantileInverse,
     Rescale,
 )
+from mlsys_windtunnel.parse.functions import quantiles_are_usable
+from mlsys_windtunnel.parse.names import known_name
 
 CONVERTERS = Converters()
 
@@ -67,7 +69,7 @@ def quantile_transformer(estimator: Any) -> OperatorModule | None:
     Of a sparse table scikit-learn transforms only what is stored. That differs from the same table written out when
     zeros were ignored in ``fit``, which declines, and when the output is normal, which no fitted attribute tells.
     """
-    if not _has_usable_quantiles(estimator):
+    if not quantiles_are_usable(estimator):
         return None
     is_normal = estimator.output_distribution == "normal"
     return Quantile(estimator.quantiles_.T, estimator.references_, is_normal=is_normal)
@@ -75,22 +77,22 @@ def quantile_transformer(estimator: Any) -> OperatorModule | None:
 
 def inverse_of(transformer: Any) -> OperatorModule | None:
     """Convert the ``inverse_transform`` of one of this file's transformers; None for any other."""
-    kind = f"{type(transformer).__module__.split('.')[0]}.{type(transformer).__qualname__}"
-    if kind == "sklearn.StandardScaler":
+    kind = known_name(type(transformer))
+    if kind == "sklearn.preprocessing.StandardScaler":
         shift, scale = _mean_and_scale(transformer)
         return Rescale(scale, shift)
-    if kind == "sklearn.MinMaxScaler":
+    if kind == "sklearn.preprocessing.MinMaxScaler":
         return ElementwiseAffine(transformer.min_, transformer.scale_)
-    if kind == "sklearn.MaxAbsScaler":
+    if kind == "sklearn.preprocessing.MaxAbsScaler":
         return Rescale(transformer.scale_, np.zeros_like(transformer.scale_))
-    if kind == "sklearn.RobustScaler":
+    if kind == "sklearn.preprocessing.RobustScaler":
         shift, scale = _center_and_scale(transformer)
         return Rescale(scale, shift)
-    if kind == "sklearn.PowerTransformer":
+    if kind == "sklearn.preprocessing.PowerTransformer":
         restored = PowerInverse(transformer.method, transformer.lambdas_)
         scaler = inverse_of(transformer._scaler) if transformer.standardize else None
         return restored if scaler is None else Chain(scaler, restored)
-    if kind == "sklearn.QuantileTransformer" and _has_usable_quantiles(transformer):
+    if kind == "sklearn.preprocessing.QuantileTransformer" and quantiles_are_usable(transformer):
         is_normal = transformer.output_distribution == "normal"
         return QuantileInverse(transformer.quantiles_.T, transformer.references_, is_normal=is_normal)
     return None
@@ -110,9 +112,3 @@ def _center_and_scale(estimator: Any) -> tuple[npt.ArrayLike, npt.ArrayLike]:
         estimator.center_ if estimator.with_centering else np.zeros(width),
         estimator.scale_ if estimator.with_scaling else np.ones(width),
     )
-
-
-def _has_usable_quantiles(estimator: Any) -> bool:
-    """Return whether quantiles can be interpolated: one alone has no slope, and a column without numbers has none."""
-    quantiles = estimator.quantiles_
-    return not estimator.ignore_implicit_zeros and len(quantiles) > 1 and bool(np.isfinite(quantiles).all())

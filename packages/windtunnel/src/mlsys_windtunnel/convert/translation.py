@@ -20,6 +20,7 @@ from mlsys_windtunnel.modules.columns.columns import Concatenate, Scale, Select
 from mlsys_windtunnel.modules.network import Network, Wire
 from mlsys_windtunnel.modules.ties import fingerprint
 from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph
+from mlsys_windtunnel.parse.names import public_name
 from mlsys_windtunnel.parse.pipeline import parse_pipeline
 from mlsys_windtunnel.parse.source import checked_values, contract_of
 
@@ -101,7 +102,11 @@ def convert_operator(operator: Operator, registry: ConverterRegistry) -> Convert
         assert operator.weight is not None
         return Converted(Scale(operator.weight))
     is_combiner = operator.kind is Kind.COMBINE
-    converter = registry.find_combiner(operator.source) if is_combiner else registry.find(operator.source)
+    own = public_name(type(operator.estimator))  # a plugin may know a subclass by its own name
+    if is_combiner:
+        converter = registry.find_combiner(own) or registry.find_combiner(operator.source)
+    else:
+        converter = registry.find(own) or registry.find(operator.source)
     if converter is None:
         return f"no converter for {operator.source}"
     converted = converter(operator.estimator)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from mlsys_windtunnel.parse.graph import Kind, Value
-from mlsys_windtunnel.parse.members import Composition, composition_of, has_one_output, labels_of, public_name
+from mlsys_windtunnel.parse.members import Composition, composition_of, has_one_output, labels_of
+from mlsys_windtunnel.parse.names import known_name
 
 
 class Builder(Protocol):
@@ -90,7 +91,7 @@ def _joined(
         Kind.COMBINE,
         tuple(answers),
         None if None in widths else sum(width for width in widths if width is not None),
-        source=public_name(type(estimator)),
+        source=known_name(type(estimator)),
         size=composition.size,
         methods=methods,
         guards=(source,),

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from mlsys_windtunnel.parse.functions import why_not_undone
 from mlsys_windtunnel.parse.graph import METHODS, FittedSize
+from mlsys_windtunnel.parse.names import known_name
 
 ANSWERS = ("predict", "predict_proba", "decision_function")
 
@@ -40,16 +42,9 @@ class Composition:
     is_chain: bool = False  # each member reads the answers of those before it too
 
 
-def public_name(source: type) -> str:
-    """Return the class as users import it: "sklearn.preprocessing.StandardScaler", not "...preprocessing._data...."."""
-    parts = source.__module__.split(".")
-    private = next((index for index, part in enumerate(parts) if part.startswith("_")), len(parts))
-    return ".".join([*parts[:private], source.__qualname__])
-
-
 def composition_of(estimator: Any) -> Composition | None:
     """Return the composition of a fitted meta-estimator; None if it is none, or an option is not covered."""
-    rule = _RULES.get(public_name(type(estimator)))
+    rule = _RULES.get(known_name(type(estimator)))
     return None if rule is None else rule(estimator)
 
 
@@ -58,7 +53,7 @@ def within(estimator: Any) -> Any | None:
     best = vars(estimator).get("best_estimator_")  # a parameter search predicts with its best
     if best is not None:
         return best
-    attribute = _WRAPPERS.get(public_name(type(estimator)))
+    attribute = _WRAPPERS.get(known_name(type(estimator)))
     return None if attribute is None else vars(estimator).get(attribute)
 
 
@@ -74,20 +69,20 @@ def outermost(estimator: Any) -> Any:
 
 
 def passes(step: Any) -> bool:
-    """Return whether a step hands on what it is given, and looks at nothing."""
-    if step is None or isinstance(step, str):
+    """Return whether a step hands on what it is given, and looks at nothing; samplers do nothing but in a fit."""
+    if step is None or isinstance(step, str) or hasattr(step, "fit_resample"):
         return True
     return is_function(step) and step.func is None
 
 
 def is_function(estimator: Any) -> bool:
     """Return whether a function that looks at nothing before it computes."""
-    return public_name(type(estimator)) == "sklearn.preprocessing.FunctionTransformer" and not estimator.validate
+    return known_name(type(estimator)) == "sklearn.preprocessing.FunctionTransformer" and not estimator.validate
 
 
 def as_fitted(estimator: Any) -> Any:
     """Return what tells whether an estimator is fitted: itself, or the estimator within a fixed threshold."""
-    is_fixed = public_name(type(estimator)) == "sklearn.model_selection.FixedThresholdClassifier"
+    is_fixed = known_name(type(estimator)) == "sklearn.model_selection.FixedThresholdClassifier"
     return estimator.estimator if is_fixed and "estimator_" not in vars(estimator) else estimator
 
 
@@ -123,12 +118,12 @@ def labels_are_indices(estimator: Any) -> bool:
 
 def is_tree(estimator: Any) -> bool:
     """Return whether this is one of scikit-learn's trees: ensembles of these alone have a tensor form of their own."""
-    return type(estimator).__module__.startswith("sklearn.tree.") and hasattr(estimator, "tree_")
+    return known_name(type(estimator)).startswith("sklearn.tree.") and hasattr(estimator, "tree_")
 
 
 def is_constant(estimator: Any) -> bool:
     """Return whether this is the stand-in that one-vs-rest and its kin fit where only one class was seen."""
-    return public_name(type(estimator)) == "sklearn.multiclass._ConstantPredictor"
+    return known_name(type(estimator)) == "sklearn.multiclass._ConstantPredictor"
 
 
 def score_method(estimator: Any) -> str:
@@ -325,6 +320,15 @@ def _classifier_chain(estimator: Any) -> Composition | None:
     return Composition(members, answers, drops_names=True, is_chain=True)
 
 
+def _transformed_target(estimator: Any) -> Composition | None:
+    if why_not_undone(estimator.transformer_) is not None or not hasattr(estimator, "_training_dim"):
+        return None
+    member = Member("regressor", estimator.regressor_, ("predict",))
+    from mlsys_windtunnel.parse.fitted_size import fitted_size
+
+    return Composition((member,), ("predict",), fitted_size(estimator.transformer_))
+
+
 def _regressor_chain(estimator: Any) -> Composition:
     members = _alike(estimator.estimators_, ["predict"])
     return Composition(members, ("predict",), drops_names=True, is_chain=True)
@@ -336,6 +340,7 @@ _WRAPPERS = {
 }
 _RULES: dict[str, Callable[[Any], Composition | None]] = {
     "sklearn.calibration.CalibratedClassifierCV": _calibrated,
+    "sklearn.compose.TransformedTargetRegressor": _transformed_target,
     "sklearn.ensemble.AdaBoostClassifier": _ada_boost_classifier,
     "sklearn.ensemble.AdaBoostRegressor": _ada_boost_regressor,
     "sklearn.ensemble.BaggingClassifier": _bagging,

@@ -16,7 +16,8 @@ from mlsys_windtunnel.parse.boosters import catboost_names, reads_by_name
 from mlsys_windtunnel.parse.expand import concatenated, expand, join, num_outputs, width_of_answer
 from mlsys_windtunnel.parse.fitted_size import fitted_size
 from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
-from mlsys_windtunnel.parse.members import as_fitted, composition_of, outermost, public_name, within
+from mlsys_windtunnel.parse.members import as_fitted, composition_of, outermost, passes, within
+from mlsys_windtunnel.parse.names import known_name
 from mlsys_windtunnel.parse.source import rules_of
 
 
@@ -92,6 +93,8 @@ class _Parser:
         if isinstance(estimator, Pipeline):
             value = source
             for name, step in estimator.steps:
+                if passes(step):
+                    continue
                 ends = is_last and step is estimator.steps[-1][1]
                 value = self.parse(step, value, join(path, name), is_last=ends, methods=methods if ends else ())
             return value
@@ -149,7 +152,7 @@ class _Parser:
             Kind.PREDICT if predicts else Kind.TRANSFORM,
             (source,),
             _width_of_prediction(estimator, methods) if predicts else _width_of_features(estimator),
-            source=public_name(type(estimator)),
+            source=known_name(type(estimator)),
             size=fitted_size(estimator),
             methods=methods,
             estimator=estimator,

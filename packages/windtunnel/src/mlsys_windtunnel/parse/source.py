@@ -15,7 +15,8 @@ from mlsys_windtunnel.checks.table import InputRules, Objects
 from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.parse.boosters import category_columns_of, labels_are_names, reads_by_name
 from mlsys_windtunnel.parse.graph import Kind, Operator, Value
-from mlsys_windtunnel.parse.members import composition_of, is_function, outermost, passes, public_name
+from mlsys_windtunnel.parse.members import composition_of, is_function, outermost, passes
+from mlsys_windtunnel.parse.names import known_name
 
 Bounds = Callable[[Any], tuple[float | None, float | None]]  # a fitted estimator's least and largest number
 # Missing values and infinity alike are taken, where missing values are.
@@ -84,8 +85,8 @@ def checked_values(operator: Operator) -> tuple[Value, ...]:
 
 
 def _contract(estimator: Any, bounds: Bounds) -> Contract:
-    source = public_name(type(estimator))
-    if source in ("sklearn.compose.TransformedTargetRegressor", "sklearn.linear_model.RANSACRegressor"):
+    source = known_name(type(estimator))
+    if source == "sklearn.linear_model.RANSACRegressor":
         return Contract(_name(estimator), takes_nan=True, takes_inf=True)  # the network within looks
     if is_function(estimator) or source.startswith(_TAKES_ALL):
         return Contract(_name(estimator), takes_nan=True, takes_inf=True)
@@ -110,14 +111,14 @@ def _takes_nan(estimator: Any, source: str) -> bool:
         return True
     takes = tags is not None and bool(tags.allow_nan)
     if source.startswith("sklearn.ensemble.Bagging"):
-        return takes and all(_takes_nan(part, public_name(type(part))) for part in estimator.estimators_)
+        return takes and all(_takes_nan(part, known_name(type(part))) for part in estimator.estimators_)
     return takes
 
 
 def _has_trees(estimator: Any) -> bool:
     """Return whether an ensemble of scikit-learn's trees, which round whatever holds them."""
     members = np.ravel(np.array(getattr(estimator, "estimators_", ()), dtype=object))
-    return len(members) > 0 and all(public_name(type(part)).startswith("sklearn.tree.") for part in members)
+    return len(members) > 0 and all(known_name(type(part)).startswith("sklearn.tree.") for part in members)
 
 
 def _bounds(estimator: Any) -> tuple[float | None, float | None]:

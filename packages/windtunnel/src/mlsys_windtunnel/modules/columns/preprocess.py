@@ -14,7 +14,9 @@ from torch import Tensor
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "abs": torch.abs,
+    "asinh": torch.asinh,
     "exp": torch.exp,
+    "exp2": torch.exp2,
     "expm1": torch.expm1,
     "identity": torch.positive,
     "log": torch.log,
@@ -23,6 +25,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "log2": torch.log2,
     "logit": torch.logit,
     "sigmoid": torch.sigmoid,
+    "sinh": torch.sinh,
     "sqrt": torch.sqrt,
     "square": torch.square,
     "tanh": torch.tanh,
