@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mlsys_core.errors import MemoryPlanError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving import WorkerId
+from mlsys_orca.engine.fleet.kept_blocks import KeptBlocks
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
@@ -66,11 +67,8 @@ PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=20)
 REQUESTS = st.lists(st.tuples(PROMPTS, st.integers(1, 12), st.integers(0, 4)), min_size=1, max_size=6)
 
 
-@pytest.mark.parametrize("keeps", [True, False], ids=["blocks kept", "blocks lost"])
-@pytest.mark.parametrize("policy", ["orca", "paged", "chunked", "request-level"])
-@given(asked=REQUESTS, num_before=st.integers(0, 30))
-def test_answers_are_those_of_an_undisturbed_run(policy: str, keeps: bool, asked: Any, num_before: int):
-    requests = [
+def requests_of(asked: Any) -> list[GenerationRequest]:
+    return [
         GenerationRequest(
             request_id=str(number),
             prompt_token_ids=tuple(prompt),
@@ -79,6 +77,13 @@ def test_answers_are_those_of_an_undisturbed_run(policy: str, keeps: bool, asked
         )
         for number, (prompt, new, num_read) in enumerate(asked)
     ]
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["blocks kept", "blocks lost"])
+@pytest.mark.parametrize("policy", ["orca", "paged", "chunked", "request-level"])
+@given(asked=REQUESTS, num_before=st.integers(0, 30))
+def test_answers_are_those_of_an_undisturbed_run(policy: str, keeps: bool, asked: Any, num_before: int):
+    requests = requests_of(asked)
     whole: dict[str, list[int]] = {request.request_id: [] for request in requests}
     scheduler, _ = scheduler_of(policy)
     for request in requests:
@@ -86,7 +91,8 @@ def test_answers_are_those_of_an_undisturbed_run(policy: str, keeps: bool, asked
     num_whole = serve(scheduler, {}, whole)
 
     answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    first, _ = scheduler_of(policy)
+    first, first_tables = scheduler_of(policy)
+    first_tables.note_cache_changes()
     memory: Memory = {}
     for request in requests:
         first.add(request, 0.0)
@@ -96,7 +102,12 @@ def test_answers_are_those_of_an_undisturbed_run(policy: str, keeps: bool, asked
     second, tables = scheduler_of(policy)
     keeps = keeps and getattr(second, "restores_blocks", False)
     if keeps:
-        tables.restore({name: state.block_table for name, state in left.items() if state.block_table})
+        kept = KeptBlocks()
+        kept.update(first_tables.take_cache_changes())
+        held = {name: state.block_table for name, state in left.items() if state.block_table}
+        tables.restore(held, kept.digests)
+        assert tables.num_free_blocks == first_tables.num_free_blocks
+        assert tables.num_cached_blocks == first_tables.num_cached_blocks
     for request in requests:
         state = left.get(request.request_id)
         if state is None or state.finish_reason:

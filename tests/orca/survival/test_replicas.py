@@ -17,7 +17,7 @@ from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.engine import Engine
 from mlsys_orca.loading.load import load_model
 
-from tests.orca.survival.clients import answers, bodies
+from tests.orca.survival.clients import Server, answers, bodies
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
 LONG = {"model": "tiny", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -63,6 +63,38 @@ def test_who_waits_too_long_for_a_standby_goes_to_another_replica(start: Any, un
         assert server.metric("recomputed_tokens_total") > 0
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
+
+
+def test_a_prompt_goes_where_its_beginning_is_kept(start: Any):
+    long = {"model": "tiny", "prompt": "abcdefgh" * 8, "max_tokens": 4, "temperature": 0}
+
+    def cached(server: Server, prompt: str) -> int:
+        usage = httpx.post(f"{server.url}/v1/completions", json=long | {"prompt": prompt}, timeout=None).json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    with start(replicas=2, poison=2 + ord("C")) as server:
+        first, second, _ = server.workers()
+        assert cached(server, long["prompt"]) == 0
+        assert cached(server, long["prompt"] + "x") >= 48
+        body = long | {"prompt": "C" * 64}
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=None).status_code == 500
+        assert first.is_running()  # the other one got it
+        assert second.pid not in {worker.pid for worker in server.workers()}
+        assert cached(server, long["prompt"] + "y") >= 48
+
+
+def test_a_replica_still_keeps_prompts_when_its_worker_is_dead(start: Any):
+    body = {"model": "tiny", "prompt": "abcdefgh" * 8, "max_tokens": 4, "temperature": 0}
+    with start() as server:
+        found = [httpx.post(f"{server.url}/v1/completions", json=body, timeout=None).json()]
+        server.workers()[0].kill()
+        while server.metric("worker_deaths_total") < 1:
+            time.sleep(0.01)
+        while httpx.get(f"{server.url}/health", timeout=None).status_code != 200:
+            time.sleep(0.01)
+        found.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=None).json())
+    assert found[0]["choices"] == found[1]["choices"]
+    assert found[1]["usage"]["prompt_tokens_details"]["cached_tokens"] >= 48
 
 
 def test_metrics_are_sums(start: Any):

@@ -44,6 +44,7 @@ class Start(msgspec.Struct, array_like=True, tag=2):
 
     replica: int  # whose K/V memory is the worker's
     block_tables: dict[int, tuple[int, ...]]  # by handle: blocks of requests that are to follow
+    kept_blocks: dict[int, bytes]  # digests by block, of contents that requests to come may share
     slowest_s: float  # of an iteration so far, by the worker before; 0: unknown
     most_tokens: int  # of an iteration so far
 
@@ -91,6 +92,12 @@ class Lost(msgspec.Struct, array_like=True, tag=11):
     handles: tuple[int, ...]
 
 
+class Kept(msgspec.Struct, array_like=True, tag=15):
+    """Worker to front: blocks whose contents requests may share from now on. Sent before any of them is overwritten."""
+
+    changes: dict[int, bytes | None]  # digests by block; None: not any more
+
+
 class Placed(msgspec.Struct, array_like=True, tag=12):
     """Worker to front: a request is about to run for the first time."""
 
@@ -114,7 +121,7 @@ class Ready(msgspec.Struct, array_like=True, tag=14):
 
 
 Command = Start | Submit | Cancel
-Report = Iteration | Lost | Placed | Ended | Ready
+Report = Iteration | Lost | Kept | Placed | Ended | Ready
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode

@@ -97,8 +97,11 @@ class Worker:
         self._deadline = IterationDeadline(command.slowest_s, most_tokens=command.most_tokens)
         if self._core.restores_blocks:
             tables = {str(handle): table for handle, table in command.block_tables.items()}
-            self._core.block_tables.restore(tables)
+            self._core.block_tables.restore(tables, command.kept_blocks)
             self._told.update(tables)
+        elif command.kept_blocks:
+            self._send(wire.Kept(dict.fromkeys(command.kept_blocks)))
+        self._core.block_tables.note_cache_changes()
         self._core.start()
         self._send(wire.Ready(self._core.counts()))
 
@@ -143,6 +146,7 @@ class Worker:
             )
             for part in output.scored
         )
+        self._tell_kept()
         self._send(
             wire.Iteration(
                 tokens,
@@ -178,6 +182,11 @@ class Worker:
         self._told.pop(request_id, None)
         self._send(wire.Lost((int(request_id),)))
 
+    def _tell_kept(self) -> None:
+        changes = self._core.block_tables.take_cache_changes()
+        if changes:
+            self._send(wire.Kept(changes))
+
     def _watched(self, run: Run) -> Run:
         """Wrap the runner: what it is at is noted, and any failure of its ends the process.
 
@@ -188,6 +197,7 @@ class Worker:
             handles = [int(part.request_id) for part in batch.requests]
             self._box.begin(handles, limit_s=self._deadline.limit_s(batch.num_tokens))
             self._reach("planned")
+            self._tell_kept()  # the front must know which contents end before they do
             started_s = time.perf_counter()
             try:
                 output = run(batch)

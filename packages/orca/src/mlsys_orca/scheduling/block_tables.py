@@ -193,11 +193,24 @@ class BlockTables:
             self._cache.keep(digests[index], held.table[index])
             held.num_published = index + 1
 
-    def restore(self, tables: Mapping[str, Sequence[int]]) -> None:
+    def note_cache_changes(self) -> None:
+        """Note from now on which blocks' contents are kept, for :meth:`take_cache_changes`."""
+        self._cache.changes = {}
+
+    def take_cache_changes(self) -> dict[int, bytes | None]:
+        """Return by block the digests kept since the last call; None: contents that are not kept any more."""
+        changes = self._cache.changes
+        if not changes:
+            return {}
+        self._cache.changes = {}
+        return changes
+
+    def restore(self, tables: Mapping[str, Sequence[int]], kept: Mapping[int, bytes] | None = None) -> None:
         """Give requests the blocks that they held in other tables over the same memory; call it first of all.
 
         Args:
             tables: Blocks by request, in order of position; requests may share some.
+            kept: Digests by block, of contents that those tables kept.
 
         Raises:
             MemoryPlanError: a block is in use here already.
@@ -206,7 +219,12 @@ class BlockTables:
         everything = self._pool.allocate(self.num_blocks)
         for block, number in holders.items():
             self._pool.retain([BlockId(block)] * (number - 1))
-        self._pool.release([block for block in everything[::-1] if block not in holders])
+        digests = {BlockId(block): digest for block, digest in (kept or {}).items()}
+        for block, digest in digests.items():
+            self._cache.keep(digest, block)
+        free = [block for block in everything[::-1] if block not in holders and block not in self._cache]
+        idle = [block for block in reversed(digests) if block not in holders]  # prompts' ends before beginnings
+        self._cache.release([*free, *idle])
         for request_id, table in tables.items():
             self._held[request_id] = _Held(tuple(BlockId(block) for block in table))
 

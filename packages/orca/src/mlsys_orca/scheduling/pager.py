@@ -13,7 +13,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.scheduling.batch import BatchBuilder
 from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.prefix_cache import extend_digests
+from mlsys_orca.scheduling.prefix_cache import extend_digests, root_of
 from mlsys_orca.scheduling.request_pool import RequestPool, SequenceState, State
 
 
@@ -66,7 +66,7 @@ class Pager:
     def _admit(self, sequence: SequenceState, builder: BatchBuilder) -> bool:
         request, digests = sequence.request, sequence.digests
         if self._prefix_caching and not request.num_encoder_tokens:
-            extend_digests(digests, sequence.token_ids, self._block_tables.block_size, root=_root_of(sequence))
+            extend_digests(digests, sequence.token_ids, self._block_tables.block_size, root=root_of(request.adapter))
         if request.sampling.num_prompt_logprobs is not None:
             digests = []  # what is not computed has no logits
         while True:
@@ -118,12 +118,8 @@ class Pager:
     def _publish(self, sequence: SequenceState) -> None:
         if sequence.request.num_encoder_tokens:
             return
-        extend_digests(sequence.digests, sequence.token_ids, self._block_tables.block_size, root=_root_of(sequence))
+        root = root_of(sequence.request.adapter)
+        extend_digests(sequence.digests, sequence.token_ids, self._block_tables.block_size, root=root)
         self._block_tables.publish(
             sequence.request.request_id, sequence.digests, num_computed_tokens=sequence.num_computed_tokens
         )
-
-
-def _root_of(sequence: SequenceState) -> bytes:
-    """Return the root of the tokens' digests: an adapter's name, as keys and values depend on its weights too."""
-    return (sequence.request.adapter or "").encode()

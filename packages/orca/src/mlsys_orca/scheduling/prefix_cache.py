@@ -35,6 +35,11 @@ def extend_digests(digests: list[bytes], token_ids: Sequence[int], block_size: i
         digests.append(blake2b(parent + tokens.tobytes(), digest_size=_DIGEST_NBYTES).digest())
 
 
+def root_of(adapter: str | None) -> bytes:
+    """Return the root of a request's digests: its adapter's name, as keys and values depend on its weights too."""
+    return (adapter or "").encode()
+
+
 class PrefixCache:
     """K/V blocks by the content that they hold.
 
@@ -60,6 +65,7 @@ class PrefixCache:
         self._blocks: dict[bytes, BlockId] = {}
         self._digests: dict[BlockId, bytes] = {}
         self._idle: OrderedDict[BlockId, None] = OrderedDict()  # least recently used first
+        self.changes: dict[int, bytes | None] | None = None  # by block: kept since, or not any more; None: not noted
 
     @property
     def num_idle(self) -> int:
@@ -85,6 +91,8 @@ class PrefixCache:
             self._pool.retain([block])
             self._blocks[digest] = block
             self._digests[block] = digest
+            if self.changes is not None:
+                self.changes[block] = digest
 
     def hold(self, blocks: Sequence[BlockId]) -> None:
         """Add a request's reference to each of ``blocks``."""
@@ -112,4 +120,6 @@ class PrefixCache:
 
     def _forget(self, block: BlockId) -> None:
         del self._blocks[self._digests.pop(block)]
+        if self.changes is not None:
+            self.changes[block] = None
         self._pool.release([block])

@@ -14,6 +14,7 @@ from mlsys_core.errors import ServingError
 from mlsys_core.serving import FinishReason
 from mlsys_core.serving.processes import Boxes, Death, SupervisorLink
 from mlsys_orca.engine.client import EngineConfig, EngineCounts, EngineShape, Recoveries
+from mlsys_orca.engine.fleet.kept_blocks import chain_of
 from mlsys_orca.engine.fleet.replica import Listeners, Replica
 from mlsys_orca.engine.fleet.routing import choose
 from mlsys_orca.engine.fleet.totals import summed
@@ -52,7 +53,7 @@ class Fleet:
         self.recoveries = Recoveries()
         handles, listeners = count(), Listeners(streams, stats, self.recoveries)
         self.replicas = [Replica(number, shape, handles, listeners) for number in range(config.num_replicas)]
-        self._max_batch_size = config.max_batch_size
+        self._max_batch_size, self._block_size = config.max_batch_size, shape.block_size
         self._link, self._boxes = link, boxes
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the event loop's
@@ -101,7 +102,8 @@ class Fleet:
     def _replica_for(self, request: GenerationRequest) -> Replica:
         if len(self.replicas) == 1:
             return self.replicas[0]
-        loads = [replica.load() for replica in self.replicas]
+        chain = chain_of(request, self._block_size)
+        loads = [replica.load(chain) for replica in self.replicas]
         return self.replicas[choose(loads, max_batch_size=self._max_batch_size)]
 
     # --- life

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from mlsys_core.serving import Finished, FinishReason
 from mlsys_core.serving.processes import Death
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineCounts, EngineShape, Recoveries
+from mlsys_orca.engine.fleet.kept_blocks import KeptBlocks
 from mlsys_orca.engine.fleet.routing import Load
 from mlsys_orca.engine.fleet.totals import NOTHING, history, summed
 from mlsys_orca.engine.recovery import Ledger, LiveRequest, Return, judge
@@ -57,6 +58,7 @@ class Replica:
         self._goes_on = shape.goes_on
         self._streams, self._stats = listeners.streams, listeners.stats
         self._recoveries = listeners.recoveries
+        self._kept = KeptBlocks()
         self._order = Return()
         self._profile = (0.0, 0)  # slowest iteration so far in seconds, most tokens
         self._now = EngineCounts(num_blocks=shape.num_blocks, num_free_blocks=shape.num_blocks, pool=None)
@@ -67,12 +69,14 @@ class Replica:
         """Numbers as of the last iteration; totals are of all its workers."""
         return summed([self._now, self._before])
 
-    def load(self) -> Load:
-        """Return its state for the choice among replicas."""
+    def load(self, chain: Sequence[bytes]) -> Load:
+        """Return its state for the choice among replicas, for a prompt whose blocks have the digests ``chain``."""
         return Load(
             is_serving=self.is_ready,
             num_requests=len(self.ledger.live),
             num_outstanding_tokens=sum(live.num_outstanding_tokens for live in self.ledger.live.values()),
+            num_shared_blocks=self._kept.num_leading(chain),
+            num_kept_blocks=len(self._kept),
         )
 
     # --- requests
@@ -116,7 +120,7 @@ class Replica:
                 self._forget_blocks(live)
         tables = {live.handle: live.block_table for live in self.ledger.live.values() if live.block_table}
         slowest_s, most_tokens = self._profile
-        worker.send(wire.Start(self.number, tables, slowest_s, most_tokens))
+        worker.send(wire.Start(self.number, tables, dict(self._kept.digests), slowest_s, most_tokens))
         self._hand_over_all()
 
     def lose(self) -> None:
@@ -209,6 +213,8 @@ class Replica:
                 for handle in report.handles:
                     if (live := self.ledger.live.get(handle)) is not None:
                         live.block_table, live.num_computed_tokens = (), 0
+            case wire.Kept():
+                self._kept.update(report.changes)
             case wire.Ready():
                 self._now, self.is_ready = report.counts, True
             case wire.Placed():

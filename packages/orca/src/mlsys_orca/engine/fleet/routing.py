@@ -16,14 +16,15 @@ class Load:
     num_requests: int  # running and waiting
     num_outstanding_tokens: int  # tokens of prompts left to compute and of answers left to generate
     num_shared_blocks: int = 0  # leading blocks of the new prompt whose keys and values it keeps
+    num_kept_blocks: int = 0  # blocks of any prompt that it keeps
 
 
 def choose(loads: Sequence[Load], *, max_batch_size: int) -> int:
     """Return the index of the replica for a request.
 
     One that serves, if any does. Among those that keep a beginning of the prompt and have room in their next batch, the
-    one with the longest; else the one with the least to do. The request goes there at once and is served in order of
-    arrival, so none starves.
+    one with the longest; else the one with the least to do, and among equals the one that keeps the fewest blocks. The
+    request goes there at once and is served in order of arrival, so none starves.
 
     Args:
         loads: The replicas, at least one.
@@ -46,6 +47,6 @@ def choose(loads: Sequence[Load], *, max_batch_size: int) -> int:
     def rank(index: int) -> tuple[int, int, int, int]:
         load = loads[index]
         shared = load.num_shared_blocks if warm else 0
-        return -shared, load.num_outstanding_tokens, load.num_requests, index
+        return -shared, load.num_outstanding_tokens, load.num_kept_blocks, index
 
     return min(warm or serving, key=rank)
