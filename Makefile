@@ -18,7 +18,7 @@ AGENT_TESTS := tests/integration/orca/test_agents.py tests/integration/orca/test
 VISION_TESTS := tests/nimble/nets/test_timm.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz test-peers test-agents oracles mutants lint types fmt bench figures soak soak-dvabatch docs browser test-gpu sanitize bench-gpu proto lock lock-models clean
+.PHONY: help setup wheels release-check publish-dry-run version demo test test-all fuzz test-peers test-agents oracles mutants lint types fmt bench figures soak soak-dvabatch docs browser test-gpu sanitize bench-gpu proto lock lock-models clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -150,6 +150,17 @@ GRPC := packages/core/src/mlsys_core/serving/oip/grpc
 
 proto: setup  ## Compile the gRPC messages from their .proto
 	$(PY) -m grpc_tools.protoc -I $(GRPC) --descriptor_set_out=$(GRPC)/open_inference.binpb open_inference.proto
+
+# Wheels: a C++ compiler for every platform comes as a package.
+$(VENV)/.wheels: $(VENV)/.installed requirements/wheels.txt
+	$(PIP) install -q -r requirements/wheels.txt
+	@touch $@
+
+wheels: $(VENV)/.wheels  ## Build wheels (kernels compiled inside) and sdists of all distributions into dist/
+	$(PY) scripts/wheels.py
+
+version: setup  ## Print the version, or set it everywhere: make version VERSION=0.2.0
+	@$(PY) scripts/version.py $(VERSION)
 
 lock: setup  ## Resolve requirements/dev.lock anew
 	$(PY) scripts/lock.py

@@ -109,13 +109,19 @@ def zipped(gguf: Path, tmp_path: Path) -> Path:
 def test_it_registers_every_kind(mlsys: Mlsys) -> None:
     hooks = {name for name in vars(hookspecs) if name.startswith("mlsys_register_")}
     assert hooks == set(re.findall(r"def (mlsys_register_\w+)", (PACKAGE / "src/mlsys_acme/__init__.py").read_text()))
-    assert len(hooks) == 11
+    assert len(hooks) == 12
     (row,) = [row for row in json.loads(mlsys("plugins", "list", "--json").stdout) if row["name"] == "acme"]
     assert (row["status"], row["error"]) == ("loaded", None)
 
 
 def test_its_command_runs(mlsys: Mlsys) -> None:
     assert mlsys("acme").stdout == "hello from acme\n"
+
+
+def test_its_kernel_is_built_ahead(mlsys: Mlsys) -> None:
+    said = mlsys("build", "--only", "acme-answer").stdout
+    assert said.startswith("acme-answer: ")
+    assert Path(said.split()[1]).name.startswith("answer-")
 
 
 def test_its_exporter_writes(mlsys: Mlsys, tmp_path: Path) -> None:

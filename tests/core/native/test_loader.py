@@ -138,7 +138,7 @@ def test_a_damaged_library_is_built_again(damage: str, source: Path, tmp_path: P
             manifest.write_text("[1]")
     result = in_another_process(source, cache)
     assert (result.returncode, result.stdout) == (0, "42\n"), result.stderr
-    assert len(result.stderr.splitlines()) <= 1
+    assert len(result.stderr.splitlines()) <= 2  # the damage, and that it compiles
     assert library.read_bytes() == good.read_bytes()
     assert "sha256" in json.loads(manifest.read_text())
 

@@ -65,6 +65,12 @@ def test_device_pool_and_compiler_are_made(registry: Registry) -> None:
     assert torch.equal(find_module_compiler("trace", registry)(layer, (x,))(x), layer(x))
 
 
+def test_the_kernel_is_one(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("answer.cpp").write_text('extern "C" int answer() { return 42; }')
+    assert registry.load(specs.KernelSpec, "answer").load().answer() == 42
+
+
 def test_exporter_benchmark_and_step_run(registry: Registry, tmp_path: Path) -> None:
     recorder = Recorder()
     recorder.complete("step", 0, 5)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from mlsys_core.config import Settings, read_settings
 from mlsys_core.errors import PluginError
+from mlsys_core.native import Kernel
 from mlsys_core.plugins import hookimpl, load_plugins
 from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, CompilerSpec, PolicySpec
 
@@ -180,4 +181,5 @@ def test_every_lazy_reference_of_the_installed_plugins_resolves():
     }
     assert len(references) > 15
     for reference in references:
-        assert callable(resolve(reference)), reference
+        found = resolve(reference)
+        assert callable(found) or isinstance(found, Kernel), reference

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec, CompilerSpec, DemoStepSpec
+from mlsys_core.plugins.specs import CommandSpec, CompilerSpec, DemoStepSpec, KernelSpec
 
 
 @hookimpl
@@ -29,6 +29,36 @@ def mlsys_register_compilers() -> Iterable[CompilerSpec]:
             help="A schedule made ahead of time, replayed natively.",
             factory="mlsys_nimble.module:compile",
         )
+    ]
+
+
+@hookimpl
+def mlsys_register_kernels() -> Iterable[KernelSpec]:
+    """Return the native kernels."""
+    return [
+        KernelSpec(
+            name="nimble-kernels", help="Operators of a schedule.", factory="mlsys_nimble.backends.cpu.library:KERNELS"
+        ),
+        KernelSpec(
+            name="nimble-kernels-bf16",
+            help="Products with weights in bf16.",
+            factory="mlsys_nimble.backends.cpu.library:KERNELS_BF16",
+        ),
+        KernelSpec(
+            name="nimble-executor",
+            help="Replay of a schedule on worker threads.",
+            factory="mlsys_nimble.backends.cpu.replay:EXECUTOR",
+        ),
+        KernelSpec(
+            name="nimble-training",
+            help="Operators of training steps.",
+            factory="mlsys_nimble.training.kernels:TRAINING",
+        ),
+        KernelSpec(
+            name="nimble-digest",
+            help="Digests that detect changed weights.",
+            factory="mlsys_nimble.state.digest:DIGEST",
+        ),
     ]
 
 

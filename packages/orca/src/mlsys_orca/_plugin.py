@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec, PolicySpec
+from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, KernelSpec, ModelLoaderSpec, PolicySpec
 
 
 @hookimpl
@@ -60,6 +60,18 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
             engine="orca-encoder",
             suffixes=("config.json",),
             factory="mlsys_orca.engine.encoder_loaders:load_registered",
+        ),
+    ]
+
+
+@hookimpl
+def mlsys_register_kernels() -> Iterable[KernelSpec]:
+    """Return the native kernels."""
+    return [
+        KernelSpec(
+            name="orca-program",
+            help="Decoders: products, attention, norms.",
+            factory="mlsys_orca.backends.native.library:PROGRAM",
         ),
     ]
 

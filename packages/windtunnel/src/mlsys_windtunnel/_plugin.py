@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec
+from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, KernelSpec
 
 
 @hookimpl
@@ -17,6 +17,21 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
             help="Turn fitted classical pipelines into trainable networks.",
             app="mlsys_windtunnel.cli.main:app",
         )
+    ]
+
+
+@hookimpl
+def mlsys_register_kernels() -> Iterable[KernelSpec]:
+    """Return the native kernels."""
+    return [
+        KernelSpec(
+            name="windtunnel-models", help="Trees and linear models.", factory="mlsys_windtunnel.modules.native:MODELS"
+        ),
+        KernelSpec(
+            name="windtunnel-soft-trees",
+            help="Soft trees, forward and backward.",
+            factory="mlsys_windtunnel.backends.soft.native:SOFT_TREES",
+        ),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec
+from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, KernelSpec, ModelLoaderSpec
 
 
 @hookimpl
@@ -43,6 +43,24 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
             suffixes=("manifest.json",),
             factory="mlsys_batchmaker.models.store:load_registered",
         )
+    ]
+
+
+@hookimpl
+def mlsys_register_kernels() -> Iterable[KernelSpec]:
+    """Return the native kernels."""
+    return [
+        KernelSpec(
+            name="batchmaker-steps",
+            help="Cells, several steps a call.",
+            factory="mlsys_batchmaker.native.library:STEPS",
+        ),
+        KernelSpec(name="batchmaker-plan", help="Plans of requests.", factory="mlsys_batchmaker.plan.compiled:PLAN"),
+        KernelSpec(
+            name="batchmaker-scheduler",
+            help="Forming and completing tasks.",
+            factory="mlsys_batchmaker.scheduling.compiled:SCHEDULER",
+        ),
     ]
 
 

@@ -1,15 +1,17 @@
-"""Small C++ kernels, compiled for this machine on first use and kept in the cache.
+"""Small C++ kernels: compiled in wheels, one library for each level, or on first use and kept in the cache.
 
 A kernel is one C++17 file (and the headers it includes) with ``extern "C"`` functions over plain pointers, loaded
-through ctypes. So a package needs no compiler to install, and a kernel uses all that this CPU has. Callers of
-:func:`load_kernel` keep a path in torch for machines without a compiler, and say so with :func:`warn_without_kernels`.
+through ctypes. :class:`Kernel` names one. Callers keep a path in torch for machines that have neither a library that
+fits nor a compiler, and say so with :func:`warn_without_kernels`.
 
-``levels`` names the instruction sets, ``compiler`` runs the compiler, ``store`` keeps libraries that can be trusted,
-``loader`` ties them together. ``structs`` reads what a library declares of its structs and functions.
+``levels`` names the instruction sets, ``recipes`` all inputs of a library, ``compiler`` runs the compiler, ``store``
+keeps libraries that can be trusted, ``loader`` ties them together. ``structs`` reads what a library declares of its
+structs and functions.
 """
 
 from mlsys_core.native.levels import LEVELS, NATIVE, Level, builds, executable_levels
-from mlsys_core.native.loader import FLAGS, INCLUDE, load_kernel, warn_without_kernels
+from mlsys_core.native.loader import Kernel, load_kernel, warn_without_kernels
+from mlsys_core.native.recipes import FLAGS, INCLUDE
 from mlsys_core.native.structs import Struct, bind, expect, new
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "INCLUDE",
     "LEVELS",
     "NATIVE",
+    "Kernel",
     "Level",
     "Struct",
     "bind",

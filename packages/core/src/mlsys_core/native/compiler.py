@@ -61,7 +61,7 @@ def find_compiler(chosen: str | None = None) -> Compiler:
         if program := shutil.which(command[0]):
             return _asked((program, *command[1:]))
     missing = f"the compiler that CXX names, {chosen!r}, was not found" if chosen else "no C++ compiler was found"
-    raise KernelUnavailableError(f"{missing}: apt-get install g++")
+    raise KernelUnavailableError(f"{missing}: apt-get install g++, or install a wheel for this platform")
 
 
 _hung: dict[tuple[str, ...], str] = {}  # compilers that did not end: no other kernel waits for them

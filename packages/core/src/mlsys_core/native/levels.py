@@ -37,7 +37,23 @@ _X86 = (  # each has what the one before it has
     Level("avx512-bf16", _BF16_FLAGS, _BF16),
     Level("amx", (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"), _AMX),
 )
-LEVELS: tuple[Level, ...] = _X86 if platform.machine().lower() in ("x86_64", "amd64") else ()
+_ARM = (Level("armv8-a", ("-march=armv8-a",), frozenset({"asimd", "fp"})),)  # NEON; kernels have no use for more
+
+
+def levels_of(family: str) -> tuple[Level, ...]:
+    """Return the levels of a family of processors, lowest first; none of a family that has ``native`` alone.
+
+    Args:
+        family: As ``platform.machine()`` says it: "x86_64", "aarch64".
+
+    Example:
+        >>> [level.name for level in levels_of("aarch64")]
+        ['armv8-a']
+    """
+    return {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM}.get(family.lower(), ())
+
+
+LEVELS: tuple[Level, ...] = levels_of(platform.machine())
 """Levels of this processor's family, lowest first, whether or not this processor executes them."""
 
 

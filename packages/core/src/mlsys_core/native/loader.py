@@ -1,11 +1,10 @@
-"""Load a kernel from its source file: from the cache if it is there, else compiled and kept."""
+"""Load a kernel: as it came in the wheel, else from the cache, else compiled and kept."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
-import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,33 +12,64 @@ from pathlib import Path
 from mlsys_core.config import Settings, settings
 from mlsys_core.errors import KernelUnavailableError
 from mlsys_core.native.compiler import Compiler, find_compiler
-from mlsys_core.native.levels import NATIVE, cpu_flags, executable_levels, level_named
+from mlsys_core.native.levels import NATIVE, executable_levels, level_named
+from mlsys_core.native.recipes import INCLUDE, Recipe, recipe
 from mlsys_core.native.sanitizers import flags_of
 from mlsys_core.native.store import Store, temporary_store, trusted_store, warn_once
 
 _log = logging.getLogger(__name__)
 
-INCLUDE = Path(__file__).parents[1] / "include"  # headers for any kernel, as <mlsys/vec.h>
-# No fast-math: kernels promise the comparisons and sums of their sources. Contraction would fuse a*b+c.
-FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 further_flags: tuple[str, ...] = ()  # set by mlsys_core.native.testing alone
 
 
-def load_kernel(
-    source: Path, *, cache_dir: Path, flags: tuple[str, ...] = (), headers: Sequence[Path] = ()
-) -> ctypes.CDLL:
-    """Compile ``source`` unless that was done before, and load it.
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel's source and options, named once: :meth:`load` loads it, ``mlsys build`` and wheels compile it ahead.
 
-    The level, the sanitizer and the compiler are those of :class:`~mlsys_core.config.Settings`. Without a compiler
-    (or with one that fails) a library by any other is taken from the cache, also one for a lower level.
+    Attributes:
+        source: A C++17 file.
+        headers: The files that it includes, beside the core's own.
+        flags: Options after the usual ones.
+        compile_s: Seconds that it takes to compile on a quiet core, for the line that says so.
+    """
+
+    source: Path
+    headers: tuple[Path, ...] = ()
+    flags: tuple[str, ...] = ()
+    compile_s: int = 3
+
+    def load(self, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+        """Load this kernel into the process; see :func:`load_kernel`.
+
+        Args:
+            flags: Further options: a test may ask for another machine's paths.
+        """
+        return load_kernel(
+            self.source,
+            cache_dir=settings().cache_dir,
+            flags=(*self.flags, *flags),
+            headers=self.headers,
+            compile_s=self.compile_s,
+        )
+
+
+def load_kernel(
+    source: Path, *, cache_dir: Path, flags: tuple[str, ...] = (), headers: Sequence[Path] = (), compile_s: int = 3
+) -> ctypes.CDLL:
+    """Load the library of ``source``: the wheel's if it fits, else the cache's, else compile it.
+
+    The level, the sanitizer and the compiler are those of :class:`~mlsys_core.config.Settings`. At level ``native`` the
+    wheel's library for the highest level that this processor executes serves. Without a compiler (or with one that
+    fails) a library by any other is taken from the cache, also one for a lower level.
 
     Args:
         source: A C++17 file.
         cache_dir: Where libraries are kept, below ``native/``; safe for several processes at once. If it cannot be
             written, or others could write to it, a temporary folder serves this process, and a warning says so.
-        flags: Added to :data:`FLAGS` and to the level's.
+        flags: Added to the usual ones and to the level's.
         headers: The files that ``source`` includes: it is compiled again when one of them changes, or one of the
             core's own (:data:`INCLUDE`).
+        compile_s: Seconds that it takes to compile, for the line that says so.
 
     Raises:
         KernelUnavailableError: there is no C++ compiler, or it refuses the file, and the cache has no library.
@@ -47,9 +77,11 @@ def load_kernel(
     """
     chosen = settings()
     recipes = _recipes(source, flags, headers, chosen)
+    if shipped := _shipped(recipes):
+        return shipped
     store = trusted_store(cache_dir / "native")
     try:
-        return _load_compiled(recipes[0], find_compiler(chosen.compiler), store)
+        return _load_compiled(recipes[0], find_compiler(chosen.compiler), store, compile_s)
     except KernelUnavailableError as error:
         found = _found_of_any_compiler(recipes, store)
         if found is None:
@@ -58,42 +90,23 @@ def load_kernel(
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    """All inputs of a library's build, except for the compiler."""
-
-    source: Path
-    options: tuple[str, ...]
-    key: str  # names sources, options, and the processor where the options leave it open
-
-    @property
-    def stem(self) -> str:
-        """Beginning of the names of this recipe's libraries, for any compiler."""
-        return f"{self.source.stem}-{self.key}-"
-
-    def name(self, compiler: Compiler) -> str:
-        """Return the name of the library that ``compiler`` builds from this recipe."""
-        return f"{self.stem}{hashlib.sha256(compiler.version.encode()).hexdigest()[:8]}.so"
-
-
-def _recipes(source: Path, flags: tuple[str, ...], headers: Sequence[Path], chosen: Settings) -> list[_Recipe]:
+def _recipes(source: Path, flags: tuple[str, ...], headers: Sequence[Path], chosen: Settings) -> list[Recipe]:
     """Return the recipe to compile, then equivalent ones for machines that cannot compile."""
     level = level_named(chosen.kernel_level)
     others = reversed(executable_levels()) if level == NATIVE else ()
-    texts = [file.read_bytes() for file in (source, *headers, *sorted(INCLUDE.rglob("*.h")))]
-    found = []
-    for each in (level, *others):
-        options = (*FLAGS, *each.flags, *flags, *further_flags, *flags_of(chosen.sanitizer))
-        machine = f"{platform.system()} {platform.machine()}"
-        cpu = (cpu_flags() or platform.processor()) if each == NATIVE else ""
-        parts = [*texts, *(part.encode() for part in (*options, machine, cpu))]
-        digest = hashlib.sha256(b"".join(len(part).to_bytes(8) + part for part in parts))
-        found.append(_Recipe(source, options, digest.hexdigest()[:16]))
-    return found
+    flags = (*flags, *further_flags, *flags_of(chosen.sanitizer))
+    return [recipe(source, each, flags=flags, headers=headers) for each in (level, *others)]
 
 
-def _load_compiled(recipe: _Recipe, compiler: Compiler, store: Store | None) -> ctypes.CDLL:
-    name = recipe.name(compiler)
+def _shipped(recipes: Sequence[Recipe]) -> ctypes.CDLL | None:
+    """Return the wheel's library for the highest level, if one fits. It is trusted as the Python beside it is."""
+    if not recipes[0].shipped.parent.is_dir():
+        return None
+    return next((loaded for each in recipes if each.shipped.is_file() and (loaded := _loaded(each.shipped))), None)
+
+
+def _load_compiled(wanted: Recipe, compiler: Compiler, store: Store | None, compile_s: int) -> ctypes.CDLL:
+    name = wanted.name(compiler.version)
     if store and (library := store.find(name)) and (loaded := _loaded(library)):
         return loaded
     for candidate in (store, None):
@@ -102,7 +115,7 @@ def _load_compiled(recipe: _Recipe, compiler: Compiler, store: Store | None) -> 
             with Store(folder).alone(name) as work:  # another process may have built it meanwhile
                 library = Store(folder).find(name)
                 loaded = _loaded(library) if library else None
-                loaded = loaded or _loaded(_build(recipe, compiler, Store(folder), work / name))
+                loaded = loaded or _loaded(_build(wanted, compiler, Store(folder), work / name, compile_s))
         except OSError as error:
             warn_once(
                 f"compiled kernels cannot be kept in {folder} ({error.strerror or error}), so each process compiles "
@@ -111,17 +124,26 @@ def _load_compiled(recipe: _Recipe, compiler: Compiler, store: Store | None) -> 
             continue
         if loaded:
             return loaded
-    raise KernelUnavailableError(f"{recipe.source.name} was compiled and cannot be loaded; a warning above says why")
+    raise KernelUnavailableError(f"{wanted.source.name} was compiled and cannot be loaded; a warning above says why")
 
 
-def _build(recipe: _Recipe, compiler: Compiler, store: Store, built: Path) -> Path:
-    _raise_again(recipe.name(compiler))
+def _build(wanted: Recipe, compiler: Compiler, store: Store, built: Path, compile_s: int) -> Path:
+    name = wanted.name(compiler.version)
+    _raise_again(name)
+    _say(f"compiling {wanted.source.name} for this processor (once, about {compile_s} s)")
     try:
-        compiler.compile(recipe.source, built, [*recipe.options, f"-I{INCLUDE}"])
+        compiler.compile(wanted.source, built, [*wanted.options, f"-I{INCLUDE}"])
     except KernelUnavailableError as error:
-        _failures[recipe.name(compiler)] = str(error)
+        _failures[name] = str(error)
         raise
-    return store.keep(built, {"compiler": compiler.version.splitlines()[0], "options": " ".join(recipe.options)})
+    return store.keep(built, {"compiler": compiler.version.splitlines()[0], "options": " ".join(wanted.options)})
+
+
+def _say(message: str) -> None:
+    """Log ``message``; in a process that has not set logging up, print it to stderr: a wait is never unexplained."""
+    _log.info("%s", message)
+    if not logging.getLogger().handlers and not _log.isEnabledFor(logging.INFO):
+        print(f"mlsys: {message}", file=sys.stderr, flush=True)
 
 
 _failures: dict[str, str] = {}  # by library: a compiler that refused a file, or hung, is not asked again
@@ -132,13 +154,11 @@ def _raise_again(name: str) -> None:
         raise KernelUnavailableError(_failures[name])
 
 
-def _found_of_any_compiler(recipes: Sequence[_Recipe], store: Store | None) -> ctypes.CDLL | None:
+def _found_of_any_compiler(recipes: Sequence[Recipe], store: Store | None) -> ctypes.CDLL | None:
     if store is None:
         return None
-    for recipe in recipes:
-        if (library := store.find_any(recipe.stem)) and (loaded := _loaded(library)):
-            return loaded
-    return None
+    libraries = (library for each in recipes if (library := store.find_any(each.stem)))
+    return next((loaded for library in libraries if (loaded := _loaded(library))), None)
 
 
 def _loaded(library: Path) -> ctypes.CDLL | None:
@@ -154,11 +174,11 @@ _warned: set[str] = set()
 
 
 def warn_without_kernels(what: str, instead: str, why: Exception) -> None:
-    """Log, once in a process, that ``what`` runs without native kernels.
+    """Log, once in a process, that ``what`` runs without native kernels: what that costs, and how to mend it.
 
     Args:
         what: A part of mlsys: "Nimble".
-        instead: The slower path that it takes: "torch's operators run".
+        instead: The slower path that it takes, and its cost: "torch's operators run".
         why: The :class:`~mlsys_core.errors.KernelUnavailableError`, whose message has the next step.
     """
     if what in _warned:

@@ -42,6 +42,12 @@ def mlsys_register_compilers() -> Iterable[specs.CompilerSpec]:
 
 
 @hookspec
+def mlsys_register_kernels() -> Iterable[specs.KernelSpec]:
+    """Return native kernels, which ``mlsys build`` compiles ahead."""
+    raise NotImplementedError
+
+
+@hookspec
 def mlsys_register_engines() -> Iterable[specs.EngineSpec]:
     """Return engines, for ``mlsys serve``."""
     raise NotImplementedError

@@ -51,6 +51,13 @@ class CompilerSpec(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSpec(Spec):
+    """A native kernel, for ``mlsys build`` and the wheels."""
+
+    factory: str  # -> mlsys_core.native.Kernel: its source, headers and flags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec(Spec):
     """An engine that serves models until Ctrl-C, for ``mlsys serve NAME ...``."""
 

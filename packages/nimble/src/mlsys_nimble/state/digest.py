@@ -9,17 +9,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mlsys_core.config import settings
 from mlsys_core.errors import KernelUnavailableError
-from mlsys_core.native import load_kernel
+from mlsys_core.native import Kernel
 from torch import Tensor
+
+DIGEST = Kernel(Path(__file__).with_name("digest.cpp"))
 
 
 @cache
 def _load() -> Any:
-    """Load the compiled digest; None where there is no compiler."""
+    """Load the compiled digest; None where there is neither the wheel's nor a compiler."""
     try:
-        native = load_kernel(Path(__file__).parent / "digest.cpp", cache_dir=settings().cache_dir)
+        native = DIGEST.load()
     except KernelUnavailableError:
         return None
     native.nimble_digest.restype = c_uint64

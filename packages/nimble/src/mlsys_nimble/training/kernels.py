@@ -11,25 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mlsys_core.config import settings
-from mlsys_core.native import bind, expect, load_kernel
+from mlsys_core.native import Kernel as Source
+from mlsys_core.native import bind, expect
 
 from mlsys_nimble.backends.cpu.library import DTYPES, MAX_RANK, Kernel, View
 from mlsys_nimble.ir.operators import BatchNormTraining
 from mlsys_nimble.ir.strides import channels_last, dense
 from mlsys_nimble.state.forks import renew_in_forks
 
+_HERE = Path(__file__).parent / "native"
+_HEADERS = (*sorted(_HERE.glob("*.h")), *sorted((_HERE.parents[1] / "backends" / "cpu").glob("*.h")))
+TRAINING = Source(_HERE / "training.cpp", headers=_HEADERS, compile_s=5)
+
 
 @cache
 def load() -> Any:
-    """Load the library; the first call ever compiles it for this machine.
+    """Load the library; without the wheel's, the first call ever compiles it for this machine.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
     """
-    here = Path(__file__).parent / "native"
-    headers = [*sorted(here.glob("*.h")), *sorted((here.parents[1] / "backends" / "cpu").glob("*.h"))]
-    library = bind(load_kernel(here / "training.cpp", cache_dir=settings().cache_dir, headers=headers))
+    library = bind(TRAINING.load())
     expect(library, MAX_RANK=MAX_RANK, Dtype=DTYPES)
     return library
 

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
-from mlsys_core.config import settings
 from mlsys_core.errors import KernelUnavailableError
-from mlsys_core.native import bind, load_kernel, warn_without_kernels
+from mlsys_core.native import Kernel, bind, warn_without_kernels
+
+MODELS = Kernel(Path(__file__).parent.parent / "native" / "models.cpp")
 
 
 @lru_cache(maxsize=1)
 def kernel() -> Any:
     """Load the compiled kernel; the first call ever on a machine builds it (seconds). None where that fails."""
-    source = Path(__file__).parent.parent / "native" / "models.cpp"
     try:
-        return bind(load_kernel(source, cache_dir=settings().cache_dir))
+        return bind(MODELS.load())
     except KernelUnavailableError as error:
-        warn_without_kernels("WindTunnel", "numpy and torch answer", error)
+        warn_without_kernels("WindTunnel", "numpy and torch answer, in several times the time", error)
         return None
 
 

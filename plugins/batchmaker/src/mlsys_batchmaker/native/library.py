@@ -7,8 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mlsys_core.config import settings
-from mlsys_core.native import bind, load_kernel
+from mlsys_core.native import Kernel, bind
+
+_HERE = Path(__file__).parent
+STEPS = Kernel(_HERE / "steps.cpp", headers=tuple(sorted(_HERE.glob("*.h"))))
 
 
 @cache
@@ -22,9 +24,7 @@ def load(flags: tuple[str, ...] = ()) -> Any:
         MissingDependencyError: there is no C++ compiler.
         MlsysError: the compiler refuses the source.
     """
-    here = Path(__file__).parent
-    headers = sorted(here.glob("*.h"))
-    return bind(load_kernel(here / "steps.cpp", cache_dir=settings().cache_dir, flags=flags, headers=headers))
+    return bind(STEPS.load(flags))
 
 
 def pointers(addresses: list[int]) -> Any:

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mlsys_core.config import settings
-from mlsys_core.native import bind, expect, load_kernel, new
+from mlsys_core.native import Kernel, bind, expect, new
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan import plan, reference
 from mlsys_batchmaker.plan.layout import Layout
 from mlsys_batchmaker.plan.plan import COLUMNS, SUB_COLUMNS, GraphPlan, Ints, Kind, Pairs
 from mlsys_batchmaker.plan.structure import sizes_of
+
+PLAN = Kernel(Path(__file__).with_name("plan.cpp"))
 
 
 class CompiledPlans:
@@ -105,7 +106,7 @@ def address_of(array: NDArray[np.generic]) -> int:
 
 @cache
 def _load() -> Any:
-    kernel = load_kernel(Path(__file__).with_name("plan.cpp"), cache_dir=settings().cache_dir)
+    kernel = PLAN.load()
     # Calls of microseconds keep the interpreter's lock.
     library = bind(ctypes.PyDLL(kernel._name, handle=kernel._handle), by_address=True)
     expect(library, **{name: getattr(plan, name) for name in library.constants})

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mlsys_core.config import settings
 from mlsys_core.errors import ServingError
-from mlsys_core.native import bind, expect, load_kernel
+from mlsys_core.native import Kernel, bind, expect
 from mlsys_core.serving import WorkerId
 from numpy.typing import NDArray
 
@@ -24,6 +23,7 @@ from mlsys_batchmaker.scheduling import tables
 from mlsys_batchmaker.scheduling.ready import ReadyNodes
 from mlsys_batchmaker.scheduling.tasks import Task
 
+SCHEDULER = Kernel(Path(__file__).with_name("scheduler.cpp"))
 _ROOM = 4096  # numbers of a task's arrays; larger tasks cost one more call
 _HEADER = 7
 _FINISHED = 4  # numbers of a finished request
@@ -219,7 +219,7 @@ def load() -> Any:
     Raises:
         MissingDependencyError: there is no C++ compiler.
     """
-    kernel = load_kernel(Path(__file__).with_name("scheduler.cpp"), cache_dir=settings().cache_dir)
+    kernel = SCHEDULER.load()
     # Calls of a microsecond keep the interpreter's lock.
     library = bind(ctypes.PyDLL(kernel._name, handle=kernel._handle), by_address=True)
     known = {**vars(columns_of_plans), **vars(tables)}

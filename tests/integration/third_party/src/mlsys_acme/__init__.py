@@ -27,6 +27,11 @@ def mlsys_register_compilers():
 
 
 @hookimpl
+def mlsys_register_kernels():
+    return [specs.KernelSpec(name="acme-answer", help="42.", factory="mlsys_acme.kernel:ANSWER")]
+
+
+@hookimpl
 def mlsys_register_engines():
     return [specs.EngineSpec(name="acme", help="Says what it hears.", app="mlsys_acme.engine:app")]
 

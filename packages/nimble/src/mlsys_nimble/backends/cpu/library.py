@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mlsys_core.config import settings
-from mlsys_core.native import Struct, bind, expect, load_kernel, new
+from mlsys_core.native import Kernel as Source
+from mlsys_core.native import Struct, bind, expect, new
 from mlsys_nimble.ir import operators
 from torch import Tensor
 
@@ -22,6 +22,10 @@ ROW_VECS = 8  # of a panel of `gemv`
 DTYPES = ("float32", "bfloat16", "int64", "int32", "uint8", "bool", "float64")
 # Square roots and roundings become single instructions; comparisons and sums stay as they are written.
 FLAGS = ("-fno-math-errno", "-fno-trapping-math")
+_HERE = Path(__file__).parent
+_HEADERS = tuple(sorted(_HERE.glob("*.h")))
+KERNELS = Source(_HERE / "kernels.cpp", headers=_HEADERS, flags=FLAGS, compile_s=15)
+KERNELS_BF16 = Source(_HERE / "kernels_bf16.cpp", headers=_HEADERS, flags=FLAGS, compile_s=6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +81,18 @@ def array_of(struct: type[Struct], values: Sequence[View | dict[str, Any]]) -> c
 
 
 @cache
-def load(flags: tuple[str, ...] = (), *, source: str = "kernels.cpp") -> Any:
-    """Load a library of kernels; the first call ever compiles it for this machine.
+def load(flags: tuple[str, ...] = (), *, source: Source = KERNELS) -> Any:
+    """Load a library of kernels; without the wheel's, the first call ever compiles it for this machine.
 
     Args:
         flags: For the compiler, beside the usual ones: a test may ask for another machine's paths.
-        source: The file beside this one; ``kernels.cpp`` has all kernels but those of bf16 weights.
+        source: :data:`KERNELS` has all kernels but those of bf16 weights.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
         MlsysError: the compiler refuses the source.
     """
-    here = Path(__file__).parent
-    headers = sorted(here.glob("*.h"))
-    options = (*FLAGS, *flags)
-    library = bind(load_kernel(here / source, cache_dir=settings().cache_dir, flags=options, headers=headers))
+    library = bind(source.load(flags))
     expect(library, MAX_RANK=MAX_RANK, SPACE=SPACE, ROW_VECS=ROW_VECS, Dtype=DTYPES)
     library.weight_dtype = torch.float32
     return library
@@ -100,7 +101,7 @@ def load(flags: tuple[str, ...] = (), *, source: str = "kernels.cpp") -> Any:
 @cache
 def load_bf16(flags: tuple[str, ...] = ()) -> Any:
     """Load the library whose linears and convolutions keep their weights in bf16; see :func:`load`."""
-    library = load(flags, source="kernels_bf16.cpp")
+    library = load(flags, source=KERNELS_BF16)
     library.weight_dtype = torch.bfloat16
     return library
 

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mlsys_core.config import settings
-from mlsys_core.native import bind, load_kernel, new
+from mlsys_core.native import Kernel as Source
+from mlsys_core.native import bind, new
 from mlsys_nimble.backends.cpu.library import Kernel
 from mlsys_nimble.planning.planner import Assignment
 from mlsys_nimble.state.forks import renew_in_forks
@@ -18,12 +18,13 @@ from mlsys_nimble.state.forks import renew_in_forks
 PIECE_S = 20e-6  # of a task that one claim takes at least, seconds
 SPINS = 3_000  # pauses that a worker waits before it sleeps: some tens of microseconds
 
+_HERE = Path(__file__).parent
+EXECUTOR = Source(_HERE / "executor.cpp", headers=(_HERE / "executor.h", _HERE / "kernel.h"))
+
 
 @cache
 def _load() -> Any:
-    here = Path(__file__).parent
-    headers = [here / "executor.h", here / "kernel.h"]
-    return bind(load_kernel(here / "executor.cpp", cache_dir=settings().cache_dir, headers=headers))
+    return bind(EXECUTOR.load())
 
 
 class ReplayPlan:

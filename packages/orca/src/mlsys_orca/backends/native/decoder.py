@@ -318,7 +318,9 @@ def to_native(model: DecoderModel, *, backend: str = "auto") -> DecoderModel:
     if isinstance(reason, LoweringError):
         _log.info("the model runs in torch: %s", reason)
     else:
-        warn_without_kernels("Orca", "the model runs in torch's operators", reason)
+        warn_without_kernels(
+            "Orca", "the model runs in torch's operators, with weights widened and no batch invariance,", reason
+        )
     return model
 
 

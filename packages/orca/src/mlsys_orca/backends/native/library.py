@@ -6,17 +6,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mlsys_core.config import settings
-from mlsys_core.native import bind, expect, load_kernel
+from mlsys_core.native import Kernel, bind, expect
 
 # The library has both too: `load` compares.
 PANEL = 16  # columns of a packed weight, and slots of a block of keys
 RUN = 64  # blocks of the cache whose layers stand beside each other
 
+_HERE = Path(__file__).parent
+PROGRAM = Kernel(_HERE / "program.cpp", headers=tuple(sorted(_HERE.glob("*.h"))), compile_s=15)
+
 
 @cache
 def load(flags: tuple[str, ...] = ()) -> Any:
-    """Load the library; it is compiled for this machine on the first call ever.
+    """Load the library: the wheel's, or one compiled for this machine on the first call ever.
 
     Args:
         flags: For the compiler, beside the usual ones: a test may ask for another machine's paths.
@@ -25,9 +27,7 @@ def load(flags: tuple[str, ...] = ()) -> Any:
         MissingDependencyError: there is no C++ compiler.
         MlsysError: the compiler refuses the source.
     """
-    here = Path(__file__).parent
-    headers = sorted(here.glob("*.h"))
-    library = bind(load_kernel(here / "program.cpp", cache_dir=settings().cache_dir, flags=flags, headers=headers))
+    library = bind(PROGRAM.load(flags))
     expect(library, PANEL=PANEL, RUN=RUN)
     return library
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from mlsys_core.config import settings
 from mlsys_core.errors import KernelUnavailableError
-from mlsys_core.native import Struct, bind, load_kernel, warn_without_kernels
+from mlsys_core.native import Kernel, Struct, bind, warn_without_kernels
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -25,15 +24,18 @@ _INPUTS = ("arguments", "columns", "feature", "scale", "threshold", "missing", "
 _TREES = ("path", "left", "right", "num_splits", "count", "leaf")
 _TO = ("arguments", "columns", "threshold", "path", "count", "leaf")
 
+SOFT_TREES = Kernel(
+    Path(__file__).parents[2] / "native" / "soft_trees.cpp",
+    # Unlike exact trees, soft ones promise no last bit to anybody: contraction halves the work.
+    flags=("-ffp-contract=fast", "-fno-strict-aliasing", "-Wno-psabi"),
+)
+
 
 @lru_cache(maxsize=1)
 def kernel() -> Any:
     """Load the compiled kernel; the first call ever on a machine builds it (seconds). None where that fails."""
-    source = Path(__file__).parents[2] / "native" / "soft_trees.cpp"
-    # Unlike exact trees, soft ones promise no last bit to anybody: contraction halves the work.
-    flags = ("-ffp-contract=fast", "-fno-strict-aliasing", "-Wno-psabi")
     try:
-        return bind(load_kernel(source, cache_dir=settings().cache_dir, flags=flags))
+        return bind(SOFT_TREES.load())
     except KernelUnavailableError as error:
         warn_without_kernels("WindTunnel's fine-tuning", "torch trains soft trees", error)
         return None
