@@ -46,6 +46,15 @@ def test_light_things_import_nothing_heavy(code: str):
     assert HEAVY & set(json.loads(result.stdout.splitlines()[-1])) == ({"numpy"} if code.endswith("# numpy") else set())
 
 
+def test_the_list_of_commands_needs_no_rich():
+    script = "from mlsys_core.cli.main import run; run([]); import sys; print('rich' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("False\n")
+    said = " ".join(result.stdout.split())
+    assert "..." not in said.partition("Commands:")[2]  # no help is cut
+    assert "doctor Show what this machine and installation can do, and what is missing." in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

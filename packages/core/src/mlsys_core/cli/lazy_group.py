@@ -20,7 +20,9 @@ def _stub(spec: AppSpec) -> Any:
     """Return a placeholder command that carries only the name and help of ``spec``, for listings."""
     app = typer.Typer(add_completion=False)
 
-    @app.command(name=spec.name, help=spec.help, hidden=isinstance(spec, CommandSpec) and spec.hidden)
+    is_hidden = isinstance(spec, CommandSpec) and spec.hidden
+
+    @app.command(name=spec.name, help=spec.help, short_help=spec.help, hidden=is_hidden)  # a short help is not cut
     def placeholder() -> None:
         raise AssertionError("a listing's placeholder is never run")
 
