@@ -35,9 +35,11 @@ ENDPOINTS: list[tuple[str, Callable[..., Any], type[Body]]] = [
 _OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}  # nothing of the protocol
 _NO_RESOURCE = {"qs", "auth_headers", "base_url", "default_headers"}
 _SERVED = {
+    "batches": "`create`, `retrieve`, `list`, `cancel` ([batches](orca-batches.md))",
     "chat": "`chat.completions.create`, `.parse`, `.stream`; no chat is kept to be listed or retrieved",
     "completions": "`create`",
     "embeddings": "`create`, with `--encoder`",
+    "files": '`create`, `retrieve`, `list`, `delete`, `content`, for `purpose="batch"`',
     "models": "`list`, `retrieve`; not `delete`",
     "responses": "`create`, `.parse`, `.stream`, `retrieve`, `delete`; not `cancel`, `compact` or `input_items`",
 }

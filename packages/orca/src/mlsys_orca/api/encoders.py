@@ -18,11 +18,11 @@ from torch.nn import functional
 
 from mlsys_orca.api.fields import Body, Ids, ManyIds, Text, Texts
 from mlsys_orca.api.front import to_json
-from mlsys_orca.api.service import ModelService, unknown_model
+from mlsys_orca.api.service import ModelService, given_identity, unknown_model
 from mlsys_orca.engine.client import BusyError
 from mlsys_orca.engine.embedding import TextEncoder
 
-MAX_WAITING = 64  # requests for the encoder
+MAX_WAITING = 64  # requests for the encoder, beside one of a batch
 
 
 class EmbeddingRequest(Body):
@@ -116,14 +116,15 @@ def add_routes(router: Router, service: ModelService) -> None:
 
     async def run(make: Callable[[], BaseModel]) -> Response:
         nonlocal num_waiting
+        weight = 1 if given_identity.get() is None else 0
         if num_waiting >= MAX_WAITING:
             raise BusyError(num_waiting, MAX_WAITING, 1.0)
-        num_waiting += 1
+        num_waiting += weight
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(thread, lambda: Response(to_json(make()), media_type="application/json"))
         finally:
-            num_waiting -= 1
+            num_waiting -= weight
 
     @router.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(body: EmbeddingRequest) -> Response:

@@ -9,6 +9,8 @@ from mlsys_core.serving.http import HttpError, Router
 from pydantic import BaseModel
 
 from mlsys_orca.api import chat, completions, encoders, messages, responses, tokens
+from mlsys_orca.api.batches import batch_routes, file_routes
+from mlsys_orca.api.batches.lifetime import Batches
 from mlsys_orca.api.intake import intake_route
 from mlsys_orca.api.service import ModelService, unknown_model
 
@@ -31,12 +33,14 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-def make_router(service: ModelService) -> Router:
-    """Return the endpoints over ``service``."""
+def make_router(service: ModelService, batches: Batches) -> Router:
+    """Return the endpoints over ``service`` and its ``batches``."""
     router = Router(tags=["Orca"], route_class=intake_route(service.front))
     for endpoint in (chat, completions, responses, messages, encoders, tokens):
         endpoint.add_routes(router, service)
     _add_models(router, service)
+    for module in (file_routes, batch_routes):
+        module.add_routes(router, batches)
 
     @router.get("/health", response_class=Response)
     async def health() -> Response:

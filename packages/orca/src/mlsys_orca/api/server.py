@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,10 @@ from mlsys_core.device import get_device
 from mlsys_core.serving.http import HttpConfig, Readiness, create_app
 from prometheus_client import CollectorRegistry
 
+from mlsys_orca.api.batches.file_routes import MAX_UPLOAD_NBYTES
+from mlsys_orca.api.batches.lifetime import Batches
 from mlsys_orca.api.errors import ERROR_FORMAT
+from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.metrics import EngineMetrics
 from mlsys_orca.api.routes import make_router
 from mlsys_orca.api.service import ModelService
@@ -45,9 +49,22 @@ def make_service(
     return ModelService(name, loaded, engine, encoder)
 
 
-def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundLogger | None = None) -> FastAPI:
-    """Make the app that serves ``service``; its lifespan starts and ends the engine. ``logger``: see ``create_app``."""
-    engine = service.engine
+def make_app(
+    service: ModelService,
+    http: HttpConfig,
+    *,
+    journal: JournalConfig | None = None,
+    logger: FilteringBoundLogger | None = None,
+) -> FastAPI:
+    """Make the app that serves ``service``; its lifespan starts and ends the engine.
+
+    Args:
+        service: The model.
+        http: Settings of the app.
+        journal: Where files and batches are kept; None: until the app ends.
+        logger: See ``create_app``.
+    """
+    engine, batches = service.engine, Batches(service, journal)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -55,7 +72,8 @@ def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundL
         await asyncio.to_thread(app.openapi)  # which is kept: the first who asks for it must not hold up the others
         engine.start()
         try:
-            yield
+            async with batches.open(app):
+                yield
         finally:
             await asyncio.to_thread(engine.close)
             service.front.close()
@@ -65,9 +83,10 @@ def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundL
     registry = CollectorRegistry()
     registry.register(EngineMetrics(engine))
     return create_app(
-        http,
-        routers=[make_router(service)],
+        replace(http, uploads={**http.uploads, "/v1/files": MAX_UPLOAD_NBYTES}),
+        routers=[make_router(service, batches)],
         lifespan=lifespan,
+        on_drain=[batches.drain],
         error_format=ERROR_FORMAT,
         readiness=readiness,
         registry=registry,

@@ -11,6 +11,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -29,6 +30,8 @@ from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_orca.text.guides import Grammar, GrammarGuide, GuideMaker
 from mlsys_orca.text.tokenizer import LEAST_MAX_CHARS
 
+# Of a line of a batch, which the runner of batches asks the routes for; None: a client's request.
+given_identity: ContextVar[Identity | None] = ContextVar("given_identity", default=None)
 _CHOICE_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's choices
 _MASK = (1 << 63) - 1
 _YIELDS_EVERY = 32  # answers begun between two turns of the event loop
@@ -295,7 +298,7 @@ class ModelService:
             guides = await self.front.run(
                 self.guides.guides, parameters.grammar, len(guides), size=len(parameters.grammar.source) * len(guides)
             )
-        identity = identity or Identity.draw()
+        identity = identity or given_identity.get() or Identity.draw()
         answer_id = f"{parameters.prefix}-{identity.key}"
         seed = identity.seed if parameters.seed is None else parameters.seed
         requests = []

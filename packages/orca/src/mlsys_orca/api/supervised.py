@@ -11,6 +11,7 @@ from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving.http import HttpConfig, serve
 from mlsys_core.serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
 
+from mlsys_orca.api.batches.lifetime import kept_or_passing
 from mlsys_orca.api.server import available_memory_nbytes, make_app
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.backends.native.decoder import new_kv_cache
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from mlsys_core.serving.http import ServerAddress
     from mlsys_core.serving.http.port import BoundPort
 
+    from mlsys_orca.api.journal_config import JournalConfig
     from mlsys_orca.engine.embedding import TextEncoder
 
 _NUM_BOXES = 64  # workers at a time, at most
@@ -40,6 +42,7 @@ def serve_supervised(
     *,
     bound: BoundPort,
     encoder: TextEncoder | None = None,
+    journal: JournalConfig | None = None,
     on_ready: Callable[[ModelService, ServerAddress], None] | None = None,
     budget: RestartBudget | None = None,
     crash_points: CrashPoints | None = None,
@@ -56,6 +59,7 @@ def serve_supervised(
         http: Settings of the app.
         bound: The listening port.
         encoder: An encoder beside it, which runs in the front.
+        journal: Where files and batches are kept; None: until the server ends.
         on_ready: Called in the front, when requests are taken.
         budget: Limit on restarts.
         crash_points: Where the first worker is killed, for tests.
@@ -80,7 +84,7 @@ def serve_supervised(
         engine = RemoteEngine(shape, config, link, boxes)
         service = ModelService(name, loaded, engine, encoder, guides=guides)
         return serve(
-            make_app(service, http),
+            make_app(service, http, journal=kept),
             bound=bound,
             on_ready=None if on_ready is None else lambda address: on_ready(service, address),
         )
@@ -89,4 +93,5 @@ def serve_supervised(
         points = crash_points if crash_points is not None and number == 0 else CrashPoints()
         Worker(WorkerSettings(loaded, config, guides, kv_caches, points), end, boxes.box(number)).run()
 
-    return Supervisor(front, worker, num_workers=config.num_replicas, boxes=boxes, budget=budget).run()
+    with kept_or_passing(journal) as kept:  # of all fronts to come
+        return Supervisor(front, worker, num_workers=config.num_replicas, boxes=boxes, budget=budget).run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +27,7 @@ from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
 if TYPE_CHECKING:
     from mlsys_core.serving.http import ServerAddress
+    from mlsys_orca.api.journal_config import JournalConfig
     from mlsys_orca.api.service import ModelService
 
 MaxModelLen = Annotated[
@@ -81,6 +83,17 @@ def serve(
         typer.Option("--batch-invariant", help="Refuse a model whose answers would depend on what it is batched with."),
     ] = False,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 429.")] = 256,
+    journal: Annotated[
+        Path | None,
+        typer.Option(help="A folder for files and batches, which then outlive the server. None: until it ends."),
+    ] = None,
+    journal_fsync: Annotated[
+        str, typer.Option(help="When the disk has what is written there: always, interval (a second), never.")
+    ] = "interval",
+    journal_size: Annotated[int, typer.Option(min=1, help="Bytes there at most; more is refused with 503.")] = 1 << 30,
+    journal_keep: Annotated[
+        float | None, typer.Option(min=1, help="Seconds for which ended batches and files stay; by default a day.")
+    ] = None,
     single_process: Annotated[
         bool, typer.Option("--single-process", help="Run all in one process, which nothing restarts.")
     ] = False,
@@ -105,6 +118,7 @@ def serve(
         open_paths=("/health", "/health/*", "/metrics"),
         validation_status=400,  # as the protocol's own server answers
     )
+    kept = None if journal is None else _journal(journal, journal_fsync, journal_size, journal_keep)
     why_single = "--single-process was given" if single_process else _why_single(device)
     if why_single is not None and replicas > 1:
         raise InvalidInputError(
@@ -160,11 +174,28 @@ def serve(
             if supervises:
                 from mlsys_orca.api.supervised import serve_supervised
 
-                code = serve_supervised(loaded, name, engine_config, http, bound=bound, encoder=found, on_ready=banner)
+                code = serve_supervised(
+                    loaded, name, engine_config, http, bound=bound, encoder=found, journal=kept, on_ready=banner
+                )
             else:
                 service = make_service(loaded, name, engine_config, encoder=found)
-                code = serve_http(make_app(service, http), bound=bound, on_ready=partial(banner, service))
+                code = serve_http(make_app(service, http, journal=kept), bound=bound, on_ready=partial(banner, service))
     raise typer.Exit(code)
+
+
+def _journal(folder: Path, sync: str, max_nbytes: int, keep_s: float | None) -> JournalConfig:
+    """Return the settings of ``--journal``, before a model is loaded.
+
+    Raises:
+        InvalidInputError: the folder cannot be written, or a setting is unknown.
+    """
+    from mlsys_core.serving.journal import SYNC_POLICIES, make_folder
+    from mlsys_orca.api.journal_config import JournalConfig
+
+    if sync not in SYNC_POLICIES:
+        raise InvalidInputError(f"--journal-fsync is {', '.join(SYNC_POLICIES)}, not {sync!r}")
+    make_folder(folder)
+    return JournalConfig(folder=folder, sync=sync, max_nbytes=max_nbytes, keep_s=keep_s)
 
 
 def _why_single(device: str) -> str | None:

@@ -120,6 +120,7 @@ class EngineClient(ABC):
         self, shape: EngineShape, config: EngineConfig, requests: Requests, streams: Streams, stats: EngineStats
     ) -> None:
         self.shape, self.config, self.stats = shape, config, stats
+        self.num_of_batches = 0  # of the unfinished requests, those of batches, which nobody waits behind
         self._requests, self._streams = requests, streams
 
     def __enter__(self) -> Self:
@@ -209,7 +210,7 @@ class EngineClient(ABC):
                 f"this asks for {num_more} answers, and the server takes at most {bound + num_at_once} "
                 "at a time: send fewer prompts or choices in one request"
             )
-        num_waiting = self.num_unfinished - num_at_once
+        num_waiting = max(0, self.num_unfinished - self.num_of_batches) - num_at_once
         if bound is not None and num_waiting + num_more > bound:
             whole = self.stats.whole
             num_ended = whole.buckets()[-1][1]

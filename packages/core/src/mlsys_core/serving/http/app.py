@@ -167,7 +167,7 @@ def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list
                 expose_headers=["x-request-id", "retry-after"],
             )
         )
-    stack.append(Middleware(BrowserGuardMiddleware, guard=runtime.guard, answers=answers))
+    stack.append(Middleware(BrowserGuardMiddleware, guard=runtime.guard, answers=answers, uploads=config.uploads))
     stack.append(Middleware(DrainGateMiddleware, lifecycle=runtime.lifecycle, answers=answers))
     if config.api_keys:
         stack.append(
@@ -175,7 +175,9 @@ def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list
         )
     stack += [
         Middleware(SupervisorMiddleware, config=config, lifecycle=runtime.lifecycle, answers=answers, logger=logger),
-        Middleware(BodyLimitMiddleware, max_body_nbytes=config.max_body_nbytes, budget=runtime.bodies),
+        Middleware(
+            BodyLimitMiddleware, max_body_nbytes=config.max_body_nbytes, budget=runtime.bodies, uploads=config.uploads
+        ),
     ]
     return stack
 

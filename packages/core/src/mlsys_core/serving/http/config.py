@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -33,6 +34,7 @@ class HttpConfig:
     open_paths: tuple[str, ...] = ("/health/*", "/metrics")  # need no key; "/*" at the end takes everything below
     max_body_nbytes: int = 16 * 1024 * 1024  # of a request's body, as it is sent
     max_bodies_nbytes: int | None = None  # of the large bodies of all requests in work; None: four of the largest
+    uploads: Mapping[str, int] = field(default_factory=dict)  # largest body by path, of those that go to the disk
     request_timeout_s: float | None = None  # deadline of a request that asks for none; None: no deadline
     max_request_timeout_s: float | None = None  # cap of X-Request-Timeout-S; None: request_timeout_s, if there is one
     drain_timeout_s: float = 30.0  # time that running requests may take after SIGTERM

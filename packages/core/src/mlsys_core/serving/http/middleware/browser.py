@@ -12,7 +12,7 @@ Programs other than browsers send no Origin, so the checks do not affect them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from ipaddress import ip_address
 
@@ -51,8 +51,13 @@ class BrowserGuard:
         """Check the Host header from now on if ``address`` is a loopback one, or if names were given."""
         self._checks_host = "*" not in self._hosts and (address.is_loopback or bool(self._hosts))
 
-    def check(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Check that the request may pass; ``method`` is ``WEBSOCKET`` for one.
+    def check(self, method: str, headers: Iterable[tuple[bytes, bytes]], *, takes_forms: bool = False) -> None:
+        """Check that the request may pass.
+
+        Args:
+            method: Of HTTP; ``WEBSOCKET`` for one.
+            headers: All headers.
+            takes_forms: The route takes uploads, which only the origin tells from those of a page.
 
         Raises:
             HttpError: 403 for a host or an origin, 415 for a content type.
@@ -85,7 +90,7 @@ class BrowserGuard:
             )
         if has_body and content_type is not None:
             media_type = content_type.partition(b";")[0].strip().lower()
-            if media_type in _PAGE_TYPES:
+            if media_type in _PAGE_TYPES and not (takes_forms and media_type == b"multipart/form-data"):
                 raise HttpError(
                     f"a body of type {_shown(media_type)} is not taken; send the header 'Content-Type: "
                     "application/json' (application/octet-stream for binary tensors)",
@@ -110,10 +115,14 @@ class BrowserGuardMiddleware:
         app: the next ASGI app.
         guard: decides.
         answers: writes the refusal.
+        uploads: paths of routes that take files as forms.
     """
 
-    def __init__(self, app: ASGIApp, *, guard: BrowserGuard, answers: ErrorAnswers) -> None:
+    def __init__(
+        self, app: ASGIApp, *, guard: BrowserGuard, answers: ErrorAnswers, uploads: Collection[str] = ()
+    ) -> None:
         self._app = app
+        self._uploads = uploads
         self._guard = guard
         self._answers = answers
 
@@ -121,7 +130,8 @@ class BrowserGuardMiddleware:
         """Serve one ASGI connection."""
         if scope["type"] in ("http", "websocket"):
             try:
-                self._guard.check(scope.get("method", "WEBSOCKET"), scope["headers"])
+                takes_forms = scope["path"] in self._uploads
+                self._guard.check(scope.get("method", "WEBSOCKET"), scope["headers"], takes_forms=takes_forms)
             except HttpError as error:
                 await self._answers.refuse(error, scope, receive, send)
                 return

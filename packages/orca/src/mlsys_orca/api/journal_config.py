@@ -1,0 +1,22 @@
+"""Settings of what a server writes down, so that it goes on after its own death."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlsys_core.serving.journal import SyncPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalConfig:
+    """Settings of ``--journal``."""
+
+    folder: Path
+    sync: SyncPolicy = "interval"
+    max_nbytes: int = 1 << 30  # of all files and batches; the journal of streams has as much
+    keep_s: float | None = None  # for which ended work is kept; None: a day for batches
+    reach: Callable[[str], None] = lambda _: None  # called with the names of steps, for tests
