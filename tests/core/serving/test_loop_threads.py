@@ -131,6 +131,23 @@ def test_an_idle_loop_blocks_and_wakes_for_a_request() -> None:
             ledger.wait_for(index + 1)
 
 
+def test_a_call_comes_in_order_with_submissions_and_wakes_an_idle_loop() -> None:
+    scheduler: ZeroBatch[Any] = ZeroBatch(max_batch_size=8)
+    seen: list[int] = []
+    loop = ServingLoop(scheduler, InlineExecutor(names), WallClock())
+    loop.submit(ServeRequest("a", None), "a")
+    loop.call(lambda: seen.append(scheduler.num_unfinished))
+    loop.submit(ServeRequest("b", None), "b")
+    loop.step()
+    assert seen == [1]
+    called = threading.Event()
+    with loop.start():
+        loop.call(called.set)
+        assert called.wait(PATIENCE_S)
+    loop.call(lambda: seen.append(0))
+    assert seen == [1]
+
+
 def test_a_window_ends_without_any_event() -> None:
     ledger = Ledger()
     scheduler = DelayBatch[Any, Any](max_batch_size=8, delay_s=0.01)

@@ -1,10 +1,10 @@
 """A server of several processes for tests: ``server.py MODEL '{"step": ..., "poison": ...}'`` prints its port.
 
 ``step`` and ``number``: the first worker is killed when it comes to that step for that time. ``policy``, ``kv_tokens``,
-``replicas`` and ``speculate``: as of the command. ``poison``: a token id; a worker that computes it in a prompt
-crashes. ``memory``: a worker that computes token 67 in a prompt may take no more than so many bytes beyond what it has,
-and tries to. ``max_deaths``, ``num_immediate`` and ``backoff_s``: of the restart budget. ``defect``: the scheduler
-raises at its call of that number, once. ``no_pool``: as with a policy that keeps no RequestPool.
+``replicas`` and ``speculate``: as of the command. ``poison``: a token id; a worker that computes three of them in a row
+in a prompt crashes. ``memory``: a worker that computes token 67 in a prompt may take no more than so many bytes beyond
+what it has, and tries to. ``max_deaths``, ``num_immediate`` and ``backoff_s``: of the restart budget. ``defect``: the
+scheduler raises at its call of that number, once. ``no_pool``: as with a policy that keeps no RequestPool.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Poisoned(NativeDecoder):
         batch = inputs.batch
         first = [part for part in batch.requests if not part.num_computed_tokens]  # answers may have any token
         tokens = {token for part in first for token in batch.token_ids[part.start : part.stop]}
-        if self.poison in tokens:
+        runs = [batch.token_ids[part.start : part.stop] for part in first]
+        if any((self.poison,) * 3 == run[at : at + 3] for run in runs for at in range(len(run))):
             os.abort()
         if self.memory is not None and 67 in tokens:
             taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -79,6 +79,42 @@ def requests_of(asked: Any) -> list[GenerationRequest]:
     ]
 
 
+def go_on(
+    policy: str,
+    first: Any,
+    first_tables: BlockTables,
+    requests: list[GenerationRequest],
+    answers: dict[str, list[int]],
+    *,
+    keeps: bool = True,
+) -> tuple[Any, BlockTables]:
+    """Have another scheduler go on with what is left, as a front does; ``answers`` has what there is of them then."""
+    left = dict(first.pool.sequences)
+    answers |= {name: [token.token_id for token in state.tokens] for name, state in left.items()}
+    second, tables = scheduler_of(policy)
+    if keeps:
+        kept = KeptBlocks()
+        kept.update(first_tables.take_cache_changes())
+        for name, state in left.items():  # under request-level they wait for the others; a front lets them leave
+            if state.finish_reason:
+                first_tables.free(name)
+        held = {
+            name: state.block_table for name, state in left.items() if state.block_table and not state.finish_reason
+        }
+        tables.restore(held, kept.digests)
+        assert tables.num_free_blocks == first_tables.num_free_blocks
+        assert tables.num_cached_blocks == first_tables.num_cached_blocks
+    for request in requests:
+        state = left.get(request.request_id)
+        if state is None or state.finish_reason:
+            continue
+        progress = Progress(tuple(answers[request.request_id]))
+        if keeps:
+            progress = Progress(progress.answer, state.block_table, state.num_computed_tokens)
+        second.add(replace(request, progress=progress), 0.0)
+    return second, tables
+
+
 @pytest.mark.parametrize("keeps", [True, False], ids=["blocks kept", "blocks lost"])
 @pytest.mark.parametrize("policy", ["orca", "paged", "chunked", "request-level"])
 @given(asked=REQUESTS, num_before=st.integers(0, 30))
@@ -92,34 +128,62 @@ def test_answers_are_those_of_an_undisturbed_run(policy: str, keeps: bool, asked
 
     answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
     first, first_tables = scheduler_of(policy)
-    first_tables.note_cache_changes()
     memory: Memory = {}
     for request in requests:
         first.add(request, 0.0)
+    first_tables.note_cache_changes()
     num_computed = serve(first, memory, answers, num_before)
-    left = dict(first.pool.sequences)
-    answers |= {name: [token.token_id for token in state.tokens] for name, state in left.items()}
-    second, tables = scheduler_of(policy)
-    keeps = keeps and getattr(second, "restores_blocks", False)
-    if keeps:
-        kept = KeptBlocks()
-        kept.update(first_tables.take_cache_changes())
-        held = {name: state.block_table for name, state in left.items() if state.block_table}
-        tables.restore(held, kept.digests)
-        assert tables.num_free_blocks == first_tables.num_free_blocks
-        assert tables.num_cached_blocks == first_tables.num_cached_blocks
-    for request in requests:
-        state = left.get(request.request_id)
-        if state is None or state.finish_reason:
-            continue
-        progress = Progress(tuple(answers[request.request_id]))
-        if keeps:
-            progress = Progress(progress.answer, state.block_table, state.num_computed_tokens)
-        second.add(replace(request, progress=progress), 0.0)
+    second, tables = go_on(policy, first, first_tables, requests, answers, keeps=keeps)
     num_computed += serve(second, memory if keeps else {}, answers)
     assert answers == whole
     if keeps and policy == "orca":  # no prefixes are shared, so that each token is computed once in either run
         assert num_computed == num_whole
+    assert tables.num_free_blocks == NUM_BLOCKS
+
+
+def serve_alone(scheduler: Any, name: str, memory: Memory, answers: dict[str, list[int]], num_iterations: int) -> None:
+    """Run only the request called ``name``, as long as it lives and at most for so many iterations."""
+    scheduler.pool.alone = name
+    for _ in range(num_iterations):
+        batch = scheduler.next_batch(WorkerId(0), 0.0)
+        if batch is None:
+            assert name not in scheduler.pool.sequences
+            return
+        assert [part.request_id for part in batch.requests] == [name]
+        for finished in scheduler.complete(batch, run(batch, memory), 0.0):
+            answers[finished.request_id] = [token.token_id for token in finished.result.tokens]
+
+
+@pytest.mark.parametrize("policy", ["orca", "paged", "chunked", "request-level"])
+@given(data=st.data(), asked=REQUESTS, num_before=st.integers(0, 30))
+def test_each_may_run_alone_while_the_others_keep_their_blocks(policy: str, data: Any, asked: Any, num_before: int):
+    requests = requests_of(asked)
+    names = [request.request_id for request in requests]
+    whole: dict[str, list[int]] = {}
+    scheduler, _ = scheduler_of(policy)
+    for request in requests:
+        scheduler.add(request, 0.0)
+    serve(scheduler, {}, whole)
+
+    answers: dict[str, list[int]] = {}
+    memory: Memory = {}
+    first, first_tables = scheduler_of(policy)
+    for request in requests:
+        first.add(request, 0.0)
+    first_tables.note_cache_changes()
+    serve(first, memory, answers, num_before)
+    scheduler, tables = go_on(policy, first, first_tables, requests, answers)
+    preempted: list[str] = []
+    scheduler.pool.on_preempted = preempted.append
+    for name in data.draw(st.permutations(names)):
+        had_blocks = name in scheduler.pool.holders
+        num_free, num_before_it = tables.num_free_blocks, len(preempted)
+        serve_alone(scheduler, name, memory, answers, data.draw(st.integers(1, 3)))
+        if policy in ("orca", "request-level") and (had_blocks or num_free > 10):  # it needed no more: 10 are the most
+            assert len(preempted) == num_before_it
+    scheduler.pool.alone = None
+    serve(scheduler, memory, answers)
+    assert answers == whole
     assert tables.num_free_blocks == NUM_BLOCKS
 
 

@@ -25,13 +25,14 @@ def simulate(num_requests: int, poisoned: set[int], max_batch: int) -> tuple[set
     while ledger.live:
         alone = order.alone
         batch = [ledger.live[alone]] if alone is not None else ledger.by_arrival()[:max_batch]
+        turn = None if alone is None else ledger.live[alone]
         if any(live.number in poisoned and len(live.tokens) == 1 for live in batch):
             num_deaths += 1
             verdict = judge(batch, is_crash=True)
             for live in verdict.failed:
                 failed.add(live.number)
                 ledger.drop(live.handle)
-                order.ended(live.handle)
+                order.drop(live.handle)
             suspects = [live.handle for live in verdict.suspects]
             order = Return([*suspects, *(handle for handle in order.left if handle not in suspects)])
             continue
@@ -40,10 +41,9 @@ def simulate(num_requests: int, poisoned: set[int], max_batch: int) -> tuple[set
             if live.finish_reason is not None:
                 done.add(live.number)
                 ledger.drop(live.handle)
-                order.ended(live.handle)
-        turn = order.advanced([live.handle for live in batch])
-        if turn is not None and turn in ledger.live:
-            ledger.rename(ledger.live[turn])
+                order.drop(live.handle)
+        if turn is not None and turn.has_advanced:
+            order.drop(turn.handle)
     return done, failed, num_deaths
 
 
@@ -73,6 +73,18 @@ def test_who_stands_still_while_workers_are_killed_is_tried_alone_and_fails():
         verdicts.append(judge([still, other], is_crash=False).suspects)
     assert verdicts == [(), (), (still,)]
     assert judge([still], is_crash=False).failed == (still,)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=2, max_size=6))
+def test_who_lost_its_blocks_has_its_turn_until_it_is_further_than_at_any_death(places: list[tuple[int, int]]):
+    live = LiveRequest(0, request("a"))
+    for tokens, computed in places:  # those of deaths, in any order: blocks may be lost between
+        live.tokens, live.num_computed_tokens = [SampledToken("a", 5)] * tokens, computed
+        judge([live, LiveRequest(1, request("b"))], is_crash=True)
+    assert live.place_at_death == max(places)
+    assert live.has_advanced is False
+    live.num_computed_tokens = 10
+    assert live.has_advanced == (len(live.tokens) == max(places)[0])
 
 
 def test_an_answer_is_complete_by_its_tokens_alone():

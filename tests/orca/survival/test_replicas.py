@@ -52,6 +52,28 @@ def test_replicas_killed_again_and_again_change_nothing(start: Any, undisturbed:
     assert kills
 
 
+@pytest.mark.parametrize("policy", ["chunked", "paged", "orca", "request-level"])
+def test_a_poisoned_request_costs_two_workers_of_its_replica_and_nobody_a_token(
+    start: Any, undisturbed: list[Any], policy: str
+):
+    poison = LONG | {"prompt": "CCC"}
+    with start(replicas=2, policy=policy, poison=2 + ord("C")) as server:
+        found = asyncio.run(answers(server.url, [*bodies(14), poison]))
+        assert found[:-1] == undisturbed
+        assert found[-1][-1]["error"]["code"] == "engine_died"
+        assert (server.metric("worker_deaths_total"), server.metric("recomputed_tokens_total")) == (2, 0)
+
+
+@pytest.mark.parametrize("policy", ["chunked", "orca", "request-level"])
+def test_a_suspect_runs_alone_with_hardly_any_memory(start: Any, undisturbed: list[Any], policy: str):
+    poison = LONG | {"prompt": "CCC"}
+    with start(policy=policy, kv_tokens=96, poison=2 + ord("C")) as server:
+        found = asyncio.run(answers(server.url, [*bodies(14), poison]))
+        assert found[:-1] == undisturbed
+        assert found[-1][-1]["error"]["code"] == "engine_died"
+        assert server.metric("worker_deaths_total") <= 2
+
+
 def test_who_waits_too_long_for_a_standby_goes_to_another_replica(start: Any, undisturbed: list[Any]):
     day = 86_400.0  # no worker comes back
     with start(replicas=2, step="computed", number=9, num_immediate=0, backoff_s=day) as server:

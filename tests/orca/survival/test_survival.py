@@ -78,6 +78,7 @@ def test_a_poisoned_request_fails_alone(start: Any, undisturbed: list[Any]):
     with start(poison=2 + ord("C")) as server:
         found = asyncio.run(answers(server.url, [*bodies(14), poison]))
         assert found[:-1] == undisturbed
+        assert server.metric("recomputed_tokens_total") == 0
         error = found[-1][-1]["error"]
         assert error["code"] == "engine_died"
         assert "2 times" in error["message"]

@@ -7,6 +7,8 @@ step.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Generic
 
@@ -34,6 +36,13 @@ class Cancel(Enum):
     CANCEL = "cancel"
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Message that has the loop call a function."""
+
+    function: Callable[[], None]
+
+
 class Inbox(Generic[Request]):
     """Messages in order of arrival, and the ids of the requests accepted that have not left."""
 
@@ -42,7 +51,7 @@ class Inbox(Generic[Request]):
         self._state = LoopState.OPEN
         self._error: BaseException | None = None
         self._unfinished: dict[str, None] = {}  # in order of submission
-        self._messages: list[tuple[str, Request | Cancel]] = []
+        self._messages: list[tuple[str, Request | Cancel | Call]] = []
 
     def __len__(self) -> int:
         """Return the number of messages not yet taken."""
@@ -99,7 +108,13 @@ class Inbox(Generic[Request]):
             if self._state is LoopState.OPEN:
                 self._state = LoopState.DRAINING
 
-    def take(self) -> list[tuple[str, Request | Cancel]]:
+    def call(self, function: Callable[[], None]) -> None:
+        """Leave a function to be called, from any thread; a loop that has stopped calls none."""
+        with self._lock:
+            if self._state is not LoopState.STOPPED:
+                self._messages.append(("", Call(function)))
+
+    def take(self) -> list[tuple[str, Request | Cancel | Call]]:
         """Return all messages, oldest first, and forget them."""
         if not self._messages:  # the usual case, without the lock: who comes now is seen by the next step
             return []

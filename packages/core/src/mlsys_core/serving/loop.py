@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Self
 
 from mlsys_core.errors import MlsysError, ServingError
 from mlsys_core.serving.dispatch import Dispatcher
-from mlsys_core.serving.inbox import Cancel, Inbox, LoopClosedError, LoopState
+from mlsys_core.serving.inbox import Call, Cancel, Inbox, LoopClosedError, LoopState
 from mlsys_core.serving.listeners import Guarded
 from mlsys_core.serving.protocols import (
     Batch,
@@ -144,6 +144,15 @@ class ServingLoop(Generic[Request, Batch, Output]):
         if self._inbox.cancel(request_id):
             self._ring()
 
+    def call(self, function: Callable[[], None]) -> None:
+        """Have the loop's thread call ``function`` in its next step, before any request that is submitted later.
+
+        For changes of what the scheduler may run; from any thread. What it raises stops the loop, as a defect of the
+        scheduler does.
+        """
+        self._inbox.call(function)
+        self._ring()
+
     def step(self, *, until_s: float | None = None) -> bool:
         """Run one step: admit, fill the workers, wait for one completion, update the scheduler, tell the listener.
 
@@ -267,6 +276,9 @@ class ServingLoop(Generic[Request, Batch, Output]):
         for request_id, request in messages:
             if request is Cancel.CANCEL:
                 self._tell_finished(self._scheduler.cancel(request_id, now), now)
+                continue
+            if isinstance(request, Call):
+                request.function()
                 continue
             try:
                 self._scheduler.add(request, now)

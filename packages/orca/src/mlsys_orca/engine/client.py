@@ -66,6 +66,7 @@ class EngineShape:
     is_batch_invariant: bool  # the same bits in any batch
     streams_tokens: bool  # the policy gives tokens as they come
     goes_on: bool  # the policy begins a request where its progress says, not at its prompt
+    restores_blocks: bool  # it takes K/V blocks of another engine over, and holds all but one request when told to
 
     @property
     def num_kv_tokens(self) -> int:

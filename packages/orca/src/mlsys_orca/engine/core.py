@@ -105,6 +105,7 @@ def plan_engine(
         is_batch_invariant=is_native,
         streams_tokens=getattr(scheduler, "streams_tokens", True),
         goes_on=pool_of(scheduler) is not None,
+        restores_blocks=pool_of(scheduler) is not None and getattr(scheduler, "restores_blocks", False),
     )
     return shape, block_tables, scheduler
 
@@ -141,7 +142,6 @@ class EngineCore:
     ) -> None:
         registry = installed_plugins().registry if registry is None else registry
         self.shape, self.block_tables, scheduler = plan_engine(loaded, config, available_nbytes, registry)
-        self.restores_blocks = getattr(scheduler, "restores_blocks", False)
         self.pool = pool_of(scheduler)  # to be read; None: the policy keeps none
         if self.pool is not None:
             self.pool.num_draft_tokens = config.num_draft_tokens

@@ -2,8 +2,9 @@
 
 A front holds each request and what is sealed of it, so that any worker can go on with it. When a worker dies, those
 that ran in its last iteration are *suspects* if the worker crashed, or if it was killed for the third time without
-their having advanced: something in them may be what kills. Suspects go on alone, one after the other, for one iteration
-each, then together with all others. Who is alone in a crashing iteration fails; nobody else does.
+their having advanced: something in them may be what kills. Suspects go on alone, one after the other, each until it is
+further than it was at the death, which takes an iteration where its blocks are still there; then together with all
+others. Who is alone in a crashing iteration fails; nobody else does.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class LiveRequest:
     num_computed_tokens: int = 0
     num_repeated: int = 0  # tokens that a worker which begins at the prompt is to give once more
     num_deaths: int = 0  # of workers that ran it at that moment
-    place_at_death: tuple[int, int] | None = None  # how far it was at the last of them
+    place_at_death: tuple[int, int] | None = None  # how far it was at the last of them, or before if that was further
     num_still: int = 0  # deaths in a row between which it did not advance
     stalled_s: float = 0.0  # when a death held it up, in seconds of the front's clock; 0: its tokens come
 
@@ -40,6 +41,11 @@ class LiveRequest:
     def place(self) -> tuple[int, int]:
         """Progress so far: tokens generated, tokens computed."""
         return len(self.tokens), self.num_computed_tokens
+
+    @property
+    def has_advanced(self) -> bool:
+        """True if it is further than at any death so far, so that what it did then does not end a worker."""
+        return self.place_at_death is None or self.place > self.place_at_death
 
     @property
     def has_begun(self) -> bool:
@@ -140,8 +146,10 @@ def judge(running: Collection[LiveRequest], *, is_crash: bool) -> Verdict:
     suspects = []
     for live in running:
         live.num_deaths += 1
-        live.num_still = live.num_still + 1 if live.place_at_death == live.place else 0
-        live.place_at_death = live.place
+        if live.has_advanced:
+            live.num_still, live.place_at_death = 0, live.place
+        else:
+            live.num_still += 1
         if is_crash or live.num_still >= _STILL_DEATHS:
             suspects.append(live)
     if len(suspects) == len(running) == 1:
@@ -155,7 +163,7 @@ class Return:
     """Order in which requests go on at a new worker.
 
     Args:
-        suspects: Each runs alone, until :meth:`advanced` tells that it has had an iteration, or :meth:`ended`.
+        suspects: Each runs alone, until it has had its turn or has left.
 
     The rest may run when :attr:`is_open`.
 
@@ -163,10 +171,12 @@ class Return:
         >>> order = Return([4, 5])
         >>> order.alone, order.is_open
         (4, False)
-        >>> order.advanced([4]), order.alone
-        (4, 5)
-        >>> order.ended(5), order.is_open
-        (None, True)
+        >>> order.drop(4)
+        >>> order.alone
+        5
+        >>> order.drop(5)
+        >>> order.is_open
+        True
     """
 
     def __init__(self, suspects: Iterable[int] = ()) -> None:
@@ -187,13 +197,7 @@ class Return:
         """True if every request may run."""
         return not self._left
 
-    def advanced(self, handles: Collection[int]) -> int | None:
-        """Note an iteration of ``handles``; return the suspect who had its turn, which must leave the worker."""
-        if self._left and self._left[0] in handles:
-            return self._left.popleft()
-        return None
-
-    def ended(self, handle: int) -> None:
-        """Note that a request has left."""
+    def drop(self, handle: int) -> None:
+        """Note that a request has had its turn, or has left."""
         if handle in self._left:
             self._left.remove(handle)

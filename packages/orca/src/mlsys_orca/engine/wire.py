@@ -44,9 +44,16 @@ class Start(msgspec.Struct, array_like=True, tag=2):
 
     replica: int  # whose K/V memory is the worker's
     block_tables: dict[int, tuple[int, ...]]  # by handle: blocks of requests that are to follow
+    alone: int | None  # handle of the only request that may run; None: all may
     kept_blocks: dict[int, bytes]  # digests by block, of contents that requests to come may share
     slowest_s: float  # of an iteration so far, by the worker before; 0: unknown
     most_tokens: int  # of an iteration so far
+
+
+class Alone(msgspec.Struct, array_like=True, tag=3):
+    """Front to worker: hold all requests but one from the next iteration on; they keep their blocks if they can."""
+
+    handle: int | None  # None: all may run
 
 
 class Token(msgspec.Struct, array_like=True):
@@ -120,7 +127,7 @@ class Ready(msgspec.Struct, array_like=True, tag=14):
     counts: EngineCounts
 
 
-Command = Start | Submit | Cancel
+Command = Start | Submit | Cancel | Alone
 Report = Iteration | Lost | Kept | Placed | Ended | Ready
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

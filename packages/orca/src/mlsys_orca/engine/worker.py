@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError, MlsysError
@@ -88,6 +89,8 @@ class Worker:
                 self._submit(command)
             case wire.Cancel():
                 self._core.loop.cancel(str(command.handle))
+            case wire.Alone():
+                self._core.loop.call(partial(self._hold_all_but, command.handle))
             case wire.Start():
                 self._start(command)
 
@@ -95,7 +98,8 @@ class Worker:
         self._reach("started")
         self._core.runner.kv_cache = self._settings.kv_caches[command.replica]
         self._deadline = IterationDeadline(command.slowest_s, most_tokens=command.most_tokens)
-        if self._core.restores_blocks:
+        self._hold_all_but(command.alone)
+        if self._core.shape.restores_blocks:
             tables = {str(handle): table for handle, table in command.block_tables.items()}
             self._core.block_tables.restore(tables, command.kept_blocks)
             self._told.update(tables)
@@ -104,6 +108,10 @@ class Worker:
         self._core.block_tables.note_cache_changes()
         self._core.start()
         self._send(wire.Ready(self._core.counts()))
+
+    def _hold_all_but(self, handle: int | None) -> None:
+        if self._core.pool is not None:
+            self._core.pool.alone = None if handle is None else str(handle)
 
     def _submit(self, command: wire.Submit) -> None:
         request_id = str(command.handle)
@@ -114,7 +122,7 @@ class Worker:
                 guide = self._settings.guides.guide(Grammar(command.grammar))
                 self._guides[request_id] = guide
             request = wire.request_of(
-                command, SamplingParams(**sampling, guide=guide), keeps_blocks=self._core.restores_blocks
+                command, SamplingParams(**sampling, guide=guide), keeps_blocks=self._core.shape.restores_blocks
             )
             self._core.loop.submit(request, request_id)
         except InvalidInputError as error:

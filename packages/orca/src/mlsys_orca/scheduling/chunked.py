@@ -106,6 +106,8 @@ class ChunkedScheduler:
                 break
             if sequence.state is not State.DECODE or sequence.num_uncomputed_tokens > 1:
                 continue
+            if not self.pool.may_run(sequence):
+                continue
             if not self._pager.provide(sequence, builder):
                 break
             self.pool.append(builder, sequence)
@@ -119,7 +121,7 @@ class ChunkedScheduler:
         for sequence in self.pool.sequences.values():
             if num_selected == room:
                 break
-            if sequence.state is State.RUNNING:
+            if not self.pool.may_run(sequence):
                 continue
             if sequence.state is State.DECODE and sequence.num_uncomputed_tokens == 1:
                 break  # a decode that found no block: nobody later finds one

@@ -52,14 +52,15 @@ class IterationScheduler:
         This is the paper's ``Select``.
         """
         builder = BatchBuilder()
-        num_selected = 0
+        num_selected, is_full = 0, False
         for sequence in self.pool.sequences.values():
             if num_selected == self.pool.max_batch_size:
                 break
-            if sequence.state is State.RUNNING:
+            if not self.pool.may_run(sequence):
                 continue
-            if sequence.state is State.PREFILL and not self._reserve(sequence):
-                break  # not `continue`: a later, smaller request must not overtake
+            if sequence.state is State.PREFILL and (is_full or not self._reserve(sequence)):
+                is_full = True  # a later, smaller request must not overtake; one that has its blocks may come later,
+                continue  # if this one lost its own while it was held
             self.pool.append(builder, sequence)
             num_selected += 1
         return builder.build() if num_selected else None
@@ -67,7 +68,8 @@ class IterationScheduler:
     def _reserve(self, sequence: SequenceState) -> bool:
         """Take the blocks for every token the request can have, or none."""
         tables, request = self.pool.block_tables, sequence.request
-        if not tables.can_reserve(request.max_tokens):
-            return False
+        while not tables.can_reserve(request.max_tokens):
+            if not self.pool.preempt_held():
+                return False
         self.pool.give_blocks(sequence, tables.reserve(request.request_id, request.max_tokens))
         return True

@@ -13,7 +13,6 @@ from mlsys_core.serving import WorkerId
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.pager import Pager
-from mlsys_orca.scheduling.request_pool import State
 
 DEFAULT_WATERMARK = 0.01
 
@@ -76,7 +75,7 @@ class PagedScheduler:
         for sequence in self.pool.sequences.values():
             if num_selected == self.pool.max_batch_size:
                 break
-            if sequence.state is State.RUNNING:
+            if not self.pool.may_run(sequence):
                 continue
             if not self._pager.provide(sequence, builder):
                 break  # a later, smaller request must not overtake

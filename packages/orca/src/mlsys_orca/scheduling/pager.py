@@ -74,7 +74,7 @@ class Pager:
                 sequence.request.request_id,
                 len(sequence.token_ids),
                 digests,
-                keep_free=self._num_kept_free if self.pool.holders else 0,
+                keep_free=self._num_kept_free if self.pool.holders and self.pool.alone is None else 0,
             )
             if allocation is not None:
                 break
@@ -100,7 +100,9 @@ class Pager:
                 return False
 
     def _preempt_one_after(self, sequence: SequenceState) -> bool:
-        """Have the last to arrive give its blocks back and wait with all its tokens, to be computed again."""
+        """Have the last to arrive give its blocks back and wait; False: none is left to do so."""
+        if self.pool.alone is not None:
+            return self.pool.preempt_held()
         later = [
             other
             for other in self.pool.holders.values()
@@ -108,11 +110,7 @@ class Pager:
         ]
         if not later:
             return False
-        last = max(later, key=lambda other: other.number)
-        self.pool.take_blocks(last)
-        self.pool.num_preemptions += 1
-        if self.pool.on_preempted is not None:
-            self.pool.on_preempted(last.request.request_id)
+        self.pool.preempt(max(later, key=lambda other: other.number))
         return True
 
     def _publish(self, sequence: SequenceState) -> None:

@@ -30,7 +30,9 @@ DEFAULT_POLICY = "orca"
 GenerationScheduler: TypeAlias = Scheduler[GenerationRequest, IterationBatch, IterationOutput]
 """Its results are :class:`~mlsys_orca.scheduling.request.GenerationResult`. An attribute ``streams_tokens = False``
 says that fronts get a request's tokens with its result only, and not as iterations complete. An attribute ``pool``, a
-:class:`~mlsys_orca.scheduling.request_pool.RequestPool`, is read for metrics and benchmarks."""
+:class:`~mlsys_orca.scheduling.request_pool.RequestPool`, is read for metrics and benchmarks. An attribute
+``restores_blocks = True`` beside it says that requests may come with K/V blocks that another engine has filled, and
+that no request runs which :meth:`~mlsys_orca.scheduling.request_pool.RequestPool.may_run` denies."""
 
 
 class PolicyFactory(Protocol):

@@ -46,6 +46,7 @@ class RequestLevelScheduler:
     """
 
     streams_tokens = False  # fronts get all of a request's tokens with its result
+    restores_blocks = True  # goes on with requests whose K/V blocks another engine has filled, as one batch
 
     def __init__(
         self,
@@ -72,16 +73,15 @@ class RequestLevelScheduler:
 
     def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
         """Return the next iteration of the batch or of the microbatch in turn; form a new batch if none is left."""
-        if not self.pool.holders:
-            self._form()
+        self._form_if_needed()
         for _ in range(len(self._microbatches)):
             microbatch = self._microbatches[0]
             self._microbatches.rotate(-1)
             rows = [sequence for sequence in microbatch if sequence.request.request_id in self.pool.holders]
-            active = [sequence for sequence in rows if not sequence.finish_reason]
-            if active and active[0].state is not State.RUNNING:
+            active = [sequence for sequence in rows if not sequence.finish_reason and self.pool.may_run(sequence)]
+            if active:
                 builder = BatchBuilder()
-                for sequence in rows if self._lockstep else active:
+                for sequence in rows if self._lockstep and self.pool.alone is None else active:
                     self.pool.append(builder, sequence, self._num_tokens(sequence))
                 return builder.build()
         return None
@@ -98,6 +98,8 @@ class RequestLevelScheduler:
         for sequence in self.pool.update_from_output(batch, output):
             if sequence.is_cancelled:
                 left.append(self.pool.finish(sequence, FinishReason.CANCELLED))
+            elif self.pool.alone is not None:  # it has no batch beside it
+                left.append(self.pool.finish(sequence, FinishReason.DONE))
             else:  # its last token's row is computed again in each further iteration of its microbatch
                 sequence.num_computed_tokens = len(sequence.token_ids) - 1
         return [*left, *self._end_batch()]
@@ -106,15 +108,35 @@ class RequestLevelScheduler:
         """End all requests of the failed iteration's batch with its error, finished or not."""
         return [*self.pool.fail(batch, error, now), *self._end_batch()]
 
-    def _form(self) -> None:
-        """Form a batch by arrival, up to ``max_batch_size``, to the first request whose K/V blocks do not fit."""
+    def _form_if_needed(self) -> None:
+        """Form a batch if the last has left; form it anew of all that hold blocks if more do than it has.
+
+        The latter were brought by another engine, or were held for one to be alone, who then is all of the batch.
+        """
+        if not self.pool.holders or self.pool.alone is not None:
+            self._admit()
+        batch = [sequence for sequence in self.pool.holders.values() if self.pool.may_run(sequence)]
+        known = {id(sequence) for microbatch in self._microbatches for sequence in microbatch}
+        if all(id(sequence) in known for sequence in batch):
+            return
+        if all(sequence.state is not State.RUNNING for sequence in self.pool.holders.values()):
+            self._form(sorted(batch, key=lambda sequence: sequence.number))
+
+    def _admit(self) -> None:
+        """Reserve blocks by arrival, up to ``max_batch_size``, to the first request whose blocks do not fit."""
         tables = self.pool.block_tables
         for sequence in self.pool.sequences.values():
             request = sequence.request
-            if len(self.pool.holders) == self.pool.max_batch_size or not tables.can_reserve(request.max_tokens):
+            if sequence.block_table or not self.pool.may_run(sequence):
+                continue
+            while not tables.can_reserve(request.max_tokens) and self.pool.preempt_held():
+                pass
+            is_full = len(self.pool.holders) >= self.pool.max_batch_size and self.pool.alone is None
+            if is_full or not tables.can_reserve(request.max_tokens):
                 break
             self.pool.give_blocks(sequence, tables.reserve(request.request_id, request.max_tokens))
-        batch = list(self.pool.holders.values())
+
+    def _form(self, batch: list[SequenceState]) -> None:
         self._first_len = min(
             (len(sequence.token_ids) - sequence.request.num_encoder_tokens for sequence in batch), default=0
         )

@@ -102,6 +102,7 @@ class RequestPool:
         self.num_draft_tokens = 0  # guesses behind a decode at most; 0: none
         self.num_guessed = 0  # tokens so far, as the next
         self.num_right = 0  # guessed ones that stayed
+        self.alone: str | None = None  # the only request that may run; all others are held. None: all may
         self.on_placed: Callable[[str], None] | None = None  # called with a request's id when it gets its first blocks
         self.on_preempted: Callable[[str], None] | None = None  # likewise, when others are about to get its blocks
         self._on_computed = on_computed
@@ -179,6 +180,29 @@ class RequestPool:
             self.block_tables.free(sequence.request.request_id)
             del self.holders[sequence.request.request_id]
         sequence.block_table, sequence.num_computed_tokens, sequence.state = (), 0, State.PREFILL
+
+    def may_run(self, sequence: SequenceState) -> bool:
+        """Return whether ``sequence`` can be in the next batch: it is in none, and not held for another to be alone."""
+        return sequence.state is not State.RUNNING and self.alone in (None, sequence.request.request_id)
+
+    def preempt(self, sequence: SequenceState) -> None:
+        """Take all blocks of ``sequence`` for others; it is to wait with all its tokens, to be computed again."""
+        self.take_blocks(sequence)
+        self.num_preemptions += 1
+        if self.on_preempted is not None:
+            self.on_preempted(sequence.request.request_id)
+
+    def preempt_held(self) -> bool:
+        """Preempt the last to arrive of those that are held; return False if none of them has blocks."""
+        held = [
+            sequence
+            for sequence in self.holders.values()
+            if sequence.state is not State.RUNNING and not self.may_run(sequence)
+        ]
+        if not held:
+            return False
+        self.preempt(max(held, key=lambda sequence: sequence.number))
+        return True
 
     def append(self, builder: BatchBuilder, sequence: SequenceState, num_tokens: int | None = None) -> None:
         """Put the next ``num_tokens`` tokens of ``sequence`` into a batch; None: all that are not computed yet.

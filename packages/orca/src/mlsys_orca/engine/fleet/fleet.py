@@ -15,7 +15,8 @@ from mlsys_core.serving import FinishReason
 from mlsys_core.serving.processes import Boxes, Death, SupervisorLink
 from mlsys_orca.engine.client import EngineConfig, EngineCounts, EngineShape, Recoveries
 from mlsys_orca.engine.fleet.kept_blocks import chain_of
-from mlsys_orca.engine.fleet.replica import Listeners, Replica
+from mlsys_orca.engine.fleet.listeners import Listeners
+from mlsys_orca.engine.fleet.replica import Replica
 from mlsys_orca.engine.fleet.routing import choose
 from mlsys_orca.engine.fleet.totals import summed
 from mlsys_orca.engine.stats import EngineStats

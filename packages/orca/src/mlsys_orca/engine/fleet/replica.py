@@ -8,34 +8,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.serving import Finished, FinishReason
+from mlsys_core.serving import FinishReason
 from mlsys_core.serving.processes import Death
 from mlsys_orca.engine import wire
-from mlsys_orca.engine.client import EngineCounts, EngineShape, Recoveries
+from mlsys_orca.engine.client import EngineCounts, EngineShape
 from mlsys_orca.engine.fleet.kept_blocks import KeptBlocks
+from mlsys_orca.engine.fleet.listeners import Listeners
 from mlsys_orca.engine.fleet.routing import Load
+from mlsys_orca.engine.fleet.sealing import seal
 from mlsys_orca.engine.fleet.totals import NOTHING, history, summed
 from mlsys_orca.engine.recovery import Ledger, LiveRequest, Return, judge
-from mlsys_orca.engine.stats import EngineStats
-from mlsys_orca.engine.streams import PoisonedRequestError, Streams
+from mlsys_orca.engine.streams import PoisonedRequestError
 from mlsys_orca.engine.worker_channel import WorkerChannel
-from mlsys_orca.scheduling.batch import IterationOutput
-from mlsys_orca.scheduling.request import GenerationResult
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Listeners:
-    """Objects that hear of all replicas' requests."""
-
-    streams: Streams
-    stats: EngineStats
-    recoveries: Recoveries
 
 
 class Replica:
@@ -55,9 +43,8 @@ class Replica:
         self.lost: WorkerChannel | None = None  # that served, is dead, and was not judged yet
         self.is_ready = False  # the worker has said so
         self.waits_since_s = 0.0  # since when there is no worker
-        self._goes_on = shape.goes_on
-        self._streams, self._stats = listeners.streams, listeners.stats
-        self._recoveries = listeners.recoveries
+        self._goes_on, self._restores_blocks = shape.goes_on, shape.restores_blocks
+        self._listeners, self._recoveries = listeners, listeners.recoveries
         self._kept = KeptBlocks()
         self._order = Return()
         self._profile = (0.0, 0)  # slowest iteration so far in seconds, most tokens
@@ -83,7 +70,7 @@ class Replica:
 
     def submit(self, live: LiveRequest) -> None:
         """Serve a request that stands in the ledger, now or when there is a worker."""
-        if self._order.is_open and self.worker is not None:
+        if self._order.is_open or self._restores_blocks:
             self._hand_over(live)
 
     def cancel(self, handle: int) -> None:
@@ -91,7 +78,7 @@ class Replica:
         live = self._leave(handle)
         if live is not None:
             self._send(wire.Cancel(handle))
-            self._tell(live, FinishReason.CANCELLED, None)
+            self._listeners.on_left(live, FinishReason.CANCELLED, None)
 
     def move_out(self) -> list[LiveRequest]:
         """Give up the requests that other replicas may serve, without their blocks; suspects stay."""
@@ -106,7 +93,7 @@ class Replica:
         """Have all requests leave."""
         for live in list(self.ledger.live.values()):
             self.ledger.drop(live.handle)
-            self._tell(live, reason, error)
+            self._listeners.on_left(live, reason, error)
 
     # --- workers
 
@@ -115,12 +102,11 @@ class Replica:
         self.worker = worker
         worker.on_report = self._take
         worker.begin()
-        if not self._order.is_open:  # the worker uses all of the memory for the suspects, before the others come
-            for live in self.ledger.live.values():
-                self._forget_blocks(live)
         tables = {live.handle: live.block_table for live in self.ledger.live.values() if live.block_table}
         slowest_s, most_tokens = self._profile
-        worker.send(wire.Start(self.number, tables, dict(self._kept.digests), slowest_s, most_tokens))
+        worker.send(
+            wire.Start(self.number, tables, self._order.alone, dict(self._kept.digests), slowest_s, most_tokens)
+        )
         self._hand_over_all()
 
     def lose(self) -> None:
@@ -154,7 +140,7 @@ class Replica:
         for live in verdict.failed:
             self._recoveries.num_poisoned += 1
             if self._leave(live.handle) is not None:
-                self._tell(live, FinishReason.FAILED, PoisonedRequestError(live.num_deaths))
+                self._listeners.on_left(live, FinishReason.FAILED, PoisonedRequestError(live.num_deaths))
         self._finish_complete()
         for live in self.ledger.live.values():
             if live.has_begun or live in running:
@@ -175,11 +161,16 @@ class Replica:
 
     def _hand_over_all(self) -> None:
         alone = self._order.alone
-        if alone is not None:
-            self._hand_over(self.ledger.live[alone])
-            return
         for live in self.ledger.by_arrival():
-            self._hand_over(live)
+            if alone is None or live.handle == alone or self._restores_blocks:
+                self._hand_over(live)
+
+    def _next_turn(self) -> None:
+        """Let the next suspect run alone, or all requests: one has had its turn, or has left."""
+        if self._restores_blocks:
+            self._send(wire.Alone(self._order.alone))
+        else:
+            self._hand_over_all()
 
     def _hand_over(self, live: LiveRequest) -> None:
         answer = tuple(token.token_id for token in live.tokens)
@@ -196,6 +187,7 @@ class Replica:
         )
 
     def _forget_blocks(self, live: LiveRequest) -> None:
+        """Note that a request's keys and values are lost to a death."""
         self._recoveries.num_recomputed_tokens += live.num_computed_tokens
         live.block_table, live.num_computed_tokens = (), 0
 
@@ -212,62 +204,39 @@ class Replica:
             case wire.Lost():
                 for handle in report.handles:
                     if (live := self.ledger.live.get(handle)) is not None:
-                        live.block_table, live.num_computed_tokens = (), 0
+                        if self._order.is_open:
+                            live.block_table, live.num_computed_tokens = (), 0
+                        else:  # it was held, and a suspect needed them
+                            self._forget_blocks(live)
             case wire.Kept():
                 self._kept.update(report.changes)
             case wire.Ready():
                 self._now, self.is_ready = report.counts, True
             case wire.Placed():
                 if (live := self.ledger.live.get(report.handle)) is not None:
-                    self._stats.placed(live.request.request_id)
+                    self._listeners.stats.placed(live.request.request_id)
             case wire.Ended():
                 self._on_ended(report)
 
     def _on_iteration(self, report: wire.Iteration) -> None:
-        live_of = self.ledger.live
         self._now = report.counts
         self._profile = report.slowest_s, report.most_tokens
-        for seal in report.seals:
-            if (live := live_of.get(seal.handle)) is not None:
-                live.num_computed_tokens = seal.num_computed_tokens
-                if seal.block_table is not None:
-                    live.block_table = seal.block_table
-        sampled, scored = [], []
-        for part in report.scored:
-            if (live := live_of.get(part.handle)) is not None:
-                prompt = wire.scored(live.request.request_id, part)
-                if live.take_scored(prompt):
-                    scored.append(prompt)
+        self._listeners.on_output(seal(self.ledger.live, report))
         for token in report.tokens:
-            live = live_of.get(token.handle)
-            if live is None:
-                continue
-            if live.num_repeated:
-                live.num_repeated -= 1
-            elif live.finish_reason is None:
-                item = wire.sampled(live.request.request_id, token)
-                live.tokens.append(item)
-                sampled.append(item)
-                self._note_stall(live)
-        self._streams.on_output(None, IterationOutput(tuple(sampled), tuple(scored)), 0.0)
-        if not self._order.is_open:
-            ran = {seal.handle for seal in report.seals} | {token.handle for token in report.tokens}
-            had_its_turn = self._order.advanced(ran)
-            if had_its_turn is not None:
-                self._next_suspect(had_its_turn)
+            if (live := self.ledger.live.get(token.handle)) is not None:
+                self._listeners.on_advanced(live)
+        alone = None if self._order.alone is None else self.ledger.live.get(self._order.alone)
+        if alone is not None and alone.has_advanced:
+            self._end_turn(alone)
 
-    def _note_stall(self, live: LiveRequest) -> None:
-        if live.stalled_s:
-            stall_s, live.stalled_s = time.monotonic() - live.stalled_s, 0.0
-            self._recoveries.longest_stall_s = max(self._recoveries.longest_stall_s, stall_s)
-
-    def _next_suspect(self, handle: int) -> None:
-        """Take a suspect off the worker, which has run it alone and lives; the next one's turn, or everybody's."""
-        self._send(wire.Cancel(handle))
-        if (live := self.ledger.live.get(handle)) is not None:
+    def _end_turn(self, live: LiveRequest) -> None:
+        """Have a suspect join the others: the worker has run it alone, and lives."""
+        self._order.drop(live.handle)
+        if not self._restores_blocks:  # nor can it be held: it begins anew when all may run
+            self._send(wire.Cancel(live.handle))
             self.ledger.rename(live)
             self._forget_blocks(live)
-        self._hand_over_all()
+        self._next_turn()
 
     def _on_ended(self, report: wire.Ended) -> None:
         live = self._leave(report.handle)
@@ -277,11 +246,11 @@ class Replica:
         if guide is not None and report.guide_failure is not None:
             guide.failure = report.guide_failure
         if report.finish_reason is not None:
-            self._tell_done(live, live.result(report.finish_reason))
+            self._listeners.on_done(live, report.finish_reason)
             return
         message = report.error or "the engine dropped this request"
         error = InvalidInputError(message) if report.is_input_error else ServingError(message)
-        self._tell(live, FinishReason.FAILED, error)
+        self._listeners.on_left(live, FinishReason.FAILED, error)
 
     # --- ends
 
@@ -294,20 +263,12 @@ class Replica:
                 if guide is not None:  # what the dead worker knew of its parser
                     guide.allowed([token.token_id for token in live.tokens[:-1]])
                 self._leave(live.handle)
-                self._tell_done(live, live.result(reason))
+                self._listeners.on_done(live, reason)
 
     def _leave(self, handle: int) -> LiveRequest | None:
         live = self.ledger.drop(handle)
-        if not self._order.is_open:
-            was_alone = self._order.alone == handle
-            self._order.ended(handle)
-            if was_alone and self.worker is not None:
-                self._hand_over_all()
+        was_alone = self._order.alone == handle
+        self._order.drop(handle)
+        if was_alone and self.worker is not None:
+            self._next_turn()
         return live
-
-    def _tell_done(self, live: LiveRequest, result: GenerationResult) -> None:
-        finished: Finished[Any] = Finished(live.request.request_id, FinishReason.DONE, result)
-        self._streams.on_finished(finished, time.monotonic())
-
-    def _tell(self, live: LiveRequest, reason: FinishReason, error: BaseException | None) -> None:
-        self._streams.on_finished(Finished(live.request.request_id, reason, error=error), time.monotonic())

@@ -1,0 +1,43 @@
+"""Ears of the front: what replicas tell of their requests, for streams, metrics and the tally of deaths."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from mlsys_core.serving import Finished, FinishReason
+from mlsys_orca.engine.client import Recoveries
+from mlsys_orca.engine.recovery import LiveRequest
+from mlsys_orca.engine.stats import EngineStats
+from mlsys_orca.engine.streams import Streams
+from mlsys_orca.scheduling.batch import IterationOutput
+from mlsys_orca.scheduling.request import FinishedBy
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Objects that hear of all replicas' requests."""
+
+    streams: Streams
+    stats: EngineStats
+    recoveries: Recoveries
+
+    def on_output(self, output: IterationOutput) -> None:
+        """Pass an iteration's items on to who reads them."""
+        self.streams.on_output(None, output, 0.0)
+
+    def on_advanced(self, live: LiveRequest) -> None:
+        """Note that a request goes on, if a death had held it up."""
+        if live.stalled_s:
+            stall_s, live.stalled_s = time.monotonic() - live.stalled_s, 0.0
+            self.recoveries.longest_stall_s = max(self.recoveries.longest_stall_s, stall_s)
+
+    def on_done(self, live: LiveRequest, reason: FinishedBy) -> None:
+        """Pass on that a request's answer is complete."""
+        finished: Finished[Any] = Finished(live.request.request_id, FinishReason.DONE, live.result(reason))
+        self.streams.on_finished(finished, time.monotonic())
+
+    def on_left(self, live: LiveRequest, reason: FinishReason, error: BaseException | None) -> None:
+        """Pass on that a request has left without its whole answer."""
+        self.streams.on_finished(Finished(live.request.request_id, reason, error=error), time.monotonic())
