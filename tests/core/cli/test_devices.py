@@ -33,6 +33,7 @@ WITHOUT = {
     "dvabatch baselines": "simulates stages whose times are given",
     "nimble nets": "a list",
     "nimble streams": "plans; runs nothing",
+    "orca reload": "asks a server",
     "orca chaos": "troubles forked workers, which only a CPU's can be",
     "windtunnel inspect": "what a file holds",
     "windtunnel translate": "parameters in host memory, to files; predict and fine-tune have it",

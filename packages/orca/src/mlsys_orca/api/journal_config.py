@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,3 +23,16 @@ class JournalConfig:
     max_nbytes: int = 1 << 30  # of all files and batches; the journal of streams has as much
     keep_s: float | None = None  # for which ended work is kept; None: a day for batches
     reach: Callable[[str], None] = lambda _: None  # called with the names of steps, for tests
+
+
+@contextmanager
+def kept_or_passing(config: JournalConfig | None) -> Iterator[JournalConfig]:
+    """Yield ``config``, or that of a new folder which is deleted when the context ends."""
+    if config is not None:
+        yield config
+        return
+    folder = Path(tempfile.mkdtemp(prefix="mlsys-orca-"))
+    try:
+        yield JournalConfig(folder=folder, sync="never")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

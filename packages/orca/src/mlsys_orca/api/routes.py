@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import Response
+from fastapi import Depends, Response
 from mlsys_core.serving.http import HttpError, Router
 from pydantic import BaseModel
 
 from mlsys_orca.api import chat, completions, encoders, messages, responses, tokens
+from mlsys_orca.api import control as control_routes
 from mlsys_orca.api.batches import batch_routes, file_routes
 from mlsys_orca.api.batches.lifetime import Batches
+from mlsys_orca.api.control import ModelControl
 from mlsys_orca.api.intake import intake_route
 from mlsys_orca.api.service import ModelService, unknown_model
 
@@ -33,14 +35,17 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-def make_router(service: ModelService, batches: Batches) -> Router:
-    """Return the endpoints over ``service`` and its ``batches``."""
+def make_router(service: ModelService, batches: Batches, control: ModelControl) -> Router:
+    """Return the endpoints over ``service``, of its ``batches``, and those that change what is served."""
     router = Router(tags=["Orca"], route_class=intake_route(service.front))
     for endpoint in (chat, completions, responses, messages, encoders, tokens):
         endpoint.add_routes(router, service)
     _add_models(router, service)
+    kept = Router(route_class=intake_route(service.front), dependencies=[Depends(batches.using)])
     for module in (file_routes, batch_routes):
-        module.add_routes(router, batches)
+        module.add_routes(kept, batches)
+    router.include_router(kept)
+    control_routes.add_routes(router, control)
 
     @router.get("/health", response_class=Response)
     async def health() -> Response:

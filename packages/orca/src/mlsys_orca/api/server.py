@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from mlsys_orca.api.batches.file_routes import MAX_UPLOAD_NBYTES
 from mlsys_orca.api.batches.lifetime import Batches
+from mlsys_orca.api.control import NO_CONTROL, ModelControl
 from mlsys_orca.api.errors import ERROR_FORMAT
 from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.metrics import EngineMetrics
@@ -54,6 +55,7 @@ def make_app(
     http: HttpConfig,
     *,
     journal: JournalConfig | None = None,
+    control: ModelControl = NO_CONTROL,
     logger: FilteringBoundLogger | None = None,
 ) -> FastAPI:
     """Make the app that serves ``service``; its lifespan starts and ends the engine.
@@ -62,6 +64,7 @@ def make_app(
         service: The model.
         http: Settings of the app.
         journal: Where files and batches are kept; None: until the app ends.
+        control: What clients may change; its master has generations follow each other.
         logger: See ``create_app``.
     """
     engine, batches = service.engine, Batches(service, journal)
@@ -72,7 +75,9 @@ def make_app(
         await asyncio.to_thread(app.openapi)  # which is kept: the first who asks for it must not hold up the others
         engine.start()
         try:
-            async with batches.open(app):
+            await engine.ready()
+            follows = control.generation is not None and not control.generation.is_alone
+            async with batches.open(app, waits=follows):
                 yield
         finally:
             await asyncio.to_thread(engine.close)
@@ -84,9 +89,10 @@ def make_app(
     registry.register(EngineMetrics(engine))
     return create_app(
         replace(http, uploads={**http.uploads, "/v1/files": MAX_UPLOAD_NBYTES}),
-        routers=[make_router(service, batches)],
+        routers=[make_router(service, batches, control)],
         lifespan=lifespan,
         on_drain=[batches.drain],
+        on_retire=[batches.release],
         error_format=ERROR_FORMAT,
         readiness=readiness,
         registry=registry,

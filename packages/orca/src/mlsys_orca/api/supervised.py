@@ -11,7 +11,8 @@ from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving.http import HttpConfig, serve
 from mlsys_core.serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
 
-from mlsys_orca.api.batches.lifetime import kept_or_passing
+from mlsys_orca.api.control import NO_CONTROL, ModelControl
+from mlsys_orca.api.journal_config import JournalConfig, kept_or_passing
 from mlsys_orca.api.server import available_memory_nbytes, make_app
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.backends.native.decoder import new_kv_cache
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from mlsys_core.serving.http import ServerAddress
     from mlsys_core.serving.http.port import BoundPort
 
-    from mlsys_orca.api.journal_config import JournalConfig
     from mlsys_orca.engine.embedding import TextEncoder
 
 _NUM_BOXES = 64  # workers at a time, at most
@@ -46,6 +46,7 @@ def serve_supervised(
     on_ready: Callable[[ModelService, ServerAddress], None] | None = None,
     budget: RestartBudget | None = None,
     crash_points: CrashPoints | None = None,
+    control: ModelControl = NO_CONTROL,
 ) -> int:
     """Serve a model from forked processes until SIGTERM or SIGINT; return the exit code.
 
@@ -63,6 +64,7 @@ def serve_supervised(
         on_ready: Called in the front, when requests are taken.
         budget: Limit on restarts.
         crash_points: Where the first worker is killed, for tests.
+        control: What clients may change; its master, if there is one, hears when requests are taken.
 
     Raises:
         InvalidInputError: the limits do not fit the model or the memory.
@@ -84,8 +86,9 @@ def serve_supervised(
         engine = RemoteEngine(shape, config, link, boxes)
         service = ModelService(name, loaded, engine, encoder, guides=guides)
         return serve(
-            make_app(service, http, journal=kept),
+            make_app(service, http, journal=kept, control=control),
             bound=bound,
+            generation=control.generation,
             on_ready=None if on_ready is None else lambda address: on_ready(service, address),
         )
 

@@ -114,7 +114,7 @@ class RunningServer:
 
     def workers(self) -> list[psutil.Process]:
         """Return its worker processes."""
-        children = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in children if child.name() == "mlsys-worker"]
 
 

@@ -11,7 +11,15 @@ import typer
 from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
 from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.cli.options import Adapters, ChatTemplateFile, Dtype, Threads, Weights, num_threads_of
+from mlsys_orca.cli.options import (
+    Adapters,
+    ChatTemplateFile,
+    Dtype,
+    Threads,
+    Weights,
+    adapter_directories,
+    num_threads_of,
+)
 from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
 
@@ -62,7 +70,7 @@ def generate(
         dtype,
         device=device,
         weights=weights,
-        adapters=adapter,
+        adapters=adapter_directories(adapter or []),
         runs_in_torch=compiler is not None,
         chat_template=chat_template,
     )

@@ -12,6 +12,7 @@ from mlsys_orca.cli.embed import embed
 from mlsys_orca.cli.explain import explain
 from mlsys_orca.cli.generate import generate
 from mlsys_orca.cli.options import Dtype, Model, Threads, Weights, num_threads_of
+from mlsys_orca.cli.reload import reload
 from mlsys_orca.cli.serve import serve
 from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
@@ -22,6 +23,7 @@ app.command()(explain)
 app.add_typer(bench, name="bench")
 app.command()(embed)
 app.command()(chaos)
+app.command()(reload)
 
 
 @app.callback()

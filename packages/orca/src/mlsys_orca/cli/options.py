@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from mlsys_core.errors import InvalidInputError
 
 Model = Annotated[str, typer.Argument(help="A name from 'mlsys models list', a GGUF file, or a model directory.")]
 Adapters = Annotated[
@@ -34,6 +35,27 @@ ReplicaThreads = Annotated[
 Replicas = Annotated[
     int, typer.Option(min=1, help="Engines behind one front, each with a process and K/V slots of its own.")
 ]
+
+ModelControlled = Annotated[
+    bool,
+    typer.Option("--model-control", help="Let clients replace the model and adapters; otherwise they may not."),
+]
+
+
+def adapter_directories(adapters: list[str]) -> dict[str, str]:
+    """Return name -> directory of options written NAME=DIRECTORY.
+
+    Raises:
+        InvalidInputError: one is not written so.
+
+    Example:
+        >>> adapter_directories(["pirate=adapters/pirate"])
+        {'pirate': 'adapters/pirate'}
+    """
+    pairs = [adapter.partition("=") for adapter in adapters]
+    if wrong := [adapter for adapter, (name, _, path) in zip(adapters, pairs, strict=True) if not name or not path]:
+        raise InvalidInputError(f"--adapter {wrong[0]!r} is not written NAME=DIRECTORY")
+    return {name: path for name, _, path in pairs}
 
 
 def num_threads_of(threads: int, *, replicas: int = 1) -> int:

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
 from mlsys_core.cli.serving import ServerOptions, serve_command
-from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
+from mlsys_orca.cli.generation import Fixed, GenerationSettings, live
 from mlsys_orca.cli.options import (
     Adapters,
     ChatTemplateFile,
     Dtype,
     Model,
+    ModelControlled,
     Replicas,
     ReplicaThreads,
     Weights,
+    adapter_directories,
     num_threads_of,
 )
-from mlsys_orca.loading.named import DEFAULT_MODEL, load
+from mlsys_orca.loading.named import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from mlsys_core.serving.http import ServerAddress
@@ -94,6 +96,7 @@ def serve(
     journal_keep: Annotated[
         float | None, typer.Option(min=1, help="Seconds for which ended batches and files stay; by default a day.")
     ] = None,
+    model_control: ModelControlled = False,
     single_process: Annotated[
         bool, typer.Option("--single-process", help="Run all in one process, which nothing restarts.")
     ] = False,
@@ -108,7 +111,6 @@ def serve(
     Example: mlsys orca serve smollm2-135m-instruct --port 8000
     """
     from mlsys_core.plugins import installed_plugins
-    from mlsys_core.serving.http import serve as serve_http
     from mlsys_orca.api.errors import ERROR_FORMAT
     from mlsys_orca.scheduling.policy import find_policy
 
@@ -127,59 +129,48 @@ def serve(
     if why_single is not None and not single_process:
         typer.echo(f"mlsys: all runs in one process: {why_single}", err=True)
     supervises = why_single is None
-    with server.bind(http, error_format=ERROR_FORMAT) as bound:
-        if supervises:
-            import torch
+    settings = GenerationSettings(
+        model=model, name=name, adapters=adapter_directories(adapter or []), dtype=dtype, weights=weights
+    )
+    fixed = Fixed(
+        http=http,
+        engine={
+            "max_batch_size": max_batch_size,
+            "num_kv_tokens": kv_tokens,
+            "max_model_len": max_model_len,
+            "num_threads": num_threads_of(threads, replicas=replicas),
+            "policy": policy,
+            "memory_pool": memory_pool,
+            "compiler": compiler,
+            "batch_invariant": batch_invariant,
+            "max_waiting": max_waiting,
+            "num_draft_tokens": speculate,
+            "num_replicas": replicas,
+        },
+        max_batch_tokens=max_batch_tokens,
+        device=device,
+        encoder=encoder,
+        chat_template=chat_template,
+        runs_in_torch=compiler is not None,
+        model_control=model_control,
+        journal=kept,
+        supervises=supervises,
+        banner=lambda service, address: typer.echo("\n".join(["", *_banner(service, address), ""]), err=True),
+    )
+    with server.bind(http, error_format=ERROR_FORMAT, answers=not supervises) as bound:
+        if not supervises:
+            raise typer.Exit(live(settings, fixed, bound))
+        from mlsys_core.serving.processes import Generations
+        from mlsys_orca.api.journal_config import kept_or_passing
 
-            torch.set_num_threads(1)  # threads do not survive a fork
-        loaded = load(
-            model,
-            dtype,
-            device=device,
-            weights=weights,
-            adapters=adapter,
-            runs_in_torch=compiler is not None,
-            chat_template=chat_template,
-        )
-        from mlsys_orca.api.server import find_encoder, make_app, make_service, model_name
-        from mlsys_orca.engine.engine import EngineConfig
-
-        options: dict[str, Any] = {}
-        if max_batch_tokens is not None or policy == "chunked":
-            # What an encoder reads is one chunk, so its whole context must fit.
-            default = 128 if loaded.config.encoder is None else loaded.config.max_positions
-            options["max_batch_tokens"] = max_batch_tokens or default
-        engine_config = EngineConfig(
-            max_batch_size=max_batch_size,
-            num_kv_tokens=kv_tokens,
-            max_model_len=max_model_len,
-            num_threads=num_threads_of(threads, replicas=replicas),
-            policy=policy,
-            memory_pool=memory_pool,
-            compiler=compiler,
-            policy_options=options,
-            batch_invariant=batch_invariant,
-            max_waiting=max_waiting,
-            num_draft_tokens=speculate,
-            num_replicas=replicas,
-        )
-        found = None if encoder is None else find_encoder(encoder, device=device)
-        name = name or model_name(model)
-        with ExitStack() as serving:
-
-            def banner(service: ModelService, address: ServerAddress) -> None:
-                serving.enter_context(kept_out_of_collections())
-                typer.echo("\n".join(["", *_banner(service, address), ""]), err=True)
-
-            if supervises:
-                from mlsys_orca.api.supervised import serve_supervised
-
-                code = serve_supervised(
-                    loaded, name, engine_config, http, bound=bound, encoder=found, journal=kept, on_ready=banner
-                )
-            else:
-                service = make_service(loaded, name, engine_config, encoder=found)
-                code = serve_http(make_app(service, http, journal=kept), bound=bound, on_ready=partial(banner, service))
+        with kept_or_passing(kept) as of_all:
+            fixed = replace(fixed, journal=of_all)
+            generations = Generations(
+                lambda changed, link: live(GenerationSettings(**changed), fixed, bound, link), asdict(settings)
+            )
+            code = generations.run()
+    if code == 128 + signal.SIGTERM and not generations.has_served:
+        typer.echo("mlsys: stopped by SIGTERM before it was ready", err=True)
     raise typer.Exit(code)
 
 

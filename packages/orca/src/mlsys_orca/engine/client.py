@@ -141,6 +141,14 @@ class EngineClient(ABC):
         """Begin to serve."""
 
     @abstractmethod
+    async def ready(self) -> None:
+        """Return when requests would run.
+
+        Raises:
+            ServingError: they never will.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Stop: unfinished requests are cancelled. Idempotent."""
 

@@ -73,6 +73,9 @@ class Engine(EngineClient):
         """Start the engine's thread."""
         self.core.start()
 
+    async def ready(self) -> None:
+        """Return: requests wait for nobody."""
+
     def close(self) -> None:
         """Stop: unfinished requests are cancelled. Idempotent."""
         self.core.close()

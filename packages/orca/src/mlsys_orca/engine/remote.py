@@ -11,6 +11,8 @@ from mlsys_orca.engine.fleet.fleet import Fleet
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import Streams
 
+_LOOK_S = 0.002  # between two looks if a worker serves
+
 
 class RemoteEngine(EngineClient):
     """Engine that runs in other processes, in one replica or several.
@@ -45,6 +47,13 @@ class RemoteEngine(EngineClient):
     def start(self) -> None:
         """Take workers as they come; in the event loop that will use the engine."""
         self._fleet.open(asyncio.get_running_loop())
+
+    async def ready(self) -> None:
+        """Return when a replica serves."""
+        while not self._fleet.is_ready:
+            if self._fleet.failure is not None:
+                raise ServingError("no worker could be started") from self._fleet.failure
+            await asyncio.sleep(_LOOK_S)
 
     def close(self) -> None:
         """Stop: unfinished requests are cancelled. Idempotent; from any thread."""

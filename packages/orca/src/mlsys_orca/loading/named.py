@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,16 +22,19 @@ def load(
     *,
     device: str = "cpu",
     weights: str | None = None,
-    adapters: list[str] | None = None,
+    adapters: Mapping[str, str] | None = None,
     runs_in_torch: bool = False,
     chat_template: Path | None = None,
+    is_beside_another: bool = False,
 ) -> LoadedModel:
     """Resolve and load ``model`` with a progress bar on stderr.
 
-    ``runs_in_torch`` keeps the model from native kernels, so that its layers can be compiled.
+    ``adapters`` are directories by name. ``runs_in_torch`` keeps the model from native kernels, so that its layers can
+    be compiled. With ``is_beside_another`` model in memory it is seen first whether this one fits.
 
     Raises:
-        InvalidInputError: as ``load_by_name``; or an adapter is not written NAME=DIRECTORY, or does not fit.
+        InvalidInputError: as ``load_by_name``; or an adapter does not fit.
+        NoRoomError: the memory does not suffice for a further model.
     """
     from mlsys_core.config import settings
     from mlsys_core.models import resolve_model
@@ -46,6 +50,11 @@ def load(
 
         from mlsys_orca.loading.registered import load_by_name  # here: the bar shows while torch is imported
 
+        if is_beside_another:
+            from mlsys_orca.loading.room import check_room
+
+            in_torch = bool(adapters) or runs_in_torch
+            check_room(path, dtype=dtype, weights=weights, runs_in_torch=in_torch, device=device)
         given = {"dtype": dtype, "weights": weights, "backend": "torch" if adapters or runs_in_torch else None}
         context = LoadContext(
             device=device,
@@ -56,17 +65,10 @@ def load(
     if adapters:
         from mlsys_orca.model.adapters import AdaptedDecoder
 
-        loaded = replace(loaded, model=AdaptedDecoder(loaded.model, _directories(adapters)))
+        loaded = replace(loaded, model=AdaptedDecoder(loaded.model, adapters))
     if chat_template is not None:
         loaded = replace(loaded, chat_template=_read_template(chat_template, loaded))
     return loaded
-
-
-def _directories(adapters: list[str]) -> dict[str, str]:
-    pairs = [adapter.partition("=") for adapter in adapters]
-    if wrong := [name for name, _, path in pairs if not name or not path]:
-        raise InvalidInputError(f"--adapter {wrong[0]!r} is not written NAME=DIRECTORY")
-    return {name: path for name, _, path in pairs}
 
 
 def _read_template(path: Path, loaded: LoadedModel) -> ChatTemplate:

@@ -110,15 +110,20 @@ class ServerOptions:
             log_format=_FORMATS[self.log_format],  # type: ignore[arg-type]
         )
 
-    def bind(self, config: HttpConfig, *, error_format: ErrorFormat | None = None) -> BoundPort:
+    def bind(self, config: HttpConfig, *, error_format: ErrorFormat | None = None, answers: bool = True) -> BoundPort:
         """Take the port before a model is loaded, and warn if it is open to a network.
+
+        Args:
+            config: settings of the later app.
+            error_format: that of the later app.
+            answers: answer early clients in a thread; otherwise they wait.
 
         Raises:
             InvalidInputError, ServingError: as :class:`mlsys_core.serving.http.BoundPort`.
         """
         from mlsys_core.serving.http import BoundPort
 
-        bound = BoundPort(self.host, self.port, config=config, error_format=error_format)
+        bound = BoundPort(self.host, self.port, config=config, error_format=error_format, answers=answers)
         has_client_certificates = config.tls is not None and config.tls.client_ca is not None
         if not (bound.address.is_loopback or config.api_keys or has_client_certificates):
             warn(f"whoever reaches {self.host}:{bound.address.port} can use this server; --api-key asks for a key")

@@ -252,7 +252,7 @@ class _Server(uvicorn.Server):
             self._succession = Succession(
                 self._generation, self.server_state, connection, lambda: lifecycle.num_running
             )
-            self._succession.begin(self._begin_retiring)
+            await self._succession.begin(self._begin_retiring)
 
     def _begin_retiring(self) -> None:
         self._retire_task = asyncio.get_running_loop().create_task(self._retire())
@@ -260,7 +260,9 @@ class _Server(uvicorn.Server):
     async def _retire(self) -> None:
         assert self._succession is not None
         self.runtime.logger.info("retiring", running=self.runtime.lifecycle.num_running)
+        releasing = asyncio.create_task(self.runtime.lifecycle.retire())
         await self._succession.retire(self.servers)
+        await releasing
         self.runtime.logger.info("retired")
         self.should_exit = True
 

@@ -44,24 +44,28 @@ class Succession:
         self._loop = asyncio.get_running_loop()
         self._joining: set[asyncio.Task[object]] = set()
 
-    def begin(self, on_retire: Callable[[], None]) -> None:
+    async def begin(self, on_retire: Callable[[], None]) -> None:
         """Take over connections, and tell the master that requests are taken; it will have ``on_retire`` called."""
+        await self._link.connect()
         self._loop.add_reader(self._link.handover.fileno(), self._adopt)
-        self._link.attach(self._loop, on_retire)
+        self._link.begin(on_retire)
 
     async def retire(self, servers: Iterable[Closable]) -> None:
         """Accept nothing more, finish what runs, and give all connections away; return when none is left."""
         self._loop.remove_reader(self._link.handover.fileno())
         for server in servers:
             server.close()
-        told = None
-        await asyncio.sleep(_LOOK_S)  # one that was accepted a moment ago is not in the state yet
-        while self._state.connections or self._state.tasks or self._joining:
+        told = 0
+        is_first = True  # a connection that was accepted a moment ago is not in the state yet
+        while is_first or self._state.connections or self._state.tasks or self._joining:
+            is_first = False
             for connection in list(self._state.connections):
                 if isinstance(connection, Connection):
                     connection.leave(self._give)
-            if told != (told := self._num_running()):
-                self._link.tell_running(told)
+            running = self._num_running() - self._link.num_asking  # who asked for the reload is not meant
+            if running != told:
+                self._link.tell_running(running)
+                told = running
             await asyncio.sleep(_LOOK_S)
 
     def _adopt(self) -> None:

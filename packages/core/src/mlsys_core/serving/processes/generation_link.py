@@ -79,20 +79,28 @@ class GenerationLink:
         self._on_retire: Callable[[], None] | None = None
         self._changed: asyncio.Event | None = None  # set, and replaced, with each status
         self._refused: dict[str, str] = {}  # token -> why
+        self.num_asking = 0  # calls of reload() under way
 
     def fail(self, error: MlsysError) -> None:
         """Say why this generation cannot start."""
         self._tell(event="failed", message=str(error), exit_code=error.exit_code)
 
-    def attach(self, loop: asyncio.AbstractEventLoop, on_retire: Callable[[], None]) -> None:
-        """Say that requests are taken, and follow the master's messages in the running event loop ``loop``.
+    async def connect(self) -> GenerationStatus:
+        """Follow the master's messages in the running event loop; return the state of all generations. Idempotent."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
+            asyncio.get_running_loop().add_reader(self._end.fileno(), self._on_message)
+            self._tell(event="hello")
+            await self._changed.wait()
+        return self.status
+
+    def begin(self, on_retire: Callable[[], None]) -> None:
+        """Say that requests are taken; :meth:`connect` before.
 
         Args:
-            loop: The front's.
             on_retire: Called once: take no more requests, and end when the running ones have ended.
         """
-        self._on_retire, self._changed = on_retire, asyncio.Event()
-        loop.add_reader(self._end.fileno(), self._on_message)
+        self._on_retire = on_retire
         self._tell(event="ready")
 
     def tell_running(self, number: int) -> None:
@@ -110,17 +118,20 @@ class GenerationLink:
             ReloadRefusedError: another reload is under way.
             ReloadFailedError: it could not start; the message is its own.
         """
-        assert self._changed is not None, "attach first"
+        assert self._changed is not None, "connect first"
         token = secrets.token_hex(8)
         self._tell(event="reload", changes=dict(changes), token=token)
-        while token not in self._refused:
-            outcome = self.status.outcome
-            if outcome is not None and outcome.token == token:
-                if outcome.error is not None:
-                    raise ReloadFailedError(outcome.error, is_input_error=outcome.is_input_error)
-                return outcome
-            await self._changed.wait()
-        raise ReloadRefusedError(self._refused.pop(token))
+        self.num_asking += 1
+        try:
+            while (outcome := self.status.outcome) is None or outcome.token != token:
+                if token in self._refused:
+                    raise ReloadRefusedError(self._refused.pop(token))
+                await self._changed.wait()
+        finally:
+            self.num_asking -= 1
+        if outcome.error is not None:
+            raise ReloadFailedError(outcome.error, is_input_error=outcome.is_input_error)
+        return outcome
 
     def _tell(self, **message: Any) -> None:
         data = json.dumps(message).encode()

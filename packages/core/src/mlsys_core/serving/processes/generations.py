@@ -82,7 +82,7 @@ class Generations:
         self._num_forked = 0
         self._outcome: Outcome | None = None
         self._exit_code = 0
-        self._has_served = False  # any of them
+        self.has_served = False  # one of them took requests
         self._failure: tuple[str, int] | None = None  # of the only generation there was
         self._owed: set[int] = set()  # generations whose last status had no room
         self._is_stopping = False
@@ -192,6 +192,8 @@ class Generations:
                 return
             message = json.loads(data)
             match message["event"]:
+                case "hello":  # a front begins, the first or one that its supervisor has started anew
+                    self._tell(generation)
                 case "ready":
                     self._on_ready(generation)
                 case "failed":
@@ -214,9 +216,9 @@ class Generations:
             before = self._find(_State.SERVING)
             if before is not None:
                 before.state = _State.RETIRING
-            generation.state, self._has_served = _State.SERVING, True
+            generation.state, self.has_served = _State.SERVING, True
             self._end_reload(generation)
-        self._broadcast()  # also to a front that its supervisor has started anew
+        self._broadcast()
 
     def _end_reload(self, generation: _Generation, error: str | None = None, *, is_input_error: bool = False) -> None:
         self._outcome = Outcome(
@@ -251,7 +253,7 @@ class Generations:
         if self._generations:
             _log.error("generation %d cannot start: %s", generation.number, message)
             return
-        if not self._has_served:
+        if not self.has_served:
             self._exit_code = code
         if generation.failure is not None and not self._is_stopping:
             self._failure = generation.failure
@@ -285,29 +287,31 @@ class Generations:
     def _broadcast(self) -> None:
         """Tell every front the state of all; again later if one has no room."""
         self._owed.clear()
-        serving, loading = self._find(_State.SERVING), self._find(_State.LOADING)
         for generation in self._generations.values():
-            if generation is loading:  # it asks when it has a front
-                continue
-            status = GenerationStatus(
-                number=generation.number,
-                serving=None if serving is None else serving.number,
-                loading=None if loading is None else loading.number,
-                retiring={
-                    str(each.number): each.num_running
-                    for each in self._generations.values()
-                    if each.state is _State.RETIRING
-                },
-                settings=generation.settings,
-                outcome=self._outcome,
-                is_retired=generation.state is _State.RETIRING,
-            )
-            try:
-                generation.socket.send(json.dumps(asdict(status)).encode())
-            except BlockingIOError:
-                self._owed.add(generation.number)
-            except OSError:
-                continue  # it is dead, which the next step finds
+            if generation.state is not _State.LOADING:  # which asks when it has a front
+                self._tell(generation)
+
+    def _tell(self, generation: _Generation) -> None:
+        serving, loading = self._find(_State.SERVING), self._find(_State.LOADING)
+        status = GenerationStatus(
+            number=generation.number,
+            serving=None if serving is None else serving.number,
+            loading=None if loading is None else loading.number,
+            retiring={
+                str(each.number): each.num_running
+                for each in self._generations.values()
+                if each.state is _State.RETIRING
+            },
+            settings=generation.settings,
+            outcome=self._outcome,
+            is_retired=generation.state is _State.RETIRING,
+        )
+        try:
+            generation.socket.send(json.dumps(asdict(status)).encode())
+        except BlockingIOError:
+            self._owed.add(generation.number)
+        except OSError:
+            return  # it is dead, which the next step finds
 
     # --- signals
 

@@ -1,0 +1,117 @@
+"""One generation of ``mlsys orca serve``: load what the settings name, and serve it until the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlsys_core.collector import kept_out_of_collections
+from mlsys_orca.loading.named import load
+
+if TYPE_CHECKING:
+    from mlsys_core.serving.http import BoundPort, HttpConfig, ServerAddress
+    from mlsys_core.serving.processes import GenerationLink
+    from mlsys_orca.api.journal_config import JournalConfig
+    from mlsys_orca.api.service import ModelService
+    from mlsys_orca.loading.loaded import LoadedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSettings:
+    """Settings that a reload may change; JSON can say them."""
+
+    model: str
+    name: str | None = None  # for clients; None: the model's own
+    adapters: Mapping[str, str] = field(default_factory=dict)  # name -> directory
+    dtype: str | None = None
+    weights: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """Options of a server that all its generations share."""
+
+    http: HttpConfig
+    engine: Mapping[str, Any]  # keywords of EngineConfig
+    max_batch_tokens: int | None
+    device: str
+    encoder: str | None
+    chat_template: Path | None
+    runs_in_torch: bool  # not in native kernels
+    model_control: bool
+    journal: JournalConfig | None  # None: files and batches are kept until the server ends
+    supervises: bool  # in several processes
+    banner: Callable[[ModelService, ServerAddress], None]
+
+
+def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generation: GenerationLink | None = None) -> int:
+    """Serve the model of ``settings`` until the server ends, or the next generation takes over; return the exit code.
+
+    Args:
+        settings: The model.
+        fixed: All else.
+        bound: The listening port.
+        generation: To the master; None: this is the only one.
+
+    Raises:
+        InvalidInputError: the model cannot be loaded, or does not fit the limits or the memory.
+    """
+    if generation is not None and generation.is_alone:
+        bound.answer()
+    if fixed.supervises:
+        import torch
+
+        torch.set_num_threads(1)  # threads do not survive a fork
+    loaded = load(
+        settings.model,
+        settings.dtype,
+        device=fixed.device,
+        weights=settings.weights,
+        adapters=settings.adapters,
+        runs_in_torch=fixed.runs_in_torch,
+        chat_template=fixed.chat_template,
+        is_beside_another=generation is not None and not generation.is_alone,
+    )
+    from mlsys_core.serving.http import serve as serve_http
+    from mlsys_orca.api.control import ModelControl
+    from mlsys_orca.api.server import find_encoder, make_app, make_service, model_name
+    from mlsys_orca.engine.engine import EngineConfig
+
+    config = EngineConfig(**fixed.engine, policy_options=_policy_options(fixed, loaded))
+    found = None if fixed.encoder is None else find_encoder(fixed.encoder, device=fixed.device)
+    name = settings.name or model_name(settings.model)
+    control = ModelControl(fixed.model_control, generation)
+    with ExitStack() as serving:
+
+        def on_ready(service: ModelService, address: ServerAddress) -> None:
+            serving.enter_context(kept_out_of_collections())
+            fixed.banner(service, address)
+
+        if fixed.supervises:
+            from mlsys_orca.api.supervised import serve_supervised
+
+            return serve_supervised(
+                loaded,
+                name,
+                config,
+                fixed.http,
+                bound=bound,
+                encoder=found,
+                journal=fixed.journal,
+                on_ready=on_ready,
+                control=control,
+            )
+        service = make_service(loaded, name, config, encoder=found)
+        app = make_app(service, fixed.http, journal=fixed.journal, control=control)
+        return serve_http(app, bound=bound, on_ready=lambda address: on_ready(service, address))
+
+
+def _policy_options(fixed: Fixed, loaded: LoadedModel) -> dict[str, Any]:
+    if fixed.max_batch_tokens is None and fixed.engine["policy"] != "chunked":
+        return {}
+    # What an encoder reads is one chunk, so its whole context must fit.
+    default = 128 if loaded.config.encoder is None else loaded.config.max_positions
+    return {"max_batch_tokens": fixed.max_batch_tokens or default}
