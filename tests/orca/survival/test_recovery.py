@@ -65,6 +65,21 @@ def test_kills_from_outside_fail_nobody_who_advances(advances: list[int]):
         assert judge([], is_crash=True).suspects == ()
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=12))
+def test_who_is_alone_in_crashes_fails_at_the_second_in_one_place_or_the_fourth_in_any(deaths: list[tuple[int, bool]]):
+    live, other = LiveRequest(0, request("a")), LiveRequest(1, request("b"))
+    num_here = num_lone = 0
+    for advance, is_alone in deaths:
+        live.tokens += [SampledToken("a", 5)] * advance
+        num_here = num_here + 1 if not advance and live.num_deaths else 1
+        num_lone += is_alone
+        other.num_computed_tokens += 1
+        failed = judge([live] if is_alone else [live, other], is_crash=True).failed
+        assert failed == ((live,) if is_alone and (num_here > 1 or num_lone > 3) else ())
+        if failed:
+            return
+
+
 def test_who_stands_still_while_workers_are_killed_is_tried_alone_and_fails():
     still, other = LiveRequest(0, request("a")), LiveRequest(1, request("b"))
     verdicts = []

@@ -4,7 +4,7 @@ A front holds each request and what is sealed of it, so that any worker can go o
 that ran in its last iteration are *suspects* if the worker crashed, or if it was killed for the third time without
 their having advanced: something in them may be what kills. Suspects go on alone, one after the other, each until it is
 further than it was at the death, which takes an iteration where its blocks are still there; then together with all
-others. Who is alone in a crashing iteration fails; nobody else does.
+others. Who is alone in an iteration that crashes for the second time fails, or in four that crash; nobody else does.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from itertools import count
 from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
 from mlsys_orca.scheduling.request import FinishedBy, GenerationRequest, GenerationResult
 
+_LONE_CRASHES = 3  # each at another place, that may be somebody else's doing
 _STILL_DEATHS = 2  # kills from outside without an advance between, from which on a request is a suspect
 
 
@@ -34,6 +35,8 @@ class LiveRequest:
     num_repeated: int = 0  # tokens that a worker which begins at the prompt is to give once more
     num_deaths: int = 0  # of workers that ran it at that moment
     place_at_death: tuple[int, int] | None = None  # how far it was at the last of them, or before if that was further
+    num_crashes: int = 0  # at that place
+    num_lone_crashes: int = 0  # at any place, with no other beside it
     num_still: int = 0  # deaths in a row between which it did not advance
     stalled_s: float = 0.0  # when a death held it up, in seconds of the front's clock; 0: its tokens come
 
@@ -147,14 +150,17 @@ def judge(running: Collection[LiveRequest], *, is_crash: bool) -> Verdict:
     for live in running:
         live.num_deaths += 1
         if live.has_advanced:
-            live.num_still, live.place_at_death = 0, live.place
+            live.num_still, live.num_crashes, live.place_at_death = 0, 0, live.place
         else:
             live.num_still += 1
+        live.num_crashes += is_crash
         if is_crash or live.num_still >= _STILL_DEATHS:
             suspects.append(live)
     if len(suspects) == len(running) == 1:
         (live,) = suspects
-        if live.num_deaths > 1 if is_crash else live.num_still > _STILL_DEATHS:
+        live.num_lone_crashes += is_crash
+        is_guilty = live.num_crashes > 1 or live.num_lone_crashes > _LONE_CRASHES
+        if is_guilty if is_crash else live.num_still > _STILL_DEATHS:
             return Verdict((live,), ())
     return Verdict((), tuple(suspects))
 

@@ -44,16 +44,19 @@ class Start(msgspec.Struct, array_like=True, tag=2):
 
     replica: int  # whose K/V memory is the worker's
     block_tables: dict[int, tuple[int, ...]]  # by handle: blocks of requests that are to follow
-    alone: int | None  # handle of the only request that may run; None: all may
+    alone: int | None  # as of Alone
     kept_blocks: dict[int, bytes]  # digests by block, of contents that requests to come may share
     slowest_s: float  # of an iteration so far, by the worker before; 0: unknown
     most_tokens: int  # of an iteration so far
 
 
 class Alone(msgspec.Struct, array_like=True, tag=3):
-    """Front to worker: hold all requests but one from the next iteration on; they keep their blocks if they can."""
+    """Front to worker: run one request alone, for one iteration, and then wait for the next of these messages.
 
-    handle: int | None  # None: all may run
+    The others are held: they keep their blocks if they can.
+    """
+
+    handle: int | None  # None: all may run from now on
 
 
 class Token(msgspec.Struct, array_like=True):

@@ -28,6 +28,7 @@ from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SamplingParams
 from mlsys_orca.scheduling.request import GenerationResult
+from mlsys_orca.scheduling.request_pool import NOBODY
 from mlsys_orca.text.guides import Grammar, GrammarGuide, GuideMaker
 
 _log = logging.getLogger(__name__)
@@ -206,6 +207,8 @@ class Worker:
             self._box.begin(handles, limit_s=self._deadline.limit_s(batch.num_tokens))
             self._reach("planned")
             self._tell_kept()  # the front must know which contents end before they do
+            if self._core.pool is not None and self._core.pool.alone is not None:
+                self._core.pool.alone = NOBODY  # until the front knows that this iteration has ended no worker
             started_s = time.perf_counter()
             try:
                 output = run(batch)

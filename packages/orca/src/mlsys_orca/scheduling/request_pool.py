@@ -30,6 +30,9 @@ MAX_SCORED_ROWS = (
 )
 
 
+NOBODY = ""  # no request's id
+
+
 class State(Enum):
     """State of a sequence between iterations (the paper's initiation and increment phases)."""
 
@@ -102,7 +105,7 @@ class RequestPool:
         self.num_draft_tokens = 0  # guesses behind a decode at most; 0: none
         self.num_guessed = 0  # tokens so far, as the next
         self.num_right = 0  # guessed ones that stayed
-        self.alone: str | None = None  # the only request that may run; all others are held. None: all may
+        self.alone: str | None = None  # the only request that may run, or NOBODY; all others are held. None: all may
         self.on_placed: Callable[[str], None] | None = None  # called with a request's id when it gets its first blocks
         self.on_preempted: Callable[[str], None] | None = None  # likewise, when others are about to get its blocks
         self._on_computed = on_computed

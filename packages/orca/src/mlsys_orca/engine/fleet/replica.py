@@ -166,7 +166,7 @@ class Replica:
                 self._hand_over(live)
 
     def _next_turn(self) -> None:
-        """Let the next suspect run alone, or all requests: one has had its turn, or has left."""
+        """Let a suspect run alone for an iteration, or all requests if there is none."""
         if self._restores_blocks:
             self._send(wire.Alone(self._order.alone))
         else:
@@ -228,6 +228,8 @@ class Replica:
         alone = None if self._order.alone is None else self.ledger.live.get(self._order.alone)
         if alone is not None and alone.has_advanced:
             self._end_turn(alone)
+        elif alone is not None and self._restores_blocks:
+            self._next_turn()
 
     def _end_turn(self, live: LiveRequest) -> None:
         """Have a suspect join the others: the worker has run it alone, and lives."""
