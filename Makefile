@@ -159,6 +159,13 @@ $(VENV)/.wheels: $(VENV)/.installed requirements/wheels.txt
 wheels: $(VENV)/.wheels  ## Build wheels (kernels compiled inside) and sdists of all distributions into dist/
 	$(PY) scripts/wheels.py
 
+publish-dry-run: $(VENV)/.wheels  ## Check what would be uploaded: metadata and long descriptions of dist/
+	$(PY) -m twine check --strict dist/*
+
+PYTHONS ?=
+release-check: $(VENV)/.wheels  ## As root: install dist/ alone in a jail without compiler or HOME, compare answers (PYTHONS="PATH ..." for more)
+	$(PY) scripts/release_check.py $(addprefix --python ,$(PYTHONS))
+
 version: setup  ## Print the version, or set it everywhere: make version VERSION=0.2.0
 	@$(PY) scripts/version.py $(VERSION)
 

@@ -49,7 +49,7 @@ class Platform:
     @property
     def levels(self) -> tuple[Level, ...]:
         """Levels that libraries are shipped for; on x86-64 none without AVX2, where torch itself is slow."""
-        return tuple(level for level in levels_of(self.family) if level.needs)
+        return tuple(level for level in levels_of(self.family) if level.name != "x86-64")
 
 
 PLATFORMS = (Platform("x86_64"), Platform("aarch64"))

@@ -43,6 +43,13 @@ def test_a_cell_of_a_known_class_comes_back(tmp_path: Path):
         assert ours.identity == theirs.identity
 
 
+def test_every_file_can_be_read_by_whom_the_umask_lets(tmp_path: Path):
+    save_model(lstm_model(num_words=9, hidden_size=8, batch_sizes=(1,)), tmp_path)
+    (tmp_path / "plain").touch()
+    mode = (tmp_path / "plain").stat().st_mode
+    assert {path.stat().st_mode for path in tmp_path.rglob("*") if path.is_file()} == {mode}
+
+
 def test_any_cell_runs_as_its_exported_graph(tmp_path: Path):
     torch.manual_seed(0)
     model = Model("own", [make_cell("lstm", OwnCell())], SequenceEncoder(4))

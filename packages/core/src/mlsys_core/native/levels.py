@@ -37,7 +37,7 @@ _X86 = (  # each has what the one before it has
     Level("avx512-bf16", _BF16_FLAGS, _BF16),
     Level("amx", (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"), _AMX),
 )
-_ARM = (Level("armv8-a", ("-march=armv8-a",), frozenset({"asimd", "fp"})),)  # NEON; kernels have no use for more
+_ARM = (Level("armv8-a", ("-march=armv8-a",)),)  # NEON, which each aarch64 has; kernels have no use for more
 
 
 def levels_of(family: str) -> tuple[Level, ...]:

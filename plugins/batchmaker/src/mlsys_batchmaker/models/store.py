@@ -106,7 +106,7 @@ def save_model(model: Model, directory: Path) -> Path:
     Returns:
         The manifest.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     (directory / "cells").mkdir(parents=True, exist_ok=True)
     weights: dict[str, Tensor] = {}
@@ -118,7 +118,7 @@ def save_model(model: Model, directory: Path) -> Path:
         kind = type(cell.module)
         module = {"class": kind.__name__, "sizes": _SIZES[kind](cell.module)} if kind in _SIZES else None
         entries.append({**asdict(cell.spec), "file": f"cells/{name}.pt2", "identity": cell.identity, "module": module})
-    save_file(weights, directory / WEIGHTS)
+    (directory / WEIGHTS).write_bytes(save(weights))  # `save_file` makes a file that its owner alone can read
     manifest = {
         "format": FORMAT,
         "version": 1,
