@@ -11,7 +11,7 @@ XDIST  ?= -n 2
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest $(XDIST) --dist loadgroup
 # What is skipped where a peer is not installed. Nets of timm run beside a torchvision that need not load: apart.
 PEER_TESTS := tests/windtunnel/converters/test_xgboost.py tests/windtunnel/converters/test_catboost.py \
-  tests/windtunnel/converters/test_imbalanced.py \
+  tests/windtunnel/converters/test_imbalanced.py tests/windtunnel/test_polars.py \
   tests/windtunnel/converters/test_boosters_inputs.py tests/windtunnel/finetune/test_fine_tune.py \
   tests/integration/orca/test_clients.py tests/conformance/oip/test_kserve.py plugins/dvabatch/tests/test_slicing.py
 AGENT_TESTS := tests/integration/orca/test_agents.py tests/integration/orca/test_langchain_standard.py

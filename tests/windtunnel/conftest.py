@@ -16,6 +16,7 @@ from mlsys_core.native.testing import builds_to_test, compiled_with
 from mlsys_windtunnel.backends.soft import native as soft
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.modules import native as exact
+from mlsys_windtunnel.parse.boosters import as_estimator
 
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform")
 TOLERANCE = 1e-6
@@ -28,6 +29,7 @@ def _numpy(answer: Any) -> np.ndarray:
 
 def _compare(source: Any, x: Any, *, trained: bool = True, **options: Any) -> Any:
     module = translate(source, x if options.pop("with_example", False) else None, **options)
+    source = as_estimator(source)  # a booster of its library's own, as what takes tables
     offered = [method for method in METHODS if hasattr(source, method)]
     assert offered, "the source answers nothing"
     if hasattr(source, "predict"):  # clusterers transform too; a predictor's module answers what its source predicts

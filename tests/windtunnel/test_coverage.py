@@ -16,6 +16,7 @@ from mlsys_windtunnel.export.artifact import load, save
 from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 from mlsys_windtunnel.export.program import default_methods
 from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
+from mlsys_windtunnel.parse.boosters import as_estimator
 from sklearn.gaussian_process.kernels import Matern
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
@@ -76,6 +77,8 @@ def sample(request: pytest.FixtureRequest) -> tuple[str, Any, np.ndarray]:
     package, _, name = request.param.rpartition(".")
     if request.param in NOT_IN_LOCK:
         pytest.importorskip(package.partition(".")[0])
+    if name == "Booster":
+        return request.param, as_estimator(_booster(package.partition(".")[0])), X
     estimator = getattr(importlib.import_module(package), name)(**ARGUMENTS.get(name, {}))
     known = estimator.get_params()
     estimator.set_params(**{key: value for key, value in SMALL.items() if key in known})
@@ -88,6 +91,13 @@ def sample(request: pytest.FixtureRequest) -> tuple[str, Any, np.ndarray]:
     if name == "CatBoostRanker":
         options = {"group_id": np.repeat([0, 1], 30)}
     return request.param, estimator.fit(x, _target(name), **options), x
+
+
+def _booster(package: str) -> Any:
+    library = importlib.import_module(package)
+    if package == "lightgbm":
+        return library.train({"objective": "multiclass", "num_class": 3, "verbose": -1}, library.Dataset(X, Y), 3)
+    return library.train({"objective": "multi:softprob", "num_class": 3}, library.DMatrix(X, Y), 3)
 
 
 def _check(source: Any, answering: Any, x: np.ndarray) -> None:

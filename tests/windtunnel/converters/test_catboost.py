@@ -216,7 +216,9 @@ def test_trees_and_leaves_are_counted():
 def test_uncovered_operators_are_refused_with_the_reason():
     frame = pd.DataFrame({"t": ["a b c", "d e"] * 50, "x": np.arange(100.0)})
     texts = catboost.CatBoostClassifier(text_features=["t"], **SMALL).fit(frame, frame.x > 50)
-    with pytest.raises(InvalidInputError, match="declines features of text or embeddings"):
+    with pytest.raises(
+        InvalidInputError, match=r"declines features of text or embeddings \(text_features=\[0\]\).*TfidfVectorizer"
+    ):
         translate(texts)
     own = catboost.CatBoostClassifier(loss_function=_Squares(), eval_metric="Logloss", **SMALL)
     with pytest.raises(InvalidInputError, match="declines the loss PythonUserDefinedPerObject"):

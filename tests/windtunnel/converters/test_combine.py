@@ -10,6 +10,7 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
 from mlsys_windtunnel.parse.graph import Kind
 from mlsys_windtunnel.parse.pipeline import parse_pipeline
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -122,6 +123,34 @@ def test_stacking(same_answers, classes, passthrough, method):
 def test_any_estimator_may_be_the_final_one_of_a_stack(same_answers, final):
     source = StackingClassifier(members(), final_estimator=final, cv=2).fit(X, CLASSES[3])
     same_answers(source, FRESH)
+
+
+def _features(source, rows):
+    module = translate(source)
+    np.testing.assert_allclose(module.transform(rows), source.transform(rows), atol=1e-9)
+    return module
+
+
+def test_stacks_and_votes_transform(same_answers, tmp_path):
+    stack = StackingClassifier(members(), cv=2).fit(X, CLASSES[3])
+    module = _features(stack, FRESH)
+    exported = load_pt2(export_pt2(module, tmp_path / "m.pt2", methods=["predict", "transform"]))
+    np.testing.assert_allclose(exported.transform(FRESH), stack.transform(FRESH), atol=1e-9)
+    assert (exported.predict(FRESH) == stack.predict(FRESH)).all()
+    _features(StackingRegressor(regressors(), passthrough=True, cv=2).fit(X, LATENT), FRESH)
+    _features(VotingRegressor(regressors()).fit(X, LATENT), FRESH)
+    _features(VotingClassifier(members(), voting="hard").fit(X, CLASSES[3]), FRESH)
+    _features(make_pipeline(StandardScaler(), VotingClassifier(members(), voting="soft")).fit(X, CLASSES[3]), FRESH)
+    deep = VotingClassifier(members(), voting="soft", flatten_transform=False).fit(X, CLASSES[3])
+    assert not hasattr(translate(deep), "transform"), "a table of three dimensions"
+
+
+@pytest.mark.parametrize("passthrough", [False, True])
+def test_stacks_and_votes_as_steps_are_translated(same_answers, passthrough):
+    stack = StackingClassifier(members(), passthrough=passthrough, cv=2)
+    for step in (stack, VotingClassifier(members(), voting="soft"), VotingClassifier(members(), voting="hard")):
+        module = same_answers(make_pipeline(StandardScaler(), step, Perceptron()).fit(X, CLASSES[3]), FRESH)
+        assert not module.frontend.fallbacks
 
 
 def test_stacking_of_members_fitted_before_passes_their_labels(same_answers):

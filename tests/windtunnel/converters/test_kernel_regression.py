@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
-from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
 from sklearn.gaussian_process import kernels as gp
 from sklearn.kernel_ridge import KernelRidge
 
@@ -66,6 +66,17 @@ def test_gaussian_processes(same_answers, covariance, normalize):
         same_answers(source, X)
 
 
+@pytest.mark.parametrize("covariance", COVARIANCES[1:], ids=str)
+@pytest.mark.parametrize("strategy", ["one_vs_rest", "one_vs_one"])
+def test_classification_by_processes(same_answers, covariance, strategy):
+    for labels in (np.where(Y > 6, "yes", "no"), np.digitize(Y, [5.5, 6.5])):
+        source = GaussianProcessClassifier(covariance, multi_class=strategy, optimizer=None).fit(X, labels)
+        module = translate(source)
+        assert (module.predict(FRESH) == source.predict(FRESH)).all()
+        if strategy == "one_vs_rest" or len(source.classes_) == 2:
+            same_answers(source, FRESH)
+
+
 def test_a_tuned_process(same_answers):
     source = GaussianProcessRegressor(gp.RBF() + gp.WhiteKernel(), random_state=0).fit(X, Y)
     same_answers(source, FRESH)
@@ -79,5 +90,5 @@ class Own(gp.RBF):
 def test_unknown_input_is_refused(covariance):
     with pytest.raises(InvalidInputError, match="GaussianProcessRegressor"):
         translate(GaussianProcessRegressor(covariance, alpha=0.1, optimizer=None).fit(X, Y))
-    with pytest.raises(InvalidInputError, match="KernelRidge"):
+    with pytest.raises(InvalidInputError, match="KernelRidge declines kernel='chi2'; fit it with one of cosine"):
         translate(KernelRidge(kernel="chi2", gamma=1.0).fit(abs(X), Y))

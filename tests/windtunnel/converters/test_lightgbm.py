@@ -11,7 +11,10 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.lightgbm import read_model
 from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
+from mlsys_windtunnel.finetune.tune import fine_tune
 from mlsys_windtunnel.modules.tree.trees import Trees
+from mlsys_windtunnel.parse.load import load_estimator
 from sklearn.compose import ColumnTransformer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -224,16 +227,78 @@ def test_trees_of_any_size(same_answers, leaves, layout):
     assert _trees(module).layout == layout
 
 
-def _squares(y_true, y_pred):
-    return y_pred - y_true, np.ones_like(y_true)
+def _squared(y, raw):
+    return raw - y, np.ones_like(raw)
 
 
-def test_an_objective_of_ones_own(same_answers, x, fresh):
-    same_answers(lightgbm.LGBMRegressor(objective=_squares, **SMALL).fit(x, x[:, 0]), fresh)
-    with pytest.raises(InvalidInputError, match="LGBMClassifier"):
-        translate(lightgbm.LGBMClassifier(objective=_squares, **SMALL).fit(x, x[:, 0] > 0))
+def _logistic(y, raw):
+    share = 1 / (1 + np.exp(-raw))
+    return share - y, share * (1 - share)
 
 
-def test_linear_leaves_are_refused_by_name(x):
-    with pytest.raises(InvalidInputError, match="LGBMRegressor"):
-        translate(lightgbm.LGBMRegressor(linear_tree=True, **SMALL).fit(x, x[:, 0]))
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_linear_leaves(same_answers, x, fresh, share):
+    rng = np.random.default_rng(0)
+    rows = np.where(rng.random(fresh.shape) < share, np.nan, fresh)
+    train = np.where(rng.random(x.shape) < share, np.nan, x)
+    source = lightgbm.LGBMRegressor(linear_tree=True, **SMALL).fit(train, x[:, 0] + x[:, 1] ** 2)
+    module = same_answers(source, rows)
+    rows[0, 0] = np.inf  # is multiplied like any number
+    np.testing.assert_allclose(module.predict(rows), source.predict(rows), atol=1e-9)
+    classes = np.digitize(x[:, 0], [-0.5, 0.5])
+    same_answers(lightgbm.LGBMClassifier(linear_tree=True, **SMALL).fit(train, classes), rows[1:])
+
+
+def test_linear_leaves_are_trained_and_exported(tmp_path, x):
+    source = lightgbm.LGBMRegressor(linear_tree=True, **SMALL).fit(x, x[:, 0] + x[:, 1] ** 2)
+    module = translate(source)
+    tuned = fine_tune(module, x, x[:, 0], level="L4", epochs=2, lr=1e-2)
+    assert np.abs(tuned.module.predict(x) - source.predict(x)).max() > 1e-4
+    export_pt2(module, tmp_path / "m.pt2", methods=["predict"])
+    np.testing.assert_allclose(load_pt2(tmp_path / "m.pt2").predict(x), source.predict(x), atol=1e-9)
+
+
+def test_objectives_of_ones_own_are_answered_with_raw_scores(same_answers, x, fresh):
+    y = (x[:, 0] > 0).astype(int)
+    source = lightgbm.LGBMClassifier(objective=_logistic, **SMALL).fit(x, y)
+    module = same_answers(source, fresh)
+    assert module.predict(fresh).min() < 0 < module.predict_proba(fresh).max()
+    same_answers(lightgbm.LGBMRegressor(objective=_squared, **SMALL).fit(x, x[:, 0]), fresh)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "target"),
+    [
+        ({"objective": "binary"}, lambda x: (x[:, 0] > 0).astype(int)),
+        ({"objective": "binary", "boosting": "rf", "bagging_freq": 1, "bagging_fraction": 0.7}, lambda x: x[:, 0] > 0),
+        ({"objective": "poisson"}, lambda x: np.abs(x[:, 0])),
+        ({"objective": "multiclass", "num_class": 3}, lambda x: np.digitize(x[:, 0], [-0.5, 0.5])),
+        ({"objective": "multiclassova", "num_class": 3}, lambda x: np.digitize(x[:, 0], [-0.5, 0.5])),
+        ({"objective": lambda raw, data: _squared(data.get_label(), raw)}, lambda x: x[:, 0]),
+        ({"objective": "regression", "linear_tree": True}, lambda x: x[:, 0]),
+    ],
+)
+def test_boosters(same_answers, x, fresh, parameters, target):
+    booster = lightgbm.train({"verbose": -1, "num_threads": 1, **parameters}, lightgbm.Dataset(x, target(x)), 8)
+    module = same_answers(booster, fresh)
+    np.testing.assert_allclose(module.predict(fresh), booster.predict(fresh), atol=1e-9)
+
+
+def test_boosters_of_frames_with_categories(same_answers, tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"number": rng.normal(size=300), "city": pd.Categorical(rng.choice(["rome", "oslo"], 300))})
+    booster = lightgbm.train({"verbose": -1}, lightgbm.Dataset(frame, frame.number + (frame.city == "oslo")), 5)
+    module = same_answers(booster, frame)
+    with pytest.raises(InvalidInputError, match="same order"):
+        module.predict(frame[["city", "number"]])
+    booster.save_model(tmp_path / "model.txt")
+    with pytest.raises(InvalidInputError, match="--trust-code"):
+        load_estimator(tmp_path / "model.txt")
+    loaded = load_estimator(tmp_path / "model.txt", trust_code=True)
+    np.testing.assert_allclose(translate(loaded).predict(frame), booster.predict(frame), atol=1e-9)
+
+
+def test_a_classifier_with_the_objective_of_a_regressor_is_refused_by_option(x):
+    source = lightgbm.LGBMClassifier(objective="huber", **SMALL).fit(x, (x[:, 0] > 0).astype(int))
+    with pytest.raises(InvalidInputError, match="declines objective='huber' of a classifier; fit it with binary"):
+        translate(source)

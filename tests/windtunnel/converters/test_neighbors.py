@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.export.artifact import load, save
+from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
 from mlsys_windtunnel.modules.kernel import neighbors
 from mlsys_windtunnel.modules.kernel.neighbors import nearest
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor, NearestCentroid
@@ -112,13 +114,61 @@ def _own(distances):
     return np.exp(-distances)
 
 
+def _apart(first, second):
+    return np.abs(first - second).sum()
+
+
 @pytest.mark.parametrize(
-    "options", [{"weights": _own}, {"metric": "cosine"}, {"metric": "canberra"}, {"metric": "sqeuclidean"}]
+    ("options", "reason"),
+    [
+        ({"weights": _own}, "weights=the function _own; fit it with 'uniform' or 'distance'"),
+        ({"metric": _apart}, "metric=the function _apart; fit it with one of braycurtis"),
+        (
+            {"metric": "cosine", "metric_params": {"w": np.ones(4)}, "algorithm": "brute"},
+            "metric='cosine' with metric_par",
+        ),
+        ({"metric": "yule", "algorithm": "brute"}, "metric='yule'; fit it with one of"),
+    ],
 )
-def test_unknown_input_is_refused(options):
+def test_unknown_options_are_refused_by_name(options, reason):
     for source in (KNeighborsClassifier(**options), KNeighborsRegressor(**options)):
-        with pytest.raises(InvalidInputError, match="KNeighbors"):
-            translate(source.fit(X, LABELS["four"]))
+        with pytest.raises(InvalidInputError, match=f"{type(source).__name__} declines {reason}"):
+            translate(source.fit(X[:30], LABELS["four"][:30]))
+
+
+POINTS = {
+    "haversine": (X[:, :2] * 0.4, FRESH[:, :2] * 0.4),
+    "hamming": (np.round(X), np.round(FRESH)),
+    "nan_euclidean": tuple(np.where(RNG.random(rows.shape) < 0.2, np.nan, rows) for rows in (X, FRESH)),
+    **dict.fromkeys(("jaccard", "dice", "rogerstanimoto", "russellrao", "sokalsneath"), (X > 0.2, FRESH > 0.4)),
+}
+
+
+@pytest.mark.parametrize("weights", ["uniform", "distance"])
+@pytest.mark.parametrize(
+    "metric",
+    [
+        *("cosine", "correlation", "canberra", "braycurtis", "sqeuclidean", "hamming", "nan_euclidean", "haversine"),
+        *("jaccard", "dice", "rogerstanimoto", "russellrao", "sokalsneath", "seuclidean", "mahalanobis"),
+    ],
+)
+def test_other_metrics(same_answers, metric, weights):
+    rows, fresh = POINTS.get(metric, (X, FRESH))
+    inverse = np.linalg.inv(np.cov(X.T))
+    params = {"seuclidean": {"V": X.var(axis=0)}, "mahalanobis": {"VI": inverse}}.get(metric)
+    options = {"metric": metric, "metric_params": params, "weights": weights}
+    same_answers(KNeighborsClassifier(**options).fit(rows, LABELS["three"]), fresh)
+    same_answers(KNeighborsRegressor(7, **options).fit(rows, Y), fresh)
+
+
+def test_another_metric_is_saved_and_exported(tmp_path):
+    source = KNeighborsClassifier(metric="cosine", weights="distance").fit(X, LABELS["three"])
+    module = translate(source)
+    np.testing.assert_allclose(
+        load(save(module, tmp_path)).predict_proba(FRESH), source.predict_proba(FRESH), atol=1e-9
+    )
+    exported = load_pt2(export_pt2(module, tmp_path / "m.pt2", methods=["predict_proba"]))
+    np.testing.assert_allclose(exported.predict_proba(FRESH), source.predict_proba(FRESH), atol=1e-9)
 
 
 @pytest.mark.parametrize("options", OPTIONS[:4], ids=str)

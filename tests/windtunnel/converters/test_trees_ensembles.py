@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from mlsys_windtunnel.convert.registry import Unsupported
 from mlsys_windtunnel.convert.trees_ensembles import (
     ada_boost_classifier,
     ada_boost_regressor,
@@ -136,4 +137,4 @@ def test_trees_become_one_ensemble(x, converter, source):
     ],
 )
 def test_other_members_are_declined(x, converter, source):
-    assert converter(source.fit(x, (x[:, 0] > 0).astype(int))) is None
+    assert isinstance(converter(source.fit(x, (x[:, 0] > 0).astype(int))), Unsupported)

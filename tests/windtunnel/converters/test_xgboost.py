@@ -8,6 +8,7 @@ import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.modules.tree.trees import Trees
+from mlsys_windtunnel.parse.load import load_estimator
 
 xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed: pip install xgboost")
 
@@ -97,11 +98,62 @@ def test_early_stopping_answers_with_the_best_iteration(same_answers, x, fresh):
     [
         {"booster": "gblinear"},
         {"missing": -1.0},
-        {"objective": "reg:quantileerror", "quantile_alpha": [0.2, 0.8], "multi_strategy": "multi_output_tree"},
+        {"multi_strategy": "multi_output_tree"},
         {"objective": "survival:cox"},
     ],
 )
-def test_uncovered_operators_are_refused_by_name(x, options):
-    source = xgboost.XGBRegressor(**options, **SMALL).fit(x, np.abs(x[:, 0]))
-    with pytest.raises(InvalidInputError, match="XGBRegressor"):
+def test_options(same_answers, x, fresh, options):
+    y = x[:, :2] if "multi_strategy" in options else np.abs(x[:, 0])
+    same_answers(xgboost.XGBRegressor(**options, **SMALL).fit(np.round(x), y), np.round(fresh))
+
+
+def test_linear_boosters_of_classes_and_of_what_is_missing(same_answers, x, fresh):
+    holes = np.where(np.random.default_rng(0).random(x.shape) < 0.2, np.nan, x)
+    y = np.digitize(x[:, 0], [-0.5, 0.5])
+    same_answers(xgboost.XGBClassifier(booster="gblinear", **SMALL).fit(holes, y), holes)
+    same_answers(xgboost.XGBRegressor(booster="gblinear", **SMALL).fit(x, x[:, :2] + [5, -9]), fresh)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        *("binary:logistic", "binary:logitraw", "binary:hinge", "reg:squarederror", "count:poisson"),
+        *("multi:softprob", "multi:softmax"),
+    ],
+)
+def test_boosters(same_answers, x, fresh, objective):
+    is_multi = objective.startswith("multi")
+    y = np.digitize(x[:, 0], [-0.5, 0.5] if is_multi else [0.0])
+    parameters = {"objective": objective, "nthread": 1, **({"num_class": 3} if is_multi else {})}
+    booster = xgboost.train(parameters, xgboost.DMatrix(x, y), 8)
+    module = same_answers(booster, fresh, trained=objective not in ("binary:hinge", "multi:softmax"))
+    np.testing.assert_allclose(module.predict(fresh), booster.predict(xgboost.DMatrix(fresh)), rtol=1e-6, atol=1e-6)
+
+
+def test_a_booster_answers_by_all_of_its_trees(same_answers, tmp_path, x, fresh):
+    y = x[:, 0] + np.random.default_rng(0).normal(size=400)
+    evaluation = [(xgboost.DMatrix(x[300:], y[300:]), "valid")]
+    options = {"evals": evaluation, "early_stopping_rounds": 3, "verbose_eval": False}
+    booster = xgboost.train({"nthread": 1}, xgboost.DMatrix(x[:300], y[:300]), 99, **options)
+    assert booster.best_iteration + 1 < booster.num_boosted_rounds()
+    same_answers(booster, fresh)
+    booster.save_model(tmp_path / "model.ubj")
+    same_answers(load_estimator(tmp_path / "model.ubj", trust_code=True), fresh)
+
+
+def test_a_booster_of_a_frame(same_answers):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"number": rng.normal(size=300), "city": pd.Categorical(rng.choice(["rome", "oslo"], 300))})
+    matrix = xgboost.DMatrix(frame, frame.number + (frame.city == "oslo"), enable_categorical=True)
+    same_answers(xgboost.train({"nthread": 1}, matrix, 5), frame)
+
+
+def test_uncovered_options_are_refused_by_name(x):
+    y = (x[:, 0] > 0).astype(int)
+    source = xgboost.XGBClassifier(objective="binary:hinge", **SMALL).fit(x, y)
+    with pytest.raises(InvalidInputError, match="XGBClassifier declines objective='binary:hinge' of a classifier"):
+        translate(source)
+    frame = pd.DataFrame({"a": x[:, 0], "b": pd.Categorical(y)})
+    source = xgboost.XGBRegressor(missing=-1.0, enable_categorical=True, **SMALL).fit(frame, y)
+    with pytest.raises(InvalidInputError, match=r"XGBRegressor declines missing=-1\.0 beside categories"):
         translate(source)

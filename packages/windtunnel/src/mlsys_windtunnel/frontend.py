@@ -18,7 +18,16 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.checks.table import check_kind, check_labels, check_names, check_width, is_frame
 from mlsys_windtunnel.host.lookup import CategoryLookup, Lookup
-from mlsys_windtunnel.host.raw_table import NamedTable, PlainTable, Table, array_of, has_names, numbers
+from mlsys_windtunnel.host.raw_table import (
+    NamedTable,
+    PlainTable,
+    Table,
+    array_of,
+    has_names,
+    is_polars,
+    numbers,
+    of_polars,
+)
 from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph, Value
 
 _FLOAT64 = np.dtype(np.float64)
@@ -161,6 +170,14 @@ class Frontend:
             )
         return array
 
+    def _of_polars(self, x: Any) -> Table:
+        """Return a frame of polars by its columns' names, or as an array where the source knows none."""
+        if self.columns is not None:
+            check_names(x.columns, self.columns, self.rules)
+            return NamedTable(x, self.columns)
+        check_width(tuple(x.shape), self.width, self.rules)
+        return self._checked(x.to_numpy())
+
     @property
     def takes_rows(self) -> bool:
         """True where the input may be one text, or another object, a row: only fallback operators read it as it is."""
@@ -170,6 +187,8 @@ class Frontend:
         """Return the input as a table that the source takes; by its columns' names, where it has those."""
         if self.takes_rows and len(getattr(x, "shape", ((),))) == 1:
             return x
+        if is_polars(x):
+            return self._of_polars(of_polars(x))
         if self.rules.labels_are_names and is_frame(x) and not all(isinstance(label, str) for label in x.columns):
             x = x.set_axis([str(label) for label in x.columns], axis=1)
         if self.columns is not None and has_names(x):
@@ -284,7 +303,7 @@ def _side_by_side(tables: list[Table]) -> Table:
 
 def _array(table: Table) -> Table:
     """Return the table without names; a sparse one stays sparse."""
-    return table.to_numpy() if hasattr(table, "iloc") else table
+    return table.to_numpy() if hasattr(table, "iloc") or is_polars(table) else table
 
 
 def _raw(table: Table) -> npt.NDArray[Any]:
@@ -300,4 +319,4 @@ def _table(sources: list[Table], value: FrontierValue) -> npt.NDArray[np.float64
     (source,) = sources
     if hasattr(source, "toarray"):
         source = source.toarray()
-    return numbers(source, value.name)
+    return numbers(source.to_numpy() if is_polars(source) else source, value.name)

@@ -79,6 +79,12 @@ class WindTunnelModule(nn.Module):
         tensors = chain(self.network.parameters(), self.network.buffers())
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
+    def has_features(self, method: str) -> bool:
+        """Return whether a method answers members' answers on the way, not those of the last operator."""
+        network = self._modules["network"]
+        assert isinstance(network, Network)
+        return method == "transform" and bool(network.features)
+
     def encode(self, x: Table) -> npt.NDArray[np.float64]:
         """Encode raw input (numpy, pandas, sparse) to the packed float64 table that :meth:`forward` takes.
 
@@ -134,7 +140,7 @@ class WindTunnelModule(nn.Module):
             return lambda x: labels[self._run(x, name)]
         elif predictor.outputs and name in predictor.answers:
             return self._method_of_outputs(name, predictor)
-        elif name in predictor.answers:
+        elif name in predictor.answers or self.has_features(name):
             return lambda x: self._run(x, name)
         raise AttributeError(f"the source of this module has no {name}")
 
@@ -161,8 +167,8 @@ class WindTunnelModule(nn.Module):
         network = self._modules["network"]  # as an attribute it takes a microsecond
         assert isinstance(network, Network)
         program = direct_program(network)
-        run = self._in_torch if program is None else program
-        if num_rows <= ROWS_PER_CHUNK or (program is not None and not program.steps):
+        run = self._in_torch if program is None or self.has_features(method) else program
+        if num_rows <= ROWS_PER_CHUNK or (program is not None and run is program and not program.steps):
             return run(tables, method)
         parts = []
         for start in range(0, num_rows, ROWS_PER_CHUNK):
@@ -180,7 +186,7 @@ class WindTunnelModule(nn.Module):
         packed = torch.from_numpy(table).to(self.torch_device, dtype)
         with torch.inference_mode():
             result = self.network(packed, checks=True, methods=(method,))
-            if self.predictor is not None:
+            if self.predictor is not None and not self.has_features(method):
                 result = self.predictor.answer(result, method)
             answer: npt.NDArray[Any] = result.cpu().numpy()
         return answer

@@ -202,8 +202,9 @@ def differences(source: Any, answering: Any, x: Any) -> dict[str, tuple[float, i
     """
     import numpy as np
     from mlsys_windtunnel.module import METHODS
+    from mlsys_windtunnel.parse.boosters import as_estimator
 
-    found = {}
+    source, found = as_estimator(source), {}
     for method in METHODS:
         if not hasattr(source, method) or not hasattr(answering, method):
             continue

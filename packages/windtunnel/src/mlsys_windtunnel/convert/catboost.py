@@ -62,7 +62,9 @@ def catboost_classifier(estimator: Any) -> Converted | Unsupported:
     if model.loss in _LABELS:
         return model.converted(CatBoostLabels(trees))
     if model.loss not in _CLASSES:
-        return Unsupported(f"the loss {model.loss}")
+        return Unsupported(
+            f"the loss {model.loss}; fit it with Logloss, CrossEntropy, MultiClass or MultiClassOneVsAll"
+        )
     head = CatBoostClasses(
         trees,
         classes=class_labels(np.asarray(estimator.classes_)),
@@ -106,7 +108,15 @@ class _Model:
 
     def __init__(self, estimator: Any) -> None:
         if estimator.get_text_feature_indices() or estimator.get_embedding_feature_indices():
-            raise _UnknownPartError("features of text or embeddings")  # of which there is no JSON
+            options = {
+                "text_features": estimator.get_text_feature_indices(),
+                "embedding_features": estimator.get_embedding_feature_indices(),
+            }
+            named = ", ".join(f"{name}={columns}" for name, columns in options.items() if columns)
+            raise _UnknownPartError(  # CatBoost writes no JSON of such models
+                f"features of text or embeddings ({named}), of which CatBoost writes only its own format; encode "
+                "them in a step before it, as TfidfVectorizer does, and fit it on the numbers"
+            )
         content = _content(estimator)
         info, features = content["model_info"], content["features_info"]
         self.loss = str(info.get("params", {}).get("loss_function", {}).get("type", ""))

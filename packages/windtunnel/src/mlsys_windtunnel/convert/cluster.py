@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mlsys_windtunnel.convert.registry import Converters
+from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.kernel.cluster import CenterTree, Mixture, NearestCenter
 from mlsys_windtunnel.modules.kernel.gaussians import DiagonalGaussians, FullGaussians
@@ -24,11 +24,14 @@ def k_means(estimator: Any) -> OperatorModule:
 
 
 @CONVERTERS.of("sklearn.cluster", "AffinityPropagation", "MeanShift")
-def nearest_center(estimator: Any) -> OperatorModule | None:
+def nearest_center(estimator: Any) -> OperatorModule | Unsupported:
     """Convert a clusterer that only labels; those without centres decline (precomputed affinities, no convergence)."""
     centers = getattr(estimator, "cluster_centers_", None)
     if centers is None or len(centers) == 0:
-        return None
+        return Unsupported(
+            "a fit without cluster_centers_ (affinity='precomputed', or no convergence): raise max_iter or damping, "
+            "and fit on rows"
+        )
     dense = centers.toarray() if hasattr(centers, "toarray") else centers
     return NearestCenter(dense, answers=("predict",))
 

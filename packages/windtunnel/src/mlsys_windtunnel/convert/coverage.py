@@ -15,6 +15,7 @@ from mlsys_windtunnel.parse.members import _RULES, _WRAPPERS
 
 _WHERE_INSTALLED = "tested by `make test-peers`"
 NOT_IN_LOCK = {
+    "xgboost.core.Booster",
     *(f"xgboost.sklearn.XGB{kind}" for kind in ("Classifier", "Ranker", "Regressor", "RFClassifier", "RFRegressor")),
     *(f"catboost.core.CatBoost{kind}" for kind in ("", "Classifier", "Ranker", "Regressor")),
 }
@@ -92,7 +93,8 @@ def covered() -> list[Entry]:
     """Return all lines: converters, joins of meta-estimators' members, and those that need no join of their own."""
     apart = [Entry(source, "", note="taken apart: its members are operators") for source in (*_RULES, *_WRAPPERS)]
     lines = {entry.source: entry for entry in (*apart, *combiners(), *converters())}
-    return sorted(lines.values(), key=lambda entry: entry.source.lower())
+    public = [entry for entry in lines.values() if "._" not in entry.source]
+    return sorted(public, key=lambda entry: entry.source.lower())
 
 
 def page() -> str:

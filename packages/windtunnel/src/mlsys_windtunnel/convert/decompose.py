@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from mlsys_windtunnel.convert.registry import Converters
+from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.kernel.decompose import FactorModel, KernelProjection, Projection, RandomFourier
 from mlsys_windtunnel.modules.kernel.kernels import Kernel, KernelKind
@@ -27,6 +27,12 @@ def make_kernel(anchors: Any, kind: object, **parameters: Any) -> Kernel | None:
     if not isinstance(kind, str) or kind not in KERNELS:
         return None
     return Kernel(_dense(anchors), cast(KernelKind, kind), **parameters)
+
+
+def declined_kernel(kernel: object) -> str:
+    """Return the words for a kernel that :func:`make_kernel` does not know."""
+    name = repr(kernel) if isinstance(kernel, str) else f"the function {getattr(kernel, '__name__', kernel)}"
+    return f"kernel={name}; fit it with one of {', '.join(sorted(KERNELS))}"
 
 
 @CONVERTERS.of("sklearn.decomposition", "IncrementalPCA")
@@ -78,13 +84,13 @@ def sparse_pca(estimator: Any) -> OperatorModule:
 
 
 @CONVERTERS.of("sklearn.decomposition", "KernelPCA")
-def kernel_pca(estimator: Any) -> OperatorModule | None:
+def kernel_pca(estimator: Any) -> OperatorModule | Unsupported:
     """Convert kernels by name; functions and precomputed kernels decline."""
     kernel = make_kernel(
         estimator.X_fit_, estimator.kernel, gamma=estimator.gamma_, degree=estimator.degree, coef0=estimator.coef0
     )
     if kernel is None:
-        return None
+        return Unsupported(declined_kernel(estimator.kernel))
     roots = np.sqrt(np.where(estimator.eigenvalues_ == 0, np.inf, estimator.eigenvalues_))
     centerer = estimator._centerer
     return KernelProjection(
@@ -96,14 +102,16 @@ def kernel_pca(estimator: Any) -> OperatorModule | None:
 
 
 @CONVERTERS.of("sklearn.kernel_approximation", "Nystroem")
-def nystroem(estimator: Any) -> OperatorModule | None:
+def nystroem(estimator: Any) -> OperatorModule | Unsupported:
     """Convert kernels by name; functions and precomputed kernels decline."""
     given = {name: getattr(estimator, name) for name in ("gamma", "coef0", "degree")}
     parameters = dict(estimator.kernel_params or {}) | {
         name: value for name, value in given.items() if value is not None
     }
     kernel = make_kernel(estimator.components_, estimator.kernel, **parameters)
-    return None if kernel is None else KernelProjection(kernel, estimator.normalization_.T)
+    if kernel is None:
+        return Unsupported(declined_kernel(estimator.kernel))
+    return KernelProjection(kernel, estimator.normalization_.T)
 
 
 @CONVERTERS.of("sklearn.kernel_approximation", "RBFSampler")

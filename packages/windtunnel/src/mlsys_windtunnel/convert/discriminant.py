@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlsys_windtunnel.convert.linear import PROBABILISTIC, affine, class_labels
-from mlsys_windtunnel.convert.registry import Converters
+from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import Classifier, OperatorModule
 from mlsys_windtunnel.modules.kernel.decompose import Projection
 from mlsys_windtunnel.modules.kernel.gaussians import FullGaussians
@@ -18,11 +18,11 @@ CONVERTERS = Converters()
 
 
 @CONVERTERS.of("sklearn.discriminant_analysis", "LinearDiscriminantAnalysis")
-def linear_discriminant_analysis(estimator: Any) -> OperatorModule | None:
+def linear_discriminant_analysis(estimator: Any) -> OperatorModule | Unsupported:
     """Convert to margins with a logistic or softmax link; the ``lsqr`` solver has no transform."""
     num_classes = len(estimator.classes_)
     if num_classes < 2:  # the source's own methods fail there
-        return None
+        return Unsupported("a fit on one class; fit it on two or more")
     head = Classifier(
         affine(estimator),
         classes=class_labels(estimator.classes_),

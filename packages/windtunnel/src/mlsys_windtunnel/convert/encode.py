@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlsys_windtunnel.convert.registry import Converted, Converters
+from mlsys_windtunnel.convert.registry import Converted, Converters, Unsupported
 from mlsys_windtunnel.host.lookup import SEARCHABLE, CategoryLookup, HashLookup, Vocabulary
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.columns.embedding import BinEmbedding, CategoryEmbedding
@@ -21,14 +21,17 @@ CONVERTERS = Converters()
 
 Rows = npt.NDArray[np.float64]
 
+_UNSEARCHABLE = (
+    "categories that are no numbers, texts, truth values or dates of one kind; convert the column with astype(str)"
+)
 MAX_TABLE_NBYTES = 1 << 30  # a one-hot table is square: above about 11,000 categories the encoder itself is smaller
 
 
 @CONVERTERS.of("sklearn.preprocessing", "OneHotEncoder")
-def one_hot_encoder(estimator: Any) -> Converted | None:
+def one_hot_encoder(estimator: Any) -> Converted | Unsupported:
     """Convert with infrequent categories, dropped ones, and any treatment of unknown ones."""
     if not _is_searchable(estimator):
-        return None
+        return Unsupported(_UNSEARCHABLE)
     drops = [None] * estimator.n_features_in_ if estimator.drop_idx_ is None else estimator.drop_idx_
     goes_to_infrequent = estimator.handle_unknown in ("infrequent_if_exist", "warn")
     tables = []
@@ -36,7 +39,10 @@ def one_hot_encoder(estimator: Any) -> Converted | None:
         groups, infrequent = _groups(estimator, index)
         num_groups = int(groups.max()) + 1
         if len(groups) * num_groups * 8 > MAX_TABLE_NBYTES:
-            return None
+            return Unsupported(
+                f"{len(groups):,} categories in column {index}, whose table would take more than {MAX_TABLE_NBYTES:,} "
+                "bytes; group rare ones with min_frequency or max_categories"
+            )
         unit = np.vstack([np.eye(num_groups), np.zeros(num_groups)])
         unknown = infrequent if goes_to_infrequent and infrequent is not None else num_groups
         rows = unit[[*groups, unknown]]
@@ -46,10 +52,10 @@ def one_hot_encoder(estimator: Any) -> Converted | None:
 
 
 @CONVERTERS.of("sklearn.preprocessing", "OrdinalEncoder")
-def ordinal_encoder(estimator: Any) -> Converted | None:
+def ordinal_encoder(estimator: Any) -> Converted | Unsupported:
     """Convert to codes as the encoder gives them, one column each; missing and unknown ones as it is configured."""
     if not _is_searchable(estimator):
-        return None
+        return Unsupported(_UNSEARCHABLE)
     unknown = estimator.unknown_value if estimator.handle_unknown == "use_encoded_value" else 0.0
     tables = []
     for index in range(estimator.n_features_in_):
@@ -60,10 +66,10 @@ def ordinal_encoder(estimator: Any) -> Converted | None:
 
 
 @CONVERTERS.of("sklearn.preprocessing", "TargetEncoder")
-def target_encoder(estimator: Any) -> Converted | None:
+def target_encoder(estimator: Any) -> Converted | Unsupported:
     """Convert to means of the target, per class if there are three or more; unknown categories have the mean of all."""
     if not _is_searchable(estimator):
-        return None
+        return Unsupported(_UNSEARCHABLE)
     num_outputs = len(estimator.classes_) if estimator.target_type_ == "multiclass" else 1
     unknown = np.reshape(estimator.target_mean_, (1, num_outputs))
     tables = []
@@ -74,16 +80,16 @@ def target_encoder(estimator: Any) -> Converted | None:
 
 
 @CONVERTERS.of("mlsys_windtunnel.estimators.categories", "BinaryEncoder", "TwoHotEncoder")
-def table_encoder(estimator: Any) -> Converted | None:
+def table_encoder(estimator: Any) -> Converted | Unsupported:
     """Convert our own binary and two-hot encoders."""
-    return _converted(estimator, estimator.tables_) if _is_searchable(estimator) else None
+    return _converted(estimator, estimator.tables_) if _is_searchable(estimator) else Unsupported(_UNSEARCHABLE)
 
 
 @CONVERTERS.of("mlsys_windtunnel.estimators.categories", "HashEncoder")
-def hash_encoder(estimator: Any) -> Converted | None:
+def hash_encoder(estimator: Any) -> Converted | Unsupported:
     """Convert our own hash encoder: a row for each category seen, and one for each bucket."""
     if not _is_searchable(estimator):
-        return None
+        return Unsupported(_UNSEARCHABLE)
     vocabularies = [Vocabulary(categories) for categories in estimator.categories_]
     lookup = HashLookup(vocabularies, num_buckets=estimator.n_components)
     return Converted(CategoryEmbedding(estimator.tables_), lookup, num_codes=len(vocabularies))

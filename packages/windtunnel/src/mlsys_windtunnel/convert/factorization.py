@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlsys_windtunnel.convert.registry import Converted, Converters
+from mlsys_windtunnel.convert.registry import Converted, Converters, Unsupported
 from mlsys_windtunnel.host.lookup import SEARCHABLE, CategoryLookup, Vocabulary
 from mlsys_windtunnel.modules.base import Classifier, OperatorModule, Regressor
 from mlsys_windtunnel.modules.linear.factorization import FactorizationMachine, IdFactorization
@@ -30,10 +30,10 @@ def machine_regressor(estimator: Any) -> OperatorModule:
 
 
 @CONVERTERS.of("mlsys_windtunnel.estimators.matrix_factorization", "MatrixFactorizationRegressor")
-def matrix_factorization(estimator: Any) -> Converted | None:
+def matrix_factorization(estimator: Any) -> Converted | Unsupported:
     """Convert ids to a look-up on the host; biases and factors are trainable."""
     if not all(categories.dtype.kind in SEARCHABLE for categories in estimator.categories_):
-        return None
+        return Unsupported("ids that are no numbers or texts of one kind; convert the column with astype(str)")
     lookup = CategoryLookup([Vocabulary(categories) for categories in estimator.categories_])
     body = IdFactorization(estimator.intercept_, estimator.tables_)
     return Converted(Regressor(body), lookup, num_codes=len(estimator.tables_))

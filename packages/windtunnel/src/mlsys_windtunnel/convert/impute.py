@@ -40,11 +40,11 @@ def simple_imputer(estimator: Any) -> OperatorModule | Unsupported:
 
 
 @CONVERTERS.of("sklearn.impute", "MissingIndicator")
-def missing_indicator(estimator: Any) -> Converted | None:
+def missing_indicator(estimator: Any) -> Converted | Unsupported:
     """Convert to a look-up on the host: columns may be text, and the source may refuse new missing values."""
     marker = estimator.missing_values
     if is_missing(marker) and not isinstance(marker, Real):  # pandas' NA, which takes None for missing as well
-        return None
+        return Unsupported(f"missing_values={marker!r}, which takes None for missing as well; fit it with np.nan")
     lookup = MissingLookup(
         marker,
         estimator.features_.tolist(),

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from mlsys_windtunnel.convert.decompose import make_kernel
-from mlsys_windtunnel.convert.registry import Converters
+from mlsys_windtunnel.convert.decompose import declined_kernel, make_kernel
+from mlsys_windtunnel.convert.linear import class_labels
+from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.kernel.covariance import (
     Combined,
@@ -19,34 +20,60 @@ from mlsys_windtunnel.modules.kernel.covariance import (
     Stationary,
 )
 from mlsys_windtunnel.modules.kernel.decompose import KernelProjection
+from mlsys_windtunnel.modules.kernel.laplace import LaplaceClassifier
 
 CONVERTERS = Converters()
 
+_DECLINED_KERNEL = (
+    "kernel={}: of scikit-learn's, Constant, White, RBF, Matern with nu 0.5, 1.5, 2.5 or infinite, "
+    "RationalQuadratic, ExpSineSquared and DotProduct are known, with their sums, products and powers"
+)
 MATERN: dict[float, Shape] = {0.5: "matern-1/2", 1.5: "matern-3/2", 2.5: "matern-5/2", np.inf: "rbf"}
 
 
 @CONVERTERS.of("sklearn.kernel_ridge", "KernelRidge")
-def kernel_ridge(estimator: Any) -> OperatorModule | None:
+def kernel_ridge(estimator: Any) -> OperatorModule | Unsupported:
     """Convert kernels by name; functions and precomputed kernels decline."""
     parameters = {"gamma": estimator.gamma, "degree": estimator.degree, "coef0": estimator.coef0}
     kernel = make_kernel(estimator.X_fit_, estimator.kernel, **parameters)
     if kernel is None:
-        return None
+        return Unsupported(declined_kernel(estimator.kernel))
     weights = np.asarray(estimator.dual_coef_)
     return Regressor(KernelProjection(kernel, weights.reshape(len(weights), -1)), is_flat=weights.ndim == 1)
 
 
 @CONVERTERS.of("sklearn.gaussian_process", "GaussianProcessRegressor")
-def gaussian_process_regressor(estimator: Any) -> OperatorModule | None:
+def gaussian_process_regressor(estimator: Any) -> OperatorModule | Unsupported:
     """Convert ``predict`` without ``return_std``. Kernels that are not known here decline."""
     covariance = _covariance(estimator.kernel_)
     if covariance is None:
-        return None
+        return Unsupported(_DECLINED_KERNEL.format(estimator.kernel_))
     weights = np.asarray(estimator.alpha_).reshape(len(estimator.X_train_), -1)
     mean = PosteriorMean(
         covariance, estimator.X_train_, weights, mean=estimator._y_train_mean, scale=estimator._y_train_std
     )
     return Regressor(mean)
+
+
+@CONVERTERS.of("sklearn.gaussian_process", "_BinaryGaussianProcessClassifierLaplace")
+def laplace_classifier(estimator: Any) -> OperatorModule | Unsupported:
+    """Convert a classifier of two classes; of more, each pair or class has one. Kernels not known here decline."""
+    from sklearn.gaussian_process import _gpc
+
+    covariance = _covariance(estimator.kernel_)
+    if covariance is None:
+        return Unsupported(_DECLINED_KERNEL.format(estimator.kernel_))
+    factor = np.linalg.inv(estimator.L_)
+    return LaplaceClassifier(
+        covariance,
+        estimator.X_train_,
+        weights=estimator.y_train_ - estimator.pi_,
+        roots=estimator.W_sr_,
+        factor=factor,
+        rates=np.ravel(_gpc.LAMBDAS),
+        coefficients=np.ravel(_gpc.COEFS),
+        classes=class_labels(estimator.classes_),
+    )
 
 
 def _covariance(kernel: Any) -> nn.Module | None:
@@ -61,7 +88,7 @@ def _covariance(kernel: Any) -> nn.Module | None:
     if name == "ConstantKernel":
         return ConstantCovariance(kernel.constant_value)
     if name == "WhiteKernel":
-        return ConstantCovariance(0.0)
+        return ConstantCovariance(0.0, noise=kernel.noise_level)
     if name == "RBF":
         return Stationary("rbf", kernel.length_scale)
     if name == "Matern" and kernel.nu in MATERN:

@@ -6,7 +6,9 @@ zero (and NaN), or NaN. Categories are whole numbers; those that a split's bitse
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,12 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.convert.linear import class_labels
-from mlsys_windtunnel.convert.registry import Converted, Converters
+from mlsys_windtunnel.convert.registry import Converted, Converters, Unsupported
 from mlsys_windtunnel.convert.trees_lookup import MixedLookup
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.tree.ensemble import Tree, TreeEnsemble, bitset_codes, join_trees
-from mlsys_windtunnel.modules.tree.heads import LeafIndicators, Mapped, Output, TreeClassifier
+from mlsys_windtunnel.modules.tree.heads import LeafIndicators, Mapped, Output, RawScores, TreeClassifier
+from mlsys_windtunnel.modules.tree.linear_leaves import LinearLeaves
 from mlsys_windtunnel.modules.tree.trees import Trees
 
 CONVERTERS = Converters()
@@ -34,7 +37,18 @@ _OUTPUTS: dict[str, Output] = {
     "binary": "logistic",
     "cross_entropy": "logistic",
     "cross_entropy_lambda": "log1p-exp",
+    "multiclass": "softmax",
+    "multiclassova": "logistic",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class LinearModels:
+    """Linear models of leaves (``linear_tree``), in the order of leaves."""
+
+    constants: list[float]
+    features: list[list[int]]
+    coefficients: list[list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,26 @@ class Model:
     num_groups: int  # trees an iteration
     is_averaged: bool  # a random forest
     categorical: tuple[int, ...]  # features given as categories, whether they are split on or not
+    linear: LinearModels | None = None  # of the leaves
+
+    @property
+    def name(self) -> str:
+        """The objective's name; empty for one of the user's own."""
+        return self.objective[0] if self.objective else ""
+
+    def body(self) -> OperatorModule:
+        """Return a module of the raw scores, ``[rows, groups]``."""
+        trees = Trees(self.ensemble, num_groups=self.num_groups)
+        linear = self.linear
+        if linear is None:
+            return trees
+        return LinearLeaves(
+            trees, constants=linear.constants, features=linear.features, coefficients=linear.coefficients
+        )
+
+    def scores(self) -> OperatorModule:
+        """Return a module of what a user's objective is answered with: raw scores, a forest's mean."""
+        return Mapped(self.body(), "identity", slope=self.slope) if self.is_averaged else self.body()
 
     @property
     def slope(self) -> float:
@@ -55,35 +89,39 @@ class Model:
 
 
 @CONVERTERS.of("lightgbm.sklearn", "LGBMRanker", "LGBMRegressor")
-def lgbm_regressor(estimator: Any) -> Converted | None:
-    """Convert regressors and rankers: one value a row."""
+def lgbm_regressor(estimator: Any) -> Converted:
+    """Convert regressors and rankers: one value a row; of several groups of trees, as many."""
     model = read_model(estimator.booster_)
-    if model is None or model.num_groups > 1:
-        return None
-    name = model.objective[0] if model.objective else ""
+    output = _OUTPUTS.get(model.name, "identity")
     if "sqrt" in model.objective:
-        output: Output = "signed-square"
-    else:
-        output = _OUTPUTS.get(name, "identity")
-    return _converted(Regressor(Mapped(Trees(model.ensemble), output, slope=model.slope)), model, estimator.booster_)
+        output = "signed-square"
+    return _converted(Regressor(Mapped(model.body(), output, slope=model.slope)), model, estimator.booster_)
+
+
+@CONVERTERS.of("lightgbm.basic", "Booster")
+def lightgbm_booster(estimator: Any) -> Converted:
+    """Convert a booster of its library's own: probabilities of classes, values, or raw scores of a user's objective."""
+    return lgbm_regressor(estimator)
 
 
 @CONVERTERS.of("lightgbm.sklearn", "LGBMClassifier")
-def lgbm_classifier(estimator: Any) -> Converted | None:
-    """Convert classifiers with an objective of LightGBM's own; decline a user's objective."""
+def lgbm_classifier(estimator: Any) -> Converted | Unsupported:
+    """Convert classifiers; with an objective of the user's own they answer raw scores."""
     model = read_model(estimator.booster_)
-    if model is None or not model.objective:
-        return None
-    name = model.objective[0]
-    if name not in ("binary", "cross_entropy", "multiclass", "multiclassova"):
-        return None
+    answers = [method for method in ("predict", "predict_proba", "decision_function") if hasattr(estimator, method)]
+    if callable(estimator._objective):
+        return _converted(RawScores(model.scores(), answers=answers), model, estimator.booster_)
+    if model.name not in ("binary", "cross_entropy", "multiclass", "multiclassova"):
+        return Unsupported(
+            f"objective={model.name!r} of a classifier; fit it with binary, cross_entropy, multiclass or multiclassova"
+        )
     head = TreeClassifier(
-        Trees(model.ensemble, num_groups=model.num_groups),
+        model.body(),
         classes=class_labels(estimator.classes_),
-        link="softmax" if name == "multiclass" else "logistic",
-        answers=[method for method in ("predict", "predict_proba", "decision_function") if hasattr(estimator, method)],
+        link="softmax" if model.name == "multiclass" else "logistic",
+        answers=answers,
         slope=model.slope,
-        is_normalised=name != "multiclassova",
+        is_normalised=model.name != "multiclassova",
         decides="likeliest",
     )
     return _converted(head, model, estimator.booster_)
@@ -92,24 +130,22 @@ def lgbm_classifier(estimator: Any) -> Converted | None:
 @CONVERTERS.of(
     "mlsys_windtunnel.estimators.leaves", "LeafEncoder", is_trainable=False, note="trainable once the trees are soft"
 )
-def leaf_encoder(estimator: Any) -> Converted | None:
+def leaf_encoder(estimator: Any) -> Converted | Unsupported:
     """Convert to leaves as features (our own estimator)."""
     model = read_model(estimator.estimator_.booster_)
-    if model is None:
-        return None
+    if model.linear is not None:
+        return Unsupported("linear_tree=True: leaves with models of their own are no indicators; fit with False")
     return _converted(LeafIndicators(Trees(model.ensemble)), model, estimator.estimator_.booster_)
 
 
-def read_model(booster: Any) -> Model | None:
-    """Read a booster up to its best iteration; None if its leaves hold linear models.
+def read_model(booster: Any) -> Model:
+    """Read a booster up to its best iteration.
 
     Raises:
         InvalidInputError: trees disagree about what is missing in a feature.
     """
     text, _, parameters = booster.model_to_string().partition("\nend of trees")
     header, *blocks = map(_fields, text.split("\n\nTree="))
-    if any(block.get("is_linear", "0") != "0" for block in blocks):
-        return None
     zero_is_missing: dict[int, bool] = {}
     trees = [_tree(block, zero_is_missing) for block in blocks]
     return Model(
@@ -122,7 +158,27 @@ def read_model(booster: Any) -> Model | None:
         num_groups=int(header["num_tree_per_iteration"]),
         is_averaged="average_output" in header,
         categorical=_categorical_features(parameters),
+        linear=_linear_models(blocks),
     )
+
+
+def _linear_models(blocks: Sequence[dict[str, str]]) -> LinearModels | None:
+    """Return the models of all leaves; None where no tree has any."""
+    if all(block.get("is_linear", "0") == "0" for block in blocks):
+        return None
+    models = LinearModels([], [], [])
+    for block in blocks:
+        if block.get("is_linear", "0") == "0":
+            constants, counts = block["leaf_value"].split(), [0] * int(block["num_leaves"])
+        else:
+            constants, counts = block["leaf_const"].split(), list(map(int, block["num_features"].split()))
+        features, coefficients = block.get("leaf_features", "").split(), block.get("leaf_coeff", "").split()
+        ends = np.cumsum([0, *counts])
+        models.constants.extend(map(float, constants))
+        for start, end in pairwise(ends):
+            models.features.append(list(map(int, features[start:end])))
+            models.coefficients.append(list(map(float, coefficients[start:end])))
+    return models
 
 
 def _fields(section: str) -> dict[str, str]:

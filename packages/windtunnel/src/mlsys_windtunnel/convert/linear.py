@@ -9,7 +9,7 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 from torch import nn
 
-from mlsys_windtunnel.convert.registry import Converters
+from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import Classifier, Link, OperatorModule, OutlierDetector, Regressor
 from mlsys_windtunnel.modules.columns.preprocess import Elementwise
 from mlsys_windtunnel.modules.linear.linear import Affine, MultilabelMargins
@@ -18,6 +18,7 @@ from mlsys_windtunnel.modules.network import Network
 CONVERTERS = Converters()
 
 PROBABILISTIC = ("predict", "predict_proba", "predict_log_proba", "decision_function")
+SPARSE_LABELS = "a sparse table of labels; fit it on y.toarray()"
 MARGINS = ("predict", "decision_function")
 OUTLIERS = (*MARGINS, "score_samples")
 
@@ -118,12 +119,14 @@ def sgd_classifier(estimator: Any) -> OperatorModule:
 
 
 @CONVERTERS.of("sklearn.linear_model", "RidgeClassifier", "RidgeClassifierCV")
-def ridge_classifier(estimator: Any) -> OperatorModule | None:
+def ridge_classifier(estimator: Any) -> OperatorModule | Unsupported:
     """Convert binary and multiclass as other margins; a table of labels gives a margin for each."""
     binarizer = estimator._label_binarizer  # the only place where the kind of target is kept
     if not binarizer.y_type_.startswith("multilabel"):
         return margin_classifier(estimator)
-    return None if binarizer.sparse_input_ else MultilabelMargins(affine(estimator), answers=MARGINS)
+    if binarizer.sparse_input_:
+        return Unsupported(SPARSE_LABELS)
+    return MultilabelMargins(affine(estimator), answers=MARGINS)
 
 
 @CONVERTERS.of("sklearn.linear_model", "SGDOneClassSVM")
@@ -145,9 +148,9 @@ def nested_network(estimator: object) -> Network | None:
 
 
 @CONVERTERS.of("sklearn.linear_model", "RANSACRegressor")
-def ransac_regressor(estimator: Any) -> OperatorModule | None:
+def ransac_regressor(estimator: Any) -> OperatorModule | Unsupported:
     """Convert the regressor that was fitted on the inliers, if it can be translated whole."""
     network = nested_network(estimator.estimator_)
     if network is None or not isinstance(network.output, Regressor):
-        return None
+        return Unsupported(f"estimator={type(estimator.estimator_).__name__}, a part of which stays on the host")
     return Regressor(network, is_flat=network.output.is_flat)

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsys_windtunnel.convert.linear import PROBABILISTIC, class_labels
-from mlsys_windtunnel.convert.registry import Converters
+from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import Classifier, OperatorModule, Regressor
+from mlsys_windtunnel.modules.kernel.metrics import METRICS, Distance, as_metric
 from mlsys_windtunnel.modules.kernel.neighbors import NearestCentroid, NeighborAverage, OutputVotes
 
 CONVERTERS = Converters()
@@ -24,14 +25,14 @@ POWERS = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "cityblock":
 
 
 @CONVERTERS.of("sklearn.neighbors", "KNeighborsClassifier")
-def k_neighbors_classifier(estimator: Any) -> OperatorModule | None:
+def k_neighbors_classifier(estimator: Any) -> OperatorModule | Unsupported:
     """Convert to votes of the neighbours, for each output where there are several."""
     outputs = estimator.classes_ if estimator.outputs_2d_ else [estimator.classes_]
     codes = estimator._y.reshape(len(estimator._y), len(outputs)).T
     votes = [np.eye(len(labels))[indices] for labels, indices in zip(outputs, codes, strict=True)]
     body = _average(estimator, np.concatenate(votes, axis=1), votes=[len(labels) for labels in outputs])
-    if body is None:
-        return None
+    if isinstance(body, Unsupported):
+        return body
     if estimator.outputs_2d_:
         return OutputVotes(body, outputs=[class_labels(labels) for labels in outputs])
     return Classifier(
@@ -40,11 +41,11 @@ def k_neighbors_classifier(estimator: Any) -> OperatorModule | None:
 
 
 @CONVERTERS.of("sklearn.neighbors", "KNeighborsRegressor")
-def k_neighbors_regressor(estimator: Any) -> OperatorModule | None:
+def k_neighbors_regressor(estimator: Any) -> OperatorModule | Unsupported:
     """Convert to averages of the neighbours' targets."""
     targets = np.asarray(estimator._y, np.float64)
     body = _average(estimator, targets.reshape(len(targets), -1))
-    return None if body is None else Regressor(body, is_flat=targets.ndim == 1)
+    return body if isinstance(body, Unsupported) else Regressor(body, is_flat=targets.ndim == 1)
 
 
 @CONVERTERS.of("sklearn.neighbors", "NearestCentroid")
@@ -63,24 +64,55 @@ def nearest_centroid(estimator: Any) -> OperatorModule | None:
     )
 
 
-def _average(estimator: Any, values: npt.NDArray[np.float64], *, votes: Sequence[int] = ()) -> NeighborAverage | None:
-    """Make the average; None for metrics other than Minkowski's, and for weights by a function."""
+def _average(
+    estimator: Any, values: npt.NDArray[np.float64], *, votes: Sequence[int] = ()
+) -> NeighborAverage | Unsupported:
+    """Make the average; decline metrics and weights by a function."""
     if estimator.weights not in ("uniform", "distance", None):
-        return None
-    p, scale = POWERS.get(estimator.effective_metric_), None
-    if estimator.effective_metric_ == "minkowski":
-        p, weights = estimator.effective_metric_params_["p"], estimator.effective_metric_params_.get("w")
-        scale = None if weights is None else np.asarray(weights, np.float64) ** (1 / p)
-    if p is None:
-        return None
+        return Unsupported(f"weights={_spelt(estimator.weights)}; fit it with 'uniform' or 'distance'")
+    metric = estimator.effective_metric_
+    found = _distance(estimator, metric)
+    if isinstance(found, Unsupported):
+        return found
+    p, scale, distance = found
     samples = estimator._fit_X
+    by_product = estimator._fit_method == "brute" and (p == 2 or metric in ("cosine", "sqeuclidean", "nan_euclidean"))
     return NeighborAverage(
         samples.toarray() if hasattr(samples, "toarray") else samples,
         values,
         k=estimator.n_neighbors,
-        p=float(p),
+        p=p,
         scale=scale,
         by_distance=estimator.weights == "distance",
-        by_product=estimator._fit_method == "brute" and p == 2,
+        by_product=by_product,
         votes=votes,
+        distance=distance,
     )
+
+
+def _distance(
+    estimator: Any, metric: Any
+) -> tuple[float, npt.NDArray[np.float64] | None, Distance | None] | Unsupported:
+    """Return the order of a Minkowski distance and the factors of features, or another distance."""
+    given = dict(estimator.effective_metric_params_)
+    if isinstance(metric, str) and metric in POWERS:
+        return POWERS[metric], None, None
+    if metric == "minkowski":
+        p, weights = float(given["p"]), given.get("w")
+        return p, None if weights is None else np.asarray(weights, np.float64) ** (1 / p), None
+    if metric == "seuclidean" and "V" in given:  # else its variances are of the rows asked about, too
+        return 2.0, 1 / np.sqrt(np.asarray(given["V"], np.float64)), None
+    if metric == "mahalanobis" and ("VI" in given or "V" in given):
+        inverse = np.asarray(given["VI"], np.float64) if "VI" in given else np.linalg.inv(given["V"])
+        return 2.0, None, Distance("minkowski", rotation=np.linalg.cholesky((inverse + inverse.T) / 2))
+    known = as_metric(metric) if isinstance(metric, str) else None
+    is_plain = not {name for name, value in given.items() if value is not None and name != "missing_values"}
+    if known is None or not is_plain:
+        with_options = "" if is_plain else f" with metric_params={given!r:.60}"
+        others = ", ".join(sorted({*POWERS, *METRICS, "mahalanobis with VI", "seuclidean with V"}))
+        return Unsupported(f"metric={_spelt(metric)}{with_options}; fit it with one of {others}")
+    return 2.0, None, Distance(known)
+
+
+def _spelt(option: Any) -> str:
+    return repr(option) if isinstance(option, str) else f"the function {getattr(option, '__name__', option)}"

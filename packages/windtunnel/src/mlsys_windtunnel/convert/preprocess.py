@@ -10,7 +10,7 @@ from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.convert.scale import inverse_of
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.columns.preprocess import Binarize, BSplines, Elementwise, NormalizeRows, Products
-from mlsys_windtunnel.parse.functions import name_of_function, why_not_undone
+from mlsys_windtunnel.parse.functions import known_functions, name_of_function, why_not_undone
 
 CONVERTERS = Converters()
 COMBINERS = Converters()
@@ -43,7 +43,7 @@ def polynomial_features(estimator: Any) -> OperatorModule:
 
 
 @CONVERTERS.of("sklearn.preprocessing", "SplineTransformer")
-def spline_transformer(estimator: Any) -> OperatorModule | None:
+def spline_transformer(estimator: Any) -> OperatorModule | Unsupported:
     """Convert splines; decline what a tensor cannot follow, and scikit-learn's mistakes.
 
     A tensor cannot raise (``extrapolation="error"``), and has no splines for coinciding knots.
@@ -62,7 +62,11 @@ def spline_transformer(estimator: Any) -> OperatorModule | None:
         or (degree == 1 and extrapolation == "linear" and has_many)
         or (reads_missing and estimator.sparse_output and not stays_inside and has_many)
     ):
-        return None
+        options = {name: getattr(estimator, name, None) for name in ("degree", "extrapolation", "handle_missing")}
+        return Unsupported(
+            f"{', '.join(f'{name}={value!r}' for name, value in options.items())} together, or knots that coincide; "
+            "take degree 2 or more with extrapolation='constant' or 'continue'"
+        )
     return BSplines(
         knots,
         degree=degree,
@@ -76,8 +80,11 @@ def spline_transformer(estimator: Any) -> OperatorModule | None:
 def function_transformer(estimator: Any) -> OperatorModule | Unsupported:
     """Convert functions of numpy and scipy that torch has too; decline any other, and any further arguments."""
     if estimator.kw_args:
-        return Unsupported("arguments of the function (kw_args)")
-    return _elementwise(estimator.func) or Unsupported(f"the function {getattr(estimator.func, '__name__', 'given')}")
+        return Unsupported(f"arguments of the function (kw_args={estimator.kw_args!r}); bind none")
+    return _elementwise(estimator.func) or Unsupported(
+        f"the function {getattr(estimator.func, '__name__', 'given')} (func); one of {', '.join(known_functions())} of "
+        "numpy's or scipy.special's has a tensor form"
+    )
 
 
 @CONVERTERS.of("sklearn.compose", "TransformedTargetRegressor")

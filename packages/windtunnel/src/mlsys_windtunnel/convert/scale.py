@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlsys_windtunnel.convert.registry import Converters
+from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.columns.scale import (
     Chain,
@@ -63,14 +63,16 @@ def power_transformer(estimator: Any) -> OperatorModule:
 
 
 @CONVERTERS.of("sklearn.preprocessing", "QuantileTransformer")
-def quantile_transformer(estimator: Any) -> OperatorModule | None:
+def quantile_transformer(estimator: Any) -> OperatorModule | Unsupported:
     """Convert for tables with every number given.
 
     Of a sparse table scikit-learn transforms only what is stored. That differs from the same table written out when
     zeros were ignored in ``fit``, which declines, and when the output is normal, which no fitted attribute tells.
     """
     if not quantiles_are_usable(estimator):
-        return None
+        return Unsupported(
+            "ignore_implicit_zeros=True, n_quantiles=1, or a column without numbers; fit it without these"
+        )
     is_normal = estimator.output_distribution == "normal"
     return Quantile(estimator.quantiles_.T, estimator.references_, is_normal=is_normal)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch import nn
 
 from mlsys_windtunnel.convert.linear import MARGINS, OUTLIERS, PROBABILISTIC, class_labels
-from mlsys_windtunnel.convert.registry import Converters
+from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import OperatorModule, OutlierDetector, Regressor
 from mlsys_windtunnel.modules.kernel.kernels import Kernel
 from mlsys_windtunnel.modules.kernel.svm import KernelExpansion, PairwiseExpansion, SupportVectorClassifier
@@ -22,11 +22,13 @@ KERNELS = ("linear", "poly", "rbf", "sigmoid")
 
 
 @CONVERTERS.of("sklearn.svm", "NuSVC", "SVC")
-def support_vector_classifier(estimator: Any) -> OperatorModule | None:
+def support_vector_classifier(estimator: Any) -> OperatorModule | Unsupported:
     """Convert; decline kernels of the user's own or precomputed ones, and ties that the source refuses to break."""
     is_one_vs_rest = estimator.decision_function_shape == "ovr"
-    if not _has_own_kernel(estimator) or (estimator.break_ties and not is_one_vs_rest):
-        return None
+    if not _has_own_kernel(estimator):
+        return Unsupported(_declined_kernel(estimator))
+    if estimator.break_ties and not is_one_vs_rest:
+        return Unsupported("break_ties=True with decision_function_shape='ovo', which it refuses to answer; take 'ovr'")
     slopes, shifts = estimator._probA, estimator._probB  # empty unless fitted with probability=True
     has_probabilities = hasattr(estimator, "predict_proba") and len(slopes) > 0
     return SupportVectorClassifier(
@@ -40,18 +42,26 @@ def support_vector_classifier(estimator: Any) -> OperatorModule | None:
 
 
 @CONVERTERS.of("sklearn.svm", "NuSVR", "SVR")
-def support_vector_regressor(estimator: Any) -> OperatorModule | None:
+def support_vector_regressor(estimator: Any) -> OperatorModule | Unsupported:
     """Convert epsilon and nu regression."""
-    return Regressor(_expansion(estimator)) if _has_own_kernel(estimator) else None
+    if not _has_own_kernel(estimator):
+        return Unsupported(_declined_kernel(estimator))
+    return Regressor(_expansion(estimator))
 
 
 @CONVERTERS.of("sklearn.svm", "OneClassSVM")
-def one_class_svm(estimator: Any) -> OperatorModule | None:
+def one_class_svm(estimator: Any) -> OperatorModule | Unsupported:
     """Convert to inlier where the decision value is positive."""
     if not _has_own_kernel(estimator):
-        return None
+        return Unsupported(_declined_kernel(estimator))
     offset = float(np.ravel(estimator.offset_)[0])
     return OutlierDetector(_expansion(estimator), includes_zero=False, answers=OUTLIERS, offset=offset)
+
+
+def _declined_kernel(estimator: Any) -> str:
+    kernel = estimator.kernel
+    name = repr(kernel) if isinstance(kernel, str) else f"the function {getattr(kernel, '__name__', kernel)}"
+    return f"kernel={name}; fit it with one of {', '.join(KERNELS)}"
 
 
 def _has_own_kernel(estimator: Any) -> bool:

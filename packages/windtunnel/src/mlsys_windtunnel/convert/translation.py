@@ -66,7 +66,8 @@ def translate(
     wires, frontier = _wire(translated, lookups, registry)
     on_host = [_on_host(operator, modules) for operator in graph.operators if operator.name in host]
     frontend = Frontend(graph, operators=on_host, frontier=frontier)
-    network = Network(_widths(frontend, X_example), wires, modules).to(dtype)
+    features = [value.name for value in graph.features]
+    network = Network(_widths(frontend, X_example), wires, modules, features=features).to(dtype)
     module = WindTunnelModule(frontend, network).eval()
     if network.can_tie:
         network.origin = fingerprint(network)
@@ -114,7 +115,8 @@ def convert_operator(operator: Operator, registry: ConverterRegistry) -> Convert
         converted = Converted(converted)
     if isinstance(converted, Converted) and _answers(converted.module, operator.methods):
         return converted
-    return f"the converter of {operator.source} declines {getattr(converted, 'what', 'an option')}"
+    what = getattr(converted, "what", "its options, and does not say which")
+    return f"the converter of {operator.source} declines {what}"
 
 
 def _answers(module: OperatorModule, methods: tuple[str, ...]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlsys_windtunnel.convert.linear import class_labels
-from mlsys_windtunnel.convert.registry import Converted, Converters
+from mlsys_windtunnel.convert.registry import Converted, Converters, Unsupported
 from mlsys_windtunnel.convert.trees_lookup import MixedLookup
 from mlsys_windtunnel.convert.trees_sklearn import tree_of
 from mlsys_windtunnel.host.lookup import is_missing
@@ -25,15 +25,16 @@ CONVERTERS = Converters()
 
 _ANSWERS = ("predict", "predict_proba", "predict_log_proba", "decision_function")
 _CONSTANT = ("prior", "most_frequent", "constant")  # strategies of DummyClassifier that draw nothing at random
+_DECLINED_INIT = "init={}, an estimator that reads its input; fit it with init=None or 'zero'"
 _OUTPUTS: dict[str, Output] = {"IdentityLink": "identity", "LogLink": "exp"}
 
 
 @CONVERTERS.of("sklearn.ensemble", "GradientBoostingClassifier")
-def gradient_boosting_classifier(estimator: Any) -> OperatorModule | None:
+def gradient_boosting_classifier(estimator: Any) -> OperatorModule | Unsupported:
     """Convert the losses log_loss and exponential; decline an ``init`` that looks at its input."""
     trees = _boosted(estimator)
     if trees is None:
-        return None
+        return Unsupported(_DECLINED_INIT.format(type(estimator.init_).__name__))
     return TreeClassifier(
         trees,
         classes=class_labels(estimator.classes_),
@@ -45,10 +46,12 @@ def gradient_boosting_classifier(estimator: Any) -> OperatorModule | None:
 
 
 @CONVERTERS.of("sklearn.ensemble", "GradientBoostingRegressor")
-def gradient_boosting_regressor(estimator: Any) -> OperatorModule | None:
+def gradient_boosting_regressor(estimator: Any) -> OperatorModule | Unsupported:
     """Convert all losses; decline an ``init`` that looks at its input."""
     trees = _boosted(estimator)
-    return None if trees is None else Regressor(trees)
+    if trees is None:
+        return Unsupported(_DECLINED_INIT.format(type(estimator.init_).__name__))
+    return Regressor(trees)
 
 
 def _boosted(estimator: Any) -> Trees | None:
@@ -84,11 +87,11 @@ def hist_gradient_boosting_classifier(estimator: Any) -> Converted:
 
 
 @CONVERTERS.of("sklearn.ensemble", "HistGradientBoostingRegressor")
-def hist_gradient_boosting_regressor(estimator: Any) -> Converted | None:
+def hist_gradient_boosting_regressor(estimator: Any) -> Converted | Unsupported:
     """Convert all losses: the logarithm and the identity are the links that they have."""
     output = _OUTPUTS.get(type(estimator._loss.link).__name__)
     if output is None:
-        return None
+        return Unsupported(f"loss={estimator.loss!r}, whose link is not known here")
     body, lookup = _coded(estimator, _histogram_boosted(estimator))
     return Converted(Regressor(Mapped(body, output)), lookup, num_codes=estimator.n_features_in_)
 

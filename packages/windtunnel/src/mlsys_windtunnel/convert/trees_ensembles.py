@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsys_windtunnel.convert.linear import class_labels
-from mlsys_windtunnel.convert.registry import Converters
+from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.convert.trees_sklearn import PROBABILISTIC, leaf_values, tree_of
 from mlsys_windtunnel.modules.base import OperatorModule, OutlierDetector, Regressor
 from mlsys_windtunnel.modules.tree.ensemble import Tree, TreeEnsemble, join_trees, with_features
@@ -19,6 +19,8 @@ from mlsys_windtunnel.modules.tree.heads import IsolationScores, Margin, TreeCla
 from mlsys_windtunnel.modules.tree.trees import Trees
 
 CONVERTERS = Converters()
+
+_DECLINED_MEMBERS = "members that are neither all trees nor all classifiers of one output, or a fit on one class"
 
 _CLASSIFIERS = ("DecisionTreeClassifier", "ExtraTreeClassifier")
 _REGRESSORS = ("DecisionTreeRegressor", "ExtraTreeRegressor")
@@ -41,10 +43,10 @@ def isolation_forest(estimator: Any) -> OperatorModule:
 
 
 @CONVERTERS.of("sklearn.ensemble", "BaggingClassifier")
-def bagging_classifier(estimator: Any) -> OperatorModule | None:
+def bagging_classifier(estimator: Any) -> OperatorModule | Unsupported:
     """Convert to the mean of trees' probabilities; a tree may have seen fewer classes."""
     if not _are_trees(estimator, _CLASSIFIERS):
-        return None
+        return Unsupported(_DECLINED_MEMBERS)
     values = []
     for member in estimator.estimators_:
         value = np.zeros((member.tree_.node_count, len(estimator.classes_)))
@@ -55,20 +57,20 @@ def bagging_classifier(estimator: Any) -> OperatorModule | None:
 
 
 @CONVERTERS.of("sklearn.ensemble", "BaggingRegressor")
-def bagging_regressor(estimator: Any) -> OperatorModule | None:
+def bagging_regressor(estimator: Any) -> OperatorModule | Unsupported:
     """Convert to the mean of trees."""
     if not _are_trees(estimator, _REGRESSORS):
-        return None
+        return Unsupported(_DECLINED_MEMBERS)
     values = [leaf_values(member) for member in estimator.estimators_]
     return Regressor(Trees(_in_subsets(estimator, values), divisor=len(values)))
 
 
 @CONVERTERS.of("sklearn.ensemble", "AdaBoostClassifier")
-def ada_boost_classifier(estimator: Any) -> OperatorModule | None:
+def ada_boost_classifier(estimator: Any) -> OperatorModule | Unsupported:
     """Convert to weighted votes of trees (SAMME: Zhu, Zou, Rosset and Hastie, 2009)."""
     num_classes = len(estimator.classes_)
     if not _are_trees(estimator, _CLASSIFIERS) or num_classes < 2:
-        return None
+        return Unsupported(_DECLINED_MEMBERS)
     trees = []
     for member, weight in zip(estimator.estimators_, estimator.estimator_weights_, strict=False):
         voted = member.classes_[leaf_values(member).argmax(1)]
@@ -86,10 +88,10 @@ def ada_boost_classifier(estimator: Any) -> OperatorModule | None:
 
 
 @CONVERTERS.of("sklearn.ensemble", "AdaBoostRegressor")
-def ada_boost_regressor(estimator: Any) -> OperatorModule | None:
+def ada_boost_regressor(estimator: Any) -> OperatorModule | Unsupported:
     """Convert to the weighted median of trees (AdaBoost.R2: Drucker, 1997)."""
     if not _are_trees(estimator, _REGRESSORS):
-        return None
+        return Unsupported(_DECLINED_MEMBERS)
     trees = [tree_of(member) for member in estimator.estimators_]
     ensemble = join_trees(trees, num_features=estimator.n_features_in_, rounds_to_float32=True)
     return Regressor(WeightedMedianOfTrees(Trees(ensemble), estimator.estimator_weights_[: len(trees)]))

@@ -67,15 +67,24 @@ class Answers(nn.Module):
         if self.methods is None:
             return (self.pipeline(x),)
         ties: list[Tensor] = []
-        scores = self.pipeline.network(x, methods=self.methods, ties=ties if self.tells_ties else None)
+        network = self.pipeline.network
+        scores = network(x, methods=self.methods, ties=ties if self.tells_ties else None)
         predictor = self.pipeline.predictor
-        answers = tuple(scores if predictor is None else predictor.table(scores, name) for name in self.methods)
+        answers = tuple(
+            network(x, methods=(name,))
+            if self.pipeline.has_features(name)
+            else scores
+            if predictor is None
+            else predictor.table(scores, name)
+            for name in self.methods
+        )
         return (*answers, torch.stack(ties).any(dim=0)) if self.tells_ties else answers
 
 
 def default_methods(module: WindTunnelModule) -> list[str]:
     """Return the answers of a file for prediction: predictions and a classifier's probabilities or decision values."""
-    names = [name for name in ("predict", "predict_proba", "transform") if hasattr(module, name)]
+    wanted = [name for name in ("predict", "predict_proba", "transform") if not module.has_features(name)]
+    names = [name for name in wanted if hasattr(module, name)]
     return names if "predict" not in names or len(names) > 1 else [*names, *_decision(module)]
 
 

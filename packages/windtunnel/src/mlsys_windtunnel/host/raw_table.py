@@ -16,6 +16,22 @@ Floats = npt.NDArray[np.float64]
 _KINDS = {"c": "Complex data not supported,", "M": "dates", "m": "times", "S": "bytes", "U": "text", "V": "records"}
 
 
+def is_polars(x: Table) -> bool:
+    """Return whether a frame of polars, which is told by its module: the package need not be installed."""
+    return type(x).__module__.partition(".")[0] == "polars" and type(x).__name__ in ("DataFrame", "LazyFrame")
+
+
+def of_polars(x: Any) -> Any:
+    """Return a frame of polars whose rows are there.
+
+    Raises:
+        InvalidInputError: it is lazy.
+    """
+    if type(x).__name__ == "LazyFrame":
+        raise InvalidInputError("the input is a polars LazyFrame, which has no rows yet: pass x.collect()")
+    return x
+
+
 def has_names(x: Table) -> bool:
     """Return whether columns can be asked for by name."""
     if isinstance(x, Mapping):
@@ -51,6 +67,10 @@ class NamedTable:
         self._is_mapping = isinstance(x, Mapping)
         self._shape = (len(next(iter(x.values()), ()) if self._is_mapping else x),)
         self._x = x
+        if is_polars(x):  # columns are read as arrays, and the frame is handed on as it is
+            self._is_mapping = True
+            self._columns = {name: x[name].to_numpy() for name in names if name in x.columns}
+            return
         self._columns = x if self._is_mapping or self._shape[0] > FEW_ROWS else _arrays_by_name(x)
 
     def numbers(self, indices: Sequence[int] | None, name: str) -> Floats:
@@ -102,6 +122,8 @@ class NamedTable:
     def frame(self) -> Any:
         """Return a DataFrame of the pipeline's columns; errors as :meth:`column`."""
         columns = {name: self.column(name) for name in self._names}
+        if is_polars(self._x):
+            return self._x.select(list(self._names))
         if not self._is_mapping:
             return self._x[list(self._names)]
         import pandas as pd

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.graphs import Graph, new_graph
 from torch import Tensor, nn
@@ -51,6 +52,8 @@ class Network(nn.Module):
         frontier: Names and widths of the inputs, in the order in which ``forward``'s table packs them.
         wires: The operators in an order in which they can run; the last is the output.
         modules: Their modules by name.
+        features: Names of the values that the source's ``transform`` answers side by side, where its last operator is a
+            predictor.
 
     Attributes:
         origin: Checksum of the parameters that a source has left, where its answers may be ties; None elsewhere, and
@@ -58,11 +61,19 @@ class Network(nn.Module):
     """
 
     origin: int | None = None
+    features: tuple[str, ...] = ()  # of networks that were saved before there were any
 
     def __init__(
-        self, frontier: Sequence[tuple[str, int]], wires: Sequence[Wire], modules: Mapping[str, OperatorModule]
+        self,
+        frontier: Sequence[tuple[str, int]],
+        wires: Sequence[Wire],
+        modules: Mapping[str, OperatorModule],
+        *,
+        features: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        if features and set(features) <= {*(name for name, _ in frontier), *(wire.name for wire in wires)}:
+            self.features = tuple(features)
         self.frontier = tuple(frontier)
         self.wires = tuple(wires)
         self.operators = nn.ModuleList(modules[wire.name] for wire in wires)
@@ -144,7 +155,11 @@ class Network(nn.Module):
             values[name] = x[:, start : start + width]
             start += width
         result = x
+        missing = set(self.features if tuple(methods) == ("transform",) else ())
+        wants_features = bool(missing)
         for wire, module in zip(self.wires, self.operators, strict=True):
+            if wants_features and missing <= values.keys():
+                break
             inputs = [values[name] for name in wire.inputs]
             if checks:
                 for name, contract in wire.checks:
@@ -157,7 +172,7 @@ class Network(nn.Module):
                 values[wire.name] = module.side_by_side(result, wire.methods, dtype=x.dtype)
             else:
                 values[wire.name] = result
-        return result
+        return torch.cat([values[name] for name in self.features], dim=1) if wants_features else result
 
     def _judged(
         self,

@@ -6,11 +6,101 @@ import importlib
 from typing import Any
 
 import numpy as np
+from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.parse.names import known_name, public_name
+
+
+class _Booster:
+    """A booster as an estimator: what parsing asks of those of scikit-learn's kind."""
+
+    stands_for = ""
+    _estimator_type = "regressor"
+
+    def __init__(self, booster: Any) -> None:
+        self.booster_ = booster
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return no parameters: it was fitted before."""
+        return {}
+
+    def fit(self, X: Any, y: Any) -> Any:  # noqa: N803
+        """Refuse: training is the library's."""
+        raise InvalidInputError(f"a {self.stands_for} is fitted by its library's train()")
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import InputTags, RegressorTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type="regressor",
+            target_tags=TargetTags(required=True, multi_output=True),
+            regressor_tags=RegressorTags(),
+            input_tags=InputTags(sparse=True, allow_nan=True, categorical=True),
+        )
+
+
+class LightGBMBooster(_Booster):
+    """A ``lightgbm.Booster``; ``predict`` is the booster's."""
+
+    stands_for = "lightgbm.basic.Booster"
+
+    def __init__(self, booster: Any) -> None:
+        super().__init__(booster)
+        self.n_features_in_ = int(booster.num_feature())
+        names = booster.feature_name()
+        if names != [f"Column_{index}" for index in range(len(names))]:
+            self.feature_names_in_ = np.array(names, object)
+
+    @property
+    def n_outputs_(self) -> int:
+        """Values a row."""
+        return int(self.booster_.num_model_per_iteration())
+
+    def predict(self, X: Any) -> Any:  # noqa: N803
+        """Return the booster's own answer."""
+        return self.booster_.predict(X)
+
+
+class XGBoostBooster(_Booster):
+    """An ``xgboost.Booster``; ``predict`` makes the ``DMatrix`` that the booster takes."""
+
+    stands_for = "xgboost.core.Booster"
+
+    def __init__(self, booster: Any) -> None:
+        super().__init__(booster)
+        self.n_features_in_ = int(booster.num_features())
+        if booster.feature_names is not None:
+            self.feature_names_in_ = np.array(booster.feature_names, object)
+
+    @property
+    def n_outputs_(self) -> None:
+        """Its objective tells the values a row, which the converter reads."""
+        return None
+
+    def get_booster(self) -> Any:
+        """Return the booster."""
+        return self.booster_
+
+    def predict(self, X: Any) -> Any:  # noqa: N803
+        """Return the booster's own answer."""
+        matrix = importlib.import_module("xgboost").DMatrix
+        return self.booster_.predict(X if isinstance(X, matrix) else matrix(X, enable_categorical=True))
+
+
+_BOOSTERS = {"lightgbm.basic.Booster": LightGBMBooster, "xgboost.core.Booster": XGBoostBooster}
+
+
+def as_estimator(model: Any) -> Any:
+    """Return a booster of LightGBM's or XGBoost's own as an estimator; anything else as it is."""
+    made = _BOOSTERS.get(public_name(type(model)))
+    return model if made is None else made(model)
 
 
 def package_of(estimator: object) -> str:
-    """Return the package that an estimator comes from: "sklearn", "catboost"."""
-    return type(estimator).__module__.partition(".")[0]
+    """Return the package that an estimator comes from: "sklearn", "catboost"; of a subclass, its base's."""
+    return known_name(type(estimator)).partition(".")[0]
 
 
 def labels_are_names(estimator: object) -> bool:

@@ -25,6 +25,10 @@ class Builder(Protocol):
         """Add one operator; its name is made unique."""
         ...
 
+    def note_features(self, values: tuple[Value, ...]) -> None:
+        """Keep what stands side by side in the answer of ``transform`` of the estimator that the graph ends in."""
+        ...
+
 
 def join(path: str, name: str) -> str:
     """Return the path of a part called ``name``."""
@@ -52,6 +56,8 @@ def expand(builder: Builder, estimator: Any, source: Value, path: str, methods: 
         source = _without_names(builder, estimator, source, path)
     if composition.stacked:
         source = _stacked(builder, estimator, composition, source, path)
+        if not methods:
+            builder.note_features((source,))
     if composition.passes and wanted <= composition.passes and (methods or not hasattr(estimator, "classes_")):
         (member,) = composition.members
         return builder.parse(member.estimator, source, join(path, member.name), is_last=True, methods=methods)
@@ -60,7 +66,23 @@ def expand(builder: Builder, estimator: Any, source: Value, path: str, methods: 
         if composition.is_chain
         else _apart(builder, composition, source, path)
     )
+    if composition.transforms and not methods:
+        builder.note_features(tuple(answers))
     return _joined(builder, estimator, composition, answers, source, path, methods)
+
+
+def expand_features(builder: Builder, estimator: Any, source: Value, path: str) -> Value | None:
+    """Add what a stack or a vote answers as a step within a pipeline: its members' answers side by side.
+
+    Returns:
+        The table; None if the estimator is neither, and nothing was added.
+    """
+    composition = composition_of(estimator)
+    if composition is None or not (composition.stacked or composition.transforms):
+        return None
+    if composition.stacked:
+        return _stacked(builder, estimator, composition, source, path)
+    return concatenated(builder, _apart(builder, composition, source, path), join(path, "concatenate"))
 
 
 def _apart(builder: Builder, composition: Composition, source: Value, path: str) -> list[Value]:

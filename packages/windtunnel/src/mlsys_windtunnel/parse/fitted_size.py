@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mlsys_windtunnel.parse.boosters import package_of
 from mlsys_windtunnel.parse.graph import FittedSize
 
 # Fitted attributes that describe the fit or repeat other attributes, rather than being used on new rows.
@@ -102,7 +103,7 @@ def _size_of_boosted(estimator: Any) -> FittedSize | None:
 
     A split counts one number; a leaf counts its own.
     """
-    package = type(estimator).__module__.partition(".")[0]
+    package = package_of(estimator)
     if package == "lightgbm" and hasattr(estimator, "booster_"):
         lines = estimator.booster_.model_to_string().splitlines()
         leaves = [int(line.removeprefix("num_leaves=")) for line in lines if line.startswith("num_leaves=")]

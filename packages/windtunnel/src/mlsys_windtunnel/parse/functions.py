@@ -55,6 +55,11 @@ def name_of_function(function: Any) -> str | None:
     return next((name for known, name in _names().items() if known is function), None)
 
 
+def known_functions() -> list[str]:
+    """Return names of the functions that have a tensor form, sorted."""
+    return sorted(set(_names().values()))
+
+
 def quantiles_are_usable(estimator: Any) -> bool:
     """Return whether quantiles can be interpolated: one alone has no slope, and a column without numbers has none."""
     import numpy as np
@@ -73,7 +78,7 @@ def why_not_undone(transformer: Any) -> str | None:
         if function is not None and name_of_function(function) is None:
             return (
                 f"inverse_func={getattr(function, '__name__', function)!s}: a function of your own has no tensor form; "
-                f"give one of numpy's or scipy.special's: {', '.join(sorted(set(_names().values())))}"
+                f"give one of numpy's or scipy.special's: {', '.join(known_functions())}"
             )
         return None
     name = known_name(type(transformer))

@@ -82,6 +82,7 @@ class PipelineGraph:
     operators: tuple[Operator, ...]  # in an order in which each comes after what it reads
     output: Value
     rules: InputRules = field(default_factory=InputRules)  # the tables that the source takes
+    features: tuple[Value, ...] = ()  # ``transform`` of a last predictor that has both, side by side: a stack, a vote
 
     @property
     def size(self) -> FittedSize:

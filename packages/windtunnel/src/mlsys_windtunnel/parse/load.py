@@ -7,13 +7,16 @@ skops files are loaded without running untrusted code, and refused where they na
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.parse.boosters import as_estimator
 
 _PICKLES = (".joblib", ".pkl", ".pickle")
+_MODELS = {".txt": "lightgbm", ".json": "xgboost", ".ubj": "xgboost"}  # files of boosters, read by native code
 # What skops leaves to the reader, by module. Plain Python classes without code of their own for loading, functions that
 # look at data alone, and trees, which are checked.
 _KNOWN = {
@@ -45,7 +48,9 @@ KNOWN_TYPES = frozenset(f"{module}.{name}" for module, names in _KNOWN.items() f
 
 
 def load_estimator(path: Path, *, trust_code: bool = False, trust: bool = False) -> Any:
-    """Load the estimator of a ``.skops``, ``.joblib``, ``.pkl`` or ``.pickle`` file.
+    """Load the estimator of a ``.skops``, ``.joblib``, ``.pkl`` or ``.pickle`` file, or the booster of a model file.
+
+    Model files are LightGBM's ``.txt`` and XGBoost's ``.json`` and ``.ubj``.
 
     Args:
         path: The file.
@@ -61,10 +66,12 @@ def load_estimator(path: Path, *, trust_code: bool = False, trust: bool = False)
     suffix = path.suffix.lower()
     if suffix == ".skops":
         return _load_skops(path, trust_code=trust_code)
-    if suffix not in _PICKLES:
+    if suffix not in _PICKLES and suffix not in _MODELS:
         raise InvalidInputError(
-            f"{path}: cannot load {suffix or 'a file without suffix'}; give .skops, {', '.join(_PICKLES)}"
+            f"{path}: cannot load {suffix or 'a file without suffix'}; give .skops, {', '.join((*_PICKLES, *_MODELS))}"
         )
+    if suffix in _MODELS:
+        return _load_booster(path, suffix, trust_code=trust_code)
     if not trust_code:
         raise InvalidInputError(
             f"{path} is a {suffix.removeprefix('.')} file, which can run any code while it loads; if you trust its "
@@ -74,6 +81,18 @@ def load_estimator(path: Path, *, trust_code: bool = False, trust: bool = False)
 
     with _damage_as_error(path):
         return joblib.load(path)
+
+
+def _load_booster(path: Path, suffix: str, *, trust_code: bool) -> Any:
+    if not trust_code:
+        raise InvalidInputError(
+            f"{path} is read by {_MODELS[suffix]}'s native code, which trusts each index in it: a forged one could "
+            "crash the process; if you trust its maker, pass --trust-code (trust_code=True)"
+        )
+    with _damage_as_error(path):
+        library = importlib.import_module(_MODELS[suffix])
+        booster = library.Booster(model_file=str(path))
+    return as_estimator(booster)
 
 
 def _load_skops(path: Path, *, trust_code: bool) -> Any:

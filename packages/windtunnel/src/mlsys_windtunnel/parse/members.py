@@ -39,6 +39,7 @@ class Composition:
     drops_names: bool = False  # the members are given an array, whatever the meta-estimator is given
     stacked: tuple[Member, ...] = ()  # their answers, one each, are what the only member reads
     passes: frozenset[str] = frozenset()  # answers that are the only member's own
+    transforms: bool = False  # the members' answers side by side are what its ``transform`` gives
     is_chain: bool = False  # each member reads the answers of those before it too
 
 
@@ -157,17 +158,21 @@ def _voting_classifier(estimator: Any) -> Composition | None:
     if estimator.voting == "hard":  # votes are for labels, which members that were fitted before may have of their own
         if not all(labels_are_indices(part) for _, part in members):
             return None
-        return Composition(tuple(Member(name, part, ("predict",)) for name, part in members), ("predict",))
+        voters = tuple(Member(name, part, ("predict",)) for name, part in members)
+        return Composition(voters, ("predict",), transforms=True)
     classes = [labels_of(part) for _, part in members]
     if any(labels is None or len(labels) != len(estimator.classes_) for labels in classes):
         return None
     return Composition(
-        tuple(Member(name, part, ("predict_proba",)) for name, part in members), ("predict", "predict_proba")
+        tuple(Member(name, part, ("predict_proba",)) for name, part in members),
+        ("predict", "predict_proba"),
+        transforms=estimator.flatten_transform,  # else a table of three dimensions
     )
 
 
 def _voting_regressor(estimator: Any) -> Composition:
-    return Composition(tuple(Member(name, part, ("predict",)) for name, part in _named(estimator)), ("predict",))
+    members = tuple(Member(name, part, ("predict",)) for name, part in _named(estimator))
+    return Composition(members, ("predict",), transforms=True)
 
 
 def _calibrated(estimator: Any) -> Composition | None:
@@ -335,6 +340,7 @@ def _regressor_chain(estimator: Any) -> Composition:
 
 
 _WRAPPERS = {
+    "sklearn.gaussian_process.GaussianProcessClassifier": "base_estimator_",
     "sklearn.frozen.FrozenEstimator": "estimator",
     "sklearn.semi_supervised.SelfTrainingClassifier": "estimator_",
 }

@@ -73,6 +73,9 @@ def known_name(source: type) -> str:
         >>> known_name(Gentle)
         'sklearn.linear_model.Ridge'
     """
+    stands_for = vars(source).get("stands_for")  # a booster of its library's own (see ``boosters.py``)
+    if stands_for is not None:
+        return str(stands_for)
     base = next((each for each in source.__mro__ if _is_of_library(each)), None)
     if base is None or base is source:
         return public_name(source)

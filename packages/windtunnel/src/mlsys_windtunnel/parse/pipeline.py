@@ -12,8 +12,8 @@ from numbers import Integral
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.parse.boosters import catboost_names, reads_by_name
-from mlsys_windtunnel.parse.expand import concatenated, expand, join, num_outputs, width_of_answer
+from mlsys_windtunnel.parse.boosters import as_estimator, catboost_names, reads_by_name
+from mlsys_windtunnel.parse.expand import concatenated, expand, expand_features, join, num_outputs, width_of_answer
 from mlsys_windtunnel.parse.fitted_size import fitted_size
 from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
 from mlsys_windtunnel.parse.members import as_fitted, composition_of, outermost, passes, within
@@ -35,6 +35,7 @@ def parse_pipeline(estimator: object) -> PipelineGraph:
         >>> [operator.name for operator in parse_pipeline(fitted).operators]
         ['standardscaler', 'linearregression']
     """
+    estimator = as_estimator(estimator)
     if not hasattr(estimator, "get_params") or isinstance(estimator, type):
         raise InvalidInputError(
             f"expected a fitted scikit-learn estimator and got {type(estimator).__name__} {estimator!r:.60}; "
@@ -52,6 +53,7 @@ def parse_pipeline(estimator: object) -> PipelineGraph:
         operators=tuple(parser.operators),
         output=output,
         rules=rules_of(estimator, source, parser.operators),
+        features=parser.features,
     )
 
 
@@ -60,6 +62,7 @@ class _Parser:
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
+        self.features: tuple[Value, ...] = ()
         self._names = {"input"}
         self._answers: dict[tuple[int, str, tuple[str, ...]], Value] = {}
 
@@ -109,7 +112,10 @@ class _Parser:
                 if part != "drop"
             ]
             return self._concatenate(branches, source, path)
-        expanded = expand(self, estimator, source, path, methods) if is_last else None
+        if is_last:
+            expanded = expand(self, estimator, source, path, methods)
+        else:
+            expanded = expand_features(self, estimator, source, path)
         return expanded or self._add_leaf(estimator, source, path, is_last=is_last, methods=methods)
 
     def _parse_columns(self, estimator: Any, source: Value, path: str) -> Value:
@@ -157,6 +163,10 @@ class _Parser:
             methods=methods,
             estimator=estimator,
         )
+
+    def note_features(self, values: tuple[Value, ...]) -> None:
+        """Keep what stands side by side in the answer of ``transform`` of the estimator that the graph ends in."""
+        self.features = values
 
     def add(self, name: str, kind: Kind, inputs: tuple[Value, ...], width: int | None, **fields: Any) -> Value:
         """Add one operator under a name that no other has."""

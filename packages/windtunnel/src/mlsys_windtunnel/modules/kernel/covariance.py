@@ -51,17 +51,33 @@ class Stationary(nn.Module):
         far = far * math.sqrt(5)
         return (1 + far + far**2 / 3) * torch.exp(-far)
 
+    def diagonal(self, x: Tensor) -> Tensor:
+        """Return the covariance of each row with itself, ``[rows]``."""
+        if self.shape == "dot-product":
+            return x.square().sum(dim=1) + self.length_scale**2
+        return torch.ones_like(x[:, 0])
+
 
 class ConstantCovariance(nn.Module):
-    """The same number for all pairs; zero is what white noise has between different rows."""
+    """The same number for all pairs; zero is what white noise has between different rows.
 
-    def __init__(self, value: float) -> None:
+    Args:
+        value: The number.
+        noise: Addend of a row's covariance with itself.
+    """
+
+    def __init__(self, value: float, *, noise: float = 0.0) -> None:
         super().__init__()
+        self.noise = float(noise)
         self.value = nn.Parameter(torch.tensor(float(value), dtype=torch.float64), requires_grad=bool(value != 0))
 
     def forward(self, x: Tensor, anchors: Tensor) -> Tensor:
         """Return covariances ``[rows, anchors]``."""
         return self.value.expand(x.shape[0], anchors.shape[0])
+
+    def diagonal(self, x: Tensor) -> Tensor:
+        """Return the covariance of each row with itself, ``[rows]``."""
+        return (self.value + self.noise).expand(x.shape[0])
 
 
 class Combined(nn.Module):
@@ -78,6 +94,12 @@ class Combined(nn.Module):
         result: Tensor = first * second if self.multiplies else first + second
         return result
 
+    def diagonal(self, x: Tensor) -> Tensor:
+        """Return the covariance of each row with itself, ``[rows]``."""
+        first, second = self.first.diagonal(x), self.second.diagonal(x)  # type: ignore[operator]
+        result: Tensor = first * second if self.multiplies else first + second
+        return result
+
 
 class Powered(nn.Module):
     """A covariance to a power."""
@@ -90,6 +112,11 @@ class Powered(nn.Module):
     def forward(self, x: Tensor, anchors: Tensor) -> Tensor:
         """Return covariances ``[rows, anchors]``."""
         result: Tensor = self.base(x, anchors) ** self.exponent
+        return result
+
+    def diagonal(self, x: Tensor) -> Tensor:
+        """Return the covariance of each row with itself, ``[rows]``."""
+        result: Tensor = self.base.diagonal(x) ** self.exponent  # type: ignore[operator]
         return result
 
 

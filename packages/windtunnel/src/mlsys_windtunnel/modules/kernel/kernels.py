@@ -74,7 +74,7 @@ class Kernel(nn.Module):
         if self.kind == "laplacian":
             return torch.exp(-self.gamma * distances(x, self.anchors, p=1.0))
         if self.kind == "cosine":
-            return _unit(x) @ _unit(self.anchors).T
+            return unit(x) @ unit(self.anchors).T
         products = x @ self.anchors.T
         if self.kind == "linear":
             return products
@@ -82,7 +82,7 @@ class Kernel(nn.Module):
         return affine.tanh() if self.kind == "sigmoid" else affine**self.degree
 
 
-def _unit(rows: Tensor) -> Tensor:
+def unit(rows: Tensor) -> Tensor:
     """Scale rows to length one; a row of zeros stays."""
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return rows / torch.where(norms == 0, 1, norms)

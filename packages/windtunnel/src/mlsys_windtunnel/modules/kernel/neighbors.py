@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from mlsys_windtunnel.modules.base import PredictorModule, Task
 from mlsys_windtunnel.modules.kernel.kernels import distances
+from mlsys_windtunnel.modules.kernel.metrics import Distance
 from mlsys_windtunnel.modules.linear.discriminant import Posterior
 from mlsys_windtunnel.modules.ties import nearest_is_unsure, sizes, uncertainty
 from torch import Tensor, nn
@@ -18,7 +19,9 @@ ALLOWED = 1e-6  # difference of answers
 SAMPLES_PER_BLOCK = 2_048  # stored samples that are compared at once: bounds the table of distances
 
 
-def nearest(x: Tensor, samples: Tensor, k: int, *, p: float = 2.0) -> tuple[Tensor, Tensor]:
+def nearest(
+    x: Tensor, samples: Tensor, k: int, *, p: float = 2.0, distance: Distance | None = None
+) -> tuple[Tensor, Tensor]:
     """Return distances and indices (int64) of the ``k`` nearest samples of each row, nearest first, ``[rows, k]`` both.
 
     The search goes over blocks of samples, so the largest table is ``[rows, k + SAMPLES_PER_BLOCK]``. Which of
@@ -29,6 +32,7 @@ def nearest(x: Tensor, samples: Tensor, k: int, *, p: float = 2.0) -> tuple[Tens
         samples: ``[samples, features]``, at least ``k``.
         k: Number of neighbours.
         p: Order of the Minkowski distance; infinity is the largest difference.
+        distance: Another distance, of rows and samples that it has mapped; None: Minkowski's.
 
     Example:
         >>> nearest(torch.tensor([[0.9]]), torch.tensor([[0.0], [1.0], [5.0]]), 2)[1].tolist()
@@ -39,7 +43,8 @@ def nearest(x: Tensor, samples: Tensor, k: int, *, p: float = 2.0) -> tuple[Tens
         indices = torch.empty(x.shape[0], 0, dtype=torch.int64, device=x.device)
         for start in range(0, len(samples), SAMPLES_PER_BLOCK):
             block = samples[start : start + SAMPLES_PER_BLOCK]
-            far, found = distances(x, block, p=p).topk(min(k, len(block)), dim=1, largest=False)
+            every = distances(x, block, p=p) if distance is None else distance(x, block)
+            far, found = every.topk(min(k, len(block)), dim=1, largest=False)
             best, indices = torch.cat([best, far], dim=1), torch.cat([indices, found + start], dim=1)
             best, order = best.topk(min(k, best.shape[1]), dim=1, largest=False)
             indices = indices.gather(1, order)
@@ -61,6 +66,7 @@ class NeighborAverage(nn.Module):
         by_distance: True weights by inverse distance. Samples at distance zero then outweigh all others.
         by_product: True if the source computes distances by a matrix product.
         votes: Number of classes of each output; none: the values are no votes.
+        distance: Another distance than Minkowski's; None: that.
     """
 
     stores_points = True
@@ -78,6 +84,7 @@ class NeighborAverage(nn.Module):
         by_distance: bool,
         by_product: bool = False,
         votes: Sequence[int] = (),
+        distance: Distance | None = None,
     ) -> None:
         super().__init__()
         self.samples = nn.Parameter(torch.from_numpy(np.array(samples, np.float64)))
@@ -86,11 +93,12 @@ class NeighborAverage(nn.Module):
         self.register_buffer("kinds", torch.unique(self.values.detach(), dim=0, return_inverse=True)[1])
         self.k, self.p, self.by_distance = k, p, by_distance
         self.by_product, self.votes = by_product, tuple(votes)
+        self.distance = distance
 
     def forward(self, x: Tensor) -> Tensor:
         """Return averages ``[rows, outputs]``."""
         x, samples = self._scaled(x)
-        return self._average(x, samples, nearest(x, samples, self.k, p=self.p)[1])
+        return self._average(x, samples, nearest(x, samples, self.k, p=self.p, distance=self._metric)[1])
 
     def judged(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what ``forward`` does, and which rows tie so that it shows in the answer, ``[rows]`` bool.
@@ -99,9 +107,9 @@ class NeighborAverage(nn.Module):
         level; and a source's distance near zero may be of rounding alone, which by its inverse weighs much.
         """
         x, samples = self._scaled(x)
-        far, indices = nearest(x, samples, min(self.k + 1, len(samples)), p=self.p)
+        far, indices = nearest(x, samples, min(self.k + 1, len(samples)), p=self.p, distance=self._metric)
         table = self._average(x, samples, indices[:, : self.k])
-        size = sizes(x, samples).unsqueeze(1)
+        size = sizes(x.nan_to_num(), samples.nan_to_num()).unsqueeze(1)
         unsure = torch.zeros_like(size[:, 0], dtype=torch.bool)
         if len(samples) > self.k:
             last = far[:, self.k - 1 : self.k]
@@ -117,13 +125,21 @@ class NeighborAverage(nn.Module):
                 unsure = unsure | self._is_lost(far[:, : self.k], size, indices[:, : self.k])
         return table, unsure
 
+    @property
+    def _metric(self) -> Distance | None:
+        """Another distance than Minkowski's; a folder of an earlier version names none."""
+        metric: Distance | None = getattr(self, "distance", None)
+        return metric
+
     def _has_choice(self, x: Tensor, samples: Tensor, last: Tensor, error: Tensor) -> Tensor:
         """Return where more samples than needed, of different values, are ``last`` far within ``error``."""
         nearer = torch.zeros_like(last[:, 0], dtype=torch.int64)
         tied, high = nearer, torch.full_like(nearer, -1)
         low = torch.full_like(nearer, len(samples))
         for start in range(0, len(samples), SAMPLES_PER_BLOCK):
-            far = distances(x, samples[start : start + SAMPLES_PER_BLOCK], p=self.p) - last
+            block = samples[start : start + SAMPLES_PER_BLOCK]
+            metric = self._metric
+            far = (distances(x, block, p=self.p) if metric is None else metric(x, block)) - last
             kinds = self.kinds[start : start + SAMPLES_PER_BLOCK]
             is_tied = far.abs() <= error
             nearer, tied = nearer + (far < -error).sum(dim=1), tied + is_tied.sum(dim=1)
@@ -157,6 +173,8 @@ class NeighborAverage(nn.Module):
 
     def _scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         samples: Tensor = self.samples
+        if (metric := self._metric) is not None:
+            return metric.mapped(x), metric.mapped(samples)
         return (x, samples) if self.scale is None else (x * self.scale, samples * self.scale)
 
     def _average(self, x: Tensor, samples: Tensor, indices: Tensor) -> Tensor:
@@ -164,7 +182,10 @@ class NeighborAverage(nn.Module):
         values = self.values[indices]
         if not self.by_distance:
             return values.sum(dim=1) / self.k
-        far = torch.linalg.vector_norm(x.unsqueeze(1) - samples[indices], ord=self.p, dim=2)
+        if (metric := self._metric) is not None:
+            far = metric.to_each(x, samples[indices])
+        else:
+            far = torch.linalg.vector_norm(x.unsqueeze(1) - samples[indices], ord=self.p, dim=2)
         is_same = (1 / far).isinf()
         inverse = 1 / torch.where(is_same, 1, far)
         weights = torch.where(is_same.any(dim=1, keepdim=True), is_same.to(x.dtype), inverse)

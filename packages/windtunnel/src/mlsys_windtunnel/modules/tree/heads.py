@@ -8,12 +8,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_windtunnel.modules.base import Classifier, Link, OperatorModule, PredictorModule, Task
+from mlsys_windtunnel.modules.base import Classifier, Link, OperatorModule, PredictorModule, Regressor, Task
+from mlsys_windtunnel.modules.linear.linear import Affine
 from mlsys_windtunnel.modules.tree.trees import Trees
 from torch import Tensor, nn
 
 Decision = Literal["positive", "non-negative", "likeliest"]
-Output = Literal["identity", "exp", "logistic", "log1p-exp", "signed-square"]
+Output = Literal["identity", "exp", "logistic", "log1p-exp", "signed-square", "softmax", "likeliest", "positive"]
 
 _OUTPUTS: dict[Output, Callable[[Tensor], Tensor]] = {
     "identity": lambda scores: scores,
@@ -21,6 +22,9 @@ _OUTPUTS: dict[Output, Callable[[Tensor], Tensor]] = {
     "logistic": torch.sigmoid,
     "log1p-exp": nn.functional.softplus,
     "signed-square": lambda scores: scores * scores.abs(),
+    "softmax": lambda scores: scores.softmax(dim=1),
+    "likeliest": lambda scores: scores.argmax(dim=1, keepdim=True).to(scores.dtype),
+    "positive": lambda scores: (scores > 0).to(scores.dtype),
 }
 
 
@@ -120,6 +124,59 @@ class Mapped(OperatorModule):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return ``[rows, outputs]``."""
         return _OUTPUTS[self.output](self.body(*inputs) * self.slope)
+
+
+class RawScores(Regressor):
+    """A classifier with an objective of the user's own, which answers raw scores whatever it is asked.
+
+    Args:
+        body: Tables in, ``[rows, groups]`` out.
+        answers: The methods of the source.
+    """
+
+    def __init__(self, body: nn.Module, *, answers: Sequence[str]) -> None:
+        super().__init__(body)
+        self.answers = frozenset(answers)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """Return ``[rows]``, or ``[rows, groups]``."""
+        return self.prediction(scores)
+
+    def decision(self, scores: Tensor) -> Tensor:
+        """Return ``[rows]``, or ``[rows, groups]``."""
+        return self.prediction(scores)
+
+
+class MarkedMissing(OperatorModule):
+    """A body over tables in which a number stands for what is missing, beside NaN; compared as float32."""
+
+    def __init__(self, body: nn.Module, marker: float) -> None:
+        super().__init__()
+        self.body = body
+        self.marker = float(np.float32(marker))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the body does."""
+        scores: Tensor = self.body(x.masked_fill(x.float() == self.marker, torch.nan))
+        return scores
+
+
+class LinearBooster(OperatorModule):
+    """XGBoost's ``gblinear``: an affine map in which a missing value adds nothing.
+
+    Args:
+        weight: ``[groups, features]``.
+        bias: ``[groups]``.
+    """
+
+    def __init__(self, weight: npt.ArrayLike, bias: npt.ArrayLike) -> None:
+        super().__init__()
+        self.affine = Affine(weight, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return margins ``[rows, groups]``."""
+        margins: Tensor = self.affine(torch.where(x.isnan(), 0, x))
+        return margins
 
 
 class Margin(OperatorModule):
