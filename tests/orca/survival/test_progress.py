@@ -21,8 +21,8 @@ BLOCK, NUM_BLOCKS = 4, 24
 Memory = dict[tuple[int, int], int]  # contents of the K/V cache by block and place in it: a token id
 
 
-def scheduler_of(policy: str) -> tuple[Any, BlockTables]:
-    tables = BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK)
+def scheduler_of(policy: str, num_blocks: int = NUM_BLOCKS) -> tuple[Any, BlockTables]:
+    tables = BlockTables(num_blocks=num_blocks, block_size=BLOCK)
     options = {"max_batch_tokens": 5} if policy == "chunked" else {}
     registry = installed_plugins().registry
     made = make_scheduler(policy, registry, block_tables=tables, max_batch_size=3, max_model_len=40, options=options)
@@ -91,7 +91,7 @@ def go_on(
     """Have another scheduler go on with what is left, as a front does; ``answers`` has what there is of them then."""
     left = dict(first.pool.sequences)
     answers |= {name: [token.token_id for token in state.tokens] for name, state in left.items()}
-    second, tables = scheduler_of(policy)
+    second, tables = scheduler_of(policy, first_tables.num_blocks)
     if keeps:
         kept = KeptBlocks()
         kept.update(first_tables.take_cache_changes())
@@ -154,11 +154,13 @@ def serve_alone(scheduler: Any, name: str, memory: Memory, answers: dict[str, li
             answers[finished.request_id] = [token.token_id for token in finished.result.tokens]
 
 
+@pytest.mark.parametrize("num_blocks", [10, NUM_BLOCKS], ids=["one longest fits", "three fit"])
 @pytest.mark.parametrize("policy", ["orca", "paged", "chunked", "request-level"])
 @given(data=st.data(), asked=REQUESTS, num_before=st.integers(0, 30))
-def test_each_may_run_alone_while_the_others_keep_their_blocks(policy: str, data: Any, asked: Any, num_before: int):
+def test_each_may_run_alone_while_the_others_keep_their_blocks(
+    policy: str, num_blocks: int, data: Any, asked: Any, num_before: int
+):
     requests = requests_of(asked)
-    names = [request.request_id for request in requests]
     whole: dict[str, list[int]] = {}
     scheduler, _ = scheduler_of(policy)
     for request in requests:
@@ -167,7 +169,7 @@ def test_each_may_run_alone_while_the_others_keep_their_blocks(policy: str, data
 
     answers: dict[str, list[int]] = {}
     memory: Memory = {}
-    first, first_tables = scheduler_of(policy)
+    first, first_tables = scheduler_of(policy, num_blocks)
     for request in requests:
         first.add(request, 0.0)
     first_tables.note_cache_changes()
@@ -175,16 +177,15 @@ def test_each_may_run_alone_while_the_others_keep_their_blocks(policy: str, data
     scheduler, tables = go_on(policy, first, first_tables, requests, answers)
     preempted: list[str] = []
     scheduler.pool.on_preempted = preempted.append
-    for name in data.draw(st.permutations(names)):
-        had_blocks = name in scheduler.pool.holders
-        num_free, num_before_it = tables.num_free_blocks, len(preempted)
+    for name in data.draw(st.permutations([request.request_id for request in requests])):
+        reserved = policy in ("orca", "request-level") and name in scheduler.pool.holders
+        num_before_it = len(preempted)
         serve_alone(scheduler, name, memory, answers, data.draw(st.integers(1, 3)))
-        if policy in ("orca", "request-level") and (had_blocks or num_free > 10):  # it needed no more: 10 are the most
-            assert len(preempted) == num_before_it
+        assert not reserved or len(preempted) == num_before_it
     scheduler.pool.alone = None
     serve(scheduler, memory, answers)
     assert answers == whole
-    assert tables.num_free_blocks == NUM_BLOCKS
+    assert tables.num_free_blocks == num_blocks
 
 
 def test_a_block_in_use_is_not_given_away():

@@ -33,7 +33,7 @@ ReplicaThreads = Annotated[
     ),
 ]
 Replicas = Annotated[
-    int, typer.Option(min=1, help="Engines behind one front, each with a process and K/V slots of its own.")
+    int, typer.Option(min=1, max=32, help="Engines behind one front, each with a process and K/V slots of its own.")
 ]
 
 ModelControlled = Annotated[

@@ -52,15 +52,19 @@ class IterationScheduler:
         This is the paper's ``Select``.
         """
         builder = BatchBuilder()
-        num_selected, is_full = 0, False
+        num_selected, num_seen, is_full = 0, 0, False  # num_seen: of those that hold blocks
         for sequence in self.pool.sequences.values():
             if num_selected == self.pool.max_batch_size:
                 break
             if not self.pool.may_run(sequence):
+                num_seen += bool(sequence.block_table)
                 continue
             if sequence.state is State.PREFILL and (is_full or not self._reserve(sequence)):
-                is_full = True  # a later, smaller request must not overtake; one that has its blocks may come later,
-                continue  # if this one lost its own while it was held
+                is_full = True  # a later, smaller request must not overtake
+                if num_seen == len(self.pool.holders):
+                    break
+                continue  # one that has its blocks comes later: this one lost its own while it was held
+            num_seen += 1
             self.pool.append(builder, sequence)
             num_selected += 1
         return builder.build() if num_selected else None

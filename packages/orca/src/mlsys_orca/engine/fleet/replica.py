@@ -59,7 +59,7 @@ class Replica:
     def load(self, chain: Sequence[bytes]) -> Load:
         """Return its state for the choice among replicas, for a prompt whose blocks have the digests ``chain``."""
         return Load(
-            is_serving=self.is_ready,
+            is_serving=self.is_ready and self._order.is_open,
             num_requests=len(self.ledger.live),
             num_outstanding_tokens=sum(live.num_outstanding_tokens for live in self.ledger.live.values()),
             num_shared_blocks=self._kept.num_leading(chain),

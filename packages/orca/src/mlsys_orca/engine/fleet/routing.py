@@ -12,7 +12,7 @@ from mlsys_core.errors import InvalidInputError
 class Load:
     """State of one replica when a request is to be placed."""
 
-    is_serving: bool  # a worker runs there
+    is_serving: bool  # a worker runs there, and all requests may run
     num_requests: int  # running and waiting
     num_outstanding_tokens: int  # tokens of prompts left to compute and of answers left to generate
     num_shared_blocks: int = 0  # leading blocks of the new prompt whose keys and values it keeps
