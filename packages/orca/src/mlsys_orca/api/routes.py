@@ -45,7 +45,7 @@ def make_router(service: ModelService, batches: Batches, control: ModelControl) 
     for module in (file_routes, batch_routes):
         module.add_routes(kept, batches)
     router.include_router(kept)
-    control_routes.add_routes(router, control)
+    control_routes.add_routes(router, service, control)
 
     @router.get("/health", response_class=Response)
     async def health() -> Response:

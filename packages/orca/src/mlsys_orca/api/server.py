@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from mlsys_orca.api.batches.file_routes import MAX_UPLOAD_NBYTES
 from mlsys_orca.api.batches.lifetime import Batches
-from mlsys_orca.api.control import NO_CONTROL, ModelControl
+from mlsys_orca.api.control import NO_CONTROL, ModelControl, restore_adapters
 from mlsys_orca.api.errors import ERROR_FORMAT
 from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.metrics import EngineMetrics
@@ -76,6 +76,7 @@ def make_app(
         engine.start()
         try:
             await engine.ready()
+            await restore_adapters(service, control)
             follows = control.generation is not None and not control.generation.is_alone
             async with batches.open(app, waits=follows):
                 yield

@@ -166,15 +166,16 @@ class ModelService:
         return [self.name, *sorted(self.engine.adapters)]
 
     def adapter_of(self, model: str) -> str | None:
-        """Return the adapter that ``model`` names; None: the model itself.
+        """Return the key of the adapter that ``model`` names; None: the model itself.
 
         Raises:
             HttpError: it names nothing here (404).
         """
         if model == self.name:
             return None
-        if model in self.engine.adapters:
-            return model
+        key = self.engine.adapter_key(model)
+        if key is not None:
+            return key
         raise unknown_model(model, self.names)
 
     def sampling_of(self, body: Generating, *, num_logprobs: int | None) -> SamplingParams:

@@ -40,6 +40,7 @@ class Fixed:
     device: str
     encoder: str | None
     chat_template: Path | None
+    takes_adapters: bool  # while it runs
     runs_in_torch: bool  # not in native kernels
     model_control: bool
     journal: JournalConfig | None  # None: files and batches are kept until the server ends
@@ -71,6 +72,7 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
         device=fixed.device,
         weights=settings.weights,
         adapters=settings.adapters,
+        takes_adapters=fixed.takes_adapters,
         runs_in_torch=fixed.runs_in_torch,
         chat_template=fixed.chat_template,
         is_beside_another=generation is not None and not generation.is_alone,

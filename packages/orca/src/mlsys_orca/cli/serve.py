@@ -97,6 +97,12 @@ def serve(
         float | None, typer.Option(min=1, help="Seconds for which ended batches and files stay; by default a day.")
     ] = None,
     model_control: ModelControlled = False,
+    enable_lora: Annotated[
+        bool,
+        typer.Option(
+            "--enable-lora", help="Run in torch's operators, so that adapters may come later (--model-control)."
+        ),
+    ] = False,
     single_process: Annotated[
         bool, typer.Option("--single-process", help="Run all in one process, which nothing restarts.")
     ] = False,
@@ -151,6 +157,7 @@ def serve(
         device=device,
         encoder=encoder,
         chat_template=chat_template,
+        takes_adapters=enable_lora,
         runs_in_torch=compiler is not None,
         model_control=model_control,
         journal=kept,

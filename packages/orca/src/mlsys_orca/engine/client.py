@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import closing
@@ -9,11 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_orca.engine.adapters import AdapterTable
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import KnownAnswer, Requests, Streams, TokenStream
+from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
 from mlsys_orca.scheduling.policy import DEFAULT_POLICY
 from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult, Progress
+
+_LOOK_S = 0.02  # between two looks if a request still runs under an adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +66,8 @@ class EngineShape:
     num_blocks: int  # K/V blocks
     block_size: int  # K/V slots in a block
     kv_nbytes: int
-    adapters: frozenset[str]  # names that a request may give
+    adapters: Mapping[str, str]  # those there from the start: name -> key
+    takes_adapters: bool  # more may be added while it runs
     has_encoder: bool
     is_batch_invariant: bool  # the same bits in any batch
     streams_tokens: bool  # the policy gives tokens as they come
@@ -123,6 +129,9 @@ class EngineClient(ABC):
         self.shape, self.config, self.stats = shape, config, stats
         self.num_of_batches = 0  # of the unfinished requests, those of batches, which nobody waits behind
         self._requests, self._streams = requests, streams
+        self._adapters = AdapterTable(shape.adapters)
+        self._changing = asyncio.Lock()  # which adapters there are
+        self._retiring: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> Self:
         self.start()
@@ -168,8 +177,72 @@ class EngineClient(ABC):
 
     @property
     def adapters(self) -> frozenset[str]:
-        """Names of the adapters that a request may give."""
-        return self.shape.adapters
+        """Names of the adapters that there are now."""
+        return self._adapters.names
+
+    def adapter_key(self, name: str) -> str | None:
+        """Return what a request under the adapter of that name gives; None: there is none."""
+        return self._adapters.key_of(name)
+
+    async def load_adapter(self, name: str, files: AdapterFiles, *, replaces: bool = False) -> None:
+        """Add an adapter; when this returns, requests under it may come.
+
+        Args:
+            name: For clients.
+            files: Its contents.
+            replaces: One of that name may be there: requests that run under it end under it.
+
+        Raises:
+            InvalidInputError: the name is taken, the model takes no adapters, or the adapter does not fit it.
+            ServingError: a worker could not load it.
+        """
+        if not self.shape.takes_adapters:
+            raise InvalidInputError(
+                f"{self.shape.name} runs in native kernels, which know no adapters: start the server with "
+                "--enable-lora or an --adapter, or reload it with one"
+            )
+        async with self._changing:
+            if not replaces and self.adapter_key(name) is not None:
+                raise InvalidInputError(f"there is an adapter {name!r} already: unload it first, or replace it")
+            key = files.key_of(name)
+            if key not in self._adapters.installed:
+                await self._install(key, files)
+            before = self._adapters.add(name, key)
+        if before is not None and before != key:
+            self._retire(before)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take an adapter away: no more requests under it come, running ones end under it.
+
+        Raises:
+            InvalidInputError: there is none of that name.
+        """
+        async with self._changing:
+            if self.adapter_key(name) is None:
+                raise InvalidInputError(f"there is no adapter {name!r} (there are: {sorted(self.adapters)})")
+            key = self._adapters.remove(name)
+        self._retire(key)
+
+    def _retire(self, key: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._drop_when_unused(key))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def _drop_when_unused(self, key: str) -> None:
+        while self._adapters.is_used(key):
+            await asyncio.sleep(_LOOK_S)
+        async with self._changing:
+            if not self._adapters.is_named(key) and key in self._adapters.installed:
+                self._adapters.forget(key)
+                await self._drop(key)
+
+    @abstractmethod
+    async def _install(self, key: str, files: AdapterFiles) -> None:
+        """Have the model know an adapter under ``key``."""
+
+    @abstractmethod
+    async def _drop(self, key: str) -> None:
+        """Have the model forget an adapter."""
 
     @property
     def num_unfinished(self) -> int:
@@ -196,14 +269,18 @@ class EngineClient(ABC):
             )
         if request.num_encoder_tokens and request.sampling.num_prompt_logprobs is not None:
             raise InvalidInputError("an encoder's tokens have no log-probabilities: leave out prompt_logprobs and echo")
-        if request.adapter is not None and request.adapter not in self.adapters:
+        if request.adapter is not None and request.adapter not in self._adapters.installed:
             raise InvalidInputError(f"there is no adapter {request.adapter!r} (there are: {sorted(self.adapters)})")
         self.check_room()
         if known is None or not known.tokens or not (self.shape.goes_on and self.shape.streams_tokens):
-            return TokenStream(request, self._requests, self._streams, self.stats)
-        progress = Progress(tuple(token.token_id for token in known.tokens))
-        request = replace(request, progress=progress)
-        return TokenStream(request, self._requests, self._streams, self.stats, known)
+            stream = TokenStream(request, self._requests, self._streams, self.stats)
+        else:
+            progress = Progress(tuple(token.token_id for token in known.tokens))
+            request = replace(request, progress=progress)
+            stream = TokenStream(request, self._requests, self._streams, self.stats, known)
+        if request.adapter is not None:
+            self._adapters.use(request.adapter, stream)
+        return stream
 
     def check_room(self, num_more: int = 1) -> None:
         """See whether ``num_more`` requests may wait.

@@ -6,6 +6,8 @@ reads tokens as iterations complete; closing the stream early cancels the reques
 
 from __future__ import annotations
 
+import asyncio
+
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import Registry
 from mlsys_core.serving import LoopRecorder
@@ -14,6 +16,7 @@ from mlsys_orca.engine.core import EngineCore, plan_kv_tokens
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import Streams, TokenStream
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
 
 __all__ = ["BusyError", "Engine", "EngineConfig", "TokenStream", "plan_kv_tokens"]
 
@@ -59,7 +62,7 @@ class Engine(EngineClient):
         )
         streams.is_live = core.shape.streams_tokens
         super().__init__(core.shape, config, core.loop, streams, stats)
-        self.core = core
+        self.core, self._loaded = core, loaded
         self.block_tables, self.pool = core.block_tables, core.pool  # to be read
         if core.pool is not None:
             core.pool.on_placed = stats.placed
@@ -75,6 +78,16 @@ class Engine(EngineClient):
 
     async def ready(self) -> None:
         """Return: requests wait for nobody."""
+
+    async def _install(self, key: str, files: AdapterFiles) -> None:
+        await asyncio.to_thread(self._model().add, key, files)
+
+    async def _drop(self, key: str) -> None:
+        self._model().remove(key)
+
+    def _model(self) -> AdaptedDecoder:
+        assert isinstance(self._loaded.model, AdaptedDecoder)
+        return self._loaded.model
 
     def close(self) -> None:
         """Stop: unfinished requests are cancelled. Idempotent."""

@@ -6,10 +6,12 @@ import asyncio
 
 from mlsys_core.errors import ServingError
 from mlsys_core.serving.processes import Boxes, SupervisorLink
+from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineClient, EngineConfig, EngineCounts, EngineShape, Recoveries
 from mlsys_orca.engine.fleet.fleet import Fleet
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import Streams
+from mlsys_orca.model.adapters import AdapterFiles
 
 _LOOK_S = 0.002  # between two looks if a worker serves
 
@@ -54,6 +56,12 @@ class RemoteEngine(EngineClient):
             if self._fleet.failure is not None:
                 raise ServingError("no worker could be started") from self._fleet.failure
             await asyncio.sleep(_LOOK_S)
+
+    async def _install(self, key: str, files: AdapterFiles) -> None:
+        await self._fleet.load_adapter(wire.LoadAdapter(key, files.source, files.config, files.weights))
+
+    async def _drop(self, key: str) -> None:
+        self._fleet.unload_adapter(key)
 
     def close(self) -> None:
         """Stop: unfinished requests are cancelled. Idempotent; from any thread."""

@@ -105,6 +105,11 @@ class TokenStream:
             raise
         self._submitted_s = self._last_s = stats.submitted(request.request_id, len(request.prompt_token_ids))
 
+    @property
+    def is_closed(self) -> bool:
+        """True if its request has ended, as its reader knows, or was cancelled."""
+        return self._is_closed
+
     def __aiter__(self) -> Self:
         return self
 

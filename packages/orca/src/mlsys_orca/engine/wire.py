@@ -59,6 +59,24 @@ class Alone(msgspec.Struct, array_like=True, tag=3):
     handle: int | None  # None: all may run from now on
 
 
+class LoadAdapter(msgspec.Struct, array_like=True, tag=4):
+    """Front to worker: know an adapter; answered with AdapterLoaded.
+
+    Requests under it come after that, or after this message to a worker that follows one which had answered.
+    """
+
+    key: str
+    source: str  # the directory, for messages
+    config: bytes  # the contents of its files
+    weights: bytes
+
+
+class UnloadAdapter(msgspec.Struct, array_like=True, tag=5):
+    """Front to worker: forget an adapter that no request uses."""
+
+    key: str
+
+
 class Token(msgspec.Struct, array_like=True):
     """One token of one request."""
 
@@ -130,8 +148,15 @@ class Ready(msgspec.Struct, array_like=True, tag=14):
     counts: EngineCounts
 
 
-Command = Start | Submit | Cancel | Alone
-Report = Iteration | Lost | Kept | Placed | Ended | Ready
+class AdapterLoaded(msgspec.Struct, array_like=True, tag=16):
+    """Worker to front: an adapter is there, or cannot be."""
+
+    key: str
+    error: str | None
+
+
+Command = Start | Submit | Cancel | Alone | LoadAdapter | UnloadAdapter
+Report = Iteration | Lost | Kept | Placed | Ended | Ready | AdapterLoaded
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode

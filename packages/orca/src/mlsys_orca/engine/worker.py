@@ -25,6 +25,7 @@ from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.engine.deadline import IterationDeadline
 from mlsys_orca.engine.iteration_trace import Run
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SamplingParams
 from mlsys_orca.scheduling.request import GenerationResult
@@ -61,6 +62,7 @@ class Worker:
         self._deadline = IterationDeadline()
         self._writing = threading.Lock()
         self._guides: dict[str, GrammarGuide] = {}  # by request
+        self._loading: dict[str, threading.Thread] = {}  # by the adapter's key
         self._told: dict[str, tuple[int, ...]] = {}  # block tables that the front knows, by request
         self._core = EngineCore(
             settings.loaded,
@@ -94,6 +96,33 @@ class Worker:
                 self._core.loop.call(partial(self._hold_all_but, command.handle))
             case wire.Start():
                 self._start(command)
+            case wire.LoadAdapter():
+                # Beside the other messages: a large one takes longer than a worker may leave those lying.
+                thread = threading.Thread(target=self._load_adapter, args=(command,), name="orca-adapter", daemon=True)
+                self._loading[command.key] = thread
+                thread.start()
+            case wire.UnloadAdapter():
+                self._finish_loading(command.key)
+                self._adapted.remove(command.key)
+
+    @property
+    def _adapted(self) -> AdaptedDecoder:
+        model = self._settings.loaded.model
+        assert isinstance(model, AdaptedDecoder), "the front has checked it"
+        return model
+
+    def _load_adapter(self, command: wire.LoadAdapter) -> None:
+        error = None
+        try:
+            self._adapted.add(command.key, AdapterFiles(command.source, command.config, command.weights))
+        except MlsysError as raised:
+            error = str(raised)
+        self._send(wire.AdapterLoaded(command.key, error))
+
+    def _finish_loading(self, key: str) -> None:
+        thread = self._loading.pop(key, None)
+        if thread is not None:
+            thread.join()
 
     def _start(self, command: wire.Start) -> None:
         self._reach("started")
@@ -116,6 +145,13 @@ class Worker:
 
     def _submit(self, command: wire.Submit) -> None:
         request_id = str(command.handle)
+        if command.adapter is not None:
+            self._finish_loading(command.adapter)
+            model = self._settings.loaded.model
+            if isinstance(model, AdaptedDecoder) and command.adapter not in model.adapters:
+                error = f"this worker could not load the adapter {command.adapter!r}"
+                self._send(wire.Ended(command.handle, None, None, error, is_input_error=False))
+                return
         try:
             sampling = wire.sampling_of(command)
             guide = None

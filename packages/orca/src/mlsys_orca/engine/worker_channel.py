@@ -28,7 +28,9 @@ class WorkerChannel:
         pid: Its process id.
         end: The socket, which the channel owns.
         loop: The event loop.
+        on_adapter: Called when the worker has loaded an adapter, or cannot; a standby does so too.
         on_closed: Called once, when the worker has closed its end: it is dead.
+        on_adapter: Called when the worker has loaded an adapter, or cannot; a standby does so too.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class WorkerChannel:
         loop: asyncio.AbstractEventLoop,
         *,
         on_closed: Callable[[WorkerChannel], None],
+        on_adapter: Callable[[WorkerChannel, wire.AdapterLoaded], None],
     ) -> None:
         end.setblocking(False)
         self.number, self.num_sent = number, 0  # messages
@@ -48,7 +51,7 @@ class WorkerChannel:
         self.on_report: Callable[[wire.Report], None] | None = (
             None  # called with each report; set it with the first message
         )
-        self._on_closed = on_closed
+        self._on_closed, self._on_adapter = on_closed, on_adapter
         self._frames, self._unsent = FrameReader(), bytearray()
         self._is_waiting = False  # for room in the socket
         self._is_closed = False
@@ -102,8 +105,11 @@ class WorkerChannel:
             while data := self._socket.recv(_RECEIVE_NBYTES):
                 self._heard_s = time.monotonic()
                 for payload in self._frames.feed(data):
-                    if self.on_report is not None:
-                        self.on_report(wire.decode_report(payload))
+                    report = wire.decode_report(payload)
+                    if isinstance(report, wire.AdapterLoaded):
+                        self._on_adapter(self, report)
+                    elif self.on_report is not None:
+                        self.on_report(report)
         except BlockingIOError:
             return
         except OSError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlsys_orca.backends.native.decoder import NativeDecoder
@@ -32,6 +33,7 @@ class LoadedModel:
     tokenizer: Tokenizer  # for the front; knows the ids that end a generation
     chat_template: ChatTemplate | None  # None: the file has none, so chat requests cannot be served
     generation: GenerationDefaults
+    adapters: Mapping[str, str] = field(default_factory=dict)  # name -> key under which the model has it
     device: str = "cpu"  # the registered name of the device that the model runs on
 
     @property

@@ -23,14 +23,16 @@ def load(
     device: str = "cpu",
     weights: str | None = None,
     adapters: Mapping[str, str] | None = None,
+    takes_adapters: bool = False,
     runs_in_torch: bool = False,
     chat_template: Path | None = None,
     is_beside_another: bool = False,
 ) -> LoadedModel:
     """Resolve and load ``model`` with a progress bar on stderr.
 
-    ``adapters`` are directories by name. ``runs_in_torch`` keeps the model from native kernels, so that its layers can
-    be compiled. With ``is_beside_another`` model in memory it is seen first whether this one fits.
+    ``adapters`` are directories by name; with ``takes_adapters`` more may be added later. ``runs_in_torch`` keeps the
+    model from native kernels, so that its layers can be compiled. With ``is_beside_another`` model in memory it is seen
+    first whether this one fits.
 
     Raises:
         InvalidInputError: as ``load_by_name``; or an adapter does not fit.
@@ -50,22 +52,25 @@ def load(
 
         from mlsys_orca.loading.registered import load_by_name  # here: the bar shows while torch is imported
 
+        in_torch = bool(adapters) or takes_adapters or runs_in_torch
         if is_beside_another:
             from mlsys_orca.loading.room import check_room
 
-            in_torch = bool(adapters) or runs_in_torch
             check_room(path, dtype=dtype, weights=weights, runs_in_torch=in_torch, device=device)
-        given = {"dtype": dtype, "weights": weights, "backend": "torch" if adapters or runs_in_torch else None}
+        given = {"dtype": dtype, "weights": weights, "backend": "torch" if in_torch else None}
         context = LoadContext(
             device=device,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
             options={name: value for name, value in given.items() if value is not None},
         )
         loaded = load_by_name(path, context)
-    if adapters:
-        from mlsys_orca.model.adapters import AdaptedDecoder
+    if adapters or takes_adapters:
+        from mlsys_orca.model.adapters import AdaptedDecoder, read_adapter
 
-        loaded = replace(loaded, model=AdaptedDecoder(loaded.model, adapters))
+        files = {name: read_adapter(path) for name, path in (adapters or {}).items()}
+        keys = {name: found.key_of(name) for name, found in files.items()}
+        adapted = AdaptedDecoder(loaded.model, {keys[name]: found for name, found in files.items()})
+        loaded = replace(loaded, model=adapted, adapters=keys)
     if chat_template is not None:
         loaded = replace(loaded, chat_template=_read_template(chat_template, loaded))
     return loaded

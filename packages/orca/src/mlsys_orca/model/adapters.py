@@ -3,6 +3,9 @@
 An adapter adds ``scale * (x A^T) B^T`` to some products. Its rows of the flattened batch are gathered, so that each
 adapter costs two thin products more, and rows without one nothing. Read from PEFT's directories. The products are
 torch's: a model with adapters runs in torch's operators.
+
+Adapters may come and go while the model runs. The engine holds each under a key made of its name and its contents, so
+that nothing of one is taken for another's: neither keys and values in kept blocks, nor requests that still run.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +23,9 @@ from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, RotatedBy
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.families import model_family
-from mlsys_orca.model.weights.damage import json_object, readable
+from mlsys_orca.model.weights.damage import MAX_JSON_NBYTES, json_object_of, readable
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -42,6 +46,44 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """Contents of a PEFT directory, read once: what becomes of the directory then changes nothing."""
+
+    source: str  # the directory, for messages
+    config: bytes
+    weights: bytes  # safetensors
+
+    def key_of(self, name: str) -> str:
+        """Return the key of these contents under the name ``name``.
+
+        Example:
+            >>> AdapterFiles("a", b"{}", b"").key_of("pirate")
+            'pirate@44136fa355b3678a'
+        """
+        digest = sha256(self.config)
+        digest.update(self.weights)
+        return f"{name}@{digest.hexdigest()[:16]}"
+
+
+def read_adapter(path: Path | str, *, max_nbytes: int | None = None) -> AdapterFiles:
+    """Read the adapter in directory ``path``; nothing of it is checked yet.
+
+    Raises:
+        InvalidInputError: a file is missing, is no regular file, cannot be read, or is larger than ``max_nbytes``.
+    """
+    where = Path(path).expanduser()
+    contents = {}
+    for name, most in ((CONFIG_FILE, MAX_JSON_NBYTES), (WEIGHTS_FILE, max_nbytes)):
+        with readable(where / name):
+            if not (where / name).is_file():
+                raise InvalidInputError(f"{where} is no PEFT adapter: it has no {name}")
+            if most is not None and (nbytes := (where / name).stat().st_size) > most:
+                raise InvalidInputError(f"{where / name} has {nbytes:,} bytes; {most:,} are the most here")
+            contents[name] = (where / name).read_bytes()
+    return AdapterFiles(str(where), contents[CONFIG_FILE], contents[WEIGHTS_FILE])
+
+
+@dataclass(frozen=True, slots=True)
 class LowRank:
     """Low-rank update of one product, or of some of its columns."""
 
@@ -53,7 +95,7 @@ class LowRank:
 class _Rows:
     """Rows of the current batch by adapter name; set before each forward."""
 
-    by_adapter: dict[str, Tensor] = field(default_factory=dict)  # name -> int64 [rows]
+    by_adapter: dict[str, Tensor] = field(default_factory=dict)  # key -> int64 [rows]
 
 
 class AdaptedLinear(nn.Module):
@@ -68,7 +110,7 @@ class AdaptedLinear(nn.Module):
         super().__init__()
         self.base = base
         self._rows = rows
-        self.parts: dict[str, list[tuple[int, LowRank]]] = {}  # adapter -> (first column, what is added there)
+        self.parts: dict[str, list[tuple[int, LowRank]]] = {}  # key -> (first column, what is added there)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply ``x`` [num_tokens, in_features] and add the adapters' updates -> [num_tokens, out_features]."""
@@ -85,7 +127,7 @@ class AdaptedDecoder:
 
     Args:
         decoder: In torch's operators; it is changed.
-        adapters: Name -> PEFT directory.
+        adapters: Name, or the key that requests give, -> PEFT directory or its contents.
 
     Raises:
         InvalidInputError: the model is of no kind that takes adapters, or one does not fit it, or it is damaged.
@@ -94,7 +136,7 @@ class AdaptedDecoder:
         >>> AdaptedDecoder(load_model(path, backend="torch").model, {"pirate": "adapters/pirate"})  # doctest: +SKIP
     """
 
-    def __init__(self, decoder: DecoderModel, adapters: Mapping[str, Path | str]) -> None:
+    def __init__(self, decoder: DecoderModel, adapters: Mapping[str, Path | str | AdapterFiles]) -> None:
         if not isinstance(decoder, Decoder):
             raise InvalidInputError(f"adapters go on a decoder in torch's operators, not on a {type(decoder).__name__}")
         self.decoder = decoder
@@ -102,11 +144,35 @@ class AdaptedDecoder:
         self.dtype = decoder.dtype
         self.device = decoder.device
         self._rows = _Rows()
-        products = _products(decoder, self._rows)
-        for name, path in adapters.items():
-            with readable(path):
-                _add(name, Path(path).expanduser(), products, decoder)
-        self.adapters = frozenset(adapters)
+        self._products = _products(decoder, self._rows)
+        self._keys: frozenset[str] = frozenset()
+        for key, found in adapters.items():
+            self.add(key, found if isinstance(found, AdapterFiles) else read_adapter(found))
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """Keys that a request may give."""
+        return self._keys
+
+    def add(self, key: str, files: AdapterFiles) -> None:
+        """Add an adapter; from any thread, while the model runs. A key that is there stays as it is.
+
+        Raises:
+            InvalidInputError: it does not fit the model, or is damaged; nothing of it is added.
+        """
+        if key in self._keys:
+            return
+        with readable(files.source):
+            made = _fitted(files, self._products, self.decoder)
+        for linear, parts in made.items():
+            linear.parts[key] = parts
+        self._keys |= {key}
+
+    def remove(self, key: str) -> None:
+        """Forget an adapter that no request uses any more; from any thread."""
+        self._keys -= {key}
+        for linear, _, _ in self._products.values():
+            linear.parts.pop(key, None)
 
     @property
     def module(self) -> Decoder:
@@ -168,13 +234,18 @@ def _linears(layer: nn.Module, config: ModelConfig) -> Iterator[tuple[nn.Module,
     yield mlp, "down", {"down": config.hidden_size}
 
 
-def _add(name: str, path: Path, products: Mapping[str, tuple[AdaptedLinear, int, int]], decoder: Decoder) -> None:
-    scale_of_rank = _read_config(path)
+def _fitted(
+    files: AdapterFiles, products: Mapping[str, tuple[AdaptedLinear, int, int]], decoder: Decoder
+) -> dict[AdaptedLinear, list[tuple[int, LowRank]]]:
+    """Return what the adapter adds to each product."""
+    path = files.source
+    scale_of_rank = _read_config(files)
     try:
-        tensors = load_file(path / WEIGHTS_FILE)
-    except (OSError, SafetensorError) as error:
+        tensors = load(files.weights)
+    except SafetensorError as error:
         raise InvalidInputError(f"{path} has no readable {WEIGHTS_FILE}: {error}") from error
     modules = {key.removeprefix(_PREFIX).rpartition(".lora_")[0] for key in tensors}
+    made: dict[AdaptedLinear, list[tuple[int, LowRank]]] = {}
     for module in sorted(modules):
         down, up = (tensors.get(f"{_PREFIX}{module}.lora_{side}.weight") for side in "AB")
         if module not in products or down is None or up is None:
@@ -194,7 +265,8 @@ def _add(name: str, path: Path, products: Mapping[str, tuple[AdaptedLinear, int,
         part = LowRank(
             down.to(decoder.device, dtype), (up.float() * scale_of_rank(len(down))).to(decoder.device, dtype)
         )
-        linear.parts.setdefault(name, []).append((column, part))
+        made.setdefault(linear, []).append((column, part))
+    return made
 
 
 def _in_features(linear: nn.Module) -> int:
@@ -202,10 +274,11 @@ def _in_features(linear: nn.Module) -> int:
     return int(features)
 
 
-def _read_config(path: Path) -> Any:
+def _read_config(files: AdapterFiles) -> Any:
     """Return the function from a rank to the scale."""
+    path = files.source
     try:
-        raw = json_object(path / CONFIG_FILE)
+        raw = json_object_of(files.config, f"{path}/{CONFIG_FILE}")
         alpha, use_rslora = float(raw["lora_alpha"]), bool(raw.get("use_rslora"))
     except (InvalidInputError, ValueError, KeyError, TypeError) as error:
         raise InvalidInputError(f"{path} is no PEFT adapter: {CONFIG_FILE}: {error!r}") from error

@@ -13,7 +13,9 @@ from itertools import count
 from mlsys_core.errors import ServingError
 from mlsys_core.serving import FinishReason
 from mlsys_core.serving.processes import Boxes, Death, SupervisorLink
+from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineConfig, EngineCounts, EngineShape, Recoveries
+from mlsys_orca.engine.fleet.adapters import WorkerAdapters
 from mlsys_orca.engine.fleet.kept_blocks import chain_of
 from mlsys_orca.engine.fleet.listeners import Listeners
 from mlsys_orca.engine.fleet.replica import Replica
@@ -59,6 +61,7 @@ class Fleet:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the event loop's
         self._standbys: list[WorkerChannel] = []
+        self._adapters = WorkerAdapters()
         self._deaths: dict[int, Death] = {}  # by worker, of those whose sockets have not told yet
         self._closed: dict[int, WorkerChannel] = {}  # the reverse
         self._hung: set[int] = set()  # workers that were killed since an iteration took too long
@@ -106,6 +109,29 @@ class Fleet:
         chain = chain_of(request, self._block_size)
         loads = [replica.load(chain) for replica in self.replicas]
         return self.replicas[choose(loads, max_batch_size=self._max_batch_size)]
+
+    # --- adapters
+
+    async def load_adapter(self, command: wire.LoadAdapter) -> None:
+        """Have all workers, and those to come, know an adapter.
+
+        Raises:
+            InvalidInputError: it does not fit the model.
+        """
+        await self._adapters.load(command, self._workers())
+
+    def unload_adapter(self, key: str) -> None:
+        """Have all workers forget an adapter, also one of the start."""
+        self._adapters.unload(key, self._workers())
+
+    def _workers(self) -> list[WorkerChannel]:
+        return [*self._standbys, *(replica.worker for replica in self.replicas if replica.worker is not None)]
+
+    def _on_adapter_loaded(self, worker: WorkerChannel, report: wire.AdapterLoaded) -> None:
+        if not self._adapters.on_loaded(worker, report):
+            _log.error("worker %d cannot load an adapter that the others have: %s", worker.number, report.error)
+            with suppress(OSError):
+                self._link.kill(worker.number)
 
     # --- life
 
@@ -155,7 +181,11 @@ class Fleet:
 
     def _add_worker(self, number: int, pid: int, end: socket.socket) -> None:
         assert self._loop is not None
-        self._standbys.append(WorkerChannel(number, pid, end, self._loop, on_closed=self._on_closed))
+        worker = WorkerChannel(
+            number, pid, end, self._loop, on_closed=self._on_closed, on_adapter=self._on_adapter_loaded
+        )
+        self._adapters.greet(worker)
+        self._standbys.append(worker)
         self._promote()
 
     def _promote(self) -> None:
@@ -167,6 +197,7 @@ class Fleet:
 
     def _on_closed(self, worker: WorkerChannel) -> None:
         """Note that a worker's socket is closed: it is dead, and the supervisor will tell of what."""
+        self._adapters.on_closed(worker)
         if worker in self._standbys:
             self._standbys.remove(worker)
         for replica in self.replicas:

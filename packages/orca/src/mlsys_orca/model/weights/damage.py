@@ -60,12 +60,21 @@ def json_object(path: Path, *, max_nbytes: int = MAX_JSON_NBYTES) -> dict[str, A
     with readable(path):
         if (nbytes := path.stat().st_size) > max_nbytes:
             raise InvalidInputError(f"{path} has {nbytes:,} bytes; a file of this name has at most {max_nbytes:,}")
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
-        except RecursionError as error:
-            raise InvalidInputError(f"{path} is no valid JSON: it is nested too deep") from error
-        except ValueError as error:
-            raise InvalidInputError(f"{path} is no valid JSON: {error}") from error
+        return json_object_of(path.read_bytes(), path)
+
+
+def json_object_of(text: bytes, path: Path | str) -> dict[str, Any]:
+    """Return the object in the JSON text of the file ``path``.
+
+    Raises:
+        InvalidInputError: it is no JSON, nested too deep, or no object.
+    """
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+    except RecursionError as error:
+        raise InvalidInputError(f"{path} is no valid JSON: it is nested too deep") from error
+    except ValueError as error:
+        raise InvalidInputError(f"{path} is no valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidInputError(f"{path} holds {type(value).__name__}, not an object")
     return value

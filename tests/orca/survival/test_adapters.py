@@ -1,0 +1,137 @@
+"""Adapters outlive workers and fronts, and so do the requests under them; those loaded at run time too."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import signal
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+from mlsys_core.serving.processes import can_supervise
+
+from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
+from tests.orca.survival.clients import answer
+from tests.orca.survival.commands import Served, served
+
+pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
+NAMES = ("tiny", "start", "later")
+
+
+@pytest.fixture(scope="module")
+def made() -> ModuleType:
+    path = Path(__file__).parents[1] / "test_adapters.py"
+    spec = importlib.util.spec_from_file_location("orca_test_adapters", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, made: ModuleType) -> list[str]:
+    model = write_gguf(tmp_path / "tiny.gguf", tiny_metadata() | {"llama.context_length": 1024}, tiny_tensors())
+    for seed, name in enumerate(("start", "later", "other")):
+        made.write_adapter(tmp_path / name, seed, list(made.PRODUCTS))
+    options = ["--name", "tiny", "--dtype", "fp32", "--model-control", "--adapter", f"start={tmp_path / 'start'}"]
+    return [str(model), *options]
+
+
+def load(server: Served, path: Path, name: str = "later") -> None:
+    answer = server.post("/v1/load_lora_adapter", lora_name=name, lora_path=str(path))
+    assert answer.status_code == 200, answer.text
+
+
+def body(model: str) -> dict[str, Any]:
+    fields = {"temperature": 0, "ignore_eos": True, "stream": True, "logprobs": 2}
+    return {"model": model, "prompt": "hello hello hello hello", "max_tokens": 200, **fields}
+
+
+async def ask(url: str, model: str) -> list[Any]:
+    async with httpx.AsyncClient(timeout=None) as client:
+        return await answer(client, url, body(model))
+
+
+def texts(found: list[Any]) -> list[str]:
+    return [event["text"] for event in found]
+
+
+def is_up(server: Served) -> bool:
+    try:
+        return httpx.get(f"{server.url}/health", timeout=None).status_code == 200
+    except httpx.TransportError:  # a connection that the dead one had taken
+        return False
+
+
+def kill_worker(server: Served) -> int:
+    oldest = server.processes("mlsys-worker")[0]
+    oldest.kill()
+    return oldest.pid
+
+
+def test_requests_under_adapters_survive_their_workers(arguments: list[str], tmp_path: Path) -> None:
+    with served(*arguments) as server:
+        load(server, tmp_path / "later")
+        expected = {name: asyncio.run(ask(server.url, name)) for name in NAMES}
+        assert len({str(texts(found)) for found in expected.values()}) == 3
+        # What follows must not depend on what is on the disk.
+        for file in (tmp_path / "later").iterdir():
+            file.unlink()
+
+        async def killed(model: str) -> list[Any]:
+            running = asyncio.create_task(ask(server.url, model))
+            for _ in range(3):
+                await asyncio.sleep(0.15)
+                kill_worker(server)
+            return await running
+
+        for name in NAMES:  # alone in its batches, as before: the same to the last bit
+            assert asyncio.run(killed(name)) == expected[name]
+
+        async def all_together() -> list[list[Any]]:
+            running = [asyncio.create_task(ask(server.url, name)) for name in NAMES * 2]
+            for _ in range(3):
+                await asyncio.sleep(0.3)
+                kill_worker(server)
+            return await asyncio.gather(*running)
+
+        # In torch's operators the last digits depend on who else is in the batch; the text does not here.
+        for name, found in zip(NAMES * 2, asyncio.run(all_together()), strict=True):
+            assert texts(found) == texts(expected[name])
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+        (deaths,) = [float(line.split()[-1]) for line in lines if line.startswith("mlsys_orca_worker_deaths_total")]
+        assert deaths > 3
+
+
+def test_adapters_outlive_fronts_generations_and_reloads(arguments: list[str], tmp_path: Path) -> None:
+    with served(*arguments, "--replicas", "2") as server:
+
+        def names() -> set[str]:
+            return {card["id"] for card in server.get("/v1/models")["data"]}
+
+        load(server, tmp_path / "later")
+        assert server.post("/v1/unload_lora_adapter", lora_name="start").status_code == 200
+        expected = texts(asyncio.run(ask(server.url, "later")))
+        assert names() == {"tiny", "later"}
+        for name in ("mlsys-front", "mlsys-generatio"):
+            (process,) = server.processes(name)
+            process.kill()
+            process.wait()
+            while not is_up(server):
+                pass
+            found = names()
+            assert found == {"tiny", "later"}
+            assert texts(asyncio.run(ask(server.url, "later"))) == expected
+        before = server.get("/v1/reload")["generation"]
+        server.process.send_signal(signal.SIGHUP)
+        while server.get("/v1/reload")["generation"] == before or server.get("/v1/reload")["status"] != "serving":
+            pass
+        assert names() == {"tiny", "later"}
+        assert texts(asyncio.run(ask(server.url, "later"))) == expected
+        load(server, tmp_path / "other", "start")
+        assert server.reload().returncode == 0
+        assert names() == {"tiny", "later", "start"}
