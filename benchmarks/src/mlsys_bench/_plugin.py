@@ -56,6 +56,11 @@ SUITES = {
         "windtunnel.tables:run",
         ("cpu",),
     ),
+    "windtunnel-coverage": (
+        "What translates, and how exactly, beside skl2onnx and Hummingbird; also mlsys windtunnel bench coverage.",
+        "windtunnel.coverage.suite:run",
+        ("cpu",),
+    ),
     "windtunnel-search": ("Sets of fine-tuning options, by validation rows alone.", "windtunnel.search:run", ("cpu",)),
     "windtunnel-training": (
         "Rows a second of a training step, the kernel beside torch.",

@@ -35,6 +35,7 @@ _WHAT = {
     "orca-paper": "The ORCA paper's comparison",
     "orca-peers-offline": "Serving against peers, all requests at once",
     "orca-peers-online": "Serving against peers, Poisson arrivals",
+    "windtunnel-coverage": "What translates, beside skl2onnx and Hummingbird",
     "windtunnel-infer": "Exact answers against peers",
     "windtunnel-search": "Fine-tuning options on validation rows",
     "windtunnel-tables": "Tables of the experiments, one line a fit",

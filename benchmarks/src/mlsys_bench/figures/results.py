@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[4]
 RESULTS = ROOT / "benchmarks" / "results"
 PROCESSORS = {
     "zen3": "Zen 3 (AVX2)",
+    "zen5": "Zen 5 (AVX-512, bf16)",
     "zen4": "Zen 4 (AVX-512, bf16)",
     "icx": "Ice Lake (AVX-512)",
     "spr": "Sapphire Rapids (AVX-512, AMX)",

@@ -213,6 +213,19 @@ def infer(name: str) -> str:
     return table(["model", "rows", *forms], rows)
 
 
+def coverage(name: str) -> str:
+    """Return the outcomes of translations, by family of sources and translator."""
+    outcomes = ("exact", "host", "close", "refused", "crashed", "wrong")
+    found = load(name)["results"]
+    rows = []
+    for family in dict.fromkeys(line["family"] for line in found):
+        sources = [line for line in found if line["family"] == family]
+        for index, translator in enumerate(key for key in found[0] if key not in ("family", "name")):
+            counts = [sum(line[translator]["outcome"] == each for line in sources) for each in outcomes]
+            rows.append([family if index == 0 else "", translator, *(str(count or "") for count in counts)])
+    return table(["sources", "translator", *outcomes], rows)
+
+
 def _best_time(found: Mapping[str, Any], cases: tuple[str, ...], size: str) -> float | None:
     times = [found[case]["median_s"][size] for case in cases if size in found.get(case, {}).get("median_s", {})]
     return min(times, default=None)

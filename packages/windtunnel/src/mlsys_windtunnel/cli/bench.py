@@ -12,7 +12,9 @@ from mlsys_core.cli.registered import Device
 def bench(
     tables: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TABLE]...", help="5.3, 5.4, 5.5, 5.6, nearby, outside, ratings; all if none."),
+        typer.Argument(
+            metavar="[TABLE]...", help="5.3, 5.4, 5.5, 5.6, nearby, outside, ratings; all if none. Or coverage alone."
+        ),
     ] = None,
     datasets: Annotated[
         list[str] | None,
@@ -44,6 +46,8 @@ def bench(
 ) -> None:
     """Run the experiments of the dissertation's section 5.4: tables 5.3 to 5.6, nearby, outside, ratings.
 
+    ``coverage`` translates hundreds of fitted sources and compares the answers, beside skl2onnx and Hummingbird.
+
     Each finished fit is a line of OUT/NAME.jsonl: the same command goes on where it was stopped. The report of all
     finished ones is OUT/NAME.html and NAME.json. XGBoost and CatBoost are run where they are installed. The suite is in
     mlsys-bench; in a checkout: pip install -e benchmarks.
@@ -52,6 +56,9 @@ def bench(
 
     Example: mlsys windtunnel bench 5.4 --data flights-3m --rows 300000 --seeds 2
     """
+    if tables == ["coverage"]:
+        run_named("windtunnel-coverage", quick=quick, device=device, threads=threads, out=out)
+        return
     name = f"{name}-quick" if quick else name
     run_named(
         "windtunnel-tables",

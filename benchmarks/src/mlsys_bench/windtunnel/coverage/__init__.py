@@ -1,0 +1,1 @@
+"""What translates, and how exactly, beside other translators: pipelines, every estimator, and the contestants."""
