@@ -47,14 +47,12 @@ def test_generate_answers_every_line_and_goes_on_where_it_ended(tmp_path: Path):
     assert answers[3]["text"].startswith("A cat is")
     output.write_text(whole[: len(whole) // 2])  # as if it had been killed while it wrote
     kept = output.read_text().rpartition("\n")[0]
-    assert orca("generate", str(source), *options).returncode == 0
+    refused = orca("generate", str(source), *options)
+    assert refused.returncode == 2
+    assert "--resume" in refused.stderr
+    assert orca("generate", str(source), *options, "--resume").returncode == 0
     assert output.read_text() == whole
     assert whole.startswith(kept)
-    other = tmp_path / "other.txt"
-    other.write_text("something else\n")
-    refused = orca("generate", str(source), "--output", str(other))
-    assert refused.returncode == 2
-    assert "holds something else" in refused.stderr
 
 
 def test_generate_reads_a_pipe(tmp_path: Path):

@@ -33,6 +33,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
         try:
             assert process.stdout is not None
             server = Server(process, int(process.stdout.readline()))
+            children = []
             while httpx.get(f"{server.url}/health", timeout=None).status_code != 200:
                 time.sleep(0.01)
             children = psutil.Process(process.pid).children(recursive=True)

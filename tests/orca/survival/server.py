@@ -5,6 +5,9 @@
 in a prompt crashes. ``memory``: a worker that computes token 67 in a prompt may take no more than so many bytes beyond
 what it has, and tries to. ``max_deaths``, ``num_immediate`` and ``backoff_s``: of the restart budget. ``defect``: the
 scheduler raises at its call of that number, once. ``no_pool``: as with a policy that keeps no RequestPool.
+``batches``: a folder for files and batches; when one of their steps is reached for the n-th time, ``[step, n]`` in
+``batch_step``, the whole server is killed. ``full``: no file may become larger than so many bytes, from when a log was
+opened.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import json
 import mmap
 import os
 import resource
+import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +28,7 @@ from mlsys_core.serving.http import HttpConfig, ServerAddress
 from mlsys_core.serving.http.port import BoundPort
 from mlsys_core.serving.processes import RestartBudget
 from mlsys_orca.api.errors import ERROR_FORMAT
+from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.supervised import serve_supervised
 from mlsys_orca.backends.native.decoder import NativeDecoder
@@ -67,9 +73,40 @@ def plant_defect(number: int) -> None:
     RequestPool.update_from_output = counted  # type: ignore[method-assign]
 
 
+def killer(step: str, number: int) -> Callable[[str], None]:
+    """Return a function that kills the whole server when the front reaches ``step`` for the n-th time."""
+    left = number
+
+    def reach(reached: str) -> None:
+        nonlocal left
+        left -= reached == step
+        if left == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return reach
+
+
+def filler(nbytes: int) -> Callable[[str], None]:
+    """Return a function that lets no file become larger when the front has opened a log."""
+
+    def reach(reached: str) -> None:
+        if reached == "opened":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
+
+    return reach
+
+
 def main() -> int:
     torch.set_num_threads(1)
     options = json.loads(sys.argv[2])
+    journal = None
+    if "batches" in options:
+        reach = killer(*options.get("batch_step", ("", 1)))
+        if "full" in options:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # which may be a file, too
+            reach = filler(options["full"])
+        journal = JournalConfig(folder=Path(options["batches"]), reach=reach)
     loaded = load_model(Path(sys.argv[1]), dtype="fp32")
     assert isinstance(loaded.model, NativeDecoder)
     loaded.model.__class__ = Poisoned
@@ -104,6 +141,7 @@ def main() -> int:
                 num_immediate=options.get("num_immediate", 8),
                 backoff_s=options.get("backoff_s", 0.1),
             ),
+            journal=journal,
             crash_points=CrashPoints(options.get("step"), options.get("number", 1)),
         )
 

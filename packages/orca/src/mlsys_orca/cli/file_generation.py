@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.api import chat, completions
 from mlsys_orca.api.answers import collect
-from mlsys_orca.api.service import GenerationParameters, ModelService
+from mlsys_orca.api.service import GenerationParameters, Identity, ModelService
 from pydantic import ValidationError
+
+_SYNC_S = 1.0  # between two times that the disk has all that was written
 
 
 def read_items(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -40,25 +46,10 @@ def read_items(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             raise InvalidInputError(f"line {number} begins with a brace and is no JSON object: {error}") from error
 
 
-def num_done(path: Path) -> int:
-    """Count the answers that ``path`` holds from an earlier run; a last line that was cut short is removed.
-
-    Raises:
-        InvalidInputError: its lines are not numbered from 0: it was written by something else.
-    """
-    if not path.exists():
-        return 0
-    whole = path.read_bytes()
-    kept = whole[: whole.rfind(b"\n") + 1]
-    if len(kept) < len(whole):
-        path.write_bytes(kept)
-    try:
-        numbers = [json.loads(line)["index"] for line in kept.splitlines()]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidInputError(f"{path} exists and holds something else: give another --output") from error
-    if numbers != list(range(len(numbers))):
-        raise InvalidInputError(f"{path} exists, and its answers are not in order: give another --output")
-    return len(numbers)
+def num_items(source: Path) -> int:
+    """Return how many items a file has for :func:`read_items`."""
+    with source.open(encoding="utf-8") as lines:
+        return sum(1 for line in lines if line.strip())
 
 
 def parameters_of(
@@ -91,6 +82,7 @@ async def generate_all(
     defaults: dict[str, Any],
     as_chat: bool,
     first_index: int = 0,
+    seed_of: Callable[[int], int],
     on_done: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Answer ``items``, twice an iteration's worth of them at a time, and write a line for each in their order.
@@ -102,16 +94,19 @@ async def generate_all(
         defaults: Fields of requests that items leave out.
         as_chat: True if a text is a question, False if it is to be continued.
         first_index: Index of the first item.
+        seed_of: Returns the seed of an item that brings none, by its index.
         on_done: Called with the tokens of each answer as it is written.
     """
     room = asyncio.Semaphore(2 * service.engine.config.max_batch_size)
     finished: dict[int, dict[str, Any]] = {}
-    next_index = first_index
+    next_index, synced_s = first_index, time.monotonic()
 
     async def answer(index: int, item: dict[str, Any]) -> None:
-        nonlocal next_index
+        nonlocal next_index, synced_s
         try:
-            whole = (await collect(await service.start(parameters_of(item, defaults, service, as_chat=as_chat))))[0]
+            identity = replace(Identity.draw(), seed=seed_of(index))
+            parameters = parameters_of(item, defaults, service, as_chat=as_chat)
+            whole = (await collect(await service.start(parameters, identity=identity)))[0]
             result: dict[str, Any] = {
                 "text": whole.text,
                 "finish_reason": whole.finish_reason,
@@ -132,8 +127,18 @@ async def generate_all(
             output.flush()
             on_done(line.get("num_tokens", 0))
             next_index += 1
+        if time.monotonic() - synced_s > _SYNC_S:
+            synced_s = time.monotonic()
+            await asyncio.to_thread(_sync, output)
 
     async with asyncio.TaskGroup() as tasks:
         for index, item in enumerate(items, first_index):
             await room.acquire()
             tasks.create_task(answer(index, item))
+    _sync(output)
+
+
+def _sync(output: TextIO) -> None:
+    """Have the disk know what was written, if it goes to one."""
+    with suppress(OSError, ValueError):  # a pipe, a terminal, a text in memory
+        os.fsync(output.fileno())

@@ -32,8 +32,11 @@ def generate(
         str, typer.Option(help="A name from 'mlsys models list', a GGUF file, or a directory.")
     ] = DEFAULT_MODEL,
     output: Annotated[
-        Path | None, typer.Option(help="Where answers go, as JSON lines; what it has is not done again. None: stdout.")
+        Path | None, typer.Option(help="Where answers go, as JSON lines; a new file. None: stdout.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on behind the answers that --output has of the same input.")
+    ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue texts instead of answering them in a chat.")] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer at most.")] = 256,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
@@ -53,63 +56,69 @@ def generate(
 ) -> None:
     """Answer each line of a file; the answers are JSON lines, in the file's order.
 
-    A line is a text, or an object with "prompt" or "messages" and any further field of the HTTP endpoints. Run it again
-    with the same --output and it goes on where it ended.
+    A line is a text, or an object with "prompt" or "messages" and any further field of the HTTP endpoints. With
+    --resume a run that was killed goes on where it ended; OUTPUT.resume notes the input and the settings.
 
     Example: mlsys orca generate questions.txt --output answers.jsonl
     """
     import asyncio
 
-    from mlsys_orca.cli.file_generation import generate_all, num_done, read_items
+    from mlsys_orca.cli.file_generation import generate_all, num_items, read_items
+    from mlsys_orca.cli.resumption import going_on
 
     if source != "-" and not Path(source).is_file():
         raise InvalidInputError(f"there is no file {source!r}; give a file with a prompt per line, or -")
-    done = 0 if output is None else num_done(output)
-    loaded = load(
-        model,
-        dtype,
-        device=device,
-        weights=weights,
-        adapters=adapter_directories(adapter or []),
-        runs_in_torch=compiler is not None,
-        chat_template=chat_template,
-    )
-    from mlsys_orca.api.server import make_service, model_name
-    from mlsys_orca.engine.engine import EngineConfig
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    # Whatever answers depend on, and is not in the input.
+    settings = {"model": model, "adapters": adapter, "raw": raw, "max_tokens": max_tokens, "temperature": temperature}
+    settings |= {"top_p": top_p, "seed": seed, "dtype": dtype, "weights": weights, "device": device}
+    settings |= {"chat_template": None if chat_template is None else str(chat_template)}
+    with going_on(output, source, settings, resumes=resume) as standing:
+        loaded = load(
+            model,
+            dtype,
+            device=device,
+            weights=weights,
+            adapters=adapter_directories(adapter or []),
+            runs_in_torch=compiler is not None,
+            chat_template=chat_template,
+        )
+        from mlsys_orca.api.server import make_service, model_name
+        from mlsys_orca.engine.engine import EngineConfig
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    as_chat = not raw and loaded.chat_template is not None
-    defaults: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    config = EngineConfig(
-        max_batch_size=max_batch_size,
-        max_model_len=max_model_len,
-        num_threads=num_threads_of(threads),
-        policy="paged",
-        memory_pool=memory_pool,
-        compiler=compiler,
-        num_draft_tokens=speculate,
-    )
-    service = make_service(loaded, model_name(model), config)
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with (
-        sys.stdin if source == "-" else Path(source).open(encoding="utf-8") as lines,
-        sys.stdout if output is None else output.open("a", encoding="utf-8") as answers,
-        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
-        service.engine,
-    ):
-        total = None if source == "-" else sum(map(bool, map(str.strip, Path(source).read_text("utf-8").splitlines())))
-        task = progress.add_task("answering", total=total, completed=done)
-        items = islice(read_items(lines), done, None)
-        with kept_out_of_collections():
-            asyncio.run(
-                generate_all(
-                    service,
-                    items,
-                    answers,
-                    defaults=defaults,
-                    as_chat=as_chat,
-                    first_index=done,
-                    on_done=lambda _: progress.advance(task),
+        as_chat = not raw and loaded.chat_template is not None
+        defaults: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+        config = EngineConfig(
+            max_batch_size=max_batch_size,
+            max_model_len=max_model_len,
+            num_threads=num_threads_of(threads),
+            policy="paged",
+            memory_pool=memory_pool,
+            compiler=compiler,
+            num_draft_tokens=speculate,
+        )
+        service = make_service(loaded, model_name(model), config)
+        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+        with (
+            sys.stdin if source == "-" else Path(source).open(encoding="utf-8") as lines,
+            sys.stdout if output is None else output.open("a", encoding="utf-8") as answers,
+            Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+            service.engine,
+        ):
+            total = None if source == "-" else num_items(Path(source))
+            task = progress.add_task("answering", total=total, completed=standing.num_done)
+            items = islice(read_items(lines), standing.num_done, None)
+            with kept_out_of_collections():
+                asyncio.run(
+                    generate_all(
+                        service,
+                        items,
+                        answers,
+                        defaults=defaults,
+                        as_chat=as_chat,
+                        first_index=standing.num_done,
+                        seed_of=standing.seed_of,
+                        on_done=lambda _: progress.advance(task),
+                    )
                 )
-            )

@@ -22,6 +22,10 @@ _log = logging.getLogger(__name__)
 _NOTE_NBYTES = 1 << 16  # kept free for the states of batches, when results find no room
 
 
+class NothingToldError(InvalidInputError):
+    """A log has no state in it: its server died before anybody heard of the batch."""
+
+
 class RunningBatch:
     """A batch that has not ended: its log, and which of its requests have.
 
@@ -31,7 +35,8 @@ class RunningBatch:
         kept: Its state, of a new batch; None: as the log says.
 
     Raises:
-        InvalidInputError: the log cannot be opened, or says nothing.
+        NothingToldError: the log says nothing.
+        InvalidInputError: it cannot be opened.
         JournalUnavailableError: the disk is full.
     """
 
@@ -49,7 +54,7 @@ class RunningBatch:
             if kept is not None:
                 self.note(kept)
             elif not hasattr(self, "kept"):
-                raise InvalidInputError(f"{path} says nothing of its batch")
+                raise NothingToldError(f"{path} says nothing of its batch")
         except BaseException:
             self.log.close()
             raise
@@ -121,6 +126,8 @@ class BatchStore:
         for path in disk.batches.glob("batch_*.log"):
             try:
                 found.append(RunningBatch(disk, path))
+            except NothingToldError:
+                path.unlink()
             except (InvalidInputError, ValidationError) as error:
                 _log.warning("%s: this batch is left out", error)
                 path.rename(path.with_suffix(".bad"))
