@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from mlsys_core.serving.http import BackgroundServer, HttpConfig
+from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
@@ -20,17 +21,22 @@ Serve = Callable[..., AbstractContextManager[tuple[str, Engine]]]
 
 @pytest.fixture
 def serve(make_gguf: Callable[..., Path]) -> Serve:
-    """``with serve(EngineConfig options, http=HttpConfig options, template=Jinja text) as (url, engine)``."""
+    """``with serve(EngineConfig options, http=HttpConfig options, template=Jinja, journal=...) as (url, engine)``."""
     tiny = load_model(make_gguf(), dtype="fp32")
 
     @contextmanager
     def serve(
-        http: dict[str, Any] | None = None, template: str | None = None, **options: Any
+        http: dict[str, Any] | None = None,
+        template: str | None = None,
+        journal: JournalConfig | None = None,
+        **options: Any,
     ) -> Iterator[tuple[str, Engine]]:
         config = EngineConfig(**{"max_batch_size": 4, "max_model_len": 96, "policy": "chunked", **options})
         loaded = tiny if template is None else replace(tiny, chat_template=ChatTemplate(template))
         service = make_service(loaded, "tiny", config)
-        with BackgroundServer(make_app(service, HttpConfig(validation_status=400, **(http or {})))) as server:
+        with BackgroundServer(
+            make_app(service, HttpConfig(validation_status=400, **(http or {})), journal=journal)
+        ) as server:
             yield server.url, service.engine
 
     return serve

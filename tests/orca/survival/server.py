@@ -8,6 +8,7 @@ scheduler raises at its call of that number, once. ``no_pool``: as with a policy
 ``batches``: a folder for files and batches; when one of their steps is reached for the n-th time, ``[step, n]`` in
 ``batch_step``, the whole server is killed. ``full``: no file may become larger than so many bytes, from when a log was
 opened.
+``journal``: its folder; ``journal_step``: the front is killed when it comes to that step for the ``number``-th time.
 """
 
 from __future__ import annotations
@@ -97,6 +98,20 @@ def filler(nbytes: int) -> Callable[[str], None]:
     return reach
 
 
+def kill_once(step: str, number: int) -> Callable[[str], None]:
+    """Have the process that comes to ``step`` of the journal for that time killed; the one after it lives on."""
+    calls = mmap.mmap(-1, 8)
+
+    def reach(reached: str) -> None:
+        if reached == f"stream {step}":
+            made = int.from_bytes(calls[:], "little") + 1
+            calls[:] = made.to_bytes(8, "little")
+            if made == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return reach
+
+
 def main() -> int:
     torch.set_num_threads(1)
     options = json.loads(sys.argv[2])
@@ -123,7 +138,15 @@ def main() -> int:
         num_draft_tokens=options.get("speculate", 0),
         num_replicas=options.get("replicas", 1),
     )
-    http = HttpConfig(validation_status=400)
+    http = HttpConfig(validation_status=400, api_keys=options.get("api_keys", ()), open_paths=("/health",))
+    if "journal" in options:
+        reach = kill_once(options["journal_step"], options.get("number", 1)) if "journal_step" in options else None
+        journal = JournalConfig(
+            folder=Path(options["journal"]),
+            sync=options.get("sync", "interval"),
+            max_nbytes=options.get("journal_nbytes", 1 << 30),
+            **({} if reach is None else {"reach": reach}),
+        )
 
     def on_ready(service: ModelService, address: ServerAddress) -> None:
         print(address.port, flush=True)

@@ -10,13 +10,14 @@ from mlsys_core.serving.http import Router, cancel_on_disconnect
 from pydantic import Field, model_validator
 
 from mlsys_orca.api.answer_reader import AnswerForm
-from mlsys_orca.api.answers import STREAMED, collect, num_values, streamed
+from mlsys_orca.api.answers import STREAMED, collect, num_values
 from mlsys_orca.api.chat_answer import ChatCompletion, chat_completion, chat_events
 from mlsys_orca.api.chat_messages import Message, NamedTool, Tool
 from mlsys_orca.api.conversation import Conversation, ToolUse, prepare
 from mlsys_orca.api.fields import MAX_MESSAGES, Generating, Neutral, ResponseFormat
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.reasoning import Effort
+from mlsys_orca.api.resume.keeper import AnswerKeeper, identity_of
 from mlsys_orca.api.service import GenerationParameters, ModelService, text_options
 from mlsys_orca.scheduling.batch import MAX_LOGPROBS
 
@@ -153,7 +154,7 @@ def _conversation(body: ChatCompletionRequest) -> Conversation:
     )
 
 
-def add_routes(router: Router, service: ModelService) -> None:
+def add_routes(router: Router, service: ModelService, keeper: AnswerKeeper) -> None:
     """Add the route ``/v1/chat/completions``."""
     tokenizer = service.loaded.tokenizer
 
@@ -162,10 +163,10 @@ def add_routes(router: Router, service: ModelService) -> None:
         """Answer a conversation, whole or as a stream of server-sent events."""
         service.check_counts(body.model, num_choices=body.n or 1)
         parameters, form = await service.front.run(parameters_of, body, service, size=body_size(request))
-        generation = await service.start(parameters, user=body.user)
+        generation = await service.start(parameters, user=body.user, identity=identity_of(request))
         if body.stream:
             events = chat_events(generation, tokenizer, form, include_usage=body.include_usage)
-            return streamed(generation, events)
+            return await keeper.streamed(request, generation, events)
         answers = await cancel_on_disconnect(request, collect(generation))
         return await service.front.answer(
             lambda: chat_completion(generation, answers, tokenizer, form),

@@ -25,7 +25,6 @@ from mlsys_orca.api.answers import (
     merged,
     num_values,
     prompt_logprobs,
-    streamed,
 )
 from mlsys_orca.api.fields import (
     MAX_CHOICES,
@@ -39,6 +38,7 @@ from mlsys_orca.api.fields import (
     grammar_from,
 )
 from mlsys_orca.api.front import body_size
+from mlsys_orca.api.resume.keeper import AnswerKeeper, identity_of
 from mlsys_orca.api.service import Generation, GenerationParameters, ModelService, text_options
 from mlsys_orca.api.text_stream import FinishReason
 from mlsys_orca.scheduling.batch import SampledToken
@@ -222,7 +222,7 @@ async def completion_events(
     yield DONE
 
 
-def add_routes(router: Router, service: ModelService) -> None:
+def add_routes(router: Router, service: ModelService, keeper: AnswerKeeper) -> None:
     """Add the route ``/v1/completions``."""
     tokenizer = service.loaded.tokenizer
 
@@ -232,9 +232,9 @@ def add_routes(router: Router, service: ModelService) -> None:
         num_choices = body.best_of or body.n or 1
         service.check_counts(body.model, num_prompts=len(body.prompts), num_choices=num_choices)
         parameters = await service.front.run(parameters_of, body, service, size=body_size(request))
-        generation = await service.start(parameters, user=body.user)
+        generation = await service.start(parameters, user=body.user, identity=identity_of(request))
         if body.stream:
-            return streamed(generation, completion_events(generation, body, tokenizer))
+            return await keeper.streamed(request, generation, completion_events(generation, body, tokenizer))
         answers = await cancel_on_disconnect(request, collect(generation))
         return await service.front.answer(
             lambda: completion(generation, answers, body, tokenizer), size=num_values(answers)

@@ -6,7 +6,7 @@ both parsing and checking happen in a thread of the :class:`.front.Front`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -89,8 +89,13 @@ def read_body(body: bytes, model: type[BaseModel], validation_status: int) -> Ba
         raise HttpError(info.message, http_status=info.status, error_code=info.code, param=info.param) from None
 
 
-def intake_route(front: Front) -> type[APIRoute]:
-    """Return the class of routes whose bodies ``front`` admits and reads."""
+def intake_route(front: Front, go_on: Callable[[Request], Awaitable[Response | None]]) -> type[APIRoute]:
+    """Return the class of routes whose bodies ``front`` admits and reads.
+
+    Args:
+        front: Its threads.
+        go_on: Answers a request that comes back to a stream; None: it is no such request.
+    """
 
     class IntakeRoute(APIRoute):
         """A route of FastAPI's whose body arrives checked."""
@@ -104,6 +109,8 @@ def intake_route(front: Front) -> type[APIRoute]:
             checked: type[BaseModel] = model
 
             async def read(request: Request) -> Response:
+                if (rest := await go_on(request)) is not None:
+                    return rest
                 return await handler(_CheckedRequest(request, front, checked))
 
             return read

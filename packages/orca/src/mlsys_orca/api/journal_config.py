@@ -21,7 +21,8 @@ class JournalConfig:
     folder: Path
     sync: SyncPolicy = "interval"
     max_nbytes: int = 1 << 30  # of all files and batches; the journal of streams has as much
-    keep_s: float | None = None  # for which ended work is kept; None: a day for batches
+    keep_s: float | None = None  # that ended work is kept; None: a day for batches, ten minutes for streams
+    is_passing: bool = False  # the folder ends with the server: streams are not written there
     reach: Callable[[str], None] = lambda _: None  # called with the names of steps, for tests
 
 
@@ -33,6 +34,6 @@ def kept_or_passing(config: JournalConfig | None) -> Iterator[JournalConfig]:
         return
     folder = Path(tempfile.mkdtemp(prefix="mlsys-orca-"))
     try:
-        yield JournalConfig(folder=folder, sync="never")
+        yield JournalConfig(folder=folder, sync="never", is_passing=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

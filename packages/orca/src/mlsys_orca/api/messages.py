@@ -11,12 +11,13 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json
 
 from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader, read_whole
-from mlsys_orca.api.answers import STREAMED, Whole, collect, merged, named_event, streamed
+from mlsys_orca.api.answers import STREAMED, Whole, collect, merged, named_event
 from mlsys_orca.api.conversation import prepare
 from mlsys_orca.api.errors import MESSAGES_ERRORS, MESSAGES_PATH
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.messages_fields import MessagesRequest
 from mlsys_orca.api.parts import Part, call_id
+from mlsys_orca.api.resume.keeper import AnswerKeeper, identity_of
 from mlsys_orca.api.service import Generation, GenerationParameters, ModelService
 from mlsys_orca.api.text_stream import TextOptions
 from mlsys_orca.scheduling.batch import SamplingParams
@@ -203,7 +204,7 @@ async def message_events(generation: Generation, form: AnswerForm) -> AsyncGener
     yield _event("message_stop")
 
 
-def add_routes(router: Router, service: ModelService) -> None:
+def add_routes(router: Router, service: ModelService, keeper: AnswerKeeper) -> None:
     """Add the route ``/v1/messages``."""
 
     @router.post(MESSAGES_PATH, response_model=MessagesAnswer, responses=STREAMED | MESSAGES_ERRORS)
@@ -212,8 +213,8 @@ def add_routes(router: Router, service: ModelService) -> None:
         user = None if body.metadata is None else body.metadata.user_id
         service.check_counts(body.model)
         parameters, form = await service.front.run(parameters_of, body, service, size=body_size(request))
-        generation = await service.start(parameters, user=user)
+        generation = await service.start(parameters, user=user, identity=identity_of(request))
         if body.stream:
-            return streamed(generation, message_events(generation, form))
+            return await keeper.streamed(request, generation, message_events(generation, form))
         (whole,) = await cancel_on_disconnect(request, collect(generation))
         return await service.front.answer(lambda: _answer(generation, whole, form))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mlsys_orca.api.answers import Spent, TokenDetails, Whole, named_event
 from mlsys_orca.api.parts import Part, call_id
-from mlsys_orca.api.responses_fields import ResponsesRequest, Status
+from mlsys_orca.api.responses_fields import End, ResponsesRequest, Status
 from mlsys_orca.api.service import Generation
 
 
@@ -85,14 +85,22 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens"]
 
 
+class ResponseError(BaseModel):
+    """Error that ended an answer which its client had left to itself."""
+
+    code: str
+    message: str
+
+
 class ResponsesAnswer(BaseModel):
     """Answer of ``POST /v1/responses``."""
 
     id: str
     object: Literal["response"] = "response"
     created_at: int
-    status: Status
-    error: None = None
+    background: bool = False
+    status: Status | End
+    error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
@@ -230,6 +238,7 @@ def answer_of(
     return ResponsesAnswer(
         id=generation.answer_id,
         created_at=generation.created,
+        background=bool(body.background),
         status=status,
         incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut else None,
         instructions=body.instructions,

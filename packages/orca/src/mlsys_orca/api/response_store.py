@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlsys_core.serving.http import HttpError
@@ -16,7 +17,8 @@ class StoredResponse:
     """One answer."""
 
     answer: bytes  # JSON, as it was sent
-    items: bytes  # JSON: all of the conversation, the answer's own items last
+    items: bytes  # JSON: all of the conversation, the answer's own items last; empty: it has not ended
+    owner: str = ""  # digest of the API key that asked
 
     @property
     def nbytes(self) -> int:
@@ -26,6 +28,9 @@ class StoredResponse:
 
 class ResponseStore:
     """Answers by id, of at most so many bytes together. Thread-safe.
+
+    Args:
+        max_nbytes: Bytes of all of them.
 
     Example:
         >>> store = ResponseStore(max_nbytes=1200)
@@ -41,6 +46,8 @@ class ResponseStore:
 
     def __init__(self, *, max_nbytes: int = MAX_NBYTES) -> None:
         self._max_nbytes = max_nbytes
+        # Called with an answer's id, and the answer if it is kept from now on; None: it has left.
+        self.on_change: Callable[[str, StoredResponse | None], None] = lambda *_: None
         self._nbytes = 0
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self._lock = threading.Lock()
@@ -48,37 +55,42 @@ class ResponseStore:
     def put(self, response_id: str, stored: StoredResponse) -> None:
         """Keep an answer; others leave for it. One that is larger than the whole store is not kept."""
         with self._lock:
+            before = self._responses.pop(response_id, None)
+            self._nbytes -= 0 if before is None else before.nbytes
             if stored.nbytes > self._max_nbytes:
                 return
             self._responses[response_id] = stored
             self._nbytes += stored.nbytes
+            self.on_change(response_id, stored)
             while self._nbytes > self._max_nbytes:
-                self._nbytes -= self._responses.popitem(last=False)[1].nbytes
+                left_id, left = self._responses.popitem(last=False)
+                self._nbytes -= left.nbytes
+                self.on_change(left_id, None)
 
-    def get(self, response_id: str) -> StoredResponse:
-        """Return an answer.
+    def get(self, response_id: str, owner: str = "") -> StoredResponse:
+        """Return an answer, for the one who asked for it.
 
         Raises:
             HttpError: 404, there is none of that id.
         """
         with self._lock:
             stored = self._responses.get(response_id)
-            if stored is None:
+            if stored is None or stored.owner != owner:
                 raise _unknown(response_id)
             self._responses.move_to_end(response_id)
             return stored
 
-    def delete(self, response_id: str) -> None:
-        """Drop an answer.
+    def delete(self, response_id: str, owner: str = "") -> None:
+        """Drop an answer, for the one who asked for it.
 
         Raises:
             HttpError: 404, there is none of that id.
         """
+        stored = self.get(response_id, owner)
         with self._lock:
-            stored = self._responses.pop(response_id, None)
-            if stored is None:
-                raise _unknown(response_id)
-            self._nbytes -= stored.nbytes
+            if self._responses.pop(response_id, None) is not None:
+                self._nbytes -= stored.nbytes
+                self.on_change(response_id, None)
 
 
 def _unknown(response_id: str) -> HttpError:

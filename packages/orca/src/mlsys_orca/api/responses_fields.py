@@ -13,6 +13,7 @@ from mlsys_orca.api.fields import MAX_MESSAGES, Body, Labelled, Neutral, Text
 from mlsys_orca.api.reasoning import Effort
 
 Status = Literal["completed", "incomplete", "in_progress"]
+End = Literal["cancelled", "failed"]  # of a whole answer that did not come to its own
 _CALLER: Neutral = {"caller": (None, {"type": "direct"}), "namespace": (None,), "async": (None, False)}
 
 
@@ -162,7 +163,6 @@ class ResponsesRequest(Labelled):
 
     neutral: ClassVar[Neutral] = {
         "access_programs": (None, []),
-        "background": (None, False),
         "background_options": (None,),
         "context_management": (None,),
         "conversation": (None,),
@@ -186,6 +186,7 @@ class ResponsesRequest(Labelled):
     reasoning: Reasoning | None = None
     previous_response_id: str | None = Field(default=None, max_length=256)
     store: bool | None = None
+    background: bool | None = Field(default=None, description="Answer at once; the client comes back for the rest.")
 
     @model_validator(mode="after")
     def _of_a_conversation(self) -> ResponsesRequest:
@@ -196,6 +197,8 @@ class ResponsesRequest(Labelled):
             raise ValueError(f"'tool_choice' names {self.tool_choice.name!r}, which is none of 'tools'")
         if self.tool_choice == "required" and not names:
             raise ValueError("'tool_choice' is 'required', and there are no 'tools'")
+        if self.background and self.store is False:
+            raise ValueError("'background' needs an answer that is kept: leave out 'store'")
         if self.must_call and self.schema is not None:
             raise ValueError("a 'tool_choice' that asks for a call says what the answer is: leave out 'text.format'")
         return self

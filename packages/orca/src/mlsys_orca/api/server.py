@@ -19,6 +19,7 @@ from mlsys_orca.api.control import NO_CONTROL, ModelControl, restore_adapters
 from mlsys_orca.api.errors import ERROR_FORMAT
 from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.metrics import EngineMetrics
+from mlsys_orca.api.resume.keeper import AnswerKeeper
 from mlsys_orca.api.routes import make_router
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.engine.engine import Engine, EngineConfig
@@ -63,11 +64,11 @@ def make_app(
     Args:
         service: The model.
         http: Settings of the app.
-        journal: Where files and batches are kept; None: until the app ends.
+        journal: Where streams, files and batches are kept; None: until the app ends.
         control: What clients may change; its master has generations follow each other.
         logger: See ``create_app``.
     """
-    engine, batches = service.engine, Batches(service, journal)
+    engine, batches, keeper = service.engine, Batches(service, journal), AnswerKeeper.of(journal)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -78,9 +79,11 @@ def make_app(
             await engine.ready()
             await restore_adapters(service, control)
             follows = control.generation is not None and not control.generation.is_alone
+            await keeper.start(app)
             async with batches.open(app, waits=follows):
                 yield
         finally:
+            await keeper.close()
             await asyncio.to_thread(engine.close)
             service.front.close()
 
@@ -90,7 +93,7 @@ def make_app(
     registry.register(EngineMetrics(engine))
     return create_app(
         replace(http, uploads={**http.uploads, "/v1/files": MAX_UPLOAD_NBYTES}),
-        routers=[make_router(service, batches, control)],
+        routers=[make_router(service, keeper, batches, control)],
         lifespan=lifespan,
         on_drain=[batches.drain],
         on_retire=[batches.release],

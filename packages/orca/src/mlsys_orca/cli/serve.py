@@ -87,14 +87,20 @@ def serve(
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 429.")] = 256,
     journal: Annotated[
         Path | None,
-        typer.Option(help="A folder for files and batches, which then outlive the server. None: until it ends."),
+        typer.Option(
+            help="A folder for streams, files and batches, which then outlive the server; by default they end with it."
+        ),
     ] = None,
     journal_fsync: Annotated[
         str, typer.Option(help="When the disk has what is written there: always, interval (a second), never.")
     ] = "interval",
     journal_size: Annotated[int, typer.Option(min=1, help="Bytes there at most; more is refused with 503.")] = 1 << 30,
     journal_keep: Annotated[
-        float | None, typer.Option(min=1, help="Seconds for which ended batches and files stay; by default a day.")
+        float | None,
+        typer.Option(
+            min=1,
+            help="Seconds that ended work stays: a day for batches and files, ten minutes for streams.",
+        ),
     ] = None,
     model_control: ModelControlled = False,
     enable_lora: Annotated[

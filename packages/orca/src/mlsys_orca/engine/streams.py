@@ -82,6 +82,7 @@ class TokenStream:
         self._loop, self._streams, self._stats = loop, streams, stats
         self._items: asyncio.Queue[ScoredPrompt | SampledToken | Finished[Any]] = asyncio.Queue()
         self._num_tokens = self._num_known = 0
+        self.tap: Callable[[ScoredPrompt | SampledToken], None] | None = None  # called with each item as it is read
         self._is_complete = False  # its last token has come
         self._is_closed = False
         streams.open(request.request_id, asyncio.get_running_loop(), self._items.put_nowait)
@@ -123,6 +124,8 @@ class TokenStream:
                 if self._is_complete:  # a right guess behind a stop token: no part of the answer
                     continue
                 self._note(item)
+            if self.tap is not None and (self._num_tokens > self._num_known or not self._num_known):
+                self.tap(item)
             return item
         raise StopAsyncIteration
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import Message, Scope
@@ -47,13 +49,16 @@ class InsideClient:
         bare.user_middleware = []
         self._call = bare.build_middleware_stack()
 
-    async def post(self, path: str, body: bytes, *, request_id: str) -> InsideAnswer:
+    async def post(
+        self, path: str, body: bytes, *, request_id: str, extra: Mapping[str, Any] | None = None
+    ) -> InsideAnswer:
         """Return the answer to ``POST path``, whole; cancelling the call cancels the route.
 
         Args:
             path: As in a URL.
             body: JSON.
             request_id: For errors and logs.
+            extra: Further items of the request's scope, for the route.
         """
         scope: Scope = {
             "type": "http",
@@ -74,6 +79,7 @@ class InsideClient:
             "server": None,
             "state": {"request_id": request_id, "deadline": None},
             "app": self._app,
+            **(extra or {}),
         }
         attach(scope, RequestRecord(request_id=request_id, received_at=self._runtime.clock.now()))
         if len(body) > self._runtime.config.max_body_nbytes:

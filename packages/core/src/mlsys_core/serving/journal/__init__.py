@@ -6,16 +6,24 @@ from typing import TYPE_CHECKING
 
 from mlsys_core.lazy import lazy_exports
 
-__all__ = ["SYNC_POLICIES", "Journal", "JournalUnavailableError", "LogFile", "SyncPolicy", "make_folder"]
+__all__ = [
+    "SYNC_POLICIES",
+    "Journal",
+    "JournalInUseError",
+    "JournalUnavailableError",
+    "LogFile",
+    "SyncPolicy",
+    "make_folder",
+]
 
 if TYPE_CHECKING:
     from mlsys_core.serving.journal.journal import SYNC_POLICIES, Journal, SyncPolicy, make_folder
-    from mlsys_core.serving.journal.log_file import JournalUnavailableError, LogFile
+    from mlsys_core.serving.journal.log_file import JournalInUseError, JournalUnavailableError, LogFile
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "journal": ["SYNC_POLICIES", "Journal", "SyncPolicy", "make_folder"],
-        "log_file": ["JournalUnavailableError", "LogFile"],
+        "log_file": ["JournalInUseError", "JournalUnavailableError", "LogFile"],
     },
 )

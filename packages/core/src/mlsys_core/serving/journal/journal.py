@@ -33,11 +33,13 @@ class Journal:
             or when the system writes it ("never"). The death of processes loses nothing in any case; that of the
             machine does.
         max_nbytes: Size at most. What would make it larger is refused.
+        lock_s: Seconds to wait for another writer to end.
         least_nbytes: Size up to which the log is never rewritten.
         reach: See :class:`LogFile`; further steps: "snapshot written", "snapshot placed".
 
     Raises:
-        InvalidInputError: the folder cannot be made or written, or is another server's.
+        InvalidInputError: the folder cannot be made or written.
+        JournalInUseError: it is another server's.
 
     Example:
         >>> from tempfile import mkdtemp
@@ -55,6 +57,7 @@ class Journal:
         *,
         sync: SyncPolicy = "interval",
         max_nbytes: int = 1 << 30,
+        lock_s: float = 2.0,
         least_nbytes: int = 1 << 20,
         reach: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -64,7 +67,7 @@ class Journal:
         self._max_nbytes, self._least_nbytes = max_nbytes, least_nbytes
         self._path = folder / "journal.log"
         # Its lock, which is never renamed, says whose the folder is.
-        self._owner = LogFile(folder / "owner.log")
+        self._owner = LogFile(folder / "owner.log", lock_s=lock_s)
         try:
             self._log = LogFile(self._path, reach=reach)
         except BaseException:

@@ -13,7 +13,6 @@ from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving.journal.records import MAGIC, record, records
 
 _log = logging.getLogger(__name__)
-_LOCK_S = 2.0  # to wait for a writer that is just ending
 
 
 class JournalUnavailableError(ServingError):
@@ -23,6 +22,10 @@ class JournalUnavailableError(ServingError):
     error_code = "journal_unavailable"
 
 
+class JournalInUseError(InvalidInputError):
+    """Another process writes a journal."""
+
+
 class LogFile:
     """File of records with a single writer. A context manager.
 
@@ -30,10 +33,12 @@ class LogFile:
 
     Args:
         path: The file; it is made, with mode 0600, if it is not there. Its folder must be.
+        lock_s: Seconds to wait for another writer to end.
         reach: Called with the names of steps: "opened", "half appended", "appended", "synced"; for tests.
 
     Raises:
-        InvalidInputError: the file cannot be opened or written, is no log, or another process writes it.
+        InvalidInputError: the file cannot be opened or written, or is no log.
+        JournalInUseError: another process writes it.
 
     Example:
         >>> from tempfile import mkdtemp
@@ -44,14 +49,14 @@ class LogFile:
         [b'one', b'two']
     """
 
-    def __init__(self, path: Path, *, reach: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, path: Path, *, lock_s: float = 2.0, reach: Callable[[str], None] = lambda _: None) -> None:
         self.path, self._reach = path, reach
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InvalidInputError(f"the journal {path} cannot be written: {error.strerror}") from error
         try:
-            self._recover()
+            self._recover(lock_s)
             reach("opened")
         except BaseException:
             os.close(self._fd)
@@ -63,11 +68,11 @@ class LogFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _recover(self) -> None:
-        until = time.monotonic() + _LOCK_S
+    def _recover(self, lock_s: float) -> None:
+        until = time.monotonic() + lock_s
         while not _lock(self._fd):
             if time.monotonic() > until:
-                raise InvalidInputError(f"another server writes the journal {self.path}: give each its own")
+                raise JournalInUseError(f"another server writes the journal {self.path}: give each its own")
             time.sleep(0.01)
         data = self.path.read_bytes()
         if not MAGIC.startswith(data[: len(MAGIC)]):
