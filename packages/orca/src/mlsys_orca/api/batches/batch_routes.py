@@ -80,7 +80,7 @@ def add_routes(router: Router, batches: Batches) -> None:
             metadata=body.metadata,
         )
         output_keep_s = None if keep is None else checked_keep_s(keep.seconds, "output_expires_after")
-        batches.store.create(KeptBatch(batch=batch, owner=caller.owner, output_keep_s=output_keep_s))
+        await batches.store.create(KeptBatch(batch=batch, owner=caller.owner, output_keep_s=output_keep_s))
         batches.runner.wake()
         return batch
 
@@ -115,5 +115,6 @@ def add_routes(router: Router, batches: Batches) -> None:
                     error_code="batch_not_running",
                 )
             running.note(running.kept.moved("cancelling", time.time()))
+            await running.synced()
             batches.runner.wake()
         return find(batch_id, request).batch

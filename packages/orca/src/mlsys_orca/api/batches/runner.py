@@ -155,10 +155,11 @@ class BatchRunner:
         if running.kept.batch.status != "validating":  # cancelled meanwhile
             return
         if plan.errors:
-            self._fail(running, plan)
+            await self._fail(running, plan)
             return
         counts = RequestCounts(total=len(plan))
         running.note(running.kept.moved("in_progress", self._now(), request_counts=counts, model=plan.model))
+        await running.synced()
 
     async def _plan(self, running: RunningBatch) -> Plan:
         batch = running.kept.batch
@@ -177,15 +178,14 @@ class BatchRunner:
     async def _open(self, running: RunningBatch) -> None:
         plan, batch = await self._plan(running), running.kept.batch
         if len(plan) < batch.request_counts.total:  # somebody has taken the file away from below the server
-            self._fail(running, plan)
+            await self._fail(running, plan)
             return
         pending = deque(index for index in range(len(plan)) if index not in running.done)
         self._works[batch.id] = _Work(running, plan, pending)
 
-    def _fail(self, running: RunningBatch, plan: Plan) -> None:
+    async def _fail(self, running: RunningBatch, plan: Plan) -> None:
         failed = running.kept.moved("failed", self._now(), errors=BatchErrors(data=plan.errors))
-        self._store.end(running, failed)
-        running.kept = failed
+        await self._store.end(running, failed)
 
     async def _advance(self, work: _Work) -> None:
         running = work.running
@@ -201,6 +201,7 @@ class BatchRunner:
             await self._end(work, "cancelled")
         elif batch.status == "in_progress" and len(running.done) == batch.request_counts.total:
             running.note(running.kept.moved("finalizing", self._now()))
+            await running.synced()
         if running.kept.batch.status == "finalizing":
             await self._end(work, "completed")
 
@@ -216,7 +217,7 @@ class BatchRunner:
         }
         num_left = running.kept.batch.request_counts.total - len(running.done)
         counts = running.counts.model_copy(update={"failed": running.counts.failed + num_left})
-        self._store.end(running, running.kept.moved(status, self._now(), request_counts=counts, **names))  # type: ignore[arg-type]
+        await self._store.end(running, running.kept.moved(status, self._now(), request_counts=counts, **names))  # type: ignore[arg-type]
         self._works.pop(running.kept.batch.id, None)
         self._disk.config.reach("ended")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import mmap
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import HttpError
-from mlsys_core.serving.journal import LogFile
+from mlsys_core.serving.journal import JournalUnavailableError, LogFile
 from mlsys_core.serving.journal.records import records
 from pydantic import ValidationError
 
@@ -42,7 +43,7 @@ class RunningBatch:
 
     def __init__(self, disk: Disk, path: Path, kept: KeptBatch | None = None) -> None:
         self._disk = disk
-        self.log = LogFile(path, reach=disk.config.reach)
+        self.log, self.is_ended = LogFile(path, reach=disk.config.reach), False
         self.done: dict[int, bool] = {}  # by request: True if it failed
         try:
             for payload in self.log.payloads:
@@ -60,15 +61,27 @@ class RunningBatch:
             raise
 
     def note(self, kept: KeptBatch) -> None:
-        """Write the batch's new state.
+        """Write the batch's new state; :meth:`synced` waits until the disk has it.
 
         Raises:
             JournalUnavailableError: the disk is full.
         """
         self.log.append([state_record(kept)])
-        if self._disk.config.sync != "never":
-            self.log.sync()
         self.kept = kept
+
+    async def synced(self) -> None:
+        """Wait until the disk has all that was written, unless it need not; other work goes on meanwhile.
+
+        Raises:
+            JournalUnavailableError: the disk fails.
+        """
+        if self._disk.config.sync == "never":
+            return
+        try:
+            await asyncio.to_thread(self.log.sync)
+        except JournalUnavailableError:
+            if not self.is_ended:  # else a smaller file, which the disk has, has taken the log's place meanwhile
+                raise
 
     def add_result(self, index: int, line: bytes, *, has_failed: bool) -> None:
         """Write the end of one request, if it has not ended already.
@@ -150,8 +163,8 @@ class BatchStore:
             return _with_counts(running)
         return self._ended.get(batch_id)
 
-    def create(self, kept: KeptBatch) -> None:
-        """Begin a batch.
+    async def create(self, kept: KeptBatch) -> None:
+        """Begin a batch, and wait until the disk has it.
 
         Raises:
             JournalUnavailableError: the disk is full, or the batches have reached their bound.
@@ -159,25 +172,37 @@ class BatchStore:
         self._disk.check_room(_NOTE_NBYTES)
         path = self._log_path(kept.batch.id)
         try:
-            self.running[kept.batch.id] = RunningBatch(self._disk, path, kept)
+            running = RunningBatch(self._disk, path, kept)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        self._disk.sync_folder(path.parent)
+        try:
+            await running.synced()
+            await asyncio.to_thread(self._disk.sync_folder, path.parent)
+        except BaseException:
+            running.log.close()
+            path.unlink(missing_ok=True)
+            raise
+        self.running[kept.batch.id] = running
 
-    def end(self, running: RunningBatch, kept: KeptBatch) -> None:
+    async def end(self, running: RunningBatch, kept: KeptBatch) -> None:
         """Put a batch's last state in the place of its log.
 
         Raises:
             JournalUnavailableError: the disk is full.
         """
         batch_id = kept.batch.id
-        with self._disk.placing(self._disk.batches / f"{batch_id}.json") as file:
-            file.write(kept.model_dump_json().encode())
+        await asyncio.to_thread(self._write_end, kept)
+        running.kept = kept
         self._ended[batch_id] = kept
         del self.running[batch_id]
+        running.is_ended = True
         running.log.close()
         self._log_path(batch_id).unlink(missing_ok=True)
+
+    def _write_end(self, kept: KeptBatch) -> None:
+        with self._disk.placing(self._disk.batches / f"{kept.batch.id}.json") as file:
+            file.write(kept.model_dump_json().encode())
 
     def files_in_use(self) -> set[str]:
         """Return the ids of all files that a batch reads or will read, or has read and is still kept."""
