@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from pathlib import Path
 
+import openai
 import pytest
 import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.http import BackgroundServer, HttpConfig
+from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.cli.main import app
 from mlsys_orca.engine.embedding import TextEncoder, load_encoder, pack
+from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
 from typer.testing import CliRunner
 
@@ -165,3 +170,25 @@ def test_a_cross_encoder_scores_pairs_as_transformers_does(directory: Path, tmp_
 def test_an_encoder_without_such_a_head_scores_no_pairs(encoder: TextEncoder) -> None:
     with pytest.raises(InvalidInputError, match="no cross-encoder"):
         encoder.score("so", ["do"])
+
+
+def test_a_batch_of_embeddings(encoder: TextEncoder, tiny_gguf: Path) -> None:
+    encoder.name = "tiny-bert"
+    service = make_service(load_model(tiny_gguf, dtype="fp32"), "tiny", EngineConfig(max_model_len=96), encoder=encoder)
+    texts = ["plants need light", "so do we", "we", "light"]
+    bodies = [{"model": encoder.name, "input": text} for text in texts] + [{"model": "tiny", "input": "so"}]
+    lines = [
+        {"custom_id": str(index), "method": "POST", "url": "/v1/embeddings", "body": body}
+        for index, body in enumerate(bodies)
+    ]
+    with BackgroundServer(make_app(service, HttpConfig(validation_status=400))) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0)
+        file = client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        while (batch := client.batches.retrieve(batch.id)).status != "completed":
+            time.sleep(0.01)
+        found = [json.loads(line) for line in client.files.content(batch.output_file_id or "").text.splitlines()]
+        (error,) = client.files.content(batch.error_file_id or "").text.splitlines()
+    vectors = [line["response"]["body"]["data"][0]["embedding"] for line in found]
+    assert torch.equal(torch.tensor(vectors), torch.cat([encoder.embed([text]) for text in texts]))
+    assert json.loads(error)["response"]["status_code"] == 400
