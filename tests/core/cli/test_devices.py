@@ -14,6 +14,8 @@ from mlsys_core.plugins import installed_plugins
 # Commands without --device, and why they need none.
 WITHOUT = {
     "build": "compiles; kernels are a CPU's",
+    "cache clear": "files",
+    "cache list": "files",
     "doctor": "looks at every device",
     "models fetch": "files",
     "models list": "files",

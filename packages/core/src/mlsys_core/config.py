@@ -27,6 +27,7 @@ class Settings:
     debug: bool  # MLSYS_DEBUG=1: the command line shows tracebacks of MlsysError too
     kernel_level: str = "native"  # MLSYS_KERNEL_LEVEL: instructions of native kernels; mlsys_core.native.levels
     sanitizer: str | None = None  # MLSYS_SANITIZE=address,undefined or =thread: kernels are built with them
+    packed_nbytes: int = 20 << 30  # MLSYS_PACKED_GB: of all packed copies of models in the cache; 0: none are kept
     compiler: str | None = None  # CXX: the C++ compiler of native kernels; None: c++, g++ or clang++
 
 
@@ -36,6 +37,15 @@ def _names(value: str) -> frozenset[str]:
 
 def _flag(value: str) -> bool:
     return value.strip().lower() in {"1", "true", "yes", "on"}
+
+
+def _gigabytes(value: str) -> int:
+    try:
+        return int(float(value) * (1 << 30))
+    except (ValueError, OverflowError):
+        from mlsys_core.errors import InvalidInputError
+
+        raise InvalidInputError(f"MLSYS_PACKED_GB is {value!r}; it may be a number of GiB, 0 for none") from None
 
 
 def read_settings(environ: dict[str, str] | os._Environ[str]) -> Settings:
@@ -58,6 +68,7 @@ def read_settings(environ: dict[str, str] | os._Environ[str]) -> Settings:
         debug=_flag(environ.get("MLSYS_DEBUG", "")),
         kernel_level=environ.get("MLSYS_KERNEL_LEVEL", "").strip() or "native",
         sanitizer=environ.get("MLSYS_SANITIZE", "").strip() or None,
+        packed_nbytes=_gigabytes(environ.get("MLSYS_PACKED_GB", "").strip() or "20"),
         compiler=environ.get("CXX", "").strip() or None,
     )
 

@@ -17,6 +17,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
         "models": "List, fetch and locate models and data that need no hub.",
         "plugins": "List installed plugins, explain one, or write a new one.",
         "bench": "Run a benchmark suite against its peers.",
+        "cache": "Show or clear what is kept between runs.",
         "build": "Compile all native kernels ahead of their first use.",
         "serve": "Serve models with a registered engine.",
         "trace": "Summarise, view or export a recorded timeline.",

@@ -5,6 +5,7 @@ Second stage of loading a GGUF; :func:`mlsys_orca.loading.load.load_model` calls
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
 from mlsys_orca.model.families import model_family
 from mlsys_orca.model.gguf_config import GgufFields
 from mlsys_orca.model.limits import check_numbers
-from mlsys_orca.model.weights.checkpoint import Progress, WeightForm
+from mlsys_orca.model.weights.checkpoint import Checkpoint, Progress, WeightForm
 from mlsys_orca.model.weights.dequantize import check_types
 from mlsys_orca.model.weights.gguf_file import GgufFile
 from mlsys_orca.text.chat_template import ChatTemplate
@@ -35,8 +36,17 @@ def load_gguf(
     device: torch.device,
     weights: WeightForm = "float",
     progress: Progress | None = None,
+    noted: Callable[[Checkpoint], Checkpoint] | None = None,
 ) -> LoadedModel:
     """Load the model in GGUF file ``path``.
+
+    Args:
+        path: The file.
+        dtype: Of computing and of what is kept floating.
+        device: Where the weights go.
+        weights: The form of matrices.
+        progress: Called with the bytes of weights read so far and those in all.
+        noted: Wraps the file whose weights are read.
 
     Raises:
         InvalidInputError: the file is damaged, or the model needs something that is not implemented.
@@ -67,7 +77,9 @@ def load_gguf(
     return LoadedModel(
         name=path.stem,
         config=config,
-        model=family.load(config, file, dtype=dtype, device=device, weights=weights, progress=progress),
+        model=family.load(
+            config, noted(file) if noted else file, dtype=dtype, device=device, weights=weights, progress=progress
+        ),
         tokenizer=tokenizer,
         chat_template=None if template is None else _chat_template(template, tokenizer),
         generation=GenerationDefaults(),

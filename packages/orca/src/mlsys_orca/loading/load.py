@@ -6,6 +6,7 @@ Called by the process that will run the model; everything else of this package i
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -14,16 +15,19 @@ from mlsys_core.device import CudaDevice, get_device
 from mlsys_core.device.cuda_graphs import has_bf16
 from mlsys_core.errors import DeviceError, InvalidInputError
 
-from mlsys_orca.backends.native.decoder import to_native
+from mlsys_orca.backends.native.decoder import NativeDecoder, to_native
+from mlsys_orca.backends.native.kept import Copies, NotedCheckpoint, can_be_kept
 from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.backends.triton import to_gpu
 from mlsys_orca.loading.gguf import load_gguf
 from mlsys_orca.loading.huggingface import load_huggingface
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.model.decoder import DecoderModel
 from mlsys_orca.model.layers import has_packed_weights
-from mlsys_orca.model.weights.checkpoint import Progress, WeightForm
+from mlsys_orca.model.weights.checkpoint import Checkpoint, Progress, WeightForm
 from mlsys_orca.model.weights.damage import readable
 from mlsys_orca.model.weights.gguf_file import MAGIC
+from mlsys_orca.model.weights.quantized import QuantizedMatrix
 
 BACKENDS = ("auto", "native", "torch")
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -38,6 +42,7 @@ def load_model(
     backend: str = "auto",
     num_threads: int = 1,
     progress: Progress | None = None,
+    copies: Copies | None = None,
 ) -> LoadedModel:
     """Load a model, whatever its format: what the path holds decides.
 
@@ -57,6 +62,7 @@ def load_model(
         num_threads: torch's threads while loading; the process's number is restored after. More than one helps only
             where the cores are free: dequantising is many small operators, each of which waits for the whole team.
         progress: Called with the bytes of weights read so far and those in all.
+        copies: Where a packed copy of a quantised GGUF is kept, which later loads map; None: nowhere.
 
     Raises:
         InvalidInputError: there is no model at ``path``, it is damaged, or it needs something that is not implemented.
@@ -90,12 +96,40 @@ def load_model(
             loaded = load(where, dtype=wanted, device=target, weights=weights or "float", progress=progress)
             model = loaded.model if backend == "torch" else to_gpu(loaded.model)
             return replace(loaded, model=model, device=device)
-        loaded = load(where, dtype=wanted, device=target, weights=weights or "packed", progress=progress)
-        model = to_native(loaded.model, backend=backend)
+        is_packed = load is load_gguf and weights in (None, "packed")
+        if is_packed and copies and target.type == "cpu" and (copy := copies.path_of(where)):
+            loaded, model = _load_with_copy(where, copies, copy, dtype=wanted, backend=backend, progress=progress)
+        else:
+            loaded = load(where, dtype=wanted, device=target, weights=weights or "packed", progress=progress)
+            model = to_native(loaded.model, backend=backend)
         if model is loaded.model and weights is None and has_packed_weights(model):  # slow in torch's operators
             loaded = load(where, dtype=wanted, device=target, weights="float", progress=progress)
             return replace(loaded, device=device)
         return replace(loaded, model=model, device=device)
+
+
+def _load_with_copy(
+    where: Path, copies: Copies, copy: Path, *, dtype: torch.dtype, backend: str, progress: Progress | None
+) -> tuple[LoadedModel, DecoderModel]:
+    """Load a GGUF and lower it: from its packed copy, or from the file, and then write that."""
+    kept = copies.find(copy)
+    noted: list[NotedCheckpoint] = []
+
+    def note(file: Checkpoint) -> Checkpoint:
+        noted.append(NotedCheckpoint(file, kept))
+        return noted[0]
+
+    load = partial(load_gguf, where, dtype=dtype, device=torch.device("cpu"), weights="packed", progress=progress)
+    loaded = load(noted=note)
+    is_new = kept is None and can_be_kept(loaded.model, noted[0])  # before the weights are taken
+    model = to_native(loaded.model, backend=backend, kept=kept)
+    if kept is not None and model is loaded.model:  # kernels that wrote the copy are gone: read the weights after all
+        loaded = load()
+        return loaded, loaded.model
+    if is_new and isinstance(model, NativeDecoder):
+        table = model.embedding.table
+        copies.keep(copy, model.linears, table if isinstance(table, QuantizedMatrix) else None, noted[0])
+    return loaded, model
 
 
 def _check_gguf(where: Path) -> None:

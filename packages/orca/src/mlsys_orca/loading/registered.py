@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import Registry, installed_plugins
 from mlsys_core.plugins.loading import LoadContext, endings, find_loader, load_with
 from mlsys_core.plugins.specs import ModelLoaderSpec
 
+from mlsys_orca.backends.native.kept import Copies
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 
@@ -19,7 +21,9 @@ ENGINE, OWN = "orca", "orca-llm"
 def load_registered(path: Path, context: LoadContext) -> LoadedModel:
     """Load a GGUF file or a Hugging Face directory; Orca's own loader, see :func:`load_model` for what it refuses."""
     options = context.taken("dtype", "weights", "backend")
-    return load_model(path, device=context.device, progress=context.progress, **options)
+    chosen = settings()
+    copies = Copies(chosen.cache_dir / "packed", chosen.packed_nbytes)
+    return load_model(path, device=context.device, progress=context.progress, copies=copies, **options)
 
 
 def load_by_name(path: Path, context: LoadContext, registry: Registry | None = None) -> LoadedModel:

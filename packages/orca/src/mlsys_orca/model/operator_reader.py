@@ -210,7 +210,9 @@ class OperatorReader:
     def _packed(self, role: str, shape: tuple[int, ...], at: tuple[int, ...]) -> QuantizedMatrix | None:
         """Return the tensor of that role as the file has it, if that is quantised; its rows one below the other."""
         found = self._reader.quantized(self._name(role, at, "weight"), shape)
-        return None if found is None else found.map(lambda part: part.to(self.device))
+        if found is None or found.device.type == "meta":  # without memory: a packed copy has the values
+            return found
+        return found.map(lambda part: part.to(self.device))
 
     def _piece(
         self, role: str, count: int, columns: int, at: tuple[int, ...], arrange: Mapping[str, Arrange]

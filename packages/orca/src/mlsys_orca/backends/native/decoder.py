@@ -17,9 +17,10 @@ from mlsys_core.memory.pages import advise_huge_pages
 from mlsys_core.native import Struct, new, warn_without_kernels
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.factors import Factors
+from mlsys_orca.backends.native.kept import Kept, is_without_memory
 from mlsys_orca.backends.native.library import PANEL, RUN, address
 from mlsys_orca.backends.native.lowering import LoweringError, lower
-from mlsys_orca.backends.native.packing import PackedLinear, pack
+from mlsys_orca.backends.native.packing import PackedLinear, pack, pack_bias
 from mlsys_orca.backends.native.plan import Attend, GatherRows, Gemm, Normalise, Operator
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
@@ -98,6 +99,7 @@ class NativeDecoder:
 
     Args:
         decoder: Gives its weights away and can't run itself any more.
+        kept: The copy that has the weights which ``decoder`` only says the shapes of.
 
     Raises:
         LoweringError: the decoder has a part without a native operator; nothing was taken from it.
@@ -108,7 +110,7 @@ class NativeDecoder:
         >>> Runner(decoder, new_kv_cache(decoder, num_blocks=64)).run(batch)  # doctest: +SKIP
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, *, kept: Kept | None = None) -> None:
         if decoder.device.type != "cpu" or decoder.dtype not in _DTYPES:
             raise LoweringError(f"{decoder.dtype} on {decoder.device}")
         self.config = decoder.config
@@ -116,6 +118,8 @@ class NativeDecoder:
         self.device = decoder.device
         self.plan = lower(decoder)
         self.embedding = decoder.embedding
+        if is_without_memory(self.embedding.table) and kept is not None and (table := kept.table()) is not None:
+            self.embedding.table = table  # type: ignore[assignment]  # torch's stubs know of tensors alone
         rotary = decoder.rotary
         rotaries = list(rotary.rotaries) if isinstance(rotary, Rotaries) else [rotary] if rotary else []
         self._factors = [Factors(each) for each in rotaries if isinstance(each, Rotary)]
@@ -123,6 +127,8 @@ class NativeDecoder:
         self.seconds: NDArray[np.float64] | None = None  # per operator of the plan, to be added to; None: not measured
         self.largest: NDArray[np.int64] | None = None  # [num_sampled] of the last call: where a row's largest logit is
         self._kept: list[Tensor | PackedLinear] = []  # what the operators point to
+        self._copy = kept
+        self.linears: list[PackedLinear | None] = []  # of the plan's products; None: one that was not quantised
         number = {name: index for index, name in enumerate(self.plan.widths)}
         self._operators = [self._bind(operator, number) for operator in self.plan.operators]
         self._program = self._new_program(1)
@@ -233,7 +239,7 @@ class NativeDecoder:
         structs: dict[str, type[Struct]] = self._native.structs
         match operator:
             case Gemm():
-                packed = pack(operator.linear, is_gated=operator.is_gated, takes_bf16=self.dtype == torch.bfloat16)
+                packed = self._packed(operator)
                 self._kept.append(packed)
                 return new(
                     structs["Gemm"],
@@ -258,6 +264,19 @@ class NativeDecoder:
                 )
             case GatherRows():
                 return new(structs["GatherRows"], taken=number[operator.register])
+
+    def _packed(self, operator: Gemm) -> PackedLinear:
+        """Return the packed weight of a product: from the copy if that has it, else packed now."""
+        linear, is_gated, takes_bf16 = operator.linear, operator.is_gated, self.dtype == torch.bfloat16
+        is_quantised = isinstance(linear.weight, QuantizedMatrix)
+        if self._copy is not None and is_without_memory(linear.weight):
+            bias = pack_bias(linear, is_gated=is_gated)
+            packed = self._copy.linear(len(self.linears), bias, takes_bf16=takes_bf16)
+            linear.take_weight()
+        else:
+            packed = pack(linear, is_gated=is_gated, takes_bf16=takes_bf16)
+        self.linears.append(packed if is_quantised else None)
+        return packed
 
     def _attention(self, operator: Attend, number: dict[str, int]) -> dict[str, Any]:
         attention, config = operator.attention, self.config
@@ -297,12 +316,13 @@ class NativeDecoder:
         return address(values)
 
 
-def to_native(model: DecoderModel, *, backend: str = "auto") -> DecoderModel:
+def to_native(model: DecoderModel, *, backend: str = "auto", kept: Kept | None = None) -> DecoderModel:
     """Convert ``model`` to a native decoder.
 
     Args:
         model: A decoder of ours gives its weights away.
         backend: ``"auto"``: where it can't be, the model comes back as it is, and the log says why.
+        kept: The copy that the model's quantised weights are in.
 
     Raises:
         MlsysError: it can't be, and ``backend`` is ``"native"``.
@@ -310,7 +330,7 @@ def to_native(model: DecoderModel, *, backend: str = "auto") -> DecoderModel:
     try:
         if not isinstance(model, Decoder):
             raise LoweringError(f"a model by {type(model).__name__}")
-        return NativeDecoder(model)
+        return NativeDecoder(model, kept=kept)
     except MlsysError as error:
         if backend == "native":
             raise
@@ -319,7 +339,7 @@ def to_native(model: DecoderModel, *, backend: str = "auto") -> DecoderModel:
         _log.info("the model runs in torch: %s", reason)
     else:
         warn_without_kernels(
-            "Orca", "the model runs in torch's operators, with weights widened and no batch invariance,", reason
+            "Orca", "the model runs in torch's operators, with weights widened and no batch invariance", reason
         )
     return model
 

@@ -63,8 +63,7 @@ def pack(linear: Linear, *, is_gated: bool, in_pairs: bool | None = None, takes_
     Raises:
         InvalidInputError: the weight was taken before.
     """
-    bias, weight = linear.bias, linear.take_weight()
-    packed_bias = None if bias is None else _pack_rows(bias.float()[:, None], is_gated).flatten()
+    packed_bias, weight = pack_bias(linear, is_gated=is_gated), linear.take_weight()
     if isinstance(weight, QuantizedMatrix):
         kind = "int8" if weight.bits == 8 else "int4"
         parts = [_pack_rows(part, is_gated) for part in (weight.codes, weight.scales)]
@@ -77,6 +76,11 @@ def pack(linear: Linear, *, is_gated: bool, in_pairs: bool | None = None, takes_
         pairs = weight.contiguous().view(torch.int32)
         return PackedLinear("bf16_pairs", k, _pack_rows(pairs, is_gated), packed_bias)
     return PackedLinear(_KINDS[weight.dtype], k, _pack_rows(weight, is_gated), packed_bias)
+
+
+def pack_bias(linear: Linear, *, is_gated: bool) -> Tensor | None:
+    """Return the bias of ``linear`` in panels like its weight's; None: it has none."""
+    return None if linear.bias is None else _pack_rows(linear.bias.float()[:, None], is_gated).flatten()
 
 
 def _pack_rows(rows: Tensor, is_gated: bool) -> Tensor:

@@ -101,6 +101,8 @@ class QuantizedMatrix:
         """Return one code per value: int8, or uint8 from 0 to 15, [out_features, in_features]."""
         if self.bits == 8:
             return self.codes
+        if self.codes.is_meta:
+            return torch.empty(self.shape, dtype=torch.uint8, device="meta")
         return torch.stack((self.codes & 15, self.codes >> 4), dim=-1).view(self.shape)
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -178,10 +180,17 @@ def _concatenate(pieces: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
         return torch.zeros_like(piece.scales) if piece.offsets is None else piece.offsets
 
     return QuantizedMatrix(
-        codes=torch.cat([p.codes if p.bits == bits else p.unpacked_codes().view(torch.int8) for p in pieces]),
-        scales=torch.cat([per_group(piece, piece.scales) for piece in pieces]),
-        offsets=torch.cat([per_group(piece, offsets(piece)) for piece in pieces]) if has_offsets else None,
+        codes=_joined([p.codes if p.bits == bits else p.unpacked_codes().view(torch.int8) for p in pieces]),
+        scales=_joined([per_group(piece, piece.scales) for piece in pieces]),
+        offsets=_joined([per_group(piece, offsets(piece)) for piece in pieces]) if has_offsets else None,
     )
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return ``parts`` one below the other; those without memory need a second of imports for `torch.cat`."""
+    if parts[0].is_meta:
+        return torch.empty(sum(map(len, parts)), *parts[0].shape[1:], dtype=parts[0].dtype, device="meta")
+    return torch.cat(list(parts))
 
 
 def weights_nbytes(module: nn.Module) -> int:

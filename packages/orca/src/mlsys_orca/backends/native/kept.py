@@ -1,0 +1,293 @@
+"""A packed copy of a GGUF file's weights on disk, mapped by later starts: nothing is decoded or packed again.
+
+The first load of a file packs its matrices and writes them here. A later one reads the file's metadata, norms and
+biases; its quantised matrices are tensors without memory (torch's ``meta`` device), which only say their shapes, until
+the native decoder puts the mapped parts in their place. Pages are read when they are first used, and processes share
+them. A copy is found by what it was made from: the file's identity, and the sources that packed it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mlsys_core.native.levels import NATIVE
+from mlsys_core.native.recipes import recipe
+from mlsys_core.native.store import problem_of
+from mlsys_core.profiling.files import atomic_write
+from mlsys_orca.backends.native.library import PROGRAM
+from mlsys_orca.backends.native.packing import PackedLinear
+from mlsys_orca.model.blocks import Decoder
+from mlsys_orca.model.layers import Linear
+from mlsys_orca.model.weights.checkpoint import Checkpoint, Layout
+from mlsys_orca.model.weights.quantized import QuantizedMatrix
+from torch import Tensor
+
+_log = logging.getLogger(__name__)
+
+MAGIC, FORMAT, SUFFIX = b"MLSYSPK1", 1, ".packed"
+_ALIGNMENT = 4096
+_LEAST_NBYTES = 16 << 20  # smaller files load as quickly without
+_NUM_PROBES, _PROBE_NBYTES = 256, 4096
+_PARTS = ("codes", "scales", "offsets")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An open copy: every quantised product's packed parts, in the order of the plan, and the embedding's table."""
+
+    header: dict[str, Any]
+    data: Tensor  # uint8: the file, mapped copy-on-write, since torch views no memory that it may not write
+
+    def linear(self, number: int, bias: Tensor | None, *, takes_bf16: bool) -> PackedLinear:
+        """Return product ``number`` of the plan."""
+        entry = self.header["linears"][number]
+        codes, scales, offsets = self._parts(entry)
+        assert codes is not None
+        return PackedLinear(entry["kind"], entry["k"], codes, bias, scales, offsets, takes_bf16)
+
+    def table(self) -> QuantizedMatrix | None:
+        """Return the embedding's table, if that is quantised."""
+        if self.header["table"] is None:
+            return None
+        codes, scales, offsets = self._parts(self.header["table"])
+        assert codes is not None
+        assert scales is not None
+        return QuantizedMatrix(codes=codes, scales=scales, offsets=offsets)
+
+    def matrix(self, name: str) -> QuantizedMatrix | None:
+        """Return the shapes of tensor ``name`` of the file, without memory; None: it was not quantised."""
+        if name not in self.header["matrices"]:
+            return None
+        entry = self.header["matrices"][name]
+        parts = {
+            part: None
+            if entry[part] is None
+            else torch.empty(entry[part][1], dtype=_dtype(entry[part][0]), device="meta")
+            for part in _PARTS
+        }
+        return QuantizedMatrix(codes=parts["codes"], scales=parts["scales"], offsets=parts["offsets"])  # type: ignore[arg-type]
+
+    def _parts(self, entry: dict[str, Any]) -> list[Tensor | None]:
+        found: list[Tensor | None] = []
+        for part in _PARTS:
+            if entry[part] is None:
+                found.append(None)
+                continue
+            kind, shape, offset = entry[part]
+            dtype = _dtype(kind)
+            nbytes = dtype.itemsize * int(np.prod(shape))
+            found.append(self.data[offset : offset + nbytes].view(dtype).view(shape))
+        return found
+
+
+def is_without_memory(weight: object) -> bool:
+    """Return whether a product's weight only says its shape, so that its packed parts are in a copy."""
+    return isinstance(weight, QuantizedMatrix) and weight.device.type == "meta"
+
+
+@dataclass(slots=True)
+class NotedCheckpoint:
+    """A GGUF file whose quantised tensors come from a copy, or are noted for one that is to be written."""
+
+    file: Checkpoint
+    kept: Kept | None
+    matrices: dict[str, dict[str, Any]] = field(default_factory=dict)  # handed out from the file, by name
+    num_values: int = 0  # of all of them
+    layout: Layout = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layout = self.file.layout
+
+    @property
+    def names(self) -> frozenset[str]:
+        """As the file's."""
+        return self.file.names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As the file's."""
+        return self.file.shape(name)
+
+    def nbytes(self, name: str) -> int:
+        """As the file's."""
+        return self.file.nbytes(name)
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """As the file's."""
+        self.file.read_into(name, out)
+
+    def quantized(self, name: str) -> QuantizedMatrix | None:
+        """Return the tensor's shapes if the copy has its values; else its codes and scales, as the file's."""
+        if self.kept is not None:
+            return self.kept.matrix(name)
+        found = self.file.quantized(name)
+        if found is not None:
+            self.matrices[name] = {part: _described(getattr(found, part)) for part in _PARTS}
+            self.num_values += found.out_features * found.in_features
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The folder of copies.
+
+    Attributes:
+        folder: Made when something is first kept.
+        most_nbytes: The least recently used copies go where all of them would have more.
+    """
+
+    folder: Path
+    most_nbytes: int
+
+    def path_of(self, source: Path) -> Path | None:
+        """Return where the copy of ``source`` is or will be; None: none is kept of so small a file, or none at all."""
+        size = source.stat().st_size
+        if self.most_nbytes <= size or size < _LEAST_NBYTES or problem_of(self.folder.resolve()):
+            return None
+        return self.folder / f"{source.stem[:60]}-{_identity(source)}{SUFFIX}"
+
+    def find(self, path: Path) -> Kept | None:
+        """Open the copy at ``path``; None if there is none, or it is not whole."""
+        try:
+            data = np.memmap(path, dtype=np.uint8, mode="c")
+            length = int.from_bytes(bytes(data[8:16]), "little")
+            header = json.loads(bytes(data[16 : 16 + length])) if bytes(data[:8]) == MAGIC else {}
+            if header.get("nbytes") != len(data) or header.get("format") != FORMAT:
+                return None
+            os.utime(path)  # the order in which copies go
+        except (OSError, ValueError):
+            return None
+        return Kept(header, torch.from_numpy(data))
+
+    def keep(
+        self,
+        path: Path,
+        linears: Sequence[PackedLinear | None],
+        table: QuantizedMatrix | None,
+        noted: NotedCheckpoint,
+    ) -> bool:
+        """Write a copy; return False, with a log line, where it cannot be written.
+
+        Args:
+            path: From :meth:`path_of`.
+            linears: Every product of the plan; None: one whose weight was not quantised.
+            table: The embedding's, if that is quantised.
+            noted: What the file handed out.
+        """
+        position, parts = 0, list[tuple[int, Tensor]]()
+
+        def placed(entry: Any) -> dict[str, Any]:
+            nonlocal position
+            found: dict[str, Any] = {}
+            for part in _PARTS:
+                tensor = getattr(entry, part)
+                if tensor is None:
+                    found[part] = None
+                    continue
+                tensor = tensor.contiguous()
+                parts.append((position, tensor))
+                found[part] = [*(_described(tensor) or ()), position]
+                position = _aligned(position + tensor.nbytes)
+            return found
+
+        entries: list[Any] = [
+            None if each is None else {"kind": each.kind, "k": each.k, **placed(each)} for each in linears
+        ]
+        placed_table = None if table is None else placed(table)
+        header = {"format": FORMAT, "linears": entries, "table": placed_table, "matrices": noted.matrices, "nbytes": 0}
+        start = _aligned(len(json.dumps(header)) * 2 + 4096)  # offsets below are from here: room for the header itself
+        for part in [entry[part] for entry in [*entries, placed_table] if entry for part in _PARTS]:
+            if part is not None:
+                part[2] += start
+        header["nbytes"] = start + position
+        text = json.dumps(header).encode()
+        try:
+            self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._make_room(start + position)
+            with atomic_write(path) as file:
+                file.write(MAGIC + len(text).to_bytes(8, "little") + text)
+                for offset, tensor in parts:
+                    file.seek(start + offset)
+                    file.write(tensor.view(torch.uint8).numpy().data)
+                file.truncate(start + position)
+        except OSError as error:
+            _log.info("no packed copy is kept in %s: %s", self.folder, error.strerror or error)
+            return False
+        return True
+
+    def _make_room(self, nbytes: int) -> None:
+        """Remove the least recently used copies until ``nbytes`` more are within the bound.
+
+        Raises:
+            OSError: the disk has not twice as much room.
+        """
+        copies = sorted(self.folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+        total = sum(path.stat().st_size for path in copies)
+        for path in copies:
+            if total + nbytes <= self.most_nbytes:
+                break
+            total -= path.stat().st_size
+            path.unlink(missing_ok=True)
+        there = os.statvfs(self.folder)
+        if there.f_bavail * there.f_frsize < 2 * nbytes:
+            raise OSError(f"the disk has no room for {2 * nbytes:,} bytes")
+
+
+def _identity(source: Path) -> str:
+    """Return a hash of what ``source`` is: its size and time, bytes from all over it, and what packs it.
+
+    All of a large file is not read: that would take as long as loading it.
+    """
+    status = source.stat()
+    code = [Path(__file__), Path(__file__).with_name("packing.py"), Path(__file__).with_name("lowering.py")]
+    weights = Path(__file__).parents[2] / "model" / "weights"
+    code += [weights / "gguf_blocks.py", weights / "quantized.py"]
+    key = recipe(PROGRAM.source, NATIVE, headers=PROGRAM.headers).key
+    digest = hashlib.sha256(f"{FORMAT} {key} {status.st_size} {status.st_mtime_ns}".encode())
+    for file in code:
+        digest.update(file.read_bytes())
+    with source.open("rb") as file_:
+        digest.update(file_.read(1 << 20))
+        step = max(1, status.st_size // _NUM_PROBES)
+        for offset in range(0, status.st_size, step):
+            file_.seek(offset)
+            digest.update(file_.read(_PROBE_NBYTES))
+    return digest.hexdigest()[:16]
+
+
+def can_be_kept(model: object, noted: NotedCheckpoint) -> bool:
+    """Return whether every quantised tensor of the file is in a product of the plan or in the embedding's table.
+
+    A tensor may also have been made floating, beside one that is, or have gone to a part that is no product.
+    """
+    if not isinstance(model, Decoder) or not noted.matrices:
+        return False
+    weights: list[object] = [model.embedding.table]
+    weights += [
+        each.weight for each in model.modules() if isinstance(each, Linear) and each is not model.embedding.project
+    ]
+    matrices = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
+    sizes = {each.codes.data_ptr(): each.out_features * each.in_features for each in matrices}
+    return sum(sizes.values()) == noted.num_values  # each once, however many products share it
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _described(tensor: Tensor | None) -> list[Any] | None:
+    return None if tensor is None else [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
