@@ -10,7 +10,7 @@ import pytest
 from mlsys_core.device.protocols import MemoryInfo
 from mlsys_orca.loading import room
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.loading.room import NoRoomError, check_room, weights_nbytes_at_least
+from mlsys_orca.loading.room import NoRoomError, check_room, require, weights_nbytes_at_least
 from mlsys_orca.model.weights.gguf_file import GgufFile
 
 
@@ -36,3 +36,5 @@ def test_a_model_without_room_is_refused_with_figures(
     monkeypatch.setattr(room, "get_device", lambda _: Device())
     with pytest.raises(NoRoomError, match=r"take \d+ MiB or more, and 0 MiB are available"):
         check_room(path, dtype=None, weights=None, runs_in_torch=False, device="cpu")
+    with pytest.raises(NoRoomError, match=r"4096 MiB or more, and 0 MiB are .*--kv-tokens"):
+        require(2**32, "100 K/V slots", "ask for fewer (--kv-tokens)", device="cpu")

@@ -137,13 +137,18 @@ def test_a_reload_that_fails_says_why_and_changes_nothing(server: Served, tmp_pa
     assert len(server.processes("mlsys-generatio")) == 1
 
 
-def test_clients_may_not_reload_unless_the_operator_allows_it(models: list[str]) -> None:
+def test_who_may_reload_and_what(models: list[str]) -> None:
     with served(models[0]) as server:
         for answer in (server.post("/v1/reload"), httpx.get(f"{server.url}/v1/reload")):
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_control_off")
         ran = server.reload()
         assert ran.returncode == 1
         assert "--model-control" in ran.stderr
+    with served(models[0], "--model-control", "--request-timeout-s", "0.2") as server:  # the server loads on
+        ran = server.reload("--model", models[1], "--name", "other")
+        assert ran.returncode == 0, ran.stderr
+        assert [card["id"] for card in server.get("/v1/models")["data"]] == ["other"]
+        assert server.reload("--model", "/nowhere").returncode == 1
     with served(models[0], "--model-control", "--single-process") as server:
         answer = server.post("/v1/reload")
         assert answer.status_code == 400

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import signal
+import socket
 import subprocess
 import sys
+import termios
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -202,6 +206,32 @@ def test_no_request_and_no_connection_is_lost_between_generations():
     assert {"b", "f"} <= clients.answers[1] | clients.answers[3]
 
 
+def test_more_connections_than_their_queue_holds_go_over():
+    number = 700
+    with serving() as server:
+        port = int(server.url.rpartition(":")[2])
+        connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(number)]
+        for index, connection in enumerate(connections):
+            if index % 2:  # the others have not asked anything yet
+                assert ask(connection) == "a"
+        assert server.post("/reload", answer="b").status_code == 200
+        server.until(retiring={}, serving=2)
+        for connection in connections:
+            assert ask(connection) == "b"
+            connection.close()
+
+
+def ask(connection: socket.socket) -> str:
+    """Ask for the answer on a kept connection."""
+    connection.sendall(b"GET /pid HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    data = b""
+    while b"\r\n\r\n" not in data or not data.endswith(b"}"):
+        piece = connection.recv(4096)
+        assert piece, "the connection was closed"
+        data += piece
+    return str(json.loads(data.partition(b"\r\n\r\n")[2])["answer"])
+
+
 def test_connections_with_tls_are_told_to_come_again(certificate: list[str]):
     with serving("{}", *certificate) as server, httpx.Client(timeout=None, verify=False) as kept:
         assert kept.get(f"{server.url}/pid").json()["answer"] == "a"
@@ -259,6 +289,28 @@ def test_sighup_reloads_with_the_settings_that_are_kept():
         server.next()
         server.until(serving=2, retiring={})
         assert server.get("/pid")["answer"] == "kept"
+
+
+def test_when_its_terminal_closes_it_ends():
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), "{}"]
+    pid = os.fork()
+    if pid == 0:
+        os.close(ours)
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        for number in range(3):
+            os.dup2(theirs, number)
+        os.execv(command[0], command)
+    os.close(theirs)
+    said = b""
+    while b"\n" not in said:
+        said += os.read(ours, 4096)
+    children = psutil.Process(pid).children(recursive=True)
+    os.close(ours)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    psutil.wait_procs(children, timeout=None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

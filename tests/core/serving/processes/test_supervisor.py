@@ -152,7 +152,7 @@ def test_a_front_that_is_killed_is_started_anew_with_new_workers():
     assert process.stdout.readline() == "up 1\n"
     (front,) = [child for child in psutil.Process(process.pid).children() if child.name() == "mlsys-front"]
     os.kill(front.pid, signal.SIGKILL)
-    assert process.stdout.readline() in ("up 3\n", "up 4\n")  # a worker may be replaced before the front's end shows
+    assert process.stdout.readline() in ("up 3\n", "up 4\n", "up 5\n")  # workers may be replaced before its end shows
     assert process.wait() == 5
     process.stdout.close()
 

@@ -22,6 +22,7 @@ from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.engine.remote import RemoteEngine
 from mlsys_orca.engine.worker import Worker, WorkerSettings
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.loading.room import require
 from mlsys_orca.model.kv_cache import shared_empty
 from mlsys_orca.text.guides import GuideMaker
 
@@ -72,6 +73,9 @@ def serve_supervised(
     """
     available_nbytes = available_memory_nbytes(loaded.device) // config.num_replicas
     shape, _, _ = plan_engine(loaded, config, available_nbytes, installed_plugins().registry)
+    if control.generation is not None and not control.generation.is_alone:
+        slots = f"{shape.num_kv_tokens} K/V slots in {config.num_replicas} replicas"
+        require(shape.kv_nbytes * config.num_replicas, slots, "ask for fewer (--kv-tokens)", device=loaded.device)
     config = replace(config, num_kv_tokens=shape.num_kv_tokens)
     kv_caches = [
         new_kv_cache(loaded.model, num_blocks=shape.num_blocks, empty=shared_empty) for _ in range(config.num_replicas)

@@ -9,6 +9,7 @@ import typer
 from mlsys_core.errors import ServingError
 from mlsys_orca.cli.options import Adapters, Dtype, Weights, adapter_directories
 
+_OUT_OF_TIME = 504
 _LOOK_S = 0.2  # between two looks how many requests are left
 
 
@@ -44,9 +45,17 @@ def reload(
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         with httpx.Client(timeout=None, headers=headers) as client:
+            before, began_s = _json(client.get(route))["generation"], time.monotonic()
             typer.echo("loading ...")
-            answer = _json(client.post(route, json=body))
-            line, told = f"ready: {answer['seconds']:.1f} s; ", 0
+            response = client.post(route, json=body)
+            if response.status_code == _OUT_OF_TIME:  # of the request; the server loads on
+                while _json(client.get(route))["loading"] is not None:
+                    time.sleep(_LOOK_S)
+                if _json(client.get(route))["generation"] == before:
+                    raise ServingError("the model could not be loaded; the server's log says why")
+            else:
+                _json(response)
+            line, told = f"ready: {time.monotonic() - began_s:.1f} s; ", 0
             while left := _json(client.get(route))["draining"]:
                 if (running := sum(left.values())) not in (0, told):
                     typer.echo(f"{line}draining {running} requests")

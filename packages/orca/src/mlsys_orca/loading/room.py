@@ -60,10 +60,18 @@ def check_room(path: Path, *, dtype: str | None, weights: str | None, runs_in_to
         return
     form = weights or ("float" if runs_in_torch else "packed")
     needed = weights_nbytes_at_least(files, dtype=dtype if dtype in DTYPES else default_dtype(device), weights=form)
+    require(needed, f"the weights of {path.name}", "take a smaller form (weights int8 or int4)", device=device)
+
+
+def require(nbytes: int, what: str, remedy: str, *, device: str) -> None:
+    """See that ``nbytes`` are available beside the model that is served.
+
+    Raises:
+        NoRoomError: they are not; the message has the figures.
+    """
     available = get_device(device).memory_info().available_nbytes
-    if needed > available:
+    if nbytes > available:
         raise NoRoomError(
-            f"the weights of {path.name} take {needed / 2**20:.0f} MiB or more, and {available / 2**20:.0f} MiB are "
-            "available beside the model that is served: free memory, take a smaller form (weights int8 or int4), or "
-            "start the server anew with this model"
+            f"{what} take {nbytes / 2**20:.0f} MiB or more, and {available / 2**20:.0f} MiB are available beside the "
+            f"model that is served: free memory, {remedy}, or start the server anew with this model"
         )

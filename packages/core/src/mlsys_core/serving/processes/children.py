@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,8 +135,11 @@ def _live(name: str, run: Callable[[], int | None], parent: int, blocked: set[in
     except BaseException:  # noqa: BLE001 - the process ends here
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(
+                OSError, ValueError
+            ):  # a terminal that has gone; it must not lead back into the parent's code
+                stream.flush()
         os._exit(code)
 
 

@@ -336,6 +336,8 @@ class Generations:
         if number == signal.SIGHUP and not (self._had_terminal and not _has_terminal()):
             self._wants_reload = True
             return
+        if number == signal.SIGHUP and self._is_stopping:
+            return  # the system tells a session's leader twice, and a second signal means at once
         self._is_stopping = True
         for generation in list(self._generations.values()):
             generation.child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
