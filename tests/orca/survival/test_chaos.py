@@ -29,7 +29,7 @@ def test_verdicts(answer: dict[int, list[str]], data: st.DataObject):
 
 @pytest.mark.slow
 @pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
-@pytest.mark.parametrize("trouble", ["kill", "stop"])
+@pytest.mark.parametrize("trouble", ["kill", "stop", "reload"])
 def test_the_command(trouble: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     changes = {"llama.context_length": 4096}
     model = write_gguf(tmp_path / "tiny.gguf", tiny_metadata() | changes, tiny_tensors())

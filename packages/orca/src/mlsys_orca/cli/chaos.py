@@ -17,6 +17,7 @@ class Trouble(Enum):
     KILL = "kill"  # SIGKILL
     STOP = "stop"  # SIGSTOP: it hangs
     ABORT = "abort"  # SIGABRT: as if it had crashed
+    RELOAD = "reload"  # no death: the whole server loads its model anew, and the next generation takes over
 
 
 def chaos(
@@ -24,9 +25,9 @@ def chaos(
     seconds: Annotated[float, typer.Option(min=1, help="Time during which workers are troubled.")] = 60.0,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two troubles.")] = 2.0,
     streams: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 32,
-    trouble: Annotated[Trouble, typer.Option(help="kill, stop (it hangs), or abort (as if it had crashed).")] = (
-        Trouble.KILL
-    ),
+    trouble: Annotated[
+        Trouble, typer.Option(help="kill, stop (it hangs), abort (as if it had crashed), or reload (the server).")
+    ] = (Trouble.KILL),
     threads: ReplicaThreads = 0,
     replicas: Replicas = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the requests, and of who is troubled.")] = 0,

@@ -117,6 +117,13 @@ class RunningServer:
         children = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in children if child.name() == "mlsys-worker"]
 
+    def reload(self) -> bool:
+        """Have it load its model anew; return False if it is still at the last time."""
+        if len(psutil.Process(self.process.pid).children()) > 1:
+            return False
+        self.process.send_signal(signal.SIGHUP)
+        return True
+
 
 @contextmanager
 def running_server(model: str, num_threads: int, replicas: int = 1) -> Iterator[RunningServer]:
@@ -182,7 +189,7 @@ class Chaos:
                     raise ServingError(f"answers fail without trouble: {'; '.join(self._tally.errors) or 'cut short'}")
                 progress.add_task(f"{trouble} every {every_s:g} s")
                 until_s = time.monotonic() + seconds
-                troubles = asyncio.create_task(self._trouble(every_s, _SIGNALS[trouble]))
+                troubles = asyncio.create_task(self._trouble(every_s, _SIGNALS.get(trouble)))
                 await asyncio.gather(
                     *(
                         self._again(client, body, answer, until_s)
@@ -200,9 +207,13 @@ class Chaos:
             found = await self._ask(client, body, self._tally.gaps_s)
             self._tally.verdicts["cut" if found is None or expected is None else verdict_of(expected, found)] += 1
 
-    async def _trouble(self, every_s: float, number: int) -> None:
+    async def _trouble(self, every_s: float, number: signal.Signals | None) -> None:
+        """Send workers a signal again and again; None: reload the server."""
         while True:
             await asyncio.sleep(every_s)
+            if number is None:
+                self._tally.num_troubles += self._server.reload()
+                continue
             workers = self._server.workers()
             if workers:
                 self._rng.choice(workers).send_signal(number)
