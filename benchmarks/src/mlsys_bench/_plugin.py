@@ -61,6 +61,11 @@ SUITES = {
         "windtunnel.coverage.suite:run",
         ("cpu",),
     ),
+    "windtunnel-drift": (
+        "A model kept current by a few hundred labels a week; also mlsys windtunnel bench drift.",
+        "windtunnel.drift:run",
+        ("cpu",),
+    ),
     "windtunnel-search": ("Sets of fine-tuning options, by validation rows alone.", "windtunnel.search:run", ("cpu",)),
     "windtunnel-training": (
         "Rows a second of a training step, the kernel beside torch.",

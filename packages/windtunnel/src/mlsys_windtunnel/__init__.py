@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.finetune.estimators import WindTunnelClassifier, WindTunnelRegressor
     from mlsys_windtunnel.finetune.tune import fine_tune
+    from mlsys_windtunnel.finetune.update import UpdateOptions, update
     from mlsys_windtunnel.module import WindTunnelModule
     from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
     from mlsys_windtunnel.parse.load import load_estimator
@@ -25,6 +26,7 @@ __all__ = [
     "Kind",
     "Operator",
     "PipelineGraph",
+    "UpdateOptions",
     "Value",
     "WindTunnelClassifier",
     "WindTunnelModule",
@@ -33,6 +35,7 @@ __all__ = [
     "load_estimator",
     "parse_pipeline",
     "translate",
+    "update",
 ]
 
 __getattr__, __dir__ = lazy_exports(
@@ -41,6 +44,7 @@ __getattr__, __dir__ = lazy_exports(
         "convert.translation": ["translate"],
         "finetune.estimators": ["WindTunnelClassifier", "WindTunnelRegressor"],
         "finetune.tune": ["fine_tune"],
+        "finetune.update": ["UpdateOptions", "update"],
         "module": ["WindTunnelModule"],
         "parse.graph": ["FittedSize", "Kind", "Operator", "PipelineGraph", "Value"],
         "parse.load": ["load_estimator"],

@@ -13,7 +13,8 @@ def bench(
     tables: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TABLE]...", help="5.3, 5.4, 5.5, 5.6, nearby, outside, ratings; all if none. Or coverage alone."
+            metavar="[TABLE]...",
+            help="5.3, 5.4, 5.5, 5.6, nearby, outside, ratings; all if none. Or coverage, or drift, alone.",
         ),
     ] = None,
     datasets: Annotated[
@@ -47,6 +48,7 @@ def bench(
     """Run the experiments of the dissertation's section 5.4: tables 5.3 to 5.6, nearby, outside, ratings.
 
     ``coverage`` translates hundreds of fitted sources and compares the answers, beside skl2onnx and Hummingbird.
+    ``drift`` keeps a model current by a few hundred labels a week, beside LightGBM and XGBoost.
 
     Each finished fit is a line of OUT/NAME.jsonl: the same command goes on where it was stopped. The report of all
     finished ones is OUT/NAME.html and NAME.json. XGBoost and CatBoost are run where they are installed. The suite is in
@@ -58,6 +60,9 @@ def bench(
     """
     if tables == ["coverage"]:
         run_named("windtunnel-coverage", quick=quick, device=device, threads=threads, out=out)
+        return
+    if tables == ["drift"]:
+        run_named("windtunnel-drift", quick=quick, device=device, threads=threads, out=out, seeds=seeds)
         return
     name = f"{name}-quick" if quick else name
     run_named(

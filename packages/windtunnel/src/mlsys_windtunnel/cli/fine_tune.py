@@ -113,14 +113,14 @@ def fine_tune(
         random_state=seed,
         verbose=True,
     )
-    module = _module(pipeline_file, trust_code=trust_code)
+    module = loaded_module(pipeline_file, trust_code=trust_code)
     refuse_fallbacks(module.frontend, "train with fine_tune() and pickle its result")
     head = head_of(module)
     row_loss(loss, head)
-    x, y = _split(read_table(data), target, data, module)
+    x, y = split(read_table(data), target, data, module)
     held_out: tuple[Any, Any] | None
     if evaluate is not None:
-        held_out = _split(read_table(evaluate), target, evaluate, module)
+        held_out = split(read_table(evaluate), target, evaluate, module)
     else:
         x, y, _, held = hold_out(x, y, None, fraction=0.1, seed=seed, is_classifier=is_classifier(head))
         held_out = None if held is None else held[:2]
@@ -138,7 +138,8 @@ def fine_tune(
     typer.echo(f"wrote {output}: {kept} ({result.metric} {result.best_score:.5f})")
 
 
-def _module(path: Path, *, trust_code: bool) -> WindTunnelModule:
+def loaded_module(path: Path, *, trust_code: bool) -> WindTunnelModule:
+    """Return the module of a folder, or the translation of a fitted pipeline's file."""
     from mlsys_windtunnel.cli.data import load_pipeline
     from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.export.artifact import load
@@ -146,7 +147,7 @@ def _module(path: Path, *, trust_code: bool) -> WindTunnelModule:
     return load(path) if path.is_dir() else load_pipeline(path, trust_code=trust_code, then=translate)
 
 
-def _split(frame: Any, target: str, path: Path, module: WindTunnelModule) -> tuple[Any, Any]:
+def split(frame: Any, target: str, path: Path, module: WindTunnelModule) -> tuple[Any, Any]:
     """Split a table into rows as the module takes them, and the targets."""
     if target not in frame.columns:
         raise InvalidInputError(f"{path} has no column {target!r}; it has {list(frame.columns)}")

@@ -8,6 +8,7 @@ from mlsys_windtunnel.cli.fine_tune import fine_tune
 from mlsys_windtunnel.cli.inspect import inspect
 from mlsys_windtunnel.cli.predict import predict
 from mlsys_windtunnel.cli.translate import translate
+from mlsys_windtunnel.cli.update import update
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -21,4 +22,5 @@ app.command()(inspect)
 app.command()(translate)
 app.command()(predict)
 app.command("fine-tune")(fine_tune)
+app.command()(update)
 app.command()(bench)

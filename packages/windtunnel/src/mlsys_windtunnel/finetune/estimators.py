@@ -144,8 +144,30 @@ class _FineTuned(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
             options=options,
         )
         self.module_ = tuned.module
+        self.update_: tuple[Any, Any] = (tuned.module, None)
         self.history_, self.best_epoch_, self.best_score_ = tuned.history, tuned.best_epoch, tuned.best_score
         self.metric_ = tuned.metric
+        return self
+
+    def update(self, X: Any, y: Any, *, sample_weight: Any = None, **options: Any) -> Self:  # noqa: N803
+        """Bring the model up to date with a few hundred new labels; call it with the new ones each time.
+
+        Args:
+            X: New raw rows.
+            y: Their labels or numbers.
+            sample_weight: ``[rows]``.
+            options: Fields of :class:`~mlsys_windtunnel.finetune.update.UpdateOptions`.
+
+        Raises:
+            InvalidInputError: an option is out of range, rows that the pipeline refuses, labels that it does not know.
+        """
+        from mlsys_windtunnel.finetune.update import UpdateOptions, update
+
+        self._fitted(X)
+        start, memory = self.update_
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
+        state = update(start, X, y, memory=memory, sample_weight=weight, options=UpdateOptions(**options))
+        self.update_, self.module_ = (start, state.memory), state.module
         return self
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
@@ -228,6 +250,7 @@ class WindTunnelClassifier(ClassifierMixin, _FineTuned):  # type: ignore[misc]
             lr, seconds.
         best_epoch_: Number of the kept epoch; 0 is the start, where none was surely better.
         best_score_, metric_: Its score, larger is better, and what that is.
+        update_: The module as it was fitted, and the labels that :meth:`update` remembers.
         classes_, n_features_in_, feature_names_in_: As in scikit-learn.
 
     Example:

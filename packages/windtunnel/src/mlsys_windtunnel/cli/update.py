@@ -1,0 +1,89 @@
+"""``mlsys windtunnel update``: a model in use, brought up to date with new labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from mlsys_core.cli.registered import Device
+from mlsys_core.cli.trust import TrustPickles
+from mlsys_core.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from mlsys_windtunnel.finetune.update import Memory
+    from mlsys_windtunnel.module import WindTunnelModule
+
+START, MEMORY = "start", "memory.safetensors"  # within the folder: the pipeline as fitted, and the labels remembered
+
+
+def update(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A translated folder, one that update wrote, or a fitted pipeline.")
+    ],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="New rows with their labels: csv or parquet.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the model of now is written.")],
+    target: Annotated[str, typer.Option(metavar="COLUMN", help="The column of labels or numbers.")],
+    most_rows: Annotated[int, typer.Option(min=50, help="Labels that are remembered.")] = 4_000,
+    half_life: Annotated[float, typer.Option(help="Updates after which a label has half of its weight.")] = 8.0,
+    epochs: Annotated[int, typer.Option(min=1, help="At most; folds of the labels choose.")] = 6,
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 3e-4,
+    device: Device = "cpu",
+    seed: Annotated[int, typer.Option(help="Of folds and shuffling.")] = 0,
+    trust_code: TrustPickles = False,
+) -> None:
+    """Move thresholds, leaves, scales and encoders of a fitted pipeline by a few hundred new labels.
+
+    The folder holds the model of now, the pipeline as it was fitted and the labels remembered: give it to the next
+    update, which may write to the same place. Without a sure gain on held-out labels the answers stay the fitted
+    pipeline's.
+
+    Example: mlsys windtunnel update churn.skops monday.parquet --target churned -o churn
+
+    Example: mlsys windtunnel update churn tuesday.parquet --target churned -o churn
+    """
+    from mlsys_windtunnel.cli.data import check_table_path, read_table
+    from mlsys_windtunnel.cli.fine_tune import loaded_module, split
+    from mlsys_windtunnel.export.artifact import refuse_fallbacks, save
+    from mlsys_windtunnel.finetune.update import UpdateOptions
+    from mlsys_windtunnel.finetune.update import update as bring
+
+    check_table_path(data)
+    if output.exists() and not output.is_dir():
+        raise InvalidInputError(f"{output} is a file; -o names a folder")
+    options = UpdateOptions(
+        most_rows=most_rows, half_life=half_life, epochs=epochs, lr=lr, random_state=seed, device=device
+    )
+    is_of_update = (model / MEMORY).is_file()
+    start: WindTunnelModule = loaded_module(model / START if is_of_update else model, trust_code=trust_code)
+    refuse_fallbacks(start.frontend, "update with update() in Python and pickle its result")
+    memory = _read(model / MEMORY) if is_of_update else None
+    x, y = split(read_table(data), target, data, start)
+    state = bring(start, x, y, memory=memory, options=options)
+    save(state.module, output)
+    save(start, output / START)
+    _write(state.memory, output / MEMORY)
+    moved = f"trained {state.epochs} epochs on {len(state.memory.x):,} labels" if state.epochs else "kept as fitted"
+    typer.echo(
+        f"wrote {output}: {moved}; loss on held-out labels fell by {state.gain:.5f} (standard error "
+        f"{state.gain_se:.5f}), {state.seconds:.1f} s"
+    )
+
+
+def _write(memory: Memory, path: Path) -> None:
+    from dataclasses import fields
+
+    from safetensors.torch import save_file
+
+    save_file({each.name: getattr(memory, each.name).contiguous() for each in fields(memory)}, path)
+
+
+def _read(path: Path) -> Memory:
+    from mlsys_windtunnel.finetune.update import Memory
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return Memory(**load_file(path))
+    except (SafetensorError, TypeError) as error:
+        raise InvalidInputError(f"{path} is damaged, or no memory of an update ({error})") from error
