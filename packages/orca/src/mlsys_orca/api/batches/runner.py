@@ -33,6 +33,7 @@ _REST_S = 5.0  # between two looks when no batch runs
 _SWEEP_S = 5.0  # between two looks at what may be forgotten
 _RETRY_S = 1.0  # after the disk was full, or the server was busy
 _SYNC_S = 1.0
+_LEAVE_S = 2.0  # in which an engine has dropped a request that was cancelled: after its iteration
 _EMBEDDINGS = "/v1/embeddings"
 _AGAIN = (429, 503)  # statuses of a server that cannot now
 
@@ -92,6 +93,7 @@ class BatchRunner:
         self._is_draining = False
         self._synced_s, self._dirty = 0.0, set[str]()
         self._swept_s = -_SWEEP_S
+        self._leaving = deque[tuple[float, int]]()  # until when answers that were cancelled count, and how many
         self._is_full = False
 
     def wake(self) -> None:
@@ -144,6 +146,7 @@ class BatchRunner:
                 await self._open(running)
             if batch_id in self._works:
                 await self._advance(self._works[batch_id])
+        self._count()
         self._yield()
         self._fill()
         await self._sync()
@@ -231,9 +234,11 @@ class BatchRunner:
         return Load(self._engine.config.num_at_once, self._engine.num_unfinished, self._engine.num_of_batches)
 
     def _count(self) -> None:
-        lines = self._lines
-        self._engine.num_of_batches = sum(
-            line.weight for work, line in lines if work.running.kept.batch.endpoint != _EMBEDDINGS
+        now_s = time.monotonic()
+        while self._leaving and self._leaving[0][0] <= now_s:
+            self._leaving.popleft()
+        self._engine.num_of_batches = sum(weight for _, weight in self._leaving) + sum(
+            line.weight for work, line in self._lines if work.running.kept.batch.endpoint != _EMBEDDINGS
         )
 
     def _fill(self) -> None:
@@ -306,6 +311,8 @@ class BatchRunner:
 
     def _ended(self, work: _Work, line: _Line, task: asyncio.Task[None]) -> None:
         work.lines.pop(line.index, None)
+        if task.cancelled() and work.running.kept.batch.endpoint != _EMBEDDINGS:
+            self._leaving.append((time.monotonic() + _LEAVE_S, line.weight))
         self._count()
         is_saved = line.index in work.running.done or any(line.index == index for index, _, _ in work.unsaved)
         if not is_saved:
