@@ -152,6 +152,55 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     assert losses[0] == losses[1]
 
 
+def _interrupted_at(epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = Trainer._step
+
+    def step(self: Trainer, batch: Any, factor: float) -> tuple[float, float]:
+        done = go_on(self, batch, factor)
+        if self.epochs_begun == epoch:
+            raise KeyboardInterrupt
+        return done
+
+    def begin(self: Trainer, progress: Any) -> None:
+        self.epochs_begun = progress.epoch + 1
+        epoch_of(self, progress)
+
+    epoch_of = Trainer._epoch
+    monkeypatch.setattr(Trainer, "_step", step)
+    monkeypatch.setattr(Trainer, "_epoch", begin)
+
+
+@pytest.mark.parametrize("evaluation", [EVALUATION, None])
+def test_what_was_best_is_kept_after_an_interrupt(evaluation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"schedule": "constant", "min_gain_se": 0.0, "eval_set": evaluation}
+    whole = tuned(epochs=2, **options)
+    _interrupted_at(3, monkeypatch)
+    with pytest.warns(UserWarning, match="interrupted in epoch 3: the best so far is kept"):
+        cut = tuned(epochs=5, **options)
+    assert (cut.best_epoch, len(cut.history)) == (whole.best_epoch, 3)
+    np.testing.assert_array_equal(cut.module.predict_proba(X), whole.module.predict_proba(X))
+
+
+def test_an_interrupt_before_the_first_epoch_keeps_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    _interrupted_at(1, monkeypatch)
+    with pytest.warns(UserWarning, match="interrupted in epoch 1"):
+        cut = tuned(eval_set=None)
+    assert cut.best_epoch == 0
+    np.testing.assert_allclose(cut.module.predict_proba(X), SOURCE.predict_proba(X), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("verbose", "is_terminal", "is_shown"), [(None, True, True), (None, False, False), (False, True, False)]
+)
+def test_progress_is_shown_in_a_terminal(
+    verbose: bool | None, is_terminal: bool, is_shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR" if is_terminal else "NO_COLOR", "1")
+    tuned(verbose=verbose, epochs=1)
+    assert ("fine-tuning" in capsys.readouterr().err) == is_shown
+
+
 def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
     tuned(epochs=1, checkpoint_dir=tmp_path)
     with pytest.raises(InvalidInputError, match="another run"):

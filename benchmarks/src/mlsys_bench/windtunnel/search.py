@@ -115,6 +115,7 @@ def tried(source: Any, task: Task, options: dict[str, Any], epochs: int, seed: i
         random_state=seed,
         n_threads=num_threads,
         **settings,
+        keeps_interrupted=False,
     )
     return {
         "best_epoch": tuned.best_epoch,

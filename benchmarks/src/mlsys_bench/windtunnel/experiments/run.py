@@ -168,6 +168,7 @@ def _translated(
         n_threads=num_threads,
         **translation.options,
         **options,
+        keeps_interrupted=False,
     )
     note = {
         "options": {**translation.options, **options},

@@ -70,6 +70,7 @@ def run(context: DemoContext) -> Section:
             lr=RATE,
             n_threads=context.num_threads,
             device=context.device,
+            keeps_interrupted=False,
         )
     tune_s = time.perf_counter() - started
     rows, labels = data.frame.iloc[test], data.target[test]

@@ -68,7 +68,7 @@ class _FineTuned(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         n_threads: int | None = None,
         n_processes: int = 1,
         launcher: str = "local",
-        verbose: bool = False,
+        verbose: bool | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.level = level
@@ -290,7 +290,7 @@ class WindTunnelClassifier(ClassifierMixin, _FineTuned):  # type: ignore[misc]
         n_threads: int | None = None,
         n_processes: int = 1,
         launcher: str = "local",
-        verbose: bool = False,
+        verbose: bool | None = None,
     ) -> None:
         options = {name: value for name, value in locals().items() if name not in ("self", "__class__", "class_weight")}
         super().__init__(**options)

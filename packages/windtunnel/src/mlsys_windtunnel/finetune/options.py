@@ -45,7 +45,8 @@ class TrainingOptions:
         checkpoint_dir: Folder in which the state is kept after each epoch; a state that is there is resumed.
         device: Where the networks train, for ``get_device``; several processes train on the CPU. The result lies on the
             CPU.
-        verbose: Shows a progress bar on the error stream.
+        keeps_interrupted: Keeps what was best when Ctrl-C ends a run that cannot be resumed; False raises.
+        verbose: Shows a progress bar on the error stream; None: where that is a terminal.
     """
 
     epochs: int = 10
@@ -67,7 +68,8 @@ class TrainingOptions:
     n_processes: int = 1
     launcher: Literal["local", "ray"] = "local"
     checkpoint_dir: Path | str | None = field(default=None, compare=False)
-    verbose: bool = field(default=False, compare=False)
+    keeps_interrupted: bool = field(default=True, compare=False, repr=False)
+    verbose: bool | None = field(default=None, compare=False)
     device: str = field(default="cpu", compare=False, repr=False)  # a checkpoint can be resumed on another
 
     def __post_init__(self) -> None:

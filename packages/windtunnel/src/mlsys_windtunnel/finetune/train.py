@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -90,6 +91,9 @@ class Trainer:
     def run(self, on_epoch: OnEpoch | None = None) -> Outcome:
         """Train; the network is left as it was in the best epoch, in evaluation mode.
 
+        Ctrl-C ends the training with a warning; what was best until then is kept, unless several processes train, or a
+        checkpoint lets the run be resumed.
+
         Raises:
             InvalidInputError: the loss is no longer finite, or the checkpoint is another run's.
         """
@@ -98,7 +102,14 @@ class Trainer:
         while progress.epoch < self.options.epochs:
             if patience is not None and progress.epoch - progress.best_epoch >= patience:
                 break
-            self._epoch(progress)
+            try:
+                self._epoch(progress)
+            except KeyboardInterrupt:
+                is_resumed = self.options.checkpoint_dir is not None
+                if is_resumed or not self.options.keeps_interrupted or not self.processes.is_alone:
+                    raise
+                warnings.warn(f"interrupted in epoch {progress.epoch + 1}: the best so far is kept", stacklevel=2)
+                break
             if self.options.checkpoint_dir is not None and self.processes.is_first:
                 checkpoint.save(progress, Path(self.options.checkpoint_dir), self.fingerprint)
             if on_epoch is not None:

@@ -207,7 +207,9 @@ def progress_bar(options: TrainingOptions, metric: str) -> Iterator[OnEpoch | No
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), disable=not options.verbose) as progress:
+    console = Console(stderr=True)
+    is_shown = console.is_terminal if options.verbose is None else options.verbose
+    with Progress(console=console, disable=not is_shown) as progress:
         task = progress.add_task("fine-tuning", total=options.epochs)
 
         def on_epoch(epoch: dict[str, float]) -> None:

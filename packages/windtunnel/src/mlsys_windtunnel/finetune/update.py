@@ -150,6 +150,7 @@ def update(
         schedule="constant",
         random_state=options.random_state,
         device=options.device,
+        keeps_interrupted=False,
     )
     soft = SoftOptions(level=options.level)  # type: ignore[arg-type]  # it checks the name
 
