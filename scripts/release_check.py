@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -122,14 +123,20 @@ finally:
 """
 
 
+def processor_s() -> float:
+    """Return the processor time of all processes that this one has waited for, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def results(place: Place, inputs: Path, port: int) -> dict[str, Any]:
     """Run each subsystem's main command and return its answers, and the seconds that they took."""
     found: dict[str, Any] = {}
 
     def measured(name: str, call: Callable[[], subprocess.CompletedProcess[str]]) -> str:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), processor_s()
         done = call()
-        found[f"{name} s"] = time.perf_counter() - start
+        found[f"{name} s"], found[f"{name} cpu_s"] = time.perf_counter() - start, processor_s() - cpu
         found[f"{name} said"] = done.stderr
         if done.returncode:
             raise RuntimeError(f"{name}: exit {done.returncode}: {done.stderr[-2000:]}")
@@ -221,6 +228,8 @@ def compare(report: Report, here: dict[str, Any], there: dict[str, Any]) -> None
     here["nimble import_s + prepare_s"] = here["nimble import_s"] + here["nimble prepare_s"]
     for name, goal in GOALS.items():
         print(f"       {name}: {there[name]:.2f} (checkout {here[name]:.2f}; goal {goal:g})")
+    for name in ("help", "orca generate", "nimble"):
+        print(f"       {name}, processor time: {there[f'{name} cpu_s']:.2f} (checkout {here[f'{name} cpu_s']:.2f})")
 
 
 def prepare_inputs(folder: Path) -> None:
@@ -249,9 +258,8 @@ def install(interpreter: Path, dist: Path, work: Path) -> tuple[Path, str]:
     ).stdout.split()
     if any(not folder.stat().st_mode & 0o001 for folder in Path(prefix).parents):  # nobody may not read it: take a copy
         copy = work / f"python-{version}"
-        shutil.copytree(
-            prefix, copy, symlinks=True, ignore=shutil.ignore_patterns("test", "site-packages", "__pycache__")
-        )
+        shutil.copytree(prefix, copy, symlinks=True, ignore=shutil.ignore_patterns("test", "site-packages"))
+        subprocess.run([interpreter, "-m", "compileall", "-q", copy / "lib"], check=False, stdout=subprocess.DEVNULL)
         interpreter = copy / "bin" / f"python{version.rpartition('.')[0]}"
         (copy / "lib" / f"python{version.rpartition('.')[0]}" / "site-packages").mkdir()
     venv = work / f"venv-{version}"

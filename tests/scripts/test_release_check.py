@@ -36,7 +36,17 @@ def test_answers_are_compared(check: ModuleType):
 def test_what_is_not_as_it_should_be_fails(check: ModuleType, change: str):
     names = ("orca generate", "orca serve", "batchmaker serve", "dvabatch serve", "nimble", "windtunnel predict")
     times = dict.fromkeys(
-        ("help s", "orca generate s", "orca serve ready_s", "nimble import_s", "nimble prepare_s"), 0.1
+        (
+            "help s",
+            "orca generate s",
+            "orca serve ready_s",
+            "nimble import_s",
+            "nimble prepare_s",
+            "help cpu_s",
+            "orca generate cpu_s",
+            "nimble cpu_s",
+        ),
+        0.1,
     )
 
     def found() -> dict[str, object]:
