@@ -28,7 +28,6 @@ class WorkerChannel:
         pid: Its process id.
         end: The socket, which the channel owns.
         loop: The event loop.
-        on_adapter: Called when the worker has loaded an adapter, or cannot; a standby does so too.
         on_closed: Called once, when the worker has closed its end: it is dead.
         on_adapter: Called when the worker has loaded an adapter, or cannot; a standby does so too.
     """
@@ -48,9 +47,7 @@ class WorkerChannel:
         self.is_condemned = False  # the supervisor was asked to kill it
         self.is_stopped = False  # by a signal, when last looked at
         self._pid, self._socket, self._loop = pid, end, loop
-        self.on_report: Callable[[wire.Report], None] | None = (
-            None  # called with each report; set it with the first message
-        )
+        self.on_report: Callable[[wire.Report], None] | None = None  # called with each; set when the worker is to serve
         self._on_closed, self._on_adapter = on_closed, on_adapter
         self._frames, self._unsent = FrameReader(), bytearray()
         self._is_waiting = False  # for room in the socket
