@@ -36,6 +36,7 @@ _WHAT = {
     "orca-peers-offline": "Serving against peers, all requests at once",
     "orca-peers-online": "Serving against peers, Poisson arrivals",
     "windtunnel-coverage": "What translates, beside skl2onnx and Hummingbird",
+    "windtunnel-drift": "Models kept current by a few hundred labels a week",
     "windtunnel-infer": "Exact answers against peers",
     "windtunnel-search": "Fine-tuning options on validation rows",
     "windtunnel-tables": "Tables of the experiments, one line a fit",

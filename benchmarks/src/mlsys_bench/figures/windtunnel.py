@@ -226,6 +226,26 @@ def coverage(name: str) -> str:
     return table(["sources", "translator", *outcomes], rows)
 
 
+def drift(name: str) -> str:
+    """Return what each contestant recovers of full retraining's gain, over all weeks and seeds."""
+    rows = []
+    for contestant, found in load(name)["summary"].items():
+        is_other = contestant not in ("frozen", "retrained", "WindTunnel update")
+        rows.append(
+            [
+                contestant,
+                f"{found['auc']:.4f}",
+                f"{found['recovered']:.0%}",
+                f"{100 * found['lowest']:.2f}",
+                f"{found['weeks_above_frozen']:.0%}",
+                f"{found['weeks_below_windtunnel']:.0%}" if is_other else "",
+                "" if found["seconds"] is None else f"{found['seconds']:.1f}",
+            ]
+        )
+    columns = ["model", "mean AUC", "of retraining's gain", "worst week, AUC points", "weeks above frozen"]
+    return table([*columns, "weeks WindTunnel is above it", "longest update, s"], rows)
+
+
 def _best_time(found: Mapping[str, Any], cases: tuple[str, ...], size: str) -> float | None:
     times = [found[case]["median_s"][size] for case in cases if size in found.get(case, {}).get("median_s", {})]
     return min(times, default=None)
