@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ class Server:
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"mlsys_orca_{name}{{"))
 
 
+_CALL_ID = re.compile(r"call_[0-9a-f]{24}")
+
+
 def bodies(number: int) -> list[dict[str, Any]]:
     """Return requests of every kind."""
     kinds: list[dict[str, Any]] = [
@@ -64,19 +68,38 @@ def bodies(number: int) -> list[dict[str, Any]]:
     ]
 
 
+def calls(number: int) -> list[dict[str, Any]]:
+    """Return requests that must be answered by a call of a function; the server has ``template=CALLS``."""
+    function = {"name": "f", "parameters": SCHEMA}
+    return [
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "abc"[: 1 + index % 3]}],
+            "max_tokens": 60,
+            "seed": index,
+            "temperature": 1.0,
+            "stream": True,
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": "required",
+        }
+        for index in range(number)
+    ]
+
+
 async def answer(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> list[Any]:
     """Return all events of a stream but for ids and times, in order; choices one after the other."""
     events: list[Any] = []
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     if not body["stream"]:
-        whole = (await client.post(f"{url}/v1/completions", json=body)).json()
+        whole = (await client.post(url + path, json=body)).json()
         return [whole["choices"], whole["usage"]]
-    async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+    async with client.stream("POST", url + path, json=body) as response:
         assert response.status_code == 200, await response.aread()
         is_done = False
         async for line in response.aiter_lines():
             is_done = is_done or line == "data: [DONE]"
             if line.startswith("data: ") and not is_done:
-                event = json.loads(line[6:])
+                event = json.loads(_CALL_ID.sub("call_", line[6:]))
                 events += event.get("choices", [event])
     assert is_done or "error" in events[-1], "the stream was cut"
     return sorted(events, key=lambda event: event.get("index", 0))

@@ -8,7 +8,9 @@ scheduler raises at its call of that number, once. ``no_pool``: as with a policy
 ``batches``: a folder for files and batches; when one of their steps is reached for the n-th time, ``[step, n]`` in
 ``batch_step``, the whole server is killed. ``full``: no file may become larger than so many bytes, from when a log was
 opened.
-``journal``: its folder; ``journal_step``: the front is killed when it comes to that step for the ``number``-th time.
+``template``: the model's chat template. ``clock_jumps``: the wall clock goes a day forward or back at each look.
+``num_files``: that a process may open. ``journal``: its folder; ``journal_step``: the front is killed when it comes to
+that step for the ``number``-th time.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import random
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +42,7 @@ from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.scheduling.request_pool import RequestPool
+from mlsys_orca.text.chat_template import ChatTemplate
 
 
 class Poisoned(NativeDecoder):
@@ -130,6 +135,13 @@ def main() -> int:
         plant_defect(options["defect"])
     if options.get("no_pool"):
         core.pool_of = lambda _: None  # type: ignore[assignment]
+    if "template" in options:
+        loaded = replace(loaded, chat_template=ChatTemplate(options["template"]))
+    if options.get("clock_jumps"):
+        wall, jumps = time.time, random.Random(0)
+        time.time = lambda: wall() + jumps.choice((-86400, 86400))  # type: ignore[assignment]
+    if "num_files" in options:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (options["num_files"], options["num_files"]))
     config = EngineConfig(
         max_batch_size=4,
         max_model_len=96,

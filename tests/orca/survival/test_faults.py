@@ -1,0 +1,107 @@
+"""Troubles: workers killed for a minute, slow readers, clocks that jump, no file descriptors left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from mlsys_core.serving.processes import can_supervise
+
+from tests.orca.server.test_chats import CALLS
+from tests.orca.survival.clients import answers, bodies, calls
+from tests.orca.survival.test_streams import by_choice, read, read_to_the_end
+
+pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
+_MINUTE_S = 60.0
+_KILL_EVERY_S = 2.0
+
+
+def test_a_minute_of_kills_under_mixed_streams_changes_nothing(start: Any) -> None:
+    asked, rng, kills = [*bodies(24), *calls(8)], random.Random(0), []
+
+    async def ask_for_a_minute(url: str, workers: Any) -> list[list[Any]]:
+        until, next_kill, found = time.monotonic() + _MINUTE_S, time.monotonic() + _KILL_EVERY_S, []
+
+        def kill() -> None:
+            nonlocal next_kill
+            if time.monotonic() > next_kill and (running := workers()):
+                rng.choice(running).kill()
+                kills.append(next_kill)
+                next_kill += _KILL_EVERY_S
+
+        while time.monotonic() < until:
+            found.append(await answers(url, asked, kill))
+        return found
+
+    with start(template=CALLS) as server:
+        undisturbed = asyncio.run(answers(server.url, asked))
+        assert any("tool_calls" in json.dumps(events) for events in undisturbed[-8:])
+        for found in asyncio.run(ask_for_a_minute(server.url, server.workers)):
+            assert found == undisturbed
+    assert len(kills) > 10
+
+
+def test_who_reads_slowly_holds_up_nobody_and_gets_all_of_it(start: Any, undisturbed: list[Any]) -> None:
+    slow = {"model": "tiny", "prompt": "ab", "n": 64, "max_tokens": 60, "logprobs": 5, "seed": 1, "stream": True}
+    slow["ignore_eos"] = True
+
+    async def read_slowly(url: str, may_read: asyncio.Event) -> bytes:
+        async with (
+            httpx.AsyncClient(timeout=None) as client,
+            client.stream("POST", f"{url}/v1/completions", json=slow) as response,
+        ):
+            await may_read.wait()
+            return b"".join([piece async for piece in response.aiter_raw()])
+
+    async def run(server: Any) -> tuple[list[Any], bytes]:
+        may_read = asyncio.Event()
+        reading = asyncio.create_task(read_slowly(server.url, may_read))
+        await asyncio.sleep(0.3)
+        found = await answers(server.url, bodies(14), lambda: server.workers()[0].kill())
+        may_read.set()
+        return found, await reading
+
+    with start(max_deaths=10_000) as server:
+        found, text = asyncio.run(run(server))
+        assert found == undisturbed
+        assert text.endswith(b"data: [DONE]\n\n")
+        quick = httpx.post(f"{server.url}/v1/completions", json=slow, timeout=None).content
+        assert by_choice(events_in(text)) == by_choice(events_in(quick))
+
+
+def events_in(text: bytes) -> list[tuple[str, str]]:
+    return [("", event) for event in text.decode().split("\n\n") if event]
+
+
+def test_a_clock_that_jumps_changes_nothing(start: Any, undisturbed: list[Any], tmp_path: Path) -> None:
+    body = bodies(1)[0]
+    with start(clock_jumps=True, journal=str(tmp_path)) as server:
+        assert asyncio.run(answers(server.url, bodies(14), lambda: server.workers()[0].kill())) == undisturbed
+        whole = asyncio.run(read_to_the_end(server.url, "/v1/completions", body))
+        begun = asyncio.run(read(server.url, "/v1/completions", body, stop_at=2))
+        server.process.kill()
+        server.process.wait()
+    with start(clock_jumps=True, journal=str(tmp_path)) as server:
+        assert by_choice(asyncio.run(read_to_the_end(server.url, "/v1/completions", body, begun))) == by_choice(whole)
+
+
+def test_without_file_descriptors_new_clients_wait_and_nobody_is_lost(start: Any, undisturbed: list[Any]) -> None:
+    with start(num_files=96, max_deaths=10_000) as server:
+        idle = []
+        try:
+            for _ in range(200):
+                connection = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+                idle.append(connection)
+            server.workers()[0].kill()
+            time.sleep(0.5)
+        finally:
+            for connection in idle:
+                connection.close()
+        assert asyncio.run(answers(server.url, bodies(14), lambda: server.workers()[0].kill())) == undisturbed
