@@ -7,11 +7,13 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from mlsys_core.serving.processes import can_supervise
+from mlsys_orca.api.resume.keeper import AnswerKeeper
 
 from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
 from tests.orca.survival.clients import answer, bodies
@@ -120,6 +122,35 @@ def test_batches_go_on_in_the_next_generation(server: Served) -> None:
         output = client.get(f"/v1/files/{batch['output_file_id']}/content").text
     found = {line["custom_id"]: line["response"]["body"]["choices"] for line in map(json.loads, output.splitlines())}
     assert found == expected
+
+
+def test_answers_in_the_background_are_there_after_a_reload(models: list[str], tmp_path: Path) -> None:
+    options = ["--name", "tiny", "--dtype", "fp32", "--model-control", "--journal", str(tmp_path / "journal")]
+    body = {"model": "tiny", "input": "hello", "temperature": 0, "max_output_tokens": 1500}
+    with served(models[0], *options) as server:
+        expected = server.post("/v1/responses", **body).json()["output"][0]["content"]
+        asked = [server.post("/v1/responses", **body, background=True).json()["id"] for _ in range(8)]
+        assert server.post("/v1/reload", model=models[1]).status_code == 200
+        for each in asked:
+            while (answer := server.get(f"/v1/responses/{each}")).get("status") != "completed":
+                assert (
+                    "error" not in answer or answer["error"] is None or answer["error"]["code"] == "response_not_found"
+                )
+            assert answer["output"][0]["content"] == expected
+        assert server.post("/v1/responses", **body).json()["output"][0]["content"] != expected
+
+
+def test_a_front_that_retires_waits_for_answers_without_a_connection() -> None:
+    async def wait() -> None:
+        keeper, answer = AnswerKeeper(), SimpleNamespace(ended_s=None)
+        keeper._answers["x"] = answer  # type: ignore[assignment]
+        finishing = asyncio.create_task(keeper.finish())
+        await asyncio.sleep(0.2)
+        assert not finishing.done()
+        answer.ended_s = 1.0
+        await finishing
+
+    asyncio.run(wait())
 
 
 def test_a_reload_that_fails_says_why_and_changes_nothing(server: Served, tmp_path: Path) -> None:

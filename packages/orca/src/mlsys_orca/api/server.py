@@ -96,7 +96,7 @@ def make_app(
         routers=[make_router(service, keeper, batches, control)],
         lifespan=lifespan,
         on_drain=[batches.drain],
-        on_retire=[batches.release],
+        on_retire=[batches.release, keeper.finish],
         error_format=ERROR_FORMAT,
         readiness=readiness,
         registry=registry,

@@ -56,16 +56,18 @@ class Succession:
         for server in servers:
             server.close()
         told = 0
-        is_first = True  # a connection that was accepted a moment ago is not in the state yet
+        is_first = (
+            True  # a connection that was accepted a moment ago is not in the state yet; who asked for this leaves
+        )
         while is_first or self._state.connections or self._state.tasks or self._joining:
-            is_first = False
             for connection in list(self._state.connections):
                 if isinstance(connection, Connection):
                     connection.leave(self._give)
             running = self._num_running() - self._link.num_asking  # who asked for the reload is not meant
-            if running != told:
+            if running != told and not is_first:
                 self._link.tell_running(running)
                 told = running
+            is_first = False
             await asyncio.sleep(_LOOK_S)
 
     def _adopt(self) -> None:

@@ -28,6 +28,7 @@ _KEEP_S = 600.0
 _UNREAD_S = 60.0  # that an answer goes on with nobody reading
 _MAX_NBYTES = 64 << 20  # of ended answers
 _LOOK_S = 1.0
+_FINISH_LOOK_S = 0.05
 _SCOPE_KEY = "mlsys.orca.taken_up"
 
 
@@ -203,6 +204,11 @@ class AnswerKeeper:
             _log.error("the answer %s cannot go on: status %d, %s", key, answer.status, why)
             if answer.status < 500 and answer.status != 429:
                 self.journal.note(rec.Dropped(key))
+
+    async def finish(self) -> None:
+        """Return when no answer runs any more, read or not: another model is about to take this server's place."""
+        while any(answer.ended_s is None for answer in self._answers.values()):
+            await asyncio.sleep(_FINISH_LOOK_S)
 
     async def close(self) -> None:
         """Stop all answers; those that are written down go on with the next server. Idempotent."""
