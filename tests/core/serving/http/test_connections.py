@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -279,3 +282,17 @@ def test_a_large_body_in_many_pieces_is_no_overhead(serve_with: Any, dial: Any) 
 def test_limits_that_make_no_sense_are_refused(field: str, value: float) -> None:
     with pytest.raises(InvalidInputError, match=field):
         ConnectionLimits(**{field: value})
+
+
+def test_connections_leave_files_for_all_else() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    code = (
+        "import resource; from mlsys_core.serving.http.limits import ConnectionLimits, within_open_files;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 200));"
+        "print(within_open_files(ConnectionLimits(max_connections=1000)).max_connections);"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0]);"
+        "print(within_open_files(ConnectionLimits(max_connections=50)).max_connections)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["104", "200", "50"]
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlsys_core.errors import InvalidInputError
 
+_SPARE_FILES = 96  # beside connections: logs, journals, workers
 MAX_HEADER_NBYTES = 64 * 1024  # of a request's line and headers, of trailers, and of what frames a body
 
 
@@ -37,6 +38,25 @@ class ConnectionLimits:
             value = getattr(self, name)
             if not is_duration(value):
                 raise InvalidInputError(f"{name} is a finite number of seconds above 0, got {value!r}")
+
+
+def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
+    """Return ``limits`` with no more connections than this process may open files for, with some to spare.
+
+    A server without descriptors could neither refuse a client nor take the socket of a new worker. The soft limit is
+    raised towards the hard one if that helps.
+    """
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return limits
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.max_connections + _SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return replace(limits, max_connections=max(1, min(limits.max_connections, soft - _SPARE_FILES)))
+    return limits
 
 
 def is_duration(value: float) -> bool:

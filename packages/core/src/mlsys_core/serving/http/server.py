@@ -22,6 +22,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_core.serving.http.app import HttpRuntime, runtime_of
+from mlsys_core.serving.http.limits import within_open_files
 from mlsys_core.serving.http.logs import forwarded_uvicorn_log
 from mlsys_core.serving.http.port import BoundPort, uvicorn_config
 from mlsys_core.serving.http.protocol import Connection
@@ -232,7 +233,7 @@ class _Server(uvicorn.Server):
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
         self.runtime.guard.listens_on(self._bound.address)
-        limits = self.runtime.config.connections
+        limits = within_open_files(self.runtime.config.connections)
 
         def connection(is_kept: bool = False) -> asyncio.Protocol:
             return Connection(
