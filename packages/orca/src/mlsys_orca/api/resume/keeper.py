@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
-from mlsys_core.errors import InvalidInputError
+from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.serving.http import ClosingStreamingResponse, HttpError, runtime_of
 from mlsys_core.serving.http.inside import InsideClient
 from mlsys_core.serving.http.middleware.gate import presented_keys
@@ -231,7 +231,10 @@ class AnswerKeeper:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            await self._adopt()
+            try:
+                await self._adopt()
+            except MlsysError as error:  # the disk is full, say: it is tried again
+                _log.warning("streams of another server are left for now: %s", error)
             now, nbytes = time.monotonic(), 0
             for answer in reversed(list(self._answers.values())):  # the oldest leave first
                 if answer.num_readers:
