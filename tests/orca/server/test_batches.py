@@ -132,6 +132,15 @@ def test_other_endpoints(start: Start, endpoint: str, body: dict[str, Any]):
         assert bare(found["response"]["body"]) == bare(expected)
 
 
+def test_a_line_is_answered_whole(start: Start):
+    made = line("a", url="/v1/responses")
+    made["body"] = {"model": "tiny", "input": "hello", "background": True}
+    with start() as client:
+        batch = wait(client, begin(client, [made], "/v1/responses"))
+        (found,) = read(client, batch.error_file_id)
+        assert found["response"]["body"]["error"]["param"] == "background"
+
+
 def test_a_batch_of_bad_lines_fails_as_a_whole(start: Start):
     lines = [
         line("a"),

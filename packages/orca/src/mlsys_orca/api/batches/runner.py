@@ -35,6 +35,7 @@ _RETRY_S = 1.0  # after the disk was full, or the server was busy
 _SYNC_S = 1.0
 _LEAVE_S = 2.0  # in which an engine has dropped a request that was cancelled: after its iteration
 _EMBEDDINGS = "/v1/embeddings"
+_NOT_WHOLE = ("stream", "background")  # fields of requests
 _AGAIN = (429, 503)  # statuses of a server that cannot now
 
 Ask = Callable[[str, bytes, str], Awaitable[InsideAnswer]]  # path, body, request id
@@ -275,12 +276,12 @@ class BatchRunner:
         attempt, request_id = work.num_attempts.get(line.index, 0), request_id_of(batch.id, line.index)
         work.num_attempts[line.index] = attempt + 1
         given_identity.set(identity_of(batch.id, line.index, attempt, batch.in_progress_at or batch.created_at))
-        custom_id, body, is_stream = await self._front.run(
+        custom_id, body, refused = await self._front.run(
             self._read, work, line.index, size=work.plan.stops[line.index] - work.plan.starts[line.index]
         )
-        if is_stream:
-            message = "a batch has no streams: leave out 'stream'"
-            error = {"type": "invalid_request_error", "code": "invalid_value", "message": message, "param": "stream"}
+        if refused is not None:
+            message = f"a line of a batch is answered whole: leave out {refused!r}"
+            error = {"type": "invalid_request_error", "code": "invalid_value", "message": message, "param": refused}
             answer = InsideAnswer(400, to_json({"error": {**error, "request_id": request_id}}))
         else:
             answer = await self._ask(batch.endpoint, body, request_id)
@@ -296,14 +297,14 @@ class BatchRunner:
             work.unsaved.append(end)
             self._say_full(error)
 
-    def _read(self, work: _Work, index: int) -> tuple[str, bytes, bool]:
-        """Return a line's custom id and body, and True if it asks for a stream."""
+    def _read(self, work: _Work, index: int) -> tuple[str, bytes, str | None]:
+        """Return a line's custom id and body, and the field that asks for less than a whole answer, if one does."""
         start, stop = work.plan.starts[index], work.plan.stops[index]
         with self._files.path(work.running.kept.batch.input_file_id).open("rb") as file:
             file.seek(start)
             value = parse_json(file.read(stop - start))
         body = value["body"]
-        return value["custom_id"], to_json(body), bool(body.get("stream"))
+        return value["custom_id"], to_json(body), next((name for name in _NOT_WHOLE if body.get(name)), None)
 
     def _save(self, work: _Work, index: int, text: bytes, has_failed: bool) -> None:
         work.running.add_result(index, text, has_failed=has_failed)
