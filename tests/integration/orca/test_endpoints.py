@@ -99,7 +99,7 @@ def test_responses_through_the_client(client, ask):
     assert shaped.status == "completed"
     with pytest.raises(openai.NotFoundError, match="there is no response 'resp-1'"):
         client.responses.create(**options, previous_response_id="resp-1")
-    for refused in ({"background": True}, {"store": "yes"}, {"tools": [{"type": "web_search"}]}):
+    for refused in ({"background": 1}, {"store": "yes"}, {"tools": [{"type": "web_search"}]}):
         with pytest.raises(openai.BadRequestError, match=next(iter(refused))):
             client.responses.create(**options | refused)
 
