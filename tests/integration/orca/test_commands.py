@@ -128,5 +128,6 @@ def test_the_files_values_are_checked_as_flags_are(settings: Path, capfd):
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
 def test_serve_refuses_what_it_cannot_serve(arguments, says, capfd):
-    assert run(["orca", "serve", MODEL, "--port", "0", *arguments]) == 2
+    # In this process, which has threads by now, and so cannot fork.
+    assert run(["orca", "serve", MODEL, "--port", "0", "--single-process", *arguments]) == 2
     assert says in " ".join(capfd.readouterr().err.split())

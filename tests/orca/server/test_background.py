@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,12 @@ def test_a_client_that_leaves_does_not_end_it(serve, expected) -> None:
 
 
 def test_it_can_be_cancelled(serve) -> None:
-    with serve(template=THINKS, max_batch_size=1) as (url, engine), OpenAI(base_url=f"{url}/v1", api_key="x") as client:
-        *_, begun = [client.responses.create(**BODY) for _ in range(8)]  # the last one waits
+    with serve(template=THINKS) as (url, engine), OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+        goes_on = threading.Event()
+        engine.core.loop.call(lambda: bool(goes_on.wait()))  # it answers nobody before
+        begun = client.responses.create(**BODY)
         ended = client.responses.cancel(begun.id)
+        goes_on.set()
         assert ended.status == "cancelled"
         while engine.num_unfinished:
             time.sleep(0.01)
