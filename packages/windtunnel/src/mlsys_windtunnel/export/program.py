@@ -230,6 +230,9 @@ def restore(description: str, program: Program, path: Path) -> ExportedPipeline:
         frontend = reader.read(fields["frontend"])
         if not isinstance(frontend, Frontend):
             raise TypeError("the frontend is another thing")
+        unknown = {*fields["answers"], *fields["flat"]} - {*METHODS, MAIN, TIES}
+        if unknown:
+            raise ValueError(f"it has answers that no source gives: {sorted(map(str, unknown))}")
         return ExportedPipeline(
             program=program,
             answers=tuple(map(str, fields["answers"])),
