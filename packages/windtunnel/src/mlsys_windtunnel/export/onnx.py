@@ -19,6 +19,7 @@ from mlsys_windtunnel.export import program
 from mlsys_windtunnel.module import WindTunnelModule
 
 METADATA = "windtunnel"  # the key of the description in the model's metadata
+_PLACE = "pkg.torch.onnx.stack_trace"  # files and lines of the machine, beside each node
 _INSTALL = {"onnxruntime": "pip install onnxruntime"}
 
 
@@ -69,6 +70,11 @@ def export_onnx(
         except Exception as error:  # torch's exporter raises of many kinds
             raise program.export_error(error, "ONNX") from error
     assert exported is not None
+    for node in exported.model.graph.all_nodes():
+        node.metadata_props.pop(_PLACE, None)
+    for function in exported.model.functions.values():
+        for node in function.all_nodes():
+            node.metadata_props.pop(_PLACE, None)
     exported.model.metadata_props[METADATA] = program.describe(module, answers.names)
     try:
         exported.save(path)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.pt2.places import without_places
 from mlsys_core.pt2.program import load_program
 
 from mlsys_windtunnel.export import program
@@ -58,7 +59,9 @@ def export_pt2(
             raise program.export_error(error, ".pt2") from error
     _own_empty_tensors(exported)
     try:
-        torch.export.save(exported, path, extra_files={HOST_FILE: program.describe(module, answers.names)})
+        torch.export.save(
+            without_places(exported), path, extra_files={HOST_FILE: program.describe(module, answers.names)}
+        )
     except (OSError, RuntimeError) as error:
         raise InvalidInputError(f"{path} cannot be written: {error}") from error
     return path

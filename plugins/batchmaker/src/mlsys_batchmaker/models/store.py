@@ -19,6 +19,7 @@ from mlsys_core.lazy import resolve
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.loading import LoadContext, find_loader, load_with
 from mlsys_core.plugins.specs import ModelLoaderSpec
+from mlsys_core.pt2.places import without_places
 from mlsys_core.pt2.program import load_program
 from torch import Tensor, nn
 
@@ -113,7 +114,7 @@ def save_model(model: Model, directory: Path) -> Path:
     entries = []
     for cell in model.cells:
         name = cell.spec.name
-        torch.export.save(export(cell), directory / "cells" / f"{name}.pt2")
+        torch.export.save(without_places(export(cell)), directory / "cells" / f"{name}.pt2")
         weights |= {f"{name}.{key}": value.contiguous() for key, value in cell.module.state_dict().items()}
         kind = type(cell.module)
         module = {"class": kind.__name__, "sizes": _SIZES[kind](cell.module)} if kind in _SIZES else None
