@@ -108,6 +108,14 @@ def test_another_file_has_another_copy(make_gguf: Make, copies: Copies, weights:
     assert len(files(copies)) == 2
 
 
+def test_a_change_in_place_is_noticed_though_size_and_time_were_set_back(make_gguf: Make, copies: Copies) -> None:
+    path = make_gguf()
+    before, status = copies.path_of(path), path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # of content: as an edit that no probe would see
+    assert path.stat().st_mtime_ns == status.st_mtime_ns
+    assert copies.path_of(path) != before
+
+
 @pytest.mark.parametrize("damage", ["truncated", "empty", "nonsense", "longer"])
 def test_a_copy_that_is_not_whole_is_written_again(make_gguf: Make, copies: Copies, damage: str) -> None:
     path = make_gguf(kind=Q.Q8_0)

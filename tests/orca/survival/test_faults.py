@@ -96,9 +96,12 @@ def test_a_worker_that_dies_while_clients_hold_all_files_is_replaced(start: Any,
     with start(num_files=128, max_deaths=6) as server:
         idle = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(250)]
         try:
+            idle[-1].settimeout(30)
+            assert idle[-1].recv(12) == b"HTTP/1.1 503"  # it is refused, and does not hang
             first = server.workers()[0]
             first.kill()
-            time.sleep(2.0)  # in which a standby that nobody could take would have ended, again and again
+            while len([worker for worker in server.workers() if worker.pid != first.pid]) < 2:
+                time.sleep(0.01)
         finally:
             for connection in idle:
                 connection.close()

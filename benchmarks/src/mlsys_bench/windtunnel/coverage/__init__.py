@@ -1,1 +1,1 @@
-"""What translates, and how exactly, beside other translators: pipelines, every estimator, and the contestants."""
+"""Coverage: pipelines and every estimator through each translator, and how exact the results are."""

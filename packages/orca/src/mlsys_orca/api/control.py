@@ -26,7 +26,7 @@ MAX_ADAPTER_NBYTES = MAX_FRAME_NBYTES - (1 << 25)  # it crosses to workers in on
 
 @dataclass(frozen=True, slots=True)
 class ModelControl:
-    """What clients of one server may change, and by whom it is done."""
+    """Changes that clients of one server may make, and who makes them."""
 
     is_allowed: bool = False  # for clients
     generation: GenerationLink | None = None  # to the master; None: the server is one process

@@ -1,4 +1,4 @@
-"""Who may see what: files and batches belong to the key that made them."""
+"""Access: files and batches belong to the key that made them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many requests of batches may run beside those of clients. Pure."""
+"""Room for requests of batches beside those of clients. Pure."""
 
 from __future__ import annotations
 

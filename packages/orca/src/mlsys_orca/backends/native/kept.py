@@ -109,19 +109,19 @@ class NotedCheckpoint:
 
     @property
     def names(self) -> frozenset[str]:
-        """As the file's."""
+        """Names of the file's tensors."""
         return self.file.names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """As the file's."""
+        """Return the shape of tensor ``name``."""
         return self.file.shape(name)
 
     def nbytes(self, name: str) -> int:
-        """As the file's."""
+        """Return the bytes that tensor ``name`` takes in the file."""
         return self.file.nbytes(name)
 
     def read_into(self, name: str, out: Tensor) -> None:
-        """As the file's."""
+        """Read tensor ``name`` into ``out``."""
         self.file.read_into(name, out)
 
     def quantized(self, name: str) -> QuantizedMatrix | None:
@@ -242,16 +242,17 @@ class Copies:
 
 
 def _identity(source: Path) -> str:
-    """Return a hash of what ``source`` is: its size and time, bytes from all over it, and what packs it.
+    """Return a hash of what ``source`` is: its size and times, bytes from all over it, and what packs it.
 
-    All of a large file is not read: that would take as long as loading it.
+    All of a large file is not read: that would take as long as loading it. Its time of change (ctime) cannot be set,
+    so an edit in place is noticed though it keeps size and time of modification.
     """
     status = source.stat()
     code = [Path(__file__), Path(__file__).with_name("packing.py"), Path(__file__).with_name("lowering.py")]
     weights = Path(__file__).parents[2] / "model" / "weights"
     code += [weights / "gguf_blocks.py", weights / "quantized.py"]
     key = recipe(PROGRAM.source, NATIVE, headers=PROGRAM.headers).key
-    digest = hashlib.sha256(f"{FORMAT} {key} {status.st_size} {status.st_mtime_ns}".encode())
+    digest = hashlib.sha256(f"{FORMAT} {key} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode())
     for file in code:
         digest.update(file.read_bytes())
     with source.open("rb") as file_:
