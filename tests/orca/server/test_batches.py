@@ -294,6 +294,23 @@ def test_keys_own_what_they_make(start: Start, tmp_path: Path):
         assert client.batches.retrieve(name).status == "completed"
 
 
+def test_answers_that_a_batch_stores_belong_to_its_key(start: Start):
+    def asked(client: openai.OpenAI, **body: Any) -> dict[str, Any]:
+        ask = line("a", url="/v1/responses", input="say a", max_output_tokens=4, **body)
+        for field in ("prompt", "max_tokens"):
+            del ask["body"][field]
+        batch = wait(client, begin(client, [ask], "/v1/responses"))
+        (answer,) = read(client, batch.output_file_id or batch.error_file_id)
+        return dict(answer["response"])
+
+    with start(key="first", http={"api_keys": frozenset({"first", "second"})}) as client:
+        first = asked(client, store=True)
+        assert first["status_code"] == 200, first
+        stored = first["body"]["id"]
+        assert asked(client, previous_response_id=stored)["status_code"] == 200
+        assert asked(client.with_options(api_key="second"), previous_response_id=stored)["status_code"] == 404
+
+
 def test_clients_do_not_wait_for_batches(start: Start):
     """Neither in the queue, where no request may wait, nor behind lines that take long."""
     lines = [line(f"l{index}", max_tokens=80, ignore_eos=True) for index in range(3000)]

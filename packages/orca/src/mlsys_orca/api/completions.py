@@ -38,7 +38,8 @@ from mlsys_orca.api.fields import (
     grammar_from,
 )
 from mlsys_orca.api.front import body_size
-from mlsys_orca.api.resume.keeper import AnswerKeeper, identity_of
+from mlsys_orca.api.identity import identity_of
+from mlsys_orca.api.resume.keeper import AnswerKeeper
 from mlsys_orca.api.service import Generation, GenerationParameters, ModelService, text_options
 from mlsys_orca.api.text_stream import FinishReason
 from mlsys_orca.scheduling.batch import SampledToken

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-from fastapi import Response
+from fastapi import Request, Response
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import Router
 from pydantic import BaseModel, Field
@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from mlsys_orca.api.fields import Body, Ids, ManyIds, Text, Texts
 from mlsys_orca.api.front import to_json
-from mlsys_orca.api.service import ModelService, given_identity, unknown_model
+from mlsys_orca.api.identity import identity_of
+from mlsys_orca.api.service import ModelService, unknown_model
 from mlsys_orca.engine.client import BusyError
 from mlsys_orca.engine.embedding import TextEncoder
 
@@ -114,9 +115,9 @@ def add_routes(router: Router, service: ModelService) -> None:
             raise unknown_model(model, [] if encoder is None else [encoder.name])
         return encoder
 
-    async def run(make: Callable[[], BaseModel]) -> Response:
+    async def run(request: Request, make: Callable[[], BaseModel]) -> Response:
         nonlocal num_waiting
-        weight = 1 if given_identity.get() is None else 0
+        weight = 1 if identity_of(request) is None else 0
         if num_waiting >= MAX_WAITING:
             raise BusyError(num_waiting, MAX_WAITING, 1.0)
         num_waiting += weight
@@ -127,20 +128,20 @@ def add_routes(router: Router, service: ModelService) -> None:
             num_waiting -= weight
 
     @router.post("/v1/embeddings", response_model=EmbeddingList)
-    async def embeddings(body: EmbeddingRequest) -> Response:
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Return the vectors of texts."""
         encoder = encoder_of(body.model)
         if encoder.scores_pairs:
             raise InvalidInputError(f"{body.model!r} is a cross-encoder, which has no vectors: use /v1/rerank")
         if body.dimensions not in (None, encoder.dimension):
             raise InvalidInputError(f"dimensions is {body.dimensions}; this model's vectors have {encoder.dimension}")
-        return await run(lambda: _embeddings(encoder, body))
+        return await run(request, lambda: _embeddings(encoder, body))
 
     @router.post("/v1/rerank", response_model=RerankAnswer)
-    async def rerank(body: RerankRequest) -> Response:
+    async def rerank(body: RerankRequest, request: Request) -> Response:
         """Rank documents by their fit to a query: a cross-encoder's score, or the cosine of an encoder's vectors."""
         encoder = encoder_of(body.model)
-        return await run(lambda: _ranking(encoder, body))
+        return await run(request, lambda: _ranking(encoder, body))
 
 
 def _embeddings(encoder: TextEncoder, body: EmbeddingRequest) -> EmbeddingList:

@@ -7,11 +7,8 @@ All requests for the engine are made here. Each endpoint turns its own fields in
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -20,18 +17,17 @@ from mlsys_core.serving.http import HttpError
 
 from mlsys_orca.api.fields import MAX_PROMPTS, Generating
 from mlsys_orca.api.front import Front
+from mlsys_orca.api.identity import Identity
 from mlsys_orca.api.text_stream import TextDelta, TextOptions, stream_text
 from mlsys_orca.engine.client import EngineClient
 from mlsys_orca.engine.embedding import TextEncoder
-from mlsys_orca.engine.streams import KnownAnswer, TokenStream
+from mlsys_orca.engine.streams import TokenStream
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.scheduling.batch import SamplingParams
 from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_orca.text.guides import Grammar, GrammarGuide, GuideMaker
 from mlsys_orca.text.tokenizer import LEAST_MAX_CHARS
 
-# Of a line of a batch, which the runner of batches asks the routes for; None: a client's request.
-given_identity: ContextVar[Identity | None] = ContextVar("given_identity", default=None)
 _CHOICE_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's choices
 _MASK = (1 << 63) - 1
 _YIELDS_EVERY = 32  # answers begun between two turns of the event loop
@@ -52,21 +48,6 @@ class GenerationParameters:
     grammar: Grammar | None = None
     ignores_eos: bool = False
     text: TextOptions = field(default_factory=TextOptions)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """All that an answer has by chance: given again, the same answer is made again."""
-
-    key: str  # 32 hexadecimal digits, of the answer's id
-    created: int  # seconds since the epoch
-    seed: int  # of a request that has none
-    known: Mapping[int, KnownAnswer] = field(default_factory=dict)  # by choice: what is known of it already
-
-    @classmethod
-    def draw(cls) -> Identity:
-        """Return a new one."""
-        return cls(uuid.uuid4().hex, int(time.time()), secrets.randbits(63))
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +280,7 @@ class ModelService:
             guides = await self.front.run(
                 self.guides.guides, parameters.grammar, len(guides), size=len(parameters.grammar.source) * len(guides)
             )
-        identity = identity or given_identity.get() or Identity.draw()
+        identity = identity or Identity.draw()
         answer_id = f"{parameters.prefix}-{identity.key}"
         seed = identity.seed if parameters.seed is None else parameters.seed
         requests = []

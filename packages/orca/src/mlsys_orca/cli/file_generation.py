@@ -15,7 +15,8 @@ from typing import Any, TextIO
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.api import chat, completions
 from mlsys_orca.api.answers import collect
-from mlsys_orca.api.service import GenerationParameters, Identity, ModelService
+from mlsys_orca.api.identity import Identity
+from mlsys_orca.api.service import GenerationParameters, ModelService
 from pydantic import ValidationError
 
 _SYNC_S = 1.0  # between two times that the disk has all that was written

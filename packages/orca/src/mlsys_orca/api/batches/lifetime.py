@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http.inside import InsideAnswer, InsideClient
+from mlsys_core.serving.http.inside import InsideClient
 from mlsys_core.serving.http.lifecycle import shutting_down
 
 from mlsys_orca.api.batches.disk import Disk
@@ -125,11 +125,8 @@ class Batches:
     async def _running(self, app: FastAPI) -> AsyncIterator[None]:
         inside = InsideClient(app)
 
-        async def ask(path: str, body: bytes, request_id: str) -> InsideAnswer:
-            return await inside.post(path, body, request_id=request_id)
-
         service = self.service
-        self.runner = BatchRunner(self.disk, self.files, self.store, ask, service.engine, service.front)
+        self.runner = BatchRunner(self.disk, self.files, self.store, inside, service.engine, service.front)
         self._is_open = True
         task = asyncio.create_task(self.runner.run())
         try:

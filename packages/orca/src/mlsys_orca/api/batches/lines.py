@@ -13,7 +13,7 @@ from mlsys_core.serving.http import HttpError
 from mlsys_core.serving.http.json_body import parse_json
 
 from mlsys_orca.api.batches.records import BatchError
-from mlsys_orca.api.service import Identity
+from mlsys_orca.api.identity import Identity
 
 MAX_REQUESTS = 50_000  # of one batch
 MAX_ERRORS = 100  # that are told
@@ -150,7 +150,7 @@ def num_answers(body: dict[str, Any]) -> int:
     return min(max(1, *choices, 0) * num_prompts, _MAX_WEIGHT)
 
 
-def identity_of(batch_id: str, index: int, attempt: int, created: int) -> Identity:
+def line_identity(batch_id: str, index: int, attempt: int, created: int) -> Identity:
     """Return all that a line's answer has by chance.
 
     The seed depends on the batch and the line alone, so that a line that runs again gives the same answer. Ids of

@@ -6,25 +6,25 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from mlsys_core.serving.http.inside import InsideAnswer
+from mlsys_core.serving.http.inside import InsideAnswer, InsideClient
 from mlsys_core.serving.http.json_body import parse_json
 from mlsys_core.serving.journal import JournalUnavailableError
 from pydantic_core import to_json
 
 from mlsys_orca.api.batches.disk import Disk
 from mlsys_orca.api.batches.files import FileStore
-from mlsys_orca.api.batches.lines import Plan, answer_line, identity_of, plan_of, request_id_of
+from mlsys_orca.api.batches.lines import Plan, answer_line, line_identity, plan_of, request_id_of
 from mlsys_orca.api.batches.output import write_output
 from mlsys_orca.api.batches.records import BatchError, BatchErrors, RequestCounts
 from mlsys_orca.api.batches.room import Load, may_start, to_yield
 from mlsys_orca.api.batches.store import BatchStore, RunningBatch
 from mlsys_orca.api.front import Front
-from mlsys_orca.api.service import given_identity
+from mlsys_orca.api.identity import given
 from mlsys_orca.engine.client import EngineClient
 
 _log = logging.getLogger(__name__)
@@ -37,8 +37,6 @@ _LEAVE_S = 2.0  # in which an engine has dropped a request that was cancelled: a
 _EMBEDDINGS = "/v1/embeddings"
 _NOT_WHOLE = ("stream", "background")  # fields of requests
 _AGAIN = (429, 503)  # statuses of a server that cannot now
-
-Ask = Callable[[str, bytes, str], Awaitable[InsideAnswer]]  # path, body, request id
 
 
 @dataclass(slots=True)
@@ -69,7 +67,7 @@ class BatchRunner:
         disk: The folders.
         files: Where input is, and output goes.
         store: The batches.
-        ask: Asks a route.
+        inside: Asks the routes.
         engine: Whose room is filled.
         front: Threads for reading and writing.
         now: Returns the time, in seconds since the epoch.
@@ -80,14 +78,14 @@ class BatchRunner:
         disk: Disk,
         files: FileStore,
         store: BatchStore,
-        ask: Ask,
+        inside: InsideClient,
         engine: EngineClient,
         front: Front,
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._disk, self._files, self._store = disk, files, store
-        self._ask, self._engine, self._front, self._now = ask, engine, front, now
+        self._inside, self._engine, self._front, self._now = inside, engine, front, now
         self._works: dict[str, _Work] = {}
         self._woken = asyncio.Event()
         self._not_before_s = 0.0  # monotonic; a server that was busy is left alone until then
@@ -275,7 +273,7 @@ class BatchRunner:
         batch = work.running.kept.batch
         attempt, request_id = work.num_attempts.get(line.index, 0), request_id_of(batch.id, line.index)
         work.num_attempts[line.index] = attempt + 1
-        given_identity.set(identity_of(batch.id, line.index, attempt, batch.in_progress_at or batch.created_at))
+        identity = line_identity(batch.id, line.index, attempt, batch.in_progress_at or batch.created_at)
         custom_id, body, refused = await self._front.run(
             self._read, work, line.index, size=work.plan.stops[line.index] - work.plan.starts[line.index]
         )
@@ -284,7 +282,8 @@ class BatchRunner:
             error = {"type": "invalid_request_error", "code": "invalid_value", "message": message, "param": refused}
             answer = InsideAnswer(400, to_json({"error": {**error, "request_id": request_id}}))
         else:
-            answer = await self._ask(batch.endpoint, body, request_id)
+            extra = given(identity, work.running.kept.owner or "")
+            answer = await self._inside.post(batch.endpoint, body, request_id=request_id, extra=extra)
         if answer.status in _AGAIN or (answer.status >= 500 and self._engine.failure is not None):
             work.num_attempts[line.index] = attempt  # nothing ran
             self._not_before_s = time.monotonic() + _RETRY_S

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.serving.http import ClosingStreamingResponse, HttpError, runtime_of
 from mlsys_core.serving.http.inside import InsideClient
-from mlsys_core.serving.http.middleware.gate import presented_keys
 from mlsys_orca.api.answers import streamed
+from mlsys_orca.api.identity import Identity, given, identity_of, owner_of
 from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.resume import records as rec
 from mlsys_orca.api.resume.event_ids import EventId
 from mlsys_orca.api.resume.journal import AnswerJournal
 from mlsys_orca.api.resume.kept_answer import KeptAnswer
-from mlsys_orca.api.service import Generation, Identity
+from mlsys_orca.api.service import Generation
 from mlsys_orca.engine.streams import PoisonedRequestError
 
 _log = logging.getLogger(__name__)
@@ -29,31 +27,6 @@ _UNREAD_S = 60.0  # that an answer goes on with nobody reading
 _MAX_NBYTES = 64 << 20  # of ended answers
 _LOOK_S = 1.0
 _FINISH_LOOK_S = 0.05
-_SCOPE_KEY = "mlsys.orca.taken_up"
-
-
-@dataclass(frozen=True, slots=True)
-class _TakenUp:
-    """Marks a request that the server asks itself again, after its death."""
-
-    identity: Identity
-    owner: str
-
-
-def owner_of(request: Request) -> str:
-    """Return the digest of the API key that a request came with; empty if the server has no keys."""
-    taken_up: _TakenUp | None = request.scope.get(_SCOPE_KEY)
-    if taken_up is not None:
-        return taken_up.owner
-    known = {key.encode() for key in runtime_of(request.app).config.api_keys}
-    held = [key for key in presented_keys(request.scope["headers"]) if key in known]
-    return hashlib.sha256(b"mlsys-owner" + held[0]).hexdigest() if held else ""
-
-
-def identity_of(request: Request) -> Identity | None:
-    """Return the identity of the answer that a request makes again; None: it is a new one."""
-    taken_up: _TakenUp | None = request.scope.get(_SCOPE_KEY)
-    return None if taken_up is None else taken_up.identity
 
 
 class AnswerKeeper:
@@ -197,7 +170,7 @@ class AnswerKeeper:
             return
         self.journal.note(rec.TakenUp(key))
         identity = Identity(key, opened.created, opened.seed, state.known())
-        extra = {_SCOPE_KEY: _TakenUp(identity, opened.owner)}
+        extra = given(identity, opened.owner)
         answer = await client.post(opened.path, opened.body, request_id=key, extra=extra)
         if key not in self._answers:
             why = answer.body[:1000].decode(errors="replace")
