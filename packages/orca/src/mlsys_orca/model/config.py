@@ -170,7 +170,9 @@ def _check_sizes(config: ModelConfig) -> None:
     """See that every number of ``config`` is one that a model can have: the last check, whatever file it came from."""
     for name, most in _SIZES.items():
         size = getattr(config, name)
-        if not (size is None and name in _OPTIONAL) and (type(size) is not int or not 1 <= size <= most):
+        # A stage of an encoder-decoder may have layers of the encoder alone.
+        least = 0 if name == "num_layers" and config.encoder is not None else 1
+        if not (size is None and name in _OPTIONAL) and (type(size) is not int or not least <= size <= most):
             raise InvalidInputError(
                 f"the model's {name} is {str(size)[:50]}; it must be a whole number from 1 to {most}"
             )

@@ -1,0 +1,153 @@
+"""The place of one process in a model that several run, and the part of the model that is its own; pure.
+
+Between the command line, which gives the two degrees, and :mod:`.shard`, which reads and runs a part. Layers are
+divided over stages (the ORCA paper's inter-layer parallelism, section 4.1), heads and the MLP's features over the ranks
+of a stage (intra-layer), the vocabulary's rows too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.slices import num_slices
+
+MAX_STAGES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """One process's place: the stage whose layers it has, and its rank among the processes of that stage.
+
+    Raises:
+        InvalidInputError: the stage or the rank is not below its number.
+    """
+
+    stage: int = 0
+    num_stages: int = 1
+    rank: int = 0
+    num_ranks: int = 1
+
+    def __post_init__(self) -> None:
+        for name, index, number in (("stage", self.stage, self.num_stages), ("rank", self.rank, self.num_ranks)):
+            if not 0 <= index < number:
+                raise InvalidInputError(f"{name} {index} of {number} is no place; {name}s count from 0")
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this stage embeds tokens."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage makes logits."""
+        return self.stage == self.num_stages - 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this process has all of the model."""
+        return self.num_stages == self.num_ranks == 1
+
+    def layers(self, config: ModelConfig) -> range:
+        """Return the decoder layers of this stage, numbered as in the whole model, whose configuration this is.
+
+        Of an encoder-decoder the encoder's layers come first, so an early stage may have none of the decoder's.
+        """
+        before = num_encoder_layers(config)
+        own = self._all_layers(config)
+        return range(max(own.start - before, 0), max(own.stop - before, 0))
+
+    def encoder_layers(self, config: ModelConfig) -> range:
+        """Return the encoder's layers of this stage."""
+        before, own = num_encoder_layers(config), self._all_layers(config)
+        return range(min(own.start, before), min(own.stop, before))
+
+    def vocabulary(self, config: ModelConfig) -> range:
+        """Return the rows of the embedding's table and the columns of the logits that this rank has."""
+        return range(*(config.vocab_size * rank // self.num_ranks for rank in (self.rank, self.rank + 1)))
+
+    def share(self, number: int) -> range:
+        """Return this rank's part of ``number`` heads or features, which the ranks divide."""
+        own = number // self.num_ranks
+        return range(own * self.rank, own * (self.rank + 1))
+
+    def _all_layers(self, config: ModelConfig) -> range:
+        own = num_all_layers(config) // self.num_stages
+        return range(own * self.stage, own * (self.stage + 1))
+
+
+def num_encoder_layers(config: ModelConfig) -> int:
+    """Return the layers of the encoder before the decoder."""
+    return 0 if config.encoder is None else config.encoder.num_layers
+
+
+def num_all_layers(config: ModelConfig) -> int:
+    """Return the layers that stages divide: an encoder's, then the decoder's."""
+    return num_encoder_layers(config) + config.num_layers
+
+
+def all_places(*, tensor_parallel: int, pipeline_parallel: int) -> list[Placement]:
+    """Return every place, stage after stage.
+
+    Example:
+        >>> [(place.stage, place.rank) for place in all_places(tensor_parallel=2, pipeline_parallel=2)]
+        [(0, 0), (0, 1), (1, 0), (1, 1)]
+    """
+    return [
+        Placement(stage=stage, num_stages=pipeline_parallel, rank=rank, num_ranks=tensor_parallel)
+        for stage in range(pipeline_parallel)
+        for rank in range(tensor_parallel)
+    ]
+
+
+def check_degrees(config: ModelConfig, *, tensor_parallel: int, pipeline_parallel: int) -> None:
+    """See that the model divides into so many ranks and stages.
+
+    Raises:
+        InvalidInputError: it does not; the line names the degrees that fit.
+    """
+    slices, layers = num_slices(config), num_all_layers(config)
+    fitting = [degree for degree in range(1, slices + 1) if slices % degree == 0]
+    if tensor_parallel not in fitting:
+        raise InvalidInputError(
+            f"tensor-parallel {tensor_parallel} does not divide this model ({config.num_heads} heads, "
+            f"{config.num_kv_heads} key/value heads, {config.intermediate_size} features of the MLP); "
+            f"{_listed(fitting)} {'does' if len(fitting) == 1 else 'do'}"
+        )
+    stages = [degree for degree in range(1, min(layers, MAX_STAGES) + 1) if layers % degree == 0]
+    if pipeline_parallel not in stages:
+        raise InvalidInputError(
+            f"pipeline-parallel {pipeline_parallel} does not divide this model's {layers} layers; "
+            f"{_listed(stages)} {'does' if len(stages) == 1 else 'do'}"
+        )
+
+
+def shard_config(config: ModelConfig, placement: Placement) -> ModelConfig:
+    """Return the configuration of the part of a model at ``placement``: its layers, heads, features and tokens.
+
+    Raises:
+        InvalidInputError: the model does not divide so.
+    """
+    check_degrees(config, tensor_parallel=placement.num_ranks, pipeline_parallel=placement.num_stages)
+    if placement.is_whole:
+        return config
+    own = placement.layers(config)
+    return replace(
+        config,
+        vocab_size=max(1, len(placement.vocabulary(config))),
+        num_layers=len(own),
+        num_heads=config.num_heads // placement.num_ranks,
+        num_kv_heads=config.num_kv_heads // placement.num_ranks,
+        intermediate_size=config.intermediate_size // placement.num_ranks,
+        windows=None if config.windows is None else config.windows[own.start : own.stop],
+        rotated=None if config.rotated is None else config.rotated[own.start : own.stop],
+        encoder=None
+        if config.encoder is None
+        else replace(config.encoder, num_layers=len(placement.encoder_layers(config))),
+    )
+
+
+def _listed(numbers: list[int]) -> str:
+    return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
