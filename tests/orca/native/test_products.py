@@ -10,6 +10,7 @@ from mlsys_core.native import Struct, new
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.packing import pack
 from mlsys_orca.model.layers import ACTIVATIONS, Linear
+from mlsys_orca.model.slices import add_in_tree
 from mlsys_orca.model.weights.quantized import QuantizedMatrix, pack_nibbles
 from torch import Tensor
 from torch.nn import functional
@@ -56,7 +57,7 @@ def product_of(
 ) -> tuple[Struct, Any]:
     """The operator, and what must outlive it."""
     packed = pack(linear, is_gated=is_gated, in_pairs=in_pairs, takes_bf16=takes_bf16)
-    given = {"norm": None, "activation": "identity", "accumulates": False, **fields}
+    given = {"norm": None, "activation": "identity", "accumulates": False, "num_slices": 1, **fields}
     registers = {"source": 0, "target": 1, "is_gated": is_gated}
     gemm = library.load().structs["Gemm"]
     return new(gemm, matrix=packed.matrix(), bias=library.address(packed.bias), **registers, **given), packed
@@ -129,3 +130,47 @@ def test_the_first_of_the_largest_logits_is_found_on_the_way(native: Any, run: R
     logits = run(native, product, states, 90, threads=threads, largest=largest)
     assert largest.tolist() == logits.numpy().argmax(-1).tolist()
     assert largest[3] == 0
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *ROUNDED])
+@pytest.mark.parametrize("slices", [2, 3, 4])
+def test_slices_are_summed_apart_and_added_in_one_tree(native: Any, run: Run, kind: str, slices: int) -> None:
+    columns, depth = 70, 96 * slices
+    linear, _, bias = linear_of(kind, columns, depth)
+    matrix = linear.take_weight()
+    options = {"in_pairs": kind == "bf16-pairs", "takes_bf16": kind in ROUNDED}
+
+    def features(start: int, stop: int) -> Linear:
+        """The part of the product that a rank with these features has."""
+        if isinstance(matrix, QuantizedMatrix):
+            size, width = matrix.group_size, 8 // matrix.bits
+            groups, codes = slice(start // size, stop // size), slice(start // width, stop // width)
+            offsets = None if matrix.offsets is None else matrix.offsets[:, groups].contiguous()
+            part = QuantizedMatrix(
+                codes=matrix.codes[:, codes].contiguous(), scales=matrix.scales[:, groups].contiguous(), offsets=offsets
+            )
+            return Quantized(part, None)
+        return Linear(matrix[:, start:stop].contiguous(), None)
+
+    states = torch.randn(97, depth)
+    for ranks in {1, 2, slices} - ({2} if slices % 2 else set()):
+        own, sums = depth // ranks, []
+        for rank in range(ranks):
+            part = features(rank * own, (rank + 1) * own)
+            product, _held = product_of(part, num_slices=slices // ranks, **options)
+            few = states[:, rank * own : (rank + 1) * own].contiguous()
+            sums.append(run(native, product, few, columns, threads=2))
+            for rows in (1, 3, 13):
+                assert torch.equal(run(native, product, few[:rows].clone(), columns, threads=1), sums[-1][:rows])
+        found = add_in_tree(sums, torch.add) + bias
+        if ranks == 1:
+            whole = found
+        assert torch.equal(found, whole), ranks
+
+
+def test_a_products_slices_are_its_sum_but_for_rounding(native: Any, run: Run) -> None:
+    linear, weight, bias = linear_of("fp32", 33, 288)
+    product, _held = product_of(linear, num_slices=3)
+    states = torch.randn(40, 288)
+    expected = functional.linear(states.double(), weight.double(), None if bias is None else bias.double())
+    assert torch.allclose(run(native, product, states, 33, threads=2).double(), expected, rtol=1e-5, atol=1e-4)

@@ -1,7 +1,7 @@
 // GEMM of bf16 pairs by AMX: 16 rows by 16 columns by 32 features in one instruction.
 //
 // A packed panel of pairs is as AMX wants it: 32 features of 16 columns are 16 lines of 64 bytes. Each element of
-// the result is summed over steps of 32 features from first to last, whatever the rows beside it.
+// the result is summed over steps of 32 features from first to last (of a slice), whatever the rows beside it.
 #pragma once
 
 #include <algorithm>

@@ -251,6 +251,7 @@ class NativeDecoder:
                     activation=operator.activation or "identity",
                     is_gated=operator.is_gated,
                     accumulates=operator.accumulates,
+                    num_slices=operator.num_slices,
                 )
             case Attend():
                 return new(structs["Attention"], **self._attention(operator, number))

@@ -1,6 +1,7 @@
 // The GEMM under every operator, C [M][N] = A [M][K] times panels of B: a few rows and a few panels at a time.
 //
-// Each element of C has one accumulator that runs over the K input features from first to last with fused products.
+// Each element of C has one accumulator that runs over the K input features from first to last with fused products; where
+// ranks may share the features, one for each slice of them, and a tree that adds the slices.
 // That order is the same for one row and for a thousand, so a request's numbers do not depend on the rows beside it.
 #pragma once
 
@@ -121,37 +122,40 @@ inline void decode(const Panel& panel, int K, int group_size, float* out) {
     }
 }
 
-// M rows times NUM_PANELS panels from `first`, into `sums` [M][NUM_PANELS * 16]. `scratch` holds NEAR_PANELS * K * 16
-// floats. Few rows read the panels as they are, from memory; many have them decoded once, and take parts of them that stay
+// M rows times NUM_PANELS panels from `first`, over some features, into `sums` [M][NUM_PANELS * 16]. `a` begins with the
+// first of the features. `scratch` holds NEAR_PANELS * K * 16 floats. Few rows read the panels as they are, from memory; many have them decoded once, and take parts of them that stay
 // in the first-level cache. `begins(row, some)` is called before `some` rows are first multiplied.
 template <class Panel, int NUM_PANELS, class Begins>
 inline void multiply_tile(
-    const Matrix& m, int first, int M, const float* a, int64_t lda, float* scratch, float* sums, Begins&& begins) {
+    const Matrix& m, int first, Features some_of, int M, const float* a, int64_t lda, float* scratch, float* sums,
+    Begins&& begins) {
     constexpr int WIDTH = NUM_PANELS * PANEL;
-    const int group_size = m.group_size ? m.group_size : m.K;
+    const int K = some_of.size, group_size = m.group_size ? m.group_size : K;
     if (M <= (std::is_same_v<Panel, Int4Panel> ? DIRECT_INT4_ROWS : DIRECT_ROWS)) {
         for_row_groups(M, MAX_MR, [&](int row, int some) {
-            alignas(64) Panel panels[NUM_PANELS] = {Panel(m, first), Panel(m, first + NUM_PANELS - 1)};
+            alignas(64) Panel panels[NUM_PANELS] = {
+                Panel(m, first, some_of.begin), Panel(m, first + NUM_PANELS - 1, some_of.begin)};
             begins(row, some);
             multiply_rows<Panel, false>(
-                some, a + row * lda, lda, panels, NUM_PANELS, m.K, group_size, sums + row * WIDTH, WIDTH);
+                some, a + row * lda, lda, panels, NUM_PANELS, K, group_size, sums + row * WIDTH, WIDTH);
         });
         return;
     }
     for (int p = 0; p < NUM_PANELS; p += NEAR_PANELS) {
         const float* decoded[NEAR_PANELS];
         for (int q = 0; q < NEAR_PANELS; q++) {
-            float* own = scratch + (int64_t)q * m.K * PANEL;
+            float* own = scratch + (int64_t)q * K * PANEL;
+            const Panel panel(m, first + p + q, some_of.begin);
             if constexpr (std::is_same_v<Panel, F32Panel>) {
-                decoded[q] = Panel(m, first + p + q).weights;
+                decoded[q] = panel.weights;
             } else {
-                decode(Panel(m, first + p + q), m.K, group_size, own);
+                decode(panel, K, group_size, own);
                 decoded[q] = own;
             }
         }
-        const int parts = (m.K + KC - 1) / KC, part = (m.K + parts - 1) / parts;
-        for (int k = 0; k < m.K; k += part) {
-            const int some_k = std::min(part, m.K - k);
+        const int parts = (K + KC - 1) / KC, part = (K + parts - 1) / parts;
+        for (int k = 0; k < K; k += part) {
+            const int some_k = std::min(part, K - k);
             for_row_groups(M, NEAR_MR, [&](int row, int some) {
                 if (!k && !p) begins(row, some);
                 NearPanel panels[NEAR_PANELS];
@@ -189,15 +193,14 @@ inline void store_rows(const vf (&sums)[MR][WIDE], float* c, int64_t ldc) {
         for (int j = 0; j < WIDE; j++) store(c + r * ldc + j * LANES, sums[r][j]);
 }
 
-// Pairs `begin` to `end` of 1 to NEAR_MR rows against two panels from `first`; from the second part on the sums go on.
-// Weights that lie `ahead` further on are prefetched.
+// Pairs `begin` to `end` of 1 to NEAR_MR rows against two panels; from the second part on the sums go on. Weights that lie
+// `ahead` further on are prefetched.
 template <int MR = NEAR_MR>
 inline void multiply_pairs(
-    int mr, const Matrix& m, int first, const uint32_t* a, int64_t lda, int begin, int end, int64_t ahead, float* sums) {
+    int mr, const PairsPanel (&panels)[2], const uint32_t* a, int64_t lda, int begin, int end, int64_t ahead, float* sums) {
     constexpr int NUM_PANELS = 2, WIDE = NUM_PANELS * VECS;
     if constexpr (MR > 1)
-        if (mr < MR) return multiply_pairs<MR - 1>(mr, m, first, a, lda, begin, end, ahead, sums);
-    const PairsPanel panels[NUM_PANELS] = {PairsPanel(m, first), PairsPanel(m, first + 1)};
+        if (mr < MR) return multiply_pairs<MR - 1>(mr, panels, a, lda, begin, end, ahead, sums);
     vf total[MR][WIDE] = {};
     if (begin)
 #pragma GCC unroll 16
@@ -214,17 +217,18 @@ inline void multiply_pairs(
     store_rows(total, sums, WIDE * LANES);
 }
 
-// 1 to NEAR_MR rows in pairs against two panels of codes from `first`, which are decoded on the way.
+// 1 to NEAR_MR rows in pairs against two panels of codes from `first`, which are decoded on the way; over some features.
 template <class Panel, int MR = NEAR_MR>
-inline void multiply_quantised(int mr, const Matrix& m, int first, const uint32_t* a, int64_t lda, float* sums) {
+inline void multiply_quantised(
+    int mr, const Matrix& m, int first, Features some_of, const uint32_t* a, int64_t lda, float* sums) {
     constexpr int NUM_PANELS = 2, WIDE = NUM_PANELS * VECS;
     if constexpr (MR > 1)
-        if (mr < MR) return multiply_quantised<Panel, MR - 1>(mr, m, first, a, lda, sums);
-    const Panel panels[NUM_PANELS] = {Panel(m, first), Panel(m, first + 1)};
+        if (mr < MR) return multiply_quantised<Panel, MR - 1>(mr, m, first, some_of, a, lda, sums);
+    const Panel panels[NUM_PANELS] = {Panel(m, first, some_of.begin), Panel(m, first + 1, some_of.begin)};
     vf total[MR][WIDE] = {};
     RowsOfA<uint32_t, MR> rows(a, lda);
     const int pairs = m.group_size / 2;  // that share a scale
-    for (int g = 0; g < m.K / m.group_size; g++) {
+    for (int g = 0; g < some_of.size / m.group_size; g++) {
         const typename Panel::Group shared[NUM_PANELS] = {panels[0].group(g), panels[1].group(g)};
         for (int64_t pair = g * pairs; pair < (g + 1) * pairs; pair++) {
             rows.hide();
@@ -243,14 +247,16 @@ inline void multiply_quantised(int mr, const Matrix& m, int first, const uint32_
 // that lies which is read after this tile.
 template <class Begins>
 inline void multiply_tile_of_pairs(
-    const Matrix& m, int first, int M, const uint32_t* a, int64_t lda, int64_t next, float* sums, Begins&& begins) {
-    const int pairs = m.K / 2, parts = (pairs + KC - 1) / KC, part = (pairs + parts - 1) / parts;
+    const Matrix& m, int first, Features some_of, int M, const uint32_t* a, int64_t lda, int64_t next, float* sums,
+    Begins&& begins) {
+    const PairsPanel panels[] = {PairsPanel(m, first, some_of.begin), PairsPanel(m, first + 1, some_of.begin)};
+    const int pairs = some_of.size / 2, parts = (pairs + KC - 1) / KC, part = (pairs + parts - 1) / parts;
     for (int begin = 0; begin < pairs; begin += part) {
         const int end = std::min(pairs, begin + part);
         for_row_groups(M, NEAR_MR, [&](int row, int some) {
             if (!begin) begins(row, some);
             const int64_t ahead = row ? next : PREFETCH_NBYTES / 2;  // as in `multiply_tile`
-            multiply_pairs(some, m, first, a + row * lda, lda, begin, end, ahead, sums + row * 2 * PANEL);
+            multiply_pairs(some, panels, a + row * lda, lda, begin, end, ahead, sums + row * 2 * PANEL);
         });
     }
 }
@@ -258,15 +264,45 @@ inline void multiply_tile_of_pairs(
 // As `multiply_tile_of_pairs` for codes. `scratch` holds 2 * K * 16 numbers in bf16.
 template <class Panel, class Begins>
 inline void multiply_tile_quantised(
-    const Matrix& m, int first, int M, const uint32_t* a, int64_t lda, uint16_t* scratch, float* sums, Begins&& begins) {
+    const Matrix& m, int first, Features some_of, int M, const uint32_t* a, int64_t lda, uint16_t* scratch, float* sums,
+    Begins&& begins) {
     if (M <= NEAR_MR) {
         begins(0, M);
-        return multiply_quantised<Panel>(M, m, first, a, lda, sums);
+        return multiply_quantised<Panel>(M, m, first, some_of, a, lda, sums);
     }
-    for (int p = 0; p < 2; p++) decode_pairs(Panel(m, first + p), 0, m.K, m.group_size, scratch + (int64_t)p * m.K * PANEL);
+    const int K = some_of.size;
+    for (int p = 0; p < 2; p++)
+        decode_pairs(Panel(m, first + p, some_of.begin), 0, K, m.group_size, scratch + (int64_t)p * K * PANEL);
     Matrix decoded = m;
     decoded.codes = scratch;
-    multiply_tile_of_pairs(decoded, 0, M, a, lda, 0, sums, begins);
+    decoded.K = K;
+    multiply_tile_of_pairs(decoded, 0, {0, K}, M, a, lda, 0, sums, begins);
+}
+
+constexpr int MAX_SLICES = 4;  // of the features of a product
+MLSYS_CONSTANTS(MAX_SLICES);
+constexpr int SLICE_BUFFERS = 3;  // sums that `add_slices` has at a time
+
+// The sums of a tile over all slices of its features, added in the one tree that every number of ranks keeps to (ADR 28):
+// of four slices (0 + 1) + (2 + 3), of three (0 + 1) + 2. `of_slice(slice, to)` writes those of one; `sums` has room for
+// SLICE_BUFFERS tiles of `size` floats, a multiple of the vector's.
+template <class OfSlice>
+inline void add_slices(int slices, int64_t size, float* sums, OfSlice&& of_slice) {
+    float *second = sums + size, *third = second + size;
+    const auto add = [&](float* to, const float* from) {
+        for (int64_t i = 0; i < size; i += LANES) store(to + i, load(to + i) + load(from + i));
+    };
+    of_slice(0, sums);
+    if (slices == 1) return;
+    of_slice(1, second);
+    add(sums, second);
+    if (slices == 2) return;
+    of_slice(2, second);
+    if (slices == 4) {
+        of_slice(3, third);
+        add(second, third);
+    }
+    add(sums, second);
 }
 
 }  // namespace orca

@@ -17,6 +17,7 @@ from mlsys_orca.model.families.gemma2 import SandwichLayer
 from mlsys_orca.model.families.gpt_neox import ParallelLayer
 from mlsys_orca.model.families.opt import Cast
 from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm, Rotaries, Rotary
+from mlsys_orca.model.slices import num_slices
 from torch import nn
 
 MAX_HEAD_DIM = 1024  # attention.h's own
@@ -67,6 +68,7 @@ class _Lowering:
         if decoder.rotary is not None and type(decoder.rotary) not in (Rotary, Rotaries):
             raise LoweringError(f"rotary positions by {type(decoder.rotary).__name__}")
         self.rotary = None if decoder.rotary is None else 0
+        self.num_slices = num_slices(decoder.config)
         self.widths: dict[str, int] = {}
         self.operators: list[Operator] = []
 
@@ -80,6 +82,7 @@ class _Lowering:
         activation: str | None = None,
         is_gated: bool = False,
         accumulates: bool = False,
+        num_slices: int = 1,
     ) -> None:
         if not isinstance(linear, Linear):
             raise LoweringError(f"a product by {type(linear).__name__}")
@@ -93,8 +96,13 @@ class _Lowering:
                 activation=activation,
                 is_gated=is_gated,
                 accumulates=accumulates,
+                num_slices=num_slices,
             )
         )
+
+    def sum_of_ranks(self, source: str, linear: nn.Module, target: str) -> None:
+        """Write a product whose input features may lie on several ranks; it adds to ``states``, or fills a register."""
+        self.gemm(source, linear, target, accumulates=target == STATES, num_slices=self.num_slices)
 
     def attend(self, attention: Attention, source: str, target: str, *, rotary: int | None) -> None:
         if type(attention) is not Attention:
@@ -151,8 +159,8 @@ def _(layer: ParallelLayer, plan: _Lowering) -> None:
     plan.attend(attention, "qkv", "attended", rotary=rotary)
     # The MLP's first product reads the states before attention's sum reaches them.
     _inner(layer.mlp, plan, norm=layer.mlp_norm)
-    plan.gemm("attended", attention.output, STATES, accumulates=True)
-    plan.gemm("inner", _down(layer.mlp), STATES, accumulates=True)
+    plan.sum_of_ranks("attended", attention.output, STATES)
+    plan.sum_of_ranks("inner", _down(layer.mlp), STATES)
 
 
 @lower_layer.register
@@ -175,13 +183,13 @@ def _attention(layer_attention: nn.Module, plan: _Lowering, target: str, *, norm
     attention, rotary = plan.rotated(layer_attention)
     plan.gemm(STATES, attention.qkv, "qkv", norm=norm)
     plan.attend(attention, "qkv", "attended", rotary=rotary)
-    plan.gemm("attended", attention.output, target, accumulates=target == STATES)
+    plan.sum_of_ranks("attended", attention.output, target)
 
 
 def lower_mlp(mlp: nn.Module, plan: _Lowering, target: str, *, norm: nn.Module | None = None) -> None:
     """Write an MLP that reads ``states``; it adds to ``states``, or fills another register."""
     _inner(mlp, plan, norm=norm)
-    plan.gemm("inner", _down(mlp), target, accumulates=target == STATES)
+    plan.sum_of_ranks("inner", _down(mlp), target)
 
 
 def _inner(mlp: nn.Module, plan: _Lowering, *, norm: nn.Module | None) -> None:

@@ -18,8 +18,9 @@ struct Gemm {  // target (+)= activation(norm(source) @ matrix.T + bias), or act
     Activation activation;
     int32_t is_gated;     // panels alternate: 16 gates, the 16 factors they belong to
     int32_t accumulates;  // adds to the target
+    int32_t num_slices;   // of the features that go in, summed apart and added in a tree: 1 to MAX_SLICES
 };
-MLSYS_STRUCT(Gemm, matrix, norm, bias, source, target, activation, is_gated, accumulates);
+MLSYS_STRUCT(Gemm, matrix, norm, bias, source, target, activation, is_gated, accumulates, num_slices);
 
 struct Normalise {  // target (+)= norm(source)
     Norm norm;

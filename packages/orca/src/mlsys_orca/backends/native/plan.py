@@ -29,6 +29,7 @@ class Gemm:
     activation: str | None = None  # a name of layers.ACTIVATIONS
     is_gated: bool = False  # the first half of the columns gates the second; the target is half as wide
     accumulates: bool = False  # adds to what the target holds
+    num_slices: int = 1  # of the features that go in, summed apart and added in the tree of model.slices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,8 @@ def _line(operator: Operator) -> str:
     if isinstance(operator, Normalise):
         return f"{operator.target} {arrow} {source}"
     product = f"[{operator.linear.out_features}, {operator.linear.in_features}] x {source}"
+    if operator.num_slices > 1:
+        product += f" in {operator.num_slices} slices"
     if operator.activation is not None:
         product = f"{operator.activation}{' gate' if operator.is_gated else ''}({product})"
     return f"{operator.target} {arrow} {product}"

@@ -58,7 +58,9 @@ class Program {
     }
 
   private:
-    static bool is_by_amx(const Matrix& m) { return m.is_in_pairs() && m.K % AMX_K == 0 && has_amx(); }
+    static bool is_by_amx(const Gemm& op) {
+        return op.matrix.is_in_pairs() && op.matrix.K / op.num_slices % AMX_K == 0 && has_amx();
+    }
 
     // A register that only GEMMs of pairs read, as it is, holds what they would make of it: bf16.
     void choose_forms() {
@@ -117,7 +119,7 @@ class Program {
         for (auto& op : operators) {
             const auto begin = seconds ? Clock::now() : Clock::time_point();
             if (auto* gemm = std::get_if<Gemm>(&op)) {
-                if (is_by_amx(gemm->matrix)) tiles.for_gemm();
+                if (is_by_amx(*gemm)) tiles.for_gemm();
                 run_gemm(*gemm, thread, rows);
             } else if (auto* attention = std::get_if<Attention>(&op)) {
                 if (batch->cache == PAIRS) tiles.for_attention();
@@ -146,14 +148,15 @@ class Program {
             for_each_row(thread, rows, K, [&](int row) { input.prepare(row, prepared); });
             input.use(prepared);
         }
-        float* scratch = own_memory[thread].tiles.grow((int64_t)NEAR_PANELS * K * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL);
+        float* scratch = own_memory[thread].tiles.grow(
+            (int64_t)NEAR_PANELS * K * PANEL + SLICE_BUFFERS * MAX_TILE_ROWS * TILE_PANELS * PANEL);
         switch (op.matrix.kind) {
             case F32: run_tiles<F32Panel>(op, thread, rows, input, scratch); break;
             case BF16: run_tiles<Bf16Panel>(op, thread, rows, input, scratch); break;
             case INT8: run_quantised<Int8Panel>(op, thread, rows, input, scratch); break;
             case INT4: run_quantised<Int4Panel>(op, thread, rows, input, scratch); break;
             case BF16_PAIRS:
-                is_by_amx(op.matrix) ? run_by_amx<PairsPanel>(op, thread, rows, input, scratch)
+                is_by_amx(op) ? run_by_amx<PairsPanel>(op, thread, rows, input, scratch)
                                       : run_tiles<PairsPanel, true>(op, thread, rows, input, scratch);
                 break;
         }
@@ -170,7 +173,7 @@ class Program {
 
     template <class Panel>
     void run_quantised(const Gemm& op, int thread, int rows, GemmInput& input, float* scratch) {
-        if (is_by_amx(op.matrix)) return run_by_amx<Panel>(op, thread, rows, input, scratch);
+        if (is_by_amx(op)) return run_by_amx<Panel>(op, thread, rows, input, scratch);
         if constexpr (HAS_PAIRS)
             if (op.matrix.is_in_pairs()) return run_tiles<Panel, true>(op, thread, rows, input, scratch);
         run_tiles<Panel>(op, thread, rows, input, scratch);
@@ -198,15 +201,21 @@ class Program {
             const int panel = rest / own * TILE_PANELS, first = (set * own + rest % own) * block;
             float* sums = scratch + (int64_t)NEAR_PANELS * K * PANEL;
             const int some = std::min(block, rows - first);
-            const auto begins = [&](int row, int few) { prefetch_target(op, registers[op.target], panel, first + row, few); };
             const float* from = input.rows();
-            const uint32_t* pairs = (const uint32_t*)from + (int64_t)first * (K / 2);
-            if constexpr (!IN_PAIRS)
-                multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, from + (int64_t)first * K, K, scratch, sums, begins);
-            else if constexpr (std::is_same_v<Panel, PairsPanel>)
-                multiply_tile_of_pairs(op.matrix, panel, some, pairs, K / 2, 2 * (int64_t)K * PANEL, sums, begins);
-            else
-                multiply_tile_quantised<Panel>(op.matrix, panel, some, pairs, K / 2, (uint16_t*)scratch, sums, begins);
+            add_slices(op.num_slices, some * TILE_PANELS * PANEL, sums, [&](int slice, float* to) {
+                const Features part{K / op.num_slices * slice, K / op.num_slices};
+                const auto begins = [&](int row, int few) {
+                    if (!slice) prefetch_target(op, registers[op.target], panel, first + row, few);
+                };
+                const float* rows = from + (int64_t)first * K + part.begin;
+                const uint32_t* pairs = (const uint32_t*)from + ((int64_t)first * K + part.begin) / 2;
+                if constexpr (!IN_PAIRS)
+                    multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, part, some, rows, K, scratch, to, begins);
+                else if constexpr (std::is_same_v<Panel, PairsPanel>)
+                    multiply_tile_of_pairs(op.matrix, panel, part, some, pairs, K / 2, 2 * (int64_t)K * PANEL, to, begins);
+                else
+                    multiply_tile_quantised<Panel>(op.matrix, panel, part, some, pairs, K / 2, (uint16_t*)scratch, to, begins);
+            });
             apply_epilogue(op, registers[op.target], peaks_of(op, thread), panel, first, some, sums);
         });
     }
@@ -223,32 +232,44 @@ class Program {
             const uint32_t* from = (const uint32_t*)input.rows();
             const int panel = i % across * TILE_PANELS, first = i / across * block, stop = std::min(rows, first + block);
             if constexpr (std::is_same_v<Panel, PairsPanel>) {
-                multiply_block(op, thread, panel, first, stop, from, StoredPanels{{Panel(m, panel).weights, Panel(m, panel + 1).weights}});
+                multiply_block(op, thread, panel, first, stop, from, [&](int begin) {
+                    return StoredPanels{{Panel(m, panel, begin).weights, Panel(m, panel + 1, begin).weights}};
+                });
             } else if (stop - first <= AMX_MR) {
-                const DecodedPanels<Panel> panels{{Panel(m, panel), Panel(m, panel + 1)}, m.group_size, (uint16_t*)scratch};
-                multiply_block(op, thread, panel, first, stop, from, panels);
+                multiply_block(op, thread, panel, first, stop, from, [&](int begin) {
+                    return DecodedPanels<Panel>{
+                        {Panel(m, panel, begin), Panel(m, panel + 1, begin)}, m.group_size, (uint16_t*)scratch};
+                });
             } else {
                 uint16_t* decoded[2] = {(uint16_t*)scratch, (uint16_t*)scratch + (int64_t)m.K * PANEL};
                 for (int p = 0; p < 2; p++) decode_pairs(Panel(m, panel + p), 0, m.K, m.group_size, decoded[p]);
-                multiply_block(op, thread, panel, first, stop, from, StoredPanels{{decoded[0], decoded[1]}});
+                multiply_block(op, thread, panel, first, stop, from, [&](int begin) {
+                    return StoredPanels{{decoded[0] + (int64_t)begin * PANEL, decoded[1] + (int64_t)begin * PANEL}};
+                });
             }
         });
     }
 
-    // Rows `first` to `stop` against two panels. Where they are many, the panels that follow are prefetched; with
+    // Rows `first` to `stop` against two panels, which `panels_from(begin)` gives from a feature on. Where they are many, the panels that follow are prefetched; with
     // few, all waits for memory anyway, and its own prediction serves best.
-    template <class Panels>
-    void multiply_block(const Gemm& op, int thread, int panel, int first, int stop, const uint32_t* input, const Panels& panels) {
+    template <class PanelsFrom>
+    void multiply_block(const Gemm& op, int thread, int panel, int first, int stop, const uint32_t* input, PanelsFrom&& panels_from) {
         const Matrix& m = op.matrix;
-        const int steps = m.K / AMX_K, parts = (stop - first + AMX_MR - 1) / AMX_MR;
+        const int size = m.K / op.num_slices, parts = (stop - first + AMX_MR - 1) / AMX_MR;
         Prefetch prefetch;
         if (m.kind == BF16_PAIRS && parts > 2)
             prefetch = {(const char*)PairsPanel(m, panel + TILE_PANELS).weights, (2 * AMX_TILE_ROWS + parts - 1) / parts};
-        alignas(64) float sums[AMX_MR * TILE_PANELS * PANEL];
+        constexpr int TILE = AMX_MR * TILE_PANELS * PANEL;
+        alignas(64) float sums[SLICE_BUFFERS * TILE];
         for (int row = first; row < stop; row += AMX_MR) {
             const int some = std::min(AMX_MR, stop - row);
-            multiply_by_amx(panels, m.K, some, input + (int64_t)row * (m.K / 2), m.K / 2, sums, prefetch);
-            prefetch.next += (int64_t)steps * prefetch.lines * 64;
+            const int tile = some > AMX_TILE_ROWS ? TILE : TILE / 2;  // as much as is written
+            add_slices(op.num_slices, tile, sums, [&](int slice, float* to) {
+                const int begin = slice * size;
+                const uint32_t* from = input + ((int64_t)row * m.K + begin) / 2;
+                multiply_by_amx(panels_from(begin), size, some, from, m.K / 2, to, prefetch);
+                prefetch.next += (int64_t)(size / AMX_K) * prefetch.lines * 64;
+            });
             apply_epilogue(op, registers[op.target], peaks_of(op, thread), panel, row, some, sums);
         }
     }

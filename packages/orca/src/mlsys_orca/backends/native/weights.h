@@ -38,14 +38,21 @@ struct Matrix {
 };
 MLSYS_STRUCT(Matrix, kind, N, K, group_size, codes, scales, offsets, has_halves, takes_bf16);
 
-// A panel is read a step at a time, STEP rows at once, with what its group of rows shares (`Group`) in registers.
+// Input features of a product that are summed together: all of them, or one slice.
+struct Features {
+    int begin, size;
+};
+
+// A panel is read a step at a time, STEP rows at once, with what its group of rows shares (`Group`) in registers. It may
+// begin with a later row, `begin`, of which the rows after it are counted: where a slice of the features is multiplied.
 template <class T>
 struct FloatPanel {
     static constexpr int STEP = 1;
     struct Group {};
     const T* weights;
     const T* prefetch_from = nullptr;  // a panel elsewhere that is read next; null: what follows this one
-    FloatPanel(const Matrix& m, int panel) : weights((const T*)m.codes + (int64_t)panel * m.K * PANEL) {}
+    FloatPanel(const Matrix& m, int panel, int begin = 0)
+        : weights((const T*)m.codes + ((int64_t)panel * m.K + begin) * PANEL) {}
     explicit FloatPanel(const T* weights, const T* prefetch_from = nullptr) : weights(weights), prefetch_from(prefetch_from) {}
     Group group(int) const { return {}; }
     void read(int row, const Group&, vf (&out)[1][VECS]) const {
@@ -66,7 +73,8 @@ using Bf16Panel = FloatPanel<uint16_t>;
 // rows are rounded to bf16 as well.
 struct PairsPanel {
     const uint16_t* weights;
-    PairsPanel(const Matrix& m, int panel) : weights((const uint16_t*)m.codes + (int64_t)panel * m.K * PANEL) {}
+    PairsPanel(const Matrix& m, int panel, int begin = 0)
+        : weights((const uint16_t*)m.codes + ((int64_t)panel * m.K + begin) * PANEL) {}
     vu read(int pair, int v) const { return load_as<vu>(weights + ((int64_t)pair * PANEL + v * LANES) * 2); }
     void prefetch(int pair, int64_t ahead) const { __builtin_prefetch(weights + ahead + (int64_t)pair * PANEL * 2, 0, 2); }
 };
@@ -81,8 +89,8 @@ struct Scales {
     const char* scales;
     const char* offsets;
     const bool has_halves;
-    Scales(const Matrix& m, int panel) : has_halves(m.has_halves) {
-        const int64_t first = (int64_t)panel * (m.K / m.group_size) * row_size();
+    Scales(const Matrix& m, int panel, int begin) : has_halves(m.has_halves) {
+        const int64_t first = ((int64_t)panel * (m.K / m.group_size) + begin / m.group_size) * row_size();
         scales = (const char*)m.scales + first;
         offsets = m.offsets ? (const char*)m.offsets + first : nullptr;
     }
@@ -106,8 +114,8 @@ struct Int8Panel : Scales {
     static constexpr int STEP = 1;
     using Group = Scaled;
     const int8_t* codes;
-    Int8Panel(const Matrix& m, int panel)
-        : Scales(m, panel), codes((const int8_t*)m.codes + (int64_t)panel * m.K * PANEL) {}
+    Int8Panel(const Matrix& m, int panel, int begin = 0)
+        : Scales(m, panel, begin), codes((const int8_t*)m.codes + ((int64_t)panel * m.K + begin) * PANEL) {}
     void read(int64_t row, const Group& group, vf (&out)[1][VECS]) const {
         for (int v = 0; v < VECS; v++) out[0][v] = group.decode(load(codes + row * PANEL + v * LANES), v);
     }
@@ -119,8 +127,8 @@ struct Int4Panel : Scales {
     static constexpr int STEP = 2;
     using Group = Scaled;
     const uint8_t* codes;
-    Int4Panel(const Matrix& m, int panel)
-        : Scales(m, panel), codes((const uint8_t*)m.codes + (int64_t)panel * (m.K / 2) * PANEL) {}
+    Int4Panel(const Matrix& m, int panel, int begin = 0)
+        : Scales(m, panel, begin), codes((const uint8_t*)m.codes + ((int64_t)panel * m.K + begin) / 2 * PANEL) {}
     void read(int64_t row, const Group& group, vf (&out)[2][VECS]) const {
         for (int v = 0; v < VECS; v++) {
             const vu bytes = load_bytes(codes + (row >> 1) * PANEL + v * LANES);
