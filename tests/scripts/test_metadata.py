@@ -66,7 +66,7 @@ def test_a_package_is_typed(folder: Path):
 def test_the_meta_package_has_every_subsystem(version: ModuleType):
     extras = project(ROOT / "packages" / "toolkit")["optional-dependencies"]
     subsystems = set(NAMES) - {"core", "toolkit"}
-    assert extras.keys() == subsystems | {"all", "gpu"}
+    assert extras.keys() == subsystems | {"all", "gpu", "otel"}
     assert set(re.search(r"\[(.*)\]", extras["all"][0])[1].split(",")) == subsystems  # type: ignore[index]
 
 

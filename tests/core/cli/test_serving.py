@@ -15,6 +15,7 @@ from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving.http import ServerAddress, TlsConfig
 from mlsys_core.serving.oip.app import DEFAULT_CONFIG
+from mlsys_core.serving.tracing import TraceConfig
 
 Run = Callable[..., dict[str, Any]]
 
@@ -66,6 +67,7 @@ def test_all_reach_the_front(run: Run, tmp_path: Path) -> None:
         *("--max-body-bytes", "7", "--max-connections", "8", "--header-timeout-s", "1.5", "--body-timeout-s", "2"),
         *("--write-timeout-s", "3", "--keep-alive-timeout-s", "4", "--request-timeout-s", "5"),
         *("--drain-timeout-s", "6", "--log-level", "warning", "--log-format", "json"),
+        *("--otlp-endpoint", "http://collector:4318"),
         *("--grpc-port", "0", "--model-control", "--max-waiting", "9", "a", "b"),
     )
     config = given["server"].http_config(title="words")
@@ -79,6 +81,7 @@ def test_all_reach_the_front(run: Run, tmp_path: Path) -> None:
     assert (limits.body_timeout_s, limits.write_timeout_s, limits.keep_alive_timeout_s) == (2, 3, 4)
     assert (config.request_timeout_s, config.drain_timeout_s) == (5, 6)
     assert (config.log_level, config.log_format) == ("warning", "json")
+    assert config.traces == TraceConfig("http://collector:4318")
     assert (given["oip"].grpc_port, given["oip"].model_control) == (0, True)
     assert (given["max_waiting"], given["models"]) == (9, ["a", "b"])
 

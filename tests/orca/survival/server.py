@@ -9,8 +9,8 @@ scheduler raises at its call of that number, once. ``no_pool``: as with a policy
 ``batch_step``, the whole server is killed. ``full``: no file may become larger than so many bytes, from when a log was
 opened.
 ``template``: the model's chat template. ``clock_jumps``: the wall clock goes a day forward or back at each look.
-``num_files``: that a process may open. ``journal``: its folder; ``journal_step``: the front is killed when it comes to
-that step for the ``number``-th time.
+``otlp``: address of a collector of traces. ``num_files``: that a process may open. ``journal``: its folder;
+``journal_step``: the front is killed when it comes to that step for the ``number``-th time.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import torch
 from mlsys_core.serving.http import HttpConfig, ServerAddress
 from mlsys_core.serving.http.port import BoundPort
 from mlsys_core.serving.processes import RestartBudget
+from mlsys_core.serving.tracing import TraceConfig
 from mlsys_orca.api.errors import ERROR_FORMAT
 from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.service import ModelService
@@ -150,7 +151,10 @@ def main() -> int:
         num_draft_tokens=options.get("speculate", 0),
         num_replicas=options.get("replicas", 1),
     )
-    http = HttpConfig(validation_status=400, api_keys=options.get("api_keys", ()), open_paths=("/health",))
+    traces = TraceConfig(options["otlp"]) if "otlp" in options else None
+    http = HttpConfig(
+        validation_status=400, api_keys=options.get("api_keys", ()), open_paths=("/health",), traces=traces
+    )
     if "journal" in options:
         reach = kill_once(options["journal_step"], options.get("number", 1)) if "journal_step" in options else None
         journal = JournalConfig(

@@ -28,6 +28,9 @@ class Settings:
     kernel_level: str = "native"  # MLSYS_KERNEL_LEVEL: instructions of native kernels; mlsys_core.native.levels
     sanitizer: str | None = None  # MLSYS_SANITIZE=address,undefined or =thread: kernels are built with them
     packed_nbytes: int = 20 << 30  # MLSYS_PACKED_GB: of all packed copies of models in the cache; 0: none are kept
+    traces_in_environment: bool = (
+        False  # OTEL_EXPORTER_OTLP_[TRACES_]ENDPOINT names a collector, and nothing forbids it
+    )
     compiler: str | None = None  # CXX: the C++ compiler of native kernels; None: c++, g++ or clang++
 
 
@@ -46,6 +49,15 @@ def _gigabytes(value: str) -> int:
         from mlsys_core.errors import InvalidInputError
 
         raise InvalidInputError(f"MLSYS_PACKED_GB is {value!r}; it may be a number of GiB, 0 for none") from None
+
+
+def _has_traces(environ: dict[str, str] | os._Environ[str]) -> bool:
+    """Return whether OpenTelemetry's own variables ask for traces; its SDK reads the rest of them."""
+    names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    is_off = (
+        _flag(environ.get("OTEL_SDK_DISABLED", "")) or environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() == "none"
+    )
+    return not is_off and any(environ.get(name, "").strip() for name in names)
 
 
 def read_settings(environ: dict[str, str] | os._Environ[str]) -> Settings:
@@ -69,6 +81,7 @@ def read_settings(environ: dict[str, str] | os._Environ[str]) -> Settings:
         kernel_level=environ.get("MLSYS_KERNEL_LEVEL", "").strip() or "native",
         sanitizer=environ.get("MLSYS_SANITIZE", "").strip() or None,
         packed_nbytes=_gigabytes(environ.get("MLSYS_PACKED_GB", "").strip() or "20"),
+        traces_in_environment=_has_traces(environ),
         compiler=environ.get("CXX", "").strip() or None,
     )
 

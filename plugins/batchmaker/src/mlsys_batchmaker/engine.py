@@ -6,6 +6,7 @@ submit (any thread): unfold -> loop -> :class:`CellularScheduler` -> workers -> 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from mlsys_core.serving import (
 )
 from mlsys_core.serving.isolation import NOT_FINITE, is_finite
 from mlsys_core.serving.protocols import Executor
+from mlsys_core.serving.tracing import EngineTrace, EngineTraces
 from torch import Tensor
 
 from mlsys_batchmaker.models.model import Model, Payload
@@ -176,12 +178,13 @@ class Engine:
         self._futures: dict[str, tuple[Future[Answer], Payload]] = {}
         self._numbers = itertools.count()
         self.scheduler, pools = make_scheduler(model, self.config)
+        self._traces = EngineTraces(self.scheduler.members)
         workers = make_workers(model, pools, self.config, clock)
         executors: list[Executor[Round, RoundOutput]] = [
             make_executor(worker, self.config, clock, number) for number, worker in enumerate(workers)
         ]
         self._loop: ServingLoop[CellRequest, Round, RoundOutput] = ServingLoop(
-            self.scheduler, executors, clock, recorder=recorder, listener=self
+            self.scheduler, executors, clock, recorder=recorder, listener=self, traces=self._traces
         )
         self._loop.start()
 
@@ -227,11 +230,15 @@ class Engine:
         future: Future[Answer] = Future()
         if self._futures.setdefault(name, (future, request))[0] is not future:
             raise InvalidInputError(f"request id {name!r} belongs to an unfinished request: ids must be unique")
+        trace = self._traces.open(name, operation="infer", model=self.model.name)
+        if trace is not None and on_values is not None:
+            on_values = partial(_noted, trace, on_values)
         try:
             parts = unfolded.plan, unfolded.constants
             self._loop.submit(CellRequest(name, *parts, deadline_s, on_values, unfolded.grow), name)
         except BaseException:
             del self._futures[name]
+            self._traces.close(name, "refused")
             raise
         return future
 
@@ -254,6 +261,8 @@ class Engine:
 
     def on_finished(self, finished: Finished[CellResult], now: float) -> None:
         """See :class:`mlsys_core.serving.Listener`."""
+        if self._traces:
+            self._traces.close(finished.request_id, finished.reason.value)
         future, request = self._futures.pop(finished.request_id)
         if not future.set_running_or_notify_cancel():
             return
@@ -270,3 +279,10 @@ class Engine:
         else:
             cause = finished.error or CancelledError(f"request {finished.request_id!r}: {finished.reason.value}")
             future.set_exception(cause)
+
+
+def _noted(trace: EngineTrace, on_values: Callable[[Values], None], values: Values) -> None:
+    """Pass a node's results on; the trace notes the first."""
+    if trace.first_output_s is None:
+        trace.first_output_s = time.perf_counter()
+    on_values(values)

@@ -12,6 +12,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import Listener, Scheduler, ServingLoop, ThreadExecutor, WallClock
 from mlsys_core.serving import StreamExecutor as WholeExecutor
 from mlsys_core.serving.protocols import Clock
+from mlsys_core.serving.tracing import EngineTraces
 
 from mlsys_dvabatch.executors.runner import StageRunner
 from mlsys_dvabatch.executors.stage_executors import StageExecutor, StreamExecutor
@@ -42,6 +43,7 @@ class Engine:
         max_waiting: most requests waiting.
         num_threads: cores to use; None: all this process may use.
         num_pairs: buffer pairs; None: what the policy is made for.
+        traces: of requests, which note the stages they run in; None: none are.
         device: where stages run; None, or one of kind ``"cpu"``: on threads of the host.
 
     Raises:
@@ -66,6 +68,7 @@ class Engine:
         num_pairs: int | None = None,
         device: Device | None = None,
         clock: Clock | None = None,
+        traces: EngineTraces | None = None,
     ) -> None:
         if isinstance(policy, Policy) and policy.wants_exits and not hasattr(model, "inspect"):
             raise InvalidInputError(NO_EXITS)
@@ -96,7 +99,9 @@ class Engine:
                 if device is None
                 else WholeExecutor(self.runner.run_whole, device, clock)
             )
-        self.loop: ServingLoop[Any, Any, Any] = ServingLoop(self.scheduler, executors, clock, listener=listener)
+        self.loop: ServingLoop[Any, Any, Any] = ServingLoop(
+            self.scheduler, executors, clock, listener=listener, traces=traces
+        )
         self.clock = clock
 
     def __enter__(self) -> Engine:

@@ -22,6 +22,7 @@ from mlsys_core.serving.protocols import (
     Scheduler,
     WorkerId,
 )
+from mlsys_core.serving.tracing.record import EngineTraces
 from mlsys_core.serving.workers import Completion, Lost, workers_of
 
 _logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ _logger = logging.getLogger(__name__)
 class InFlight(Generic[Batch, Output]):
     """Batches in flight on one worker's executor."""
 
-    __slots__ = ("_num_taken", "_tracks", "batches", "executor", "max_in_flight", "worker")
+    __slots__ = ("_idle_since_s", "_num_taken", "_tracks", "batches", "executor", "max_in_flight", "worker")
 
     def __init__(self, worker: WorkerId, executor: Executor[Batch, Output]) -> None:
         self.worker = worker
@@ -38,11 +39,12 @@ class InFlight(Generic[Batch, Output]):
         self.max_in_flight = executor.max_in_flight
         self.batches: deque[tuple[Batch, float]] = deque()  # oldest first, with the time of submission in seconds
         self._num_taken = 0
+        self._idle_since_s = 0.0  # when the batch before the oldest had finished
         # Spans of one track must nest or follow each other, so batches that overlap get a track per slot.
         slots = [""] if self.max_in_flight == 1 else [f".{slot}" for slot in range(self.max_in_flight)]
         self._tracks = [f"worker {worker}{slot}" for slot in slots]
 
-    def take(self, batch: Batch, now: float, recorder: LoopRecorder | None) -> bool:
+    def take(self, batch: Batch, now: float, recorder: LoopRecorder | None, traces: EngineTraces | None = None) -> bool:
         """Take back ``batch``, finished at ``now``; return False if it is not the oldest."""
         if not self.batches or self.batches[0][0] is not batch:
             return False
@@ -50,6 +52,10 @@ class InFlight(Generic[Batch, Output]):
         if recorder is not None:
             track = self._tracks[self._num_taken % len(self._tracks)]
             recorder.complete("batch", round(submitted_s * 1e9), round(now * 1e9), track=track)
+        if traces is not None:
+            if traces:
+                traces.on_batch(batch, max(submitted_s, self._idle_since_s), now)
+            self._idle_since_s = now
         self._num_taken += 1
         return True
 
@@ -62,6 +68,7 @@ class Dispatcher(Generic[Request, Batch, Output]):
         executors: one per worker.
         clock: read once per completion.
         recorder: gets a span per batch, or None.
+        traces: of the requests, which note each batch that they ran in; None: there are none.
         on_output: called with each batch, its output and the time, after ``scheduler.complete``.
         on_finished: called with the requests that left and the time.
 
@@ -76,12 +83,14 @@ class Dispatcher(Generic[Request, Batch, Output]):
         *,
         clock: Clock,
         recorder: LoopRecorder | None,
+        traces: EngineTraces | None = None,
         on_output: Callable[[Batch, Output, float], None],
         on_finished: Callable[[Sequence[Finished[Any]], float], None],
     ) -> None:
         self._scheduler = scheduler
         self._clock = clock
         self._recorder = recorder
+        self._traces = traces
         self._on_output = on_output
         self._on_finished = on_finished
         self._all = workers_of(executors, clock)
@@ -138,7 +147,7 @@ class Dispatcher(Generic[Request, Batch, Output]):
         if isinstance(done, Lost):
             self._lose(worker, done.error, now)
             return _nothing
-        if not worker.take(done.batch, now, self._recorder):
+        if not worker.take(done.batch, now, self._recorder, self._traces):
             self._lose(worker, ServingError("it returned a batch that was not its oldest in flight"), now)
             return _nothing
         batch, output = done.batch, done.output

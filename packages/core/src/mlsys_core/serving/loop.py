@@ -31,6 +31,7 @@ from mlsys_core.serving.protocols import (
     Request,
     Scheduler,
 )
+from mlsys_core.serving.tracing.record import EngineTraces
 from mlsys_core.serving.workers import Completion, Lost
 
 _logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
         clock: ``WallClock``, or ``VirtualClock`` with simulated executors.
         recorder: gets a span per batch and the number of unfinished requests; None records nothing.
         listener: hears outputs and finished requests, in the loop's thread.
+        traces: of requests, which note the batches that they run in; the clock must be ``WallClock``. None: none are.
 
     Raises:
         InvalidInputError: there is no executor, or the executors do not go together.
@@ -75,6 +77,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
         *,
         recorder: LoopRecorder | None = None,
         listener: Listener[Batch, Output] | None = None,
+        traces: EngineTraces | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._expiring = scheduler if isinstance(scheduler, Expiring) else None
@@ -88,6 +91,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
             executors if isinstance(executors, Sequence) else [executors],
             clock=clock,
             recorder=recorder,
+            traces=traces,
             on_output=self._listener.on_output,
             on_finished=self._tell_finished,
         )

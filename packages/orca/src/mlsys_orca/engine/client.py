@@ -127,6 +127,7 @@ class EngineClient(ABC):
         self, shape: EngineShape, config: EngineConfig, requests: Requests, streams: Streams, stats: EngineStats
     ) -> None:
         self.shape, self.config, self.stats = shape, config, stats
+        stats.model = shape.name
         self.num_of_batches = 0  # of the unfinished requests, those of batches, which nobody waits behind
         self._requests, self._streams = requests, streams
         self._adapters = AdapterTable(shape.adapters)

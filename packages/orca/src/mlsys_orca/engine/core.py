@@ -21,6 +21,7 @@ from mlsys_core.serving import (
     StreamExecutor,
     WallClock,
 )
+from mlsys_core.serving.tracing import EngineTraces
 from mlsys_orca.backends.compiled import compile_decodes
 from mlsys_orca.backends.native.decoder import NativeDecoder, NativeKVCache, new_kv_cache
 from mlsys_orca.backends.runner import Runner, intra_op_threads
@@ -123,6 +124,7 @@ class EngineCore:
         kv_cache: Memory for keys and values, as :func:`new_kv_cache` makes it; None: a new one.
         wrap: Put around the function that runs an iteration.
         recorder: Records the loop's iterations, and which requests ran in each.
+        traces: Of requests, which note the iterations that they run in; None: none are.
         registry: Where the policy and the memory pool are looked up; None: what the installed plugins registered.
 
     Raises:
@@ -140,6 +142,7 @@ class EngineCore:
         kv_cache: KVCache | NativeKVCache | None = None,
         wrap: Callable[[Run], Run] | None = None,
         recorder: LoopRecorder | None = None,
+        traces: EngineTraces | None = None,
         registry: Registry | None = None,
     ) -> None:
         registry = installed_plugins().registry if registry is None else registry
@@ -170,7 +173,7 @@ class EngineCore:
             device.synchronize()  # what was loaded on other streams is there
             executor = StreamExecutor(run, device, clock)
         self.loop: ServingLoop[Any, IterationBatch, IterationOutput] = ServingLoop(
-            scheduler, executor, clock, recorder=recorder, listener=listener
+            scheduler, executor, clock, recorder=recorder, listener=listener, traces=traces
         )
         # A native model has threads of its own. Those of torch's small operators around it would spin, each time for
         # a while, on a core that the model's want next.

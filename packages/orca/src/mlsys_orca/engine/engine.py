@@ -58,7 +58,13 @@ class Engine(EngineClient):
             )
         streams, stats = Streams(), EngineStats()
         core = EngineCore(
-            loaded, config, available_nbytes=available_nbytes, listener=streams, recorder=recorder, registry=registry
+            loaded,
+            config,
+            available_nbytes=available_nbytes,
+            listener=streams,
+            recorder=recorder,
+            traces=stats.traces,
+            registry=registry,
         )
         streams.is_live = core.shape.streams_tokens
         super().__init__(core.shape, config, core.loop, streams, stats)

@@ -9,6 +9,12 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
+from typing import TYPE_CHECKING
+
+from mlsys_core.serving.tracing import EngineTraces
+
+if TYPE_CHECKING:
+    from mlsys_orca.scheduling.batch import IterationBatch
 
 # Seconds, as in vLLM's histograms.
 _LATENCIES = (
@@ -79,6 +85,8 @@ class EngineStats:
         self.num_prompt_tokens = 0
         self.num_new_tokens = 0
         self.finished: Counter[str] = Counter()  # by reason: stop, length, abort, error
+        self.model = ""  # its name, for traces
+        self.traces = EngineTraces(_members)
         self._submitted_s: dict[str, float] = {}  # of requests that have not run yet
 
     def submitted(self, request_id: str, num_prompt_tokens: int) -> float:
@@ -99,3 +107,7 @@ class EngineStats:
         self._submitted_s.pop(request_id, None)
         self.finished[reason] += 1
         self.whole.observe(time.perf_counter() - submitted_s)
+
+
+def _members(batch: IterationBatch) -> list[str]:
+    return [part.request_id for part in batch.requests]

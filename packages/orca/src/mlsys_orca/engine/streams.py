@@ -84,8 +84,10 @@ class TokenStream:
         self._num_tokens = self._num_known = 0
         self.tap: Callable[[ScoredPrompt | SampledToken], None] | None = None  # called with each item as it is read
         self._is_complete = False  # its last token has come
-        self._is_closed = False
+        self._is_closed = True  # until it has a sink: an id in use is another stream's
         streams.open(request.request_id, asyncio.get_running_loop(), self._items.put_nowait)
+        self._is_closed = False
+        self._trace = stats.traces.open(request.request_id, operation="generate", model=stats.model)
         reason = None
         if known is not None:
             self._num_known = len(known.tokens)
@@ -103,6 +105,7 @@ class TokenStream:
         except BaseException:
             self._is_closed = True
             streams.close(request.request_id)
+            stats.traces.close(request.request_id, "refused")
             raise
         self._submitted_s = self._last_s = stats.submitted(request.request_id, len(request.prompt_token_ids))
 
@@ -143,12 +146,18 @@ class TokenStream:
         self._is_closed = True
         self._streams.close(self.request.request_id)
         self._stats.ended(self.request.request_id, reason, self._submitted_s)
+        if self._trace is not None:
+            self._trace.facts["gen_ai.usage.input_tokens"] = len(self.request.prompt_token_ids)
+            self._trace.facts["gen_ai.usage.output_tokens"] = self._num_tokens
+            self._stats.traces.close(self.request.request_id, reason)
 
     def _note(self, token: SampledToken) -> None:
         now, stats = time.perf_counter(), self._stats
         if self._num_tokens >= self._num_known:
             (stats.between_tokens if self._num_tokens else stats.first_token).observe(now - self._last_s)
             stats.num_new_tokens += 1
+            if self._trace is not None and self._trace.first_output_s is None:
+                self._trace.first_output_s = now
         self._last_s = now
         self._num_tokens += 1
         request = self.request

@@ -112,6 +112,12 @@ class Iteration(msgspec.Struct, array_like=True, tag=10):
     counts: EngineCounts
     slowest_s: float
     most_tokens: int
+    started_s: float  # when it ran, in seconds of time.perf_counter, which processes of a machine share
+    ended_s: float
+
+    def handles(self) -> set[int]:
+        """Return the requests that it ran."""
+        return {state.handle for state in self.seals} | {token.handle for token in self.tokens}
 
 
 class Lost(msgspec.Struct, array_like=True, tag=11):

@@ -60,6 +60,7 @@ class Worker:
         self._settings, self._end, self._box = settings, end, box
         self._reach = settings.crash_points.reach
         self._deadline = IterationDeadline()
+        self._ran_s = 0.0, 0.0  # begin and end of the last iteration, in seconds of the performance counter
         self._writing = threading.Lock()
         self._guides: dict[str, GrammarGuide] = {}  # by request
         self._loading: dict[str, threading.Thread] = {}  # by the adapter's key
@@ -200,6 +201,7 @@ class Worker:
                 self._core.counts(),
                 self._deadline.slowest_s,
                 self._deadline.most_tokens,
+                *self._ran_s,
             )
         )
         self._box.end()  # only now: a worker that dies before has not told whose iteration it was
@@ -251,7 +253,8 @@ class Worker:
             except BaseException:  # noqa: BLE001 - whatever it is, the front judges
                 _log.exception("an iteration failed: this worker ends")
                 os._exit(EXIT_UNHANDLED)
-            self._deadline.note(batch.num_tokens, time.perf_counter() - started_s)
+            self._ran_s = started_s, time.perf_counter()
+            self._deadline.note(batch.num_tokens, self._ran_s[1] - started_s)
             self._reach("computed")
             return output
 

@@ -83,6 +83,11 @@ class CellularScheduler:
         """Totals since the start."""
         return self._state.counters
 
+    def members(self, batch: Round) -> list[str]:
+        """Return the ids of the requests with cells in a round that was handed out and has not been completed."""
+        owners = {int(index) for task in batch.tasks for index in self._state.tables.sub_request[task.subs]}
+        return [self._admission.by_index[index].request.request_id for index in sorted(owners)]
+
     def add(self, request: CellRequest, now: float) -> None:
         """Admit ``request``; see :meth:`Admission.add` for what is refused."""
         self._admission.add(request, now)

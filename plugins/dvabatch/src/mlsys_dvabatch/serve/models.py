@@ -22,6 +22,7 @@ from mlsys_core.serving.oip import (
     ModelSpec,
     TensorSpec,
 )
+from mlsys_core.serving.tracing import EngineTraces
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy
@@ -45,8 +46,8 @@ _TYPES = {
 class _Listener(LoopClient[Any, Any, Any]):
     """Listener that hands results to coroutines and counts executions."""
 
-    def __init__(self, executions: Executions) -> None:
-        super().__init__()
+    def __init__(self, executions: Executions, model: str, traces: EngineTraces) -> None:
+        super().__init__(model=model, traces=traces)
         self._executions = executions
 
     def on_output(self, batch: StageTask | RequestBatch[Any], output: StageOutput | list[Any], now: float) -> None:
@@ -82,7 +83,8 @@ class ServedModel:
         self.executions = Executions()
         self._threads = RequestThreads("dvabatch")
         self._model = loaded.model
-        self._client = _Listener(self.executions)
+        traces = EngineTraces(_members)
+        self._client = _Listener(self.executions, loaded.name, traces)
         self._tokenizer = tokenizer_of(loaded) if isinstance(self._model, BertStages) else None
         self.spec = self._spec(loaded, max_batch_size)
         self.clock = WallClock()
@@ -96,6 +98,7 @@ class ServedModel:
             num_threads=num_threads,
             device=loaded.device,
             clock=self.clock,
+            traces=traces,
         )
         self.engine.loop.start()
 
@@ -193,6 +196,10 @@ class ServedModel:
         if (kept[:, 1:] & ~kept[:, :-1]).any():
             raise InvalidInputError("attention_mask has a 0 before a 1: pad on the right")
         return [row[keep] for row, keep in zip(tokens, kept, strict=True)]
+
+
+def _members(batch: StageTask | RequestBatch[Any]) -> list[str]:
+    return [request.request_id for request in batch.requests]
 
 
 def _size(array: np.ndarray[Any, Any]) -> int:

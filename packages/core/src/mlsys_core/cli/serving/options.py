@@ -16,6 +16,7 @@ from mlsys_core.errors import InvalidInputError
 if TYPE_CHECKING:
     from mlsys_core.serving.http import BoundPort, ErrorFormat, HttpConfig, TlsConfig
     from mlsys_core.serving.oip import GrpcConfig
+    from mlsys_core.serving.tracing import TraceConfig
 
 _FORMATS = {"text": "console", "console": "console", "json": "json"}  # the second is an older name of the first
 
@@ -67,6 +68,10 @@ class ServerOptions:
         float | None, typer.Option(help="Deadline of requests that bring none (X-Request-Timeout-S), and its cap.")
     ] = None
     drain_timeout_s: Annotated[float, typer.Option(min=0, help="Seconds running answers may take after SIGTERM.")] = 30
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(help="Address of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request."),
+    ] = None
     log_level: Annotated[
         str, typer.Option(help="debug, info (a line for each request), warning (only trouble) or error.")
     ] = "info"
@@ -95,6 +100,7 @@ class ServerOptions:
             **fields,
             api_keys=frozenset(self.keys()),
             tls=self._tls(),
+            traces=self._traces(),
             cors_origins=tuple(self.cors_origin or ()),
             allowed_hosts=tuple(self.allowed_host or ()),
             connections=ConnectionLimits(
@@ -139,6 +145,15 @@ class ServerOptions:
         if self.api_key_file is not None:
             keys += _keys_of(self.api_key_file)
         return keys
+
+    def _traces(self) -> TraceConfig | None:
+        from mlsys_core.config import settings
+        from mlsys_core.serving.tracing.config import trace_config
+
+        config, warning = trace_config(self.otlp_endpoint, is_in_environment=settings().traces_in_environment)
+        if warning is not None:
+            warn(warning)
+        return config
 
     def _tls(self) -> TlsConfig | None:
         from mlsys_core.serving.http import TlsConfig

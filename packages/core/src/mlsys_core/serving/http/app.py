@@ -34,6 +34,7 @@ from mlsys_core.serving.http.middleware.context import RequestContextMiddleware
 from mlsys_core.serving.http.middleware.gate import ApiKeyMiddleware, DrainGateMiddleware
 from mlsys_core.serving.http.middleware.observe import ObserveMiddleware
 from mlsys_core.serving.http.middleware.supervisor import SupervisorMiddleware
+from mlsys_core.serving.http.middleware.trace import TraceMiddleware, Tracing
 from mlsys_core.serving.http.routing import JsonRoute
 from mlsys_core.serving.http.threads import RequestThreads
 from mlsys_core.serving.protocols import Clock
@@ -55,6 +56,7 @@ class HttpRuntime:
     guard: BrowserGuard  # the server gives it the address
     threads: RequestThreads  # for what would hold up the event loop
     bodies: BodyBudget  # of HTTP and gRPC together
+    tracing: Tracing | None  # of HTTP and gRPC together; None: requests are not traced
 
 
 def create_app(
@@ -115,6 +117,7 @@ def create_app(
         guard=BrowserGuard(config.cors_origins, config.allowed_hosts),
         threads=threads,
         bodies=BodyBudget(config.bodies_nbytes, on_idle=threads.trim),
+        tracing=None if config.traces is None else Tracing(config.traces, service=config.title),
     )
 
     async def on_error(request: Request, error: Exception) -> Response:
@@ -157,8 +160,10 @@ def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list
     config, answers, logger, clock = runtime.config, runtime.answers, runtime.logger, runtime.clock
     stack = [
         Middleware(RequestContextMiddleware, clock=clock, new_request_id=new_request_id),
-        Middleware(ObserveMiddleware, metrics=runtime.metrics, logger=logger, clock=clock),
     ]
+    if runtime.tracing is not None:  # outside of the log, whose lines name the trace
+        stack.append(Middleware(TraceMiddleware, tracing=runtime.tracing, open_paths=config.open_paths))
+    stack.append(Middleware(ObserveMiddleware, metrics=runtime.metrics, logger=logger, clock=clock))
     if config.cors_origins:
         # Outside of the keys: a browser's preflight request carries none, and refusals must be readable too.
         stack.append(
@@ -197,6 +202,8 @@ def _lifespan(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
         async with AsyncExitStack() as stack:
+            if runtime.tracing is not None:
+                await stack.enter_async_context(runtime.tracing.open())
             try:
                 state = None if inner is None else await stack.enter_async_context(inner(app))
             except Exception as error:

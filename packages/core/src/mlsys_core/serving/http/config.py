@@ -10,6 +10,7 @@ from mlsys_core import __version__
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http.limits import ConnectionLimits, is_duration
 from mlsys_core.serving.http.tls import TlsConfig
+from mlsys_core.serving.tracing.config import TraceConfig
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -42,6 +43,7 @@ class HttpConfig:
     allowed_hosts: tuple[str, ...] = ()  # names in the Host header beside this machine's own; "*": any
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     tls: TlsConfig | None = None  # None: plain HTTP
+    traces: TraceConfig | None = None  # None: requests are not traced
     log_format: Literal["json", "console"] = "json"
     log_level: LogLevel = "info"  # "info" has a line for each request
     validation_status: Literal[400, 422] = 422  # of a body, query or header that does not fit its schema

@@ -25,6 +25,7 @@ from mlsys_core.serving.oip.models.spec import TensorSpec
 from mlsys_core.serving.oip.models.statistics import FailureReason
 from mlsys_core.serving.oip.models.version import Version
 from mlsys_core.serving.protocols import Clock
+from mlsys_core.serving.tracing.record import current_trace
 
 
 class Answer:
@@ -83,6 +84,7 @@ class Engine:
                 f"model {version.spec.name!r} gives any number of responses; ask by generate_stream or ModelStreamInfer"
             )
         version.hold()
+        _note_model(version)
         try:
             request = await self._bound(wire, version, started_s, deadline_s)
             if request.deadline_s is None:
@@ -110,6 +112,7 @@ class Engine:
         timing: Timing | None = None
         is_first = True
         version.hold()
+        _note_model(version)
         try:
             request = await self._bound(wire, version, started_s, deadline_s)
             responses = version.streaming.stream(request)
@@ -142,6 +145,12 @@ class Engine:
     def _succeed(self, version: Version, request: InferRequest, started_s: float, timing: Timing | None) -> None:
         duration_s = self.now() - started_s
         version.statistics.succeed(request.num_rows, duration_s, timing, now_ms=time.time_ns() // 1_000_000)
+
+
+def _note_model(version: Version) -> None:
+    trace = current_trace.get()
+    if trace is not None:
+        trace.facts["mlsys.model"], trace.facts["mlsys.model.version"] = version.spec.name, version.spec.version
 
 
 def _num_object_nbytes(response: InferResponse) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mlsys_core.serving import Finished, FinishReason
+from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import Recoveries
 from mlsys_orca.engine.recovery import LiveRequest
 from mlsys_orca.engine.stats import EngineStats
@@ -26,6 +28,12 @@ class Listeners:
     def on_output(self, output: IterationOutput) -> None:
         """Pass an iteration's items on to who reads them."""
         self.streams.on_output(None, output, 0.0)
+
+    def on_iteration(self, live_of: Mapping[int, LiveRequest], report: wire.Iteration) -> None:
+        """Note in the traces of requests who ran beside them."""
+        handles = report.handles()
+        names = [live_of[handle].request.request_id if handle in live_of else "" for handle in handles]
+        self.stats.traces.note_batch(names, report.started_s, report.ended_s)
 
     def on_advanced(self, live: LiveRequest) -> None:
         """Note that a request goes on, if a death had held it up."""

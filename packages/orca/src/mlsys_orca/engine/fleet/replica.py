@@ -137,6 +137,8 @@ class Replica:
             len(running),
             len(verdict.suspects),
         )
+        for live in running:
+            self._listeners.stats.traces.note(live.request.request_id, "worker died", **{"mlsys.death": str(death)})
         for live in verdict.failed:
             self._recoveries.num_poisoned += 1
             if self._leave(live.handle) is not None:
@@ -221,6 +223,8 @@ class Replica:
     def _on_iteration(self, report: wire.Iteration) -> None:
         self._now = report.counts
         self._profile = report.slowest_s, report.most_tokens
+        if self._listeners.stats.traces:
+            self._listeners.on_iteration(self.ledger.live, report)
         self._listeners.on_output(seal(self.ledger.live, report))
         for token in report.tokens:
             if (live := self.ledger.live.get(token.handle)) is not None:

@@ -73,6 +73,23 @@ class KeyRing:
             raise _unauthorized(has_key=bool(presented))
 
 
+class OpenPaths:
+    """Set of paths: each by itself, or with ``/*`` at the end and all below.
+
+    Example:
+        >>> "/health/live" in OpenPaths(["/health/*"]), "/health" in OpenPaths(["/health/*"])
+        (True, False)
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        paths = tuple(paths)
+        self._prefixes = tuple(path[:-1] for path in paths if path.endswith("/*"))
+        self._paths = frozenset(path for path in paths if not path.endswith("/*"))
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._paths or path.startswith(self._prefixes)
+
+
 class ApiKeyMiddleware:
     """Lets in requests with a known key, in ``Authorization: Bearer KEY`` or ``x-api-key: KEY``; others get 401.
 
@@ -88,22 +105,18 @@ class ApiKeyMiddleware:
     ) -> None:
         self._app = app
         self._keys = KeyRing(api_keys)
-        self._open_prefixes = tuple(path[:-1] for path in open_paths if path.endswith("/*"))
-        self._open_paths = frozenset(path for path in open_paths if not path.endswith("/*"))
+        self._open_paths = OpenPaths(open_paths)
         self._answers = answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
-        if scope["type"] in ("http", "websocket") and not self._is_open(scope["path"]):
+        if scope["type"] in ("http", "websocket") and scope["path"] not in self._open_paths:
             try:
                 self._keys.check(presented_keys(scope["headers"]))
             except HttpError as error:
                 await self._answers.refuse(error, scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-    def _is_open(self, path: str) -> bool:
-        return path in self._open_paths or path.startswith(self._open_prefixes)
 
 
 def presented_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:

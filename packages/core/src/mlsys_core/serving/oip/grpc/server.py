@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -14,11 +14,13 @@ from mlsys_core.serving.http import HttpConfig, HttpError, HttpRuntime, ServerAd
 from mlsys_core.serving.http.describe import describe
 from mlsys_core.serving.http.lifecycle import shutting_down
 from mlsys_core.serving.http.middleware.gate import KeyRing, presented_keys
+from mlsys_core.serving.http.middleware.trace import Tracing
 from mlsys_core.serving.http.tls import TlsConfig, read_pem, server_context
 from mlsys_core.serving.oip.engine import Engine
 from mlsys_core.serving.oip.grpc.codec import parse_message
 from mlsys_core.serving.oip.grpc.schema import SERVICE, messages
 from mlsys_core.serving.oip.grpc.servicer import Servicer
+from mlsys_core.serving.tracing.record import Fact
 from prometheus_client import Counter
 
 _CODES = {
@@ -36,6 +38,7 @@ _CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 _ALWAYS_OPEN = frozenset({"ServerLive", "ServerReady"})  # no key, and answered while the server drains
+_INFERENCES = frozenset({"ModelInfer", "ModelStreamInfer"})  # the calls that are traced
 _MAX_STREAMS = 256  # calls at a time on one connection; more wait
 _MIN_PING_INTERVAL_MS = 10_000  # clients that ping an idle connection more often are warned, then cut
 _STOP_GRACE_S = 1.0  # when the lifecycle has drained, all calls have ended but for their last bytes
@@ -125,7 +128,7 @@ class GrpcServer:
         async def call(requests: AsyncIterator[bytes], context: Context) -> Any:
             started_s, running = self._engine.now(), _RunningCall()
             try:
-                with self._runtime.lifecycle.running(running):
+                with self._runtime.lifecycle.running(running), self._traced(name, context):
                     self._admit(name, context)
                     content = await self._received(requests)
                     async with self._runtime.bodies.admitted(len(content)):
@@ -145,7 +148,7 @@ class GrpcServer:
             started_s, running = self._engine.now(), _RunningCall()
             incoming = _Incoming(requests, self._parsed)
             try:
-                with self._runtime.lifecycle.running(running):
+                with self._runtime.lifecycle.running(running), self._traced(name, context):
                     self._admit(name, context)
                     async with aclosing(method(aiter(incoming), self._deadline_s(context, started_s))) as responses:
                         async for response in responses:
@@ -171,6 +174,11 @@ class GrpcServer:
 
     async def _parsed(self, name: str, content: bytes) -> Any:
         return await self._engine.threads.run(parse_message, name, content, size=len(content))
+
+    def _traced(self, name: str, context: Context) -> AbstractContextManager[object]:
+        """Return a context that traces an inference; ``traceparent`` comes as metadata."""
+        tracing = self._runtime.tracing
+        return nullcontext() if tracing is None or name not in _INFERENCES else _traced_call(tracing, name, context)
 
     def _admit(self, name: str, context: Context) -> None:
         if name in _ALWAYS_OPEN:
@@ -207,6 +215,19 @@ class GrpcServer:
         self._calls.labels(name, code.name).inc()
         duration_ms = round((self._engine.now() - started_s) * 1000, 3)
         self._runtime.logger.info("grpc request", method=name, code=code.name, duration_ms=duration_ms)
+
+
+@contextmanager
+def _traced_call(tracing: Tracing, name: str, context: Context) -> Iterator[None]:
+    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    facts: dict[str, Fact] = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": name}
+    with tracing.request(f"{SERVICE}/{name}", metadata, facts) as opened:
+        try:
+            yield
+        except BaseException as error:
+            if opened is not None:
+                opened.trace.is_error = describe(error).status >= 500 if isinstance(error, Exception) else False
+            raise
 
 
 class _Incoming:

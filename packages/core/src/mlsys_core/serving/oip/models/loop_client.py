@@ -14,10 +14,15 @@ from mlsys_core.errors import ServingError
 from mlsys_core.serving.loop import ServingLoop
 from mlsys_core.serving.oip.errors import DeadlineExceededError
 from mlsys_core.serving.protocols import Batch, Finished, FinishReason, Output, Request
+from mlsys_core.serving.tracing.record import EngineTraces
 
 
 class LoopClient(Generic[Request, Batch, Output]):
     """The listener of a loop, with the methods that coroutines of one event loop call.
+
+    Args:
+        model: Name of the model, for traces.
+        traces: Those that the loop notes batches in; None: requests are not traced.
 
     Example:
         >>> from mlsys_core.serving import InlineExecutor, ServeRequest, WallClock
@@ -31,7 +36,8 @@ class LoopClient(Generic[Request, Batch, Output]):
         'HELLO'
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, model: str = "", traces: EngineTraces | None = None) -> None:
+        self._model, self._traces = model, traces
         self._waiting: dict[str, asyncio.Future[Any]] = {}  # by request id; the event loop's thread
         self._finished: deque[Finished[Any]] = deque()  # from the serving loop's thread to the event loop's
         self._is_woken = False
@@ -49,6 +55,8 @@ class LoopClient(Generic[Request, Batch, Output]):
         self._event_loop = asyncio.get_running_loop()
         future = self._event_loop.create_future()
         self._waiting.setdefault(request_id, future)  # before submit: the answer may come at once
+        if self._traces is not None:
+            self._traces.open(request_id, operation="infer", model=self._model)
         try:
             loop.submit(request, request_id)
             return await future
@@ -58,12 +66,16 @@ class LoopClient(Generic[Request, Batch, Output]):
         finally:
             if self._waiting.get(request_id) is future:
                 del self._waiting[request_id]
+            if self._traces:
+                self._traces.close(request_id, "cancelled")  # unless it has ended by itself
 
     def on_output(self, batch: Batch, output: Output, now: float) -> None:
         """Ignore partial outputs: the client waits for the request's end."""
 
     def on_finished(self, finished: Finished[Any], now: float) -> None:
         """Pass on a finished request; the serving loop calls this in its thread."""
+        if self._traces:
+            self._traces.close(finished.request_id, finished.reason.value)
         self._finished.append(finished)
         if not self._is_woken and self._event_loop is not None:
             self._is_woken = True
