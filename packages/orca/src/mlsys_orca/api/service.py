@@ -308,6 +308,16 @@ class ModelService:
         made = tuple(choices)
         return Generation(answer_id, identity, parameters.model, made, num_prompt_tokens, parameters.num_choices)
 
+    def check(self, parameters: GenerationParameters) -> None:
+        """See that a request names a model, and that its prompts and answers fit the context; nothing begins.
+
+        Raises:
+            HttpError: as :meth:`start`.
+        """
+        adapter = self.adapter_of(parameters.model)
+        for prompt in parameters.prompts:
+            self._request(parameters, prompt, adapter)
+
     def _request(
         self, parameters: GenerationParameters, prompt: Sequence[int], adapter: str | None
     ) -> GenerationRequest:

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.api import chat, completions
 from mlsys_orca.api.answers import collect
 from mlsys_orca.api.identity import Identity
-from mlsys_orca.api.service import GenerationParameters, ModelService
-from pydantic import ValidationError
+from mlsys_orca.api.items import parameters_of
+from mlsys_orca.api.service import ModelService
 
 _SYNC_S = 1.0  # between two times that the disk has all that was written
 
@@ -53,26 +52,12 @@ def num_items(source: Path) -> int:
         return sum(1 for line in lines if line.strip())
 
 
-def parameters_of(
-    item: dict[str, Any], defaults: dict[str, Any], service: ModelService, *, as_chat: bool
-) -> GenerationParameters:
-    """Return what one item asks to generate; its own fields go before ``defaults``.
-
-    Raises:
-        InvalidInputError: a field is refused.
-    """
+def fields_of(item: dict[str, Any], defaults: dict[str, Any], *, as_chat: bool) -> dict[str, Any]:
+    """Return the fields of one item's request; its own go before ``defaults``."""
     item = dict(item)
     if as_chat and isinstance(item.get("prompt"), str):
         item["messages"] = [{"role": "user", "content": item.pop("prompt")}]
-    fields = {"model": service.name, **defaults, **item}
-    try:
-        if "messages" in item:
-            return chat.parameters_of(chat.ChatCompletionRequest(**fields), service)[0]
-        return completions.parameters_of(completions.CompletionRequest(**fields), service)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InvalidInputError(f"{where}: {first['msg']}".lstrip(": ")) from error
+    return {**defaults, **item}
 
 
 async def generate_all(
@@ -106,7 +91,7 @@ async def generate_all(
         nonlocal next_index, synced_s
         try:
             identity = replace(Identity.draw(), seed=seed_of(index))
-            parameters = parameters_of(item, defaults, service, as_chat=as_chat)
+            parameters, _ = parameters_of(fields_of(item, defaults, as_chat=as_chat), service)
             whole = (await collect(await service.start(parameters, identity=identity)))[0]
             result: dict[str, Any] = {
                 "text": whole.text,

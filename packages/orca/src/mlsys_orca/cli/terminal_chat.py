@@ -43,7 +43,7 @@ class Conversation:
     settings: dict[str, int | float] = field(default_factory=dict)  # of ChatCompletionRequest
     write: Callable[[str], None] = lambda text: typer.echo(text, nl=False)
 
-    async def parameters(self, question: str) -> str:
+    async def answer(self, question: str) -> str:
         """Print the answer as it comes, and keep both; an answer that is broken off is not kept."""
         said = [*self.messages, Message(role="user", content=question)]
         parameters, _ = parameters_of(
@@ -83,7 +83,7 @@ class Conversation:
             case "/undo":
                 self._undo()
             case "/retry":
-                await self.parameters(self._undo())
+                await self.answer(self._undo())
             case "/history":
                 for message in self.messages:
                     self.write(f"{message.role}: {message.content}\n")
@@ -144,12 +144,12 @@ def _read(path: Path) -> list[Message]:
 async def converse(conversation: Conversation, prompt: str | None) -> None:
     """Ask ``prompt`` alone, or read lines until an empty one."""
     if prompt is not None:
-        await conversation.parameters(prompt)
+        await conversation.answer(prompt)
         return
     while line := await asyncio.to_thread(_read_line):
         try:
             if not line.startswith("/"):
-                await conversation.parameters(line)
+                await conversation.answer(line)
             elif not await conversation.obey(line):
                 return
         except InvalidInputError as error:

@@ -1,0 +1,34 @@
+"""Requests that do not come over HTTP: an endpoint's fields as a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError
+from pydantic import ValidationError
+
+from mlsys_orca.api import chat, completions
+from mlsys_orca.api.answer_reader import AnswerForm
+from mlsys_orca.api.service import GenerationParameters, ModelService
+
+
+def parameters_of(fields: Mapping[str, Any], service: ModelService) -> tuple[GenerationParameters, AnswerForm]:
+    """Return what ``fields`` ask to generate: a chat's if there are "messages", else a completion's.
+
+    Args:
+        fields: Fields of the endpoint; "model" is the service's if it is left out.
+        service: Its model tokenises.
+
+    Raises:
+        InvalidInputError: a field is refused.
+    """
+    whole = {"model": service.name, **fields}
+    try:
+        if "messages" in whole:
+            return chat.parameters_of(chat.ChatCompletionRequest(**whole), service)
+        return completions.parameters_of(completions.CompletionRequest(**whole), service), AnswerForm()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidInputError(f"{where}: {first['msg']}".lstrip(": ")) from error
