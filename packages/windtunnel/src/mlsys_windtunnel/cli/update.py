@@ -24,10 +24,14 @@ def update(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="New rows with their labels: csv or parquet.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the model of now is written.")],
     target: Annotated[str, typer.Option(metavar="COLUMN", help="The column of labels or numbers.")],
-    most_rows: Annotated[int, typer.Option(min=50, help="Labels that are remembered.")] = 4_000,
-    half_life: Annotated[float, typer.Option(help="Updates after which a label has half of its weight.")] = 8.0,
-    epochs: Annotated[int, typer.Option(min=1, help="At most; folds of the labels choose.")] = 6,
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 3e-4,
+    most_rows: Annotated[int, typer.Option(min=50, help="Labels that are remembered.")] = 20_000,
+    half_life: Annotated[float, typer.Option(help="Updates after which a label has half of its weight.")] = 12.0,
+    method: Annotated[
+        str,
+        typer.Option(help="closed: boosted trees fitted anew; gradient: all is trained; auto: closed where it can."),
+    ] = "auto",
+    epochs: Annotated[int, typer.Option(min=1, help="By gradients: at most; folds of the labels choose.")] = 6,
+    lr: Annotated[float, typer.Option(help="By gradients: learning rate.")] = 3e-4,
     device: Device = "cpu",
     seed: Annotated[int, typer.Option(help="Of folds and shuffling.")] = 0,
     trust_code: TrustPickles = False,
@@ -35,7 +39,7 @@ def update(
     """Move thresholds, leaves, scales and encoders of a fitted pipeline by a few hundred new labels.
 
     The folder holds the model of now, the pipeline as it was fitted and the labels remembered: give it to the next
-    update, which may write to the same place. Without a sure gain on held-out labels the answers stay the fitted
+    update, which may write to the same place. Without a sure gain on labels not learnt from the answers stay the fitted
     pipeline's.
 
     Example: mlsys windtunnel update churn.skops monday.parquet --target churned -o churn
@@ -52,7 +56,13 @@ def update(
     if output.exists() and not output.is_dir():
         raise InvalidInputError(f"{output} is a file; -o names a folder")
     options = UpdateOptions(
-        most_rows=most_rows, half_life=half_life, epochs=epochs, lr=lr, random_state=seed, device=device
+        most_rows=most_rows,
+        half_life=half_life,
+        method=method,  # type: ignore[arg-type]  # the options check it
+        epochs=epochs,
+        lr=lr,
+        random_state=seed,
+        device=device,
     )
     is_of_update = (model / MEMORY).is_file()
     start: WindTunnelModule = loaded_module(model / START if is_of_update else model, trust_code=trust_code)
@@ -63,9 +73,9 @@ def update(
     save(state.module, output)
     save(start, output / START)
     _write(state.memory, output / MEMORY)
-    moved = f"trained {state.epochs} epochs on {len(state.memory.x):,} labels" if state.epochs else "kept as fitted"
+    moved = f"fitted anew on {len(state.memory.x):,} labels" if state.epochs else "kept as fitted"
     typer.echo(
-        f"wrote {output}: {moved}; loss on held-out labels fell by {state.gain:.5f} (standard error "
+        f"wrote {output}: {moved}; loss on labels not learnt from fell by {state.gain:.5f} (standard error "
         f"{state.gain_se:.5f}), {state.seconds:.1f} s"
     )
 

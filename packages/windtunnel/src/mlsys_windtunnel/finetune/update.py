@@ -1,32 +1,31 @@
 """``update``: a few hundred new labels move the thresholds, leaves, scales and encoders of a pipeline in use.
 
-Each update begins at the pipeline as it was fitted and trains on the labels remembered so far, the newest with the most
-weight: errors of one update do not add up in the next. Folds of these rows choose how long is trained; where they show
-no sure gain, the answers stay the fitted pipeline's.
+Each update begins at the pipeline as it was fitted and learns from the labels remembered so far, the newest with the
+most weight: errors of one update do not add up in the next. Boosted trees are fitted anew in closed form
+(:mod:`.update_trees`), other pipelines train by gradients (:mod:`.update_network`). Where labels that were not learnt
+from show no sure gain, the answers stay the fitted pipeline's.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_windtunnel.backends.direct.watch import column_checks
-from mlsys_windtunnel.backends.soft.options import SoftOptions
-from mlsys_windtunnel.finetune.options import TrainingOptions
-from mlsys_windtunnel.finetune.residual import Tunable
-from mlsys_windtunnel.finetune.rows import Batch, TableRows, encode_rows, with_offset
-from mlsys_windtunnel.finetune.train import Trainer
-from mlsys_windtunnel.finetune.tune import head_of, on_device, tunable_of
+from mlsys_windtunnel.finetune.rows import Batch, encode_rows
+from mlsys_windtunnel.finetune.tune import head_of
+from mlsys_windtunnel.finetune.update_network import train_on
+from mlsys_windtunnel.finetune.update_trees import Boosted, blended, foretold, weigh
 from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import WindTunnelModule
 
+Method = Literal["auto", "closed", "gradient"]
 FEWEST_ROWS = 50  # below, labels are remembered and nothing is trained
 
 
@@ -37,20 +36,28 @@ class UpdateOptions:
     Attributes:
         most_rows: Labels that are remembered; the oldest are forgotten first.
         half_life: Updates after which a label has half of its weight.
-        folds: Parts that the labels are cut into to choose the number of epochs by.
-        min_gain_se: By how many standard errors over the folds the loss must fall, or the fitted pipeline is kept.
+        trust_half_life: Updates after which a label has half of its weight in what answer is trusted.
+        method: ``closed`` fits boosted trees anew, ``gradient`` trains whatever the pipeline holds, and ``auto`` takes
+            the first where there is nothing but boosted trees to train.
+        folds: Parts that labels are cut into, to learn from all but one in turn.
+        min_gain_se: By how many standard errors the loss must fall on labels not learnt from, or the fitted pipeline is
+            kept.
+        gradient_rows: Labels that gradients are taken on, the newest.
         level: Trained parts of trees, as in :class:`~mlsys_windtunnel.backends.soft.options.SoftOptions`.
-        epochs: Epochs at most.
+        epochs: Epochs at most; this and what follows is of training by gradients.
         lr: Learning rate, constant.
         batch_size: Rows a step.
         random_state: Seed of the folds and of shuffling.
         device: Where the networks train, for ``get_device``; the result lies on the CPU.
     """
 
-    most_rows: int = 4_000
-    half_life: float = 8.0
+    most_rows: int = 20_000
+    half_life: float = 12.0
+    trust_half_life: float = 6.0
+    method: Method = "auto"
     folds: int = 3
     min_gain_se: float = 1.0
+    gradient_rows: int = 4_000
     level: str = "L2"
     epochs: int = 6
     lr: float = 3e-4
@@ -63,8 +70,13 @@ class UpdateOptions:
             raise InvalidInputError(f"most_rows is {self.most_rows}; it must be {FEWEST_ROWS} or more")
         if self.folds < 2:
             raise InvalidInputError(f"folds is {self.folds}; it must be 2 or more")
-        if not self.half_life > 0 or not 0 <= self.min_gain_se < math.inf:
+        if min(self.most_rows, self.gradient_rows) < FEWEST_ROWS:
+            raise InvalidInputError(f"gradient_rows is {self.gradient_rows}; it must be {FEWEST_ROWS} or more")
+        if not min(self.half_life, self.trust_half_life) > 0 or not 0 <= self.min_gain_se < math.inf:
             raise InvalidInputError("half_life must be above 0, and min_gain_se 0 or more and finite")
+        methods = get_args(Method)
+        if self.method not in methods:
+            raise InvalidInputError(f"method is {self.method!r}; it is one of {', '.join(methods)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +87,28 @@ class Memory:
     target: Tensor  # [rows] or [rows, outputs]
     weight: Tensor  # [rows], as given
     age: Tensor  # [rows] int64: updates since
-
-    def with_new(self, rows: Batch, most: int) -> Memory:
-        """Return what is remembered after one more update."""
-        parts = (
-            torch.cat([self.x, rows.x])[-most:],
-            torch.cat([self.target, rows.target])[-most:],
-            torch.cat([self.weight, rows.weight])[-most:],
-            torch.cat([self.age + 1, torch.zeros(len(rows), dtype=torch.int64)])[-most:],
-        )
-        return Memory(*parts)
+    margin: Tensor  # [rows, answers, outputs] float64: answers before the row was learnt; 0 answers by gradients
 
     @classmethod
-    def of(cls, rows: Batch, most: int) -> Memory:
-        """Return the memory of a first update."""
-        age = torch.zeros(len(rows), dtype=torch.int64)
-        return cls(rows.x[-most:], rows.target[-most:], rows.weight[-most:], age[-most:])
+    def of(cls, rows: Batch, margin: Tensor) -> Memory:
+        """Return new rows as they are remembered."""
+        return cls(rows.x, rows.target, rows.weight, torch.zeros(len(rows), dtype=torch.int64), margin)
 
-    def batch(self, half_life: float) -> Batch:
-        """Return the rows with the weights of their age."""
-        return Batch(self.x, self.target, self.weight * 0.5 ** (self.age / half_life), None)
+    def last(self, most: int) -> Memory:
+        """Return the newest rows."""
+        return Memory(self.x[-most:], self.target[-most:], self.weight[-most:], self.age[-most:], self.margin[-most:])
+
+    def followed_by(self, new: Memory, most: int) -> Memory:
+        """Return what is remembered after one more update."""
+        older = Memory(self.x, self.target, self.weight, self.age + 1, self.margin)
+        names = ("x", "target", "weight", "age", "margin")
+        return Memory(*(torch.cat([getattr(older, name), getattr(new, name)])[-most:] for name in names))
+
+    def batch(self, half_life: float, *, most: int | None = None) -> Batch:
+        """Return the newest rows with the weights of their age."""
+        last = slice(-most if most else None, None)
+        weight = self.weight / self.weight.mean() * 0.5 ** (self.age / half_life)
+        return Batch(self.x[last], self.target[last], weight[last], None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +117,9 @@ class Updated:
 
     module: WindTunnelModule  # to answer with from now on
     memory: Memory  # for the next update
-    epochs: int  # trained; 0: the fitted pipeline's answers are kept
-    gain: float  # fall of the mean loss on held-out folds
-    gain_se: float  # its standard error over the folds
+    epochs: int  # trained, 1 in closed form; 0: the fitted pipeline's answers are kept
+    gain: float  # fall of the mean loss on labels not learnt from
+    gain_se: float  # its standard error
     seconds: float
 
 
@@ -139,58 +153,44 @@ def update(
     options, began = options or UpdateOptions(), time.perf_counter()
     head = head_of(start)
     new = encode_rows(start.frontend, head, X, y, weight=sample_weight, checks=column_checks(start.network))
-    memory = Memory.of(new, options.most_rows) if memory is None else memory.with_new(new, options.most_rows)
-    rows = memory.batch(options.half_life)
-    if len(rows) < FEWEST_ROWS:
-        return Updated(start, memory, 0, 0.0, 0.0, time.perf_counter() - began)
-    training = TrainingOptions(
-        epochs=options.epochs,
-        lr=options.lr,
-        batch_size=options.batch_size,
-        schedule="constant",
-        random_state=options.random_state,
-        device=options.device,
-        keeps_interrupted=False,
-    )
-    soft = SoftOptions(level=options.level)  # type: ignore[arg-type]  # it checks the name
-
-    def work() -> Updated:
-        tunable = tunable_of(start, TableRows(rows), soft, training)
-        every = with_offset(tunable, rows)
-        epochs, gain, error = _epochs(tunable, every, options, training)
-        module = start
-        if epochs:
-            trainer = Trainer(tunable, TableRows(every), None, replace(training, epochs=epochs))
-            trainer.run()
-            tunable.move("cpu")
-            module = tunable.module()
-        return Updated(module, memory, epochs, gain, error, time.perf_counter() - began)
-
-    return on_device(work, training)  # type: ignore[return-value, arg-type]
+    boosted = _boosted(start, options)
+    has_learnt = memory is not None and len(memory.x) >= FEWEST_ROWS
+    margin = torch.zeros(len(new), 0, 0, dtype=torch.float64)
+    if boosted is not None:
+        known = memory.batch(options.half_life) if memory is not None and has_learnt else None
+        margin = foretold(boosted, known, new, folds=options.folds, seed=options.random_state)
+    fresh = Memory.of(new, margin)
+    _check(memory, fresh)
+    memory = fresh.last(options.most_rows) if memory is None else memory.followed_by(fresh, options.most_rows)
+    module, epochs, gain, error = start, 0, 0.0, 0.0
+    if len(memory.x) >= FEWEST_ROWS and boosted is not None:
+        found = weigh(boosted, memory.batch(options.trust_half_life), memory.margin)
+        gain, error = found.gain, found.gain_se
+        if gain > options.min_gain_se * error:
+            network = blended(boosted, memory.batch(options.half_life), found)
+            module, epochs = WindTunnelModule(start.frontend, network).eval(), 1
+    elif len(memory.x) >= FEWEST_ROWS:
+        rows = memory.batch(options.half_life, most=options.gradient_rows)
+        module, epochs, gain, error = train_on(start, rows, options)
+    return Updated(module, memory, epochs, gain, error, time.perf_counter() - began)
 
 
-def _epochs(
-    tunable: Tunable, rows: Batch, options: UpdateOptions, training: TrainingOptions
-) -> tuple[int, float, float]:
-    """Return the epochs that gain the most on held-out folds (0: none for sure), the gain and its standard error."""
-    import copy
-
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(options.random_state))
-    parts = torch.tensor_split(order, options.folds)
-    curves, sizes = [], []
-    for number, held in enumerate(parts):
-        kept = torch.cat([part for index, part in enumerate(parts) if index != number])
-        trainer = Trainer(copy.deepcopy(tunable), TableRows(_taken(rows, kept)), _taken(rows, held), training)
-        losses = np.array([epoch["valid_loss"] for epoch in trainer.run().history])
-        curves.append(losses[0] - losses)
-        sizes.append(float(rows.weight[held].sum()))
-    gains = np.average(curves, axis=0, weights=sizes)
-    best = int(np.nanargmax(gains))
-    error = float(np.std([curve[best] for curve in curves], ddof=1) / math.sqrt(options.folds))
-    is_sure = best > 0 and gains[best] > options.min_gain_se * error
-    return (best if is_sure else 0), float(gains[best]), error
+def _boosted(start: WindTunnelModule, options: UpdateOptions) -> Boosted | None:
+    """Return the trees that are fitted anew in closed form; None: gradients are taken."""
+    found = None if options.method == "gradient" else Boosted.of(start.network)
+    if found is None and options.method == "closed":
+        raise InvalidInputError("the pipeline does not end in boosted trees alone: leave method at 'auto'")
+    return found
 
 
-def _taken(rows: Batch, indices: Tensor) -> Batch:
-    offset = None if rows.offset is None else rows.offset[indices]
-    return Batch(rows.x[indices], rows.target[indices], rows.weight[indices], offset)
+def _check(memory: Memory | None, new: Memory) -> None:
+    """Raise InvalidInputError if the memory is of another pipeline or method."""
+    if memory is None:
+        return
+    for name in ("x", "target", "margin"):
+        old, now = getattr(memory, name).shape[1:], getattr(new, name).shape[1:]
+        if old != now:
+            raise InvalidInputError(
+                f"the memory's {name} has rows of shape {list(old)}, this pipeline's and method's are {list(now)}: "
+                "give the memory of an earlier update of the same pipeline by the same method, or none"
+            )

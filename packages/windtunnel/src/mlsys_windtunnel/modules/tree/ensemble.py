@@ -127,6 +127,10 @@ class TreeEnsemble:
             depths[tree[level]] = depth
         return depths
 
+    def with_numbers(self, threshold: Floats, leaf_value: Floats) -> TreeEnsemble:
+        """Return the same structure with other thresholds and leaf values."""
+        return replace(self, threshold=threshold, leaf_value=leaf_value)
+
     def goes_left(self, splits: Integers, values: Floats) -> Booleans:
         """Return whether splits send values left, ``[splits, values]``; values may be codes, or NaN if missing."""
         missing = np.isnan(values)
@@ -191,6 +195,47 @@ def join_trees(
     if len(both):
         raise InvalidInputError(f"the features {both.tolist()} are split both as categories and as numbers")
     return ensemble
+
+
+def stacked(ensembles: Sequence[TreeEnsemble]) -> TreeEnsemble:
+    """Put the trees of ensembles over the same features side by side."""
+    first = ensembles[0]
+    splits = np.cumsum([0, *(len(each.feature) for each in ensembles)])
+    leaves = np.cumsum([0, *(len(each.leaf_value) for each in ensembles)])
+    sets = np.cumsum([0, *(len(each.category_start) - 1 for each in ensembles)])
+    codes = np.cumsum([0, *(len(each.category_left) for each in ensembles)])
+
+    def moved(name: str) -> Integers:
+        parts = [getattr(each, name) for each in ensembles]
+        return np.concatenate(
+            [
+                np.where(part >= 0, part + split, part - leaf)
+                for part, split, leaf in zip(parts, splits, leaves, strict=False)
+            ]
+        )
+
+    def started(name: str, offsets: Integers) -> Integers:
+        starts = [getattr(each, name)[:-1] + offset for each, offset in zip(ensembles, offsets, strict=False)]
+        return np.concatenate([*starts, offsets[-1:]])
+
+    category_set = [
+        np.where(each.category_set >= 0, each.category_set + offset, -1)
+        for each, offset in zip(ensembles, sets, strict=False)
+    ]
+    return replace(
+        first,
+        feature=np.concatenate([each.feature for each in ensembles]),
+        threshold=np.concatenate([each.threshold for each in ensembles]),
+        left=moved("left"),
+        right=moved("right"),
+        missing_left=np.concatenate([each.missing_left for each in ensembles]),
+        leaf_value=np.concatenate([each.leaf_value for each in ensembles]),
+        root=moved("root"),
+        leaf_start=started("leaf_start", leaves),
+        category_set=np.concatenate(category_set),
+        category_start=started("category_start", codes),
+        category_left=np.concatenate([each.category_left for each in ensembles]),
+    )
 
 
 def with_features(tree: Tree, features: npt.ArrayLike) -> Tree:
