@@ -123,6 +123,7 @@ class EngineCore:
         listener: Hears each iteration's output and each request's end, in the engine's thread.
         kv_cache: Memory for keys and values, as :func:`new_kv_cache` makes it; None: a new one.
         wrap: Put around the function that runs an iteration.
+        executor: Runs iterations elsewhere, over keys and values of its own; None: the model of ``loaded`` runs here.
         recorder: Records the loop's iterations, and which requests ran in each.
         traces: Of requests, which note the iterations that they run in; None: none are.
         registry: Where the policy and the memory pool are looked up; None: what the installed plugins registered.
@@ -141,6 +142,7 @@ class EngineCore:
         listener: Listener[IterationBatch, IterationOutput],
         kv_cache: KVCache | NativeKVCache | None = None,
         wrap: Callable[[Run], Run] | None = None,
+        executor: Executor[IterationBatch, IterationOutput] | None = None,
         recorder: LoopRecorder | None = None,
         traces: EngineTraces | None = None,
         registry: Registry | None = None,
@@ -150,10 +152,37 @@ class EngineCore:
         self.pool = pool_of(scheduler)  # to be read; None: the policy keeps none
         if self.pool is not None:
             self.pool.num_draft_tokens = config.num_draft_tokens
+        self.runner: Runner | None = None  # None: iterations run elsewhere
+        # A native model has threads of its own. Those of torch's small operators around it would spin, each time for
+        # a while, on a core that the model's want next.
+        self._num_torch_threads = config.num_threads
+        clock = WallClock()
+        if executor is None:
+            executor = self._local(loaded, config, kv_cache, clock, wrap=wrap, recorder=recorder, registry=registry)
+        else:
+            self._num_torch_threads = 1
+        self.loop: ServingLoop[Any, IterationBatch, IterationOutput] = ServingLoop(
+            scheduler, executor, clock, recorder=recorder, listener=listener, traces=traces
+        )
+        self._thread = threading.Thread(target=self._run, name="orca-engine", daemon=True)
+        self.failure: BaseException | None = None  # what ended the loop, if something did
+
+    def _local(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        kv_cache: KVCache | NativeKVCache | None,
+        clock: WallClock,
+        *,
+        wrap: Callable[[Run], Run] | None,
+        recorder: LoopRecorder | None,
+        registry: Registry,
+    ) -> Executor[IterationBatch, IterationOutput]:
+        """Return an executor that runs the model in this process."""
         model = loaded.model
-        is_native = isinstance(model, NativeDecoder)
         if isinstance(model, NativeDecoder):
             model = model.with_threads(config.num_threads)
+            self._num_torch_threads = 1
         if config.compiler is not None:
             compiler = find_module_compiler(config.compiler, registry)
             model = compile_decodes(model, compiler, config.max_batch_size)
@@ -167,19 +196,11 @@ class EngineCore:
             run = wrap(run)
         if recorder is not None:
             run = record_iterations(run, recorder)
-        clock, device = WallClock(), get_device(loaded.device)
-        executor: Executor[IterationBatch, IterationOutput] = InlineExecutor(run)
-        if device.kind != "cpu":
-            device.synchronize()  # what was loaded on other streams is there
-            executor = StreamExecutor(run, device, clock)
-        self.loop: ServingLoop[Any, IterationBatch, IterationOutput] = ServingLoop(
-            scheduler, executor, clock, recorder=recorder, listener=listener, traces=traces
-        )
-        # A native model has threads of its own. Those of torch's small operators around it would spin, each time for
-        # a while, on a core that the model's want next.
-        self._num_torch_threads = 1 if is_native else config.num_threads
-        self._thread = threading.Thread(target=self._run, name="orca-engine", daemon=True)
-        self.failure: BaseException | None = None  # what ended the loop, if something did
+        device = get_device(loaded.device)
+        if device.kind == "cpu":
+            return InlineExecutor(run)
+        device.synchronize()  # what was loaded on other streams is there
+        return StreamExecutor(run, device, clock)
 
     def start(self) -> None:
         """Start the engine's thread."""

@@ -127,6 +127,7 @@ class Worker:
 
     def _start(self, command: wire.Start) -> None:
         self._reach("started")
+        assert self._core.runner is not None
         self._core.runner.kv_cache = self._settings.kv_caches[command.replica]
         self._deadline = IterationDeadline(command.slowest_s, most_tokens=command.most_tokens)
         self._hold_all_but(command.alone)
