@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.checks.table import check_kind, check_labels, check_names, check_width, is_frame
+from mlsys_windtunnel.host.fill import Filler
 from mlsys_windtunnel.host.lookup import CategoryLookup, Lookup
 from mlsys_windtunnel.host.raw_table import (
     NamedTable,
@@ -28,8 +29,10 @@ from mlsys_windtunnel.host.raw_table import (
     numbers,
     of_polars,
 )
+from mlsys_windtunnel.host.words import Words
 from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph, Value
 
+HOST_DATA = (Filler, Words)  # forms of estimators that files can hold
 _FLOAT64 = np.dtype(np.float64)
 
 
@@ -117,8 +120,16 @@ class Frontend:
     def fallbacks(self) -> tuple[str, ...]:
         """Classes of the estimators that run here as they are."""
         return tuple(
-            operator.source for operator in self._operators if operator.source and operator.kind is not Kind.COMBINE
+            operator.source
+            for operator in self._operators
+            if operator.source and operator.kind is not Kind.COMBINE and not isinstance(operator.estimator, HOST_DATA)
         )
+
+    @property
+    def host_data(self) -> tuple[Filler | Words, ...]:
+        """Estimators that run here as plain data."""
+        found = [operator.estimator for operator in self._operators]
+        return tuple(each for each in found if isinstance(each, Filler | Words))
 
     def tables(self, x: Table) -> list[npt.NDArray[np.float64]]:
         """Return the frontier's tables, each ``[rows, width]`` float64, for raw input ``x``; they may share its memory.

@@ -53,6 +53,18 @@ class Contract:
     def _taken(self) -> tuple[object, ...]:
         return self.takes_nan, self.takes_inf, self.rounds_to_float32, self.low, self.high
 
+    @property
+    def refusal(self) -> str:
+        """What is refused, in one line: for programs, which tell no more than that it was found."""
+        what = [
+            "" if self.takes_nan else "NaN",
+            "" if self.takes_inf else "infinity",
+            "" if self.takes_inf or not self.rounds_to_float32 else "a value too large for dtype('float32')",
+            "" if self.low is None else f"a number below {self.low:g}",
+            "" if self.high is None else f"a number above {self.high:g}",
+        ]
+        return f"Input X contains {' or '.join(filter(None, what))}, which {self.estimator} refuses"
+
     def check(self, x: Floats) -> None:
         """Look at a table ``[rows, columns]``: one pass where all is in order.
 

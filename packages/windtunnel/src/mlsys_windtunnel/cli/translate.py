@@ -25,8 +25,16 @@ def translate(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write a folder of safetensors and JSON.")
     ] = None,
-    pt2: Annotated[Path | None, typer.Option(metavar="FILE.pt2", help="Write a torch.export program.")] = None,
-    onnx: Annotated[Path | None, typer.Option(metavar="FILE.onnx", help="Write an ONNX model.")] = None,
+    pt2: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.pt2", help="Write a torch.export program, and FILE.py, which runs it on raw rows."),
+    ] = None,
+    onnx: Annotated[
+        Path | None, typer.Option(metavar="FILE.onnx", help="Write an ONNX model that takes raw columns by name.")
+    ] = None,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="Files take the packed table of encode(), not raw columns.")
+    ] = False,
     check: Annotated[
         Path | None, typer.Option(metavar="DATA", help="Rows (csv, parquet) on which to compare with the source.")
     ] = None,
@@ -65,7 +73,8 @@ def translate(
         frame = read_table(check, module.frontend)
         x = _rows_for(module, frame)
         _compare(source, module, x, limit=None if float32 else TOLERANCE, against="the source")
-    for path, loaded in _write(module, output, pt2, onnx):
+    rows = x if x is not None else None if example is None else read_table(example)
+    for path, loaded in _write(module, output, pt2, onnx, columns=not packed, rows=rows):
         typer.echo(f"wrote {path}")
         if x is not None and loaded is not None:
             _compare(source, loaded, x, limit=None if float32 else TOLERANCE, against=f"the source, from {path.name}")
@@ -98,7 +107,7 @@ def _translated(source: Any, rows: Any, *, float32: bool) -> tuple[WindTunnelMod
 
 
 def _write(
-    module: WindTunnelModule, output: Path | None, pt2: Path | None, onnx: Path | None
+    module: WindTunnelModule, output: Path | None, pt2: Path | None, onnx: Path | None, *, columns: bool, rows: Any
 ) -> Iterator[tuple[Path, Any]]:
     """Write what is asked for; each with what can be loaded from it again, None if its host part is not in it."""
     from mlsys_windtunnel.export.program import default_methods
@@ -112,12 +121,12 @@ def _write(
     if pt2 is not None:
         from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
 
-        export_pt2(module, pt2, methods=methods)
+        export_pt2(module, pt2, methods=methods, columns=columns)
         yield pt2, None if module.frontend.fallbacks else load_pt2(pt2)
     if onnx is not None:
         from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 
-        export_onnx(module, onnx, methods=methods)
+        export_onnx(module, onnx, methods=methods, columns=columns, X_example=rows)
         yield onnx, None if module.frontend.fallbacks else load_onnx(onnx)
 
 

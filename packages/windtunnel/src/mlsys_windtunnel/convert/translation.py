@@ -9,6 +9,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.checks.values import Contract
+from mlsys_windtunnel.convert.host_data import as_data
 from mlsys_windtunnel.convert.registry import Converted, ConverterRegistry
 from mlsys_windtunnel.convert.table import default_registry
 from mlsys_windtunnel.frontend import Frontend, FrontierValue, host_operators
@@ -126,7 +127,10 @@ def _answers(module: OperatorModule, methods: tuple[str, ...]) -> bool:
 
 
 def _on_host(operator: Operator, modules: dict[str, OperatorModule]) -> Operator:
-    """Return an operator as the host runs it: the join of members' answers has no other form than its module."""
+    """Return an operator as the host runs it: as data where it has that form, the join of answers as its module."""
+    if operator.kind is Kind.TRANSFORM:
+        data = as_data(operator.estimator)
+        return operator if data is None else replace(operator, estimator=data)
     if operator.kind is not Kind.COMBINE:
         return operator
     if operator.name not in modules:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -11,36 +12,62 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 
+from mlsys_windtunnel.checks.table import is_frame
 from mlsys_windtunnel.export import program
+from mlsys_windtunnel.export.host_plan import plan_host, types_of
+from mlsys_windtunnel.export.onnx_rows import ColumnsPipeline, refusal_of
+from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import WindTunnelModule
 
 METADATA = "windtunnel"  # the key of the description in the model's metadata
 _PLACE = "pkg.torch.onnx.stack_trace"  # files and lines of the machine, beside each node
+NAMES = {  # of outputs that take raw columns; a classifier's prediction is its label
+    "predict": "prediction",
+    "predict_proba": "probabilities",
+    "predict_log_proba": "log_probabilities",
+    "decision_function": "scores",
+    "score_samples": "samples",
+    "transform": "features",
+}
 _INSTALL = {"onnxruntime": "pip install onnxruntime"}
 
 
 def export_onnx(
-    module: WindTunnelModule, path: Path | str, *, example_rows: int = 2, methods: Sequence[str] | None = None
+    module: WindTunnelModule,
+    path: Path | str,
+    *,
+    example_rows: int = 2,
+    methods: Sequence[str] | None = None,
+    columns: bool = False,
+    X_example: Table | None = None,  # noqa: N803 - scikit-learn's name
 ) -> Path:
     """Write the network of ``module`` as an ONNX file: input ``x`` ``[rows, width]``, an output for each answer.
+
+    With ``columns`` the file stands alone: an input ``[rows, 1]`` for each raw column by its name (or ``X``, for a
+    pipeline that was fitted on an array of numbers), outputs ``label`` with the source's own labels, ``probabilities``
+    and so on (``NAMES``). Metadata ``classes`` and ``columns`` hold labels and inputs as JSON.
 
     Args:
         module: Result of ``translate``; its dtype becomes the file's (float64 unless asked otherwise).
         path: Ends in ``.onnx``.
         example_rows: Number of rows to trace with, at least 2.
-        methods: None: one output, ``main``, as ``forward`` answers. Names of the source's methods: outputs of these
-            names; labels are class indices.
+        methods: None: one output, ``main``, as ``forward`` answers; with ``columns`` predictions and probabilities.
+            Names of the source's methods: outputs of these names; labels are class indices.
+        columns: Take raw columns, look categories up in the graph, and refuse what the source refuses.
+        X_example: A few raw rows, whose dtypes the inputs take; None: text where categories are text, else float64.
 
     Returns:
         The path.
 
     Raises:
         MissingDependencyError: onnx or onnxscript is not installed.
-        InvalidInputError: another ending, a method that the source lacks, or the file cannot be written.
+        InvalidInputError: another ending, a method that the source lacks, the file cannot be written, or with
+            ``columns`` a part of the host's that ONNX cannot hold.
         MlsysError: an operator's module cannot be exported.
     """
     path = Path(path)
@@ -48,23 +75,83 @@ def export_onnx(
         raise InvalidInputError(f"{path}: the name of an ONNX file ends in .onnx")
     for package in ("onnx", "onnxscript"):
         _require(package)
+    if columns:
+        model = _standalone(module, methods, example_rows, X_example)
+    else:
+        answers, exported = _traced(module, methods, [program.example(module, example_rows)], columns=False)
+        model = exported.model_proto
+        _describe(model, METADATA, program.describe(module, answers.names))
+    try:
+        path.write_bytes(model.SerializeToString())
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be written: {error}") from error
+    return path
+
+
+def _standalone(module: WindTunnelModule, methods: Sequence[str] | None, example_rows: int, rows: Table | None) -> Any:
+    """Return a model that takes raw columns."""
+    from mlsys_windtunnel.export.onnx_columns import Output, with_columns
+
+    plan = plan_host(module.frontend, types_of(rows) if is_frame(rows) else None)
+    predictor = module.predictor
+    methods = list(methods or program.default_methods(module))
+    packed = program.example(module, example_rows)
+    widths = [width for _, width in module.network.frontier]
+    whole = program.whole_codes(module, plan)
+    tables = [
+        table.long() if name in whole else table
+        for name, table in zip(plan.frontier, torch.split(packed, widths, dim=1), strict=True)
+    ]
+    answers, exported = _traced(module, methods, tables, columns=True, coded=whole)
+    flat = set(program.flat_answers(module, methods))
+    taken = {column.name for column in plan.columns}
+    outputs = []
+    for name in methods:
+        labels = predictor.classes if predictor is not None and name == "predict" else ()
+        if predictor is not None and predictor.outputs:
+            raise InvalidInputError("labels of several outputs do not go to ONNX; export with columns=False (--packed)")
+        called = "label" if labels else NAMES[name]
+        outputs.append(Output(f"{called}_" if called in taken else called, name in flat, tuple(labels)))
+    messages = [contract.refusal for _, contract in answers.refusals]
+    model = with_columns(exported.model_proto, plan, outputs, messages, is_float32=module.dtype == torch.float32)
+    inputs = [
+        {"name": each.name, "type": each.type, "place": place}
+        for each, place in zip(plan.columns, plan.indices, strict=True)
+    ]
+    _describe(model, "columns", json.dumps(inputs))
+    if predictor is not None and predictor.classes:
+        _describe(model, "classes", json.dumps(np.asarray(predictor.classes).tolist()))
+    _describe(model, METADATA, program.describe(module, methods))
+    return model
+
+
+def _traced(
+    module: WindTunnelModule,
+    methods: Sequence[str] | None,
+    tables: Sequence[torch.Tensor],
+    *,
+    columns: bool,
+    coded: frozenset[str] = frozenset(),
+) -> tuple[program.Answers, Any]:
+    """Return the answers and the exporter's program, whose inputs are the packed table or the tables one by one."""
     from mlsys_windtunnel.export.onnx_functions import TRANSLATIONS
     from mlsys_windtunnel.export.onnx_trees import replace_finders, translations
 
     copied = copy.deepcopy(module)
     ensembles = replace_finders(copied)
-    answers = program.Answers(copied, methods)
-    x = program.example(module, example_rows)
+    answers = program.Answers(copied, methods, tells_refusals=columns, coded=coded)
+    refusals = [f"refusal_{number}" for number in range(len(answers.refusals))]
+    rows = {0: torch.export.Dim("rows")}
     with program.tracing(answers), _quiet():
         try:
             exported = torch.onnx.export(
                 answers,
-                (x,),
+                tuple(tables),
                 dynamo=True,
                 custom_translation_table={**TRANSLATIONS, **translations(ensembles, module.dtype)},
-                dynamic_shapes=({0: torch.export.Dim("rows")},),
-                input_names=[program.INPUT],
-                output_names=list(answers.names),
+                dynamic_shapes=(tuple(rows for _ in tables),),
+                input_names=[f"table_{number}" for number in range(len(tables))] if columns else [program.INPUT],
+                output_names=[*answers.names, *refusals],
                 verbose=False,
             )
         except Exception as error:  # torch's exporter raises of many kinds
@@ -75,15 +162,15 @@ def export_onnx(
     for function in exported.model.functions.values():
         for node in function.all_nodes():
             node.metadata_props.pop(_PLACE, None)
-    exported.model.metadata_props[METADATA] = program.describe(module, answers.names)
-    try:
-        exported.save(path)
-    except OSError as error:
-        raise InvalidInputError(f"{path} cannot be written: {error}") from error
-    return path
+    return answers, exported
 
 
-def load_onnx(path: Path | str, *, num_threads: int | None = None) -> program.ExportedPipeline:
+def _describe(model: Any, key: str, value: str) -> None:
+    entry = model.metadata_props.add()
+    entry.key, entry.value = key, value
+
+
+def load_onnx(path: Path | str, *, num_threads: int | None = None) -> program.ExportedPipeline | ColumnsPipeline:
     """Load an ONNX file that :func:`export_onnx` wrote; onnxruntime runs it on the CPU, with the host's part.
 
     Args:
@@ -102,20 +189,47 @@ def load_onnx(path: Path | str, *, num_threads: int | None = None) -> program.Ex
     options.intra_op_num_threads = num_threads or 0
     try:
         session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        description = session.get_modelmeta().custom_metadata_map.get(METADATA)
+        metadata = session.get_modelmeta().custom_metadata_map
+        description = metadata.get(METADATA)
     except Exception as error:  # its errors have no common class, and names may be no text
         raise InvalidInputError(f"{path} cannot be loaded by onnxruntime ({_line(error)})") from error
     if description is None:
         raise InvalidInputError(f"{path} was not written by WindTunnel: its metadata has no {METADATA!r}")
 
-    def answers(table: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    def run(names: Sequence[str] | None, feed: dict[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         try:
-            result: list[npt.NDArray[Any]] = session.run(None, {program.INPUT: table})
-        except Exception as error:  # of a damaged program; the table is as the description has it
+            result: list[npt.NDArray[Any]] = session.run(names, feed)
+        except Exception as error:  # a refusal, or a damaged program: the feed is as the description has it
+            if (refusal := refusal_of(error)) is not None:
+                raise InvalidInputError(refusal) from error
             raise InvalidInputError(f"{path} does not run in onnxruntime ({_line(error)})") from error
         return result
 
-    return program.restore(description, answers, path)
+    pipeline = program.restore(description, lambda table: run(None, {program.INPUT: table}), path)
+    return pipeline if "columns" not in metadata else _of_columns(pipeline, metadata, session, run, path)
+
+
+def _of_columns(
+    pipeline: program.ExportedPipeline, metadata: dict[str, str], session: Any, run: Any, path: Path
+) -> ColumnsPipeline:
+    """Return a pipeline over raw columns; its description has the host's part, its metadata the inputs."""
+    try:
+        columns = [
+            {"name": str(each["name"]), "type": str(each["type"]), "place": int(each["place"])}
+            for each in json.loads(metadata["columns"])
+        ]
+        given = [output.name for output in session.get_outputs()]
+        answers = [name for name in pipeline.answers if name != program.TIES]
+        return ColumnsPipeline(
+            run=run,
+            outputs=dict(zip(answers, given, strict=False)),
+            has_ties=program.TIES in given,
+            columns=columns,
+            classes=pipeline.classes,
+            frontend=pipeline.frontend,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInputError(f"{path}: its description of columns is damaged ({error})") from error
 
 
 def _line(error: Exception) -> str:

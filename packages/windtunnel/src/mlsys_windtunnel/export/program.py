@@ -19,13 +19,16 @@ import torch
 from mlsys_core.errors import InvalidInputError, MlsysError
 from torch import Tensor, nn
 
-from mlsys_windtunnel.backends.direct.watch import frontier_checks
+from mlsys_windtunnel.backends.direct.watch import checks_of, frontier_checks
 from mlsys_windtunnel.checks.table import check_method, no_rows
 from mlsys_windtunnel.checks.values import Contract, rounded
+from mlsys_windtunnel.export.host_parts import Code, Codes, HostPlan
 from mlsys_windtunnel.export.plain import DAMAGE, Reader, Writer
 from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import METHODS, ROWS_PER_CHUNK, WindTunnelModule
+from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
+from mlsys_windtunnel.modules.network import Network, Refusal
 from mlsys_windtunnel.modules.ties import UndecidedError
 
 FORMAT, VERSION = "mlsys-windtunnel-program", 2
@@ -43,12 +46,21 @@ class Answers(nn.Module):
         module: The pipeline.
         methods: Names of the source's methods; labels come as class indices. None: what ``forward`` answers. With
             methods, a network whose answers may be ties tells in a last answer, ``undecided``, which rows are such.
+        tells_refusals: After the answers come truth values: whether the input is refused, for each of :attr:`refusals`.
+        coded: Values of the frontier that are codes of categories, in which there is nothing to refuse.
 
     Raises:
         InvalidInputError: the source has no such method.
     """
 
-    def __init__(self, module: WindTunnelModule, methods: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        module: WindTunnelModule,
+        methods: Sequence[str] | None,
+        *,
+        tells_refusals: bool = False,
+        coded: frozenset[str] = frozenset(),
+    ) -> None:
         super().__init__()
         offered = [name for name in METHODS if hasattr(module, name)]
         if methods is not None and (not methods or set(methods) - set(offered)):
@@ -56,19 +68,38 @@ class Answers(nn.Module):
         self.pipeline = module
         self.methods = None if methods is None else tuple(methods)
         self.tells_ties = methods is not None and module.network.is_as_translated
+        self.refusals: tuple[Refused, ...] = ()
+        if tells_refusals:
+            found: list[Refusal] = []
+            with torch.no_grad():
+                module.network(example(module, 2), methods=self.methods or (), refused=found)
+            needed = {
+                check for part in module.network.modules() if isinstance(part, Network) for check in _needed(part)
+            }
+            excused = {check for check in needed if check[0] in coded}
+            self.refusals = tuple(
+                dict.fromkeys((name, each) for name, each, _ in found if (name, each) in needed - excused)
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the answers, in order."""
         return (*(self.methods or (MAIN,)), *([TIES] if self.tells_ties else []))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return a table of two dimensions or more for each answer, from ``[rows, width]``."""
+    def forward(self, *tables: Tensor) -> tuple[Tensor, ...]:
+        """Return a table of two dimensions or more for each answer, from ``[rows, width]`` or the frontier's tables."""
+        x = tables[0] if len(tables) == 1 else tables
         if self.methods is None:
             return (self.pipeline(x),)
         ties: list[Tensor] = []
+        found: list[Refusal] = []
         network = self.pipeline.network
-        scores = network(x, methods=self.methods, ties=ties if self.tells_ties else None)
+        scores = network(
+            x,
+            methods=self.methods,
+            ties=ties if self.tells_ties else None,
+            refused=found if self.refusals else None,
+        )
         predictor = self.pipeline.predictor
         answers = tuple(
             network(x, methods=(name,))
@@ -78,7 +109,19 @@ class Answers(nn.Module):
             else predictor.table(scores, name)
             for name in self.methods
         )
-        return (*answers, torch.stack(ties).any(dim=0)) if self.tells_ties else answers
+        if self.tells_ties:
+            answers = (*answers, torch.stack(ties).any(dim=0))
+        flags = {(name, contract): flag for name, contract, flag in found}
+        return (*answers, *(flags[each] for each in self.refusals))
+
+
+Refused = tuple[str, Contract]  # a value, and what is refused of it
+
+
+def _needed(network: Network) -> list[Refused]:
+    """Return the checks that together refuse all that the network's checks refuse."""
+    ahead, late = checks_of(network)
+    return [*ahead, *late]
 
 
 def default_methods(module: WindTunnelModule) -> list[str]:
@@ -115,6 +158,21 @@ def example(module: WindTunnelModule, rows: int) -> Tensor:
     return torch.zeros(rows, sum(width for _, width in module.network.frontier), dtype=module.dtype)
 
 
+def whole_codes(module: WindTunnelModule, plan: HostPlan) -> frozenset[str]:
+    """Return the tables of the plan that hold codes which nothing but embeddings reads: these may be integers."""
+    network = module.network
+    codes = {
+        name
+        for name, part in zip(plan.frontier, plan.tables, strict=True)
+        if isinstance(part, Codes)
+        and all(isinstance(each, Code) and each.unknown == each.unknown for each in part.columns)
+    }
+    for wire, part in zip(network.wires, network.operators, strict=True):
+        if type(part) is not CategoryEmbedding:
+            codes -= set(wire.inputs)
+    return frozenset(codes - set(network.features))
+
+
 def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
     """Describe a program with the answers ``names``, as JSON text. Fallback operators are named in it."""
     fallbacks = list(dict.fromkeys(module.frontend.fallbacks))
@@ -125,7 +183,7 @@ def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
             "format": FORMAT,
             "version": VERSION,
             "answers": list(names),
-            "flat": _flat(module, names),
+            "flat": flat_answers(module, names),
             "classes": writer.write(list(predictor.classes) if predictor is not None else []),
             "outputs": writer.write([list(labels) for labels in predictor.outputs] if predictor is not None else []),
             "dtype": str(module.dtype).removeprefix("torch."),
@@ -138,7 +196,7 @@ def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
     )
 
 
-def _flat(module: WindTunnelModule, names: Sequence[str]) -> list[str]:
+def flat_answers(module: WindTunnelModule, names: Sequence[str]) -> list[str]:
     """Return the answers that the source gives as one number a row, not as a table."""
     predictor = module.predictor
     if predictor is None:

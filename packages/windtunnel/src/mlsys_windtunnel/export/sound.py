@@ -14,6 +14,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.backends.soft.trees import SoftGroupParameters, SoftTrees
 from mlsys_windtunnel.host.lookup import UNKNOWN, CategoryLookup, HashLookup, Vocabulary
+from mlsys_windtunnel.host.words import Words
 from mlsys_windtunnel.module import WindTunnelModule
 from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
 from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
@@ -31,6 +32,8 @@ def check_sound(module: WindTunnelModule) -> None:
             _check_trees(part)
         elif isinstance(part, SoftTrees):
             _check_soft_trees(part)
+    for each in module.frontend.host_data:
+        _check(not isinstance(each, Words) or each.is_sound, "words")
     lookups = {value.name: value.lookup for value in module.frontend.frontier}
     for lookup in lookups.values():
         if isinstance(lookup, CategoryLookup):

@@ -77,6 +77,10 @@ class Vocabulary:
             order = present[np.argsort(categories[present], kind="stable")]
             self._numbers, self._codes_of_numbers = categories[order], order
 
+    def items(self) -> tuple[dict[Any, int], int]:
+        """Return the code of each category that is not missing, and that of missing cells (or ``UNKNOWN``)."""
+        return dict(self._code_of), self._code_of_missing
+
     def check_kind(self, name: str, column: Column) -> None:
         """Refuse a column that holds no numbers where the categories are numbers: True is no 1, a date no integer.
 

@@ -11,7 +11,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.graphs import Graph, new_graph
 from torch import Tensor, nn
 
-from mlsys_windtunnel.checks.values import Contract
+from mlsys_windtunnel.checks.values import BEYOND_FLOAT32, Contract
 from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule, has_ties
 from mlsys_windtunnel.modules.ties import UndecidedError, fingerprint
 
@@ -36,6 +36,28 @@ class Wire:
         """Return the wire in a network where each of its values has another name."""
         checks = tuple((names[name], contract) for name, contract in self.checks)
         return Wire(names[self.name], tuple(names[name] for name in self.inputs), self.methods, checks)
+
+
+Refusal = tuple[str, Contract, Tensor]  # value, what is refused of it, and whether that was found: bool, no dimensions
+
+
+def _refuses(contract: Contract, x: Tensor) -> Tensor:
+    """Return whether a contract refuses a table, as :meth:`Contract.check` finds it; a tensor, so it can be traced."""
+    if not x.is_floating_point():  # codes of categories
+        return torch.zeros((), dtype=torch.bool)
+    found = []
+    if contract.rounds_to_float32 and not contract.takes_inf:
+        is_small = x.abs() < BEYOND_FLOAT32
+        found.append(~((is_small | x.isnan()) if contract.takes_nan else is_small).all())
+    elif not contract.takes_inf:
+        found.append(x.isinf().any() if contract.takes_nan else (x - x).sum().isnan())
+    elif not contract.takes_nan:
+        found.append(x.isnan().any())
+    if contract.low is not None:
+        found.append((x < contract.low).any())
+    if contract.high is not None:
+        found.append((x > contract.high).any())
+    return torch.stack(found).any() if found else torch.zeros((), dtype=torch.bool)
 
 
 def _within(module: nn.Module) -> list[Network]:
@@ -131,30 +153,30 @@ class Network(nn.Module):
         return self.origin is not None and self.origin == fingerprint(self)
 
     def forward(
-        self, x: Tensor, *, checks: bool = False, methods: Sequence[str] = (), ties: list[Tensor] | None = None
+        self,
+        x: Tensor | Sequence[Tensor],
+        *,
+        checks: bool = False,
+        methods: Sequence[str] = (),
+        ties: list[Tensor] | None = None,
+        refused: list[Refusal] | None = None,
     ) -> Tensor:
         """Compute the last operator's table (a predictor's scores) from the packed frontier ``[rows, sum of widths]``.
 
         Args:
-            x: The packed frontier.
+            x: The packed frontier, or its tables one by one, where codes may be integers.
             checks: True refuses numbers, and ties, that the operators' sources refuse or decide.
             methods: The answers that are asked of the last operator; none: any.
             ties: Takes ``[rows]`` bool of each operator that can tell rows whose answer rounding decides.
+            refused: Takes each check as a tensor: for programs, which cannot raise.
 
         Raises:
             InvalidInputError: ``x`` has another width, or with ``checks`` a number is refused.
             UndecidedError: with ``checks``, only the source can decide ties between the points that it stores.
         """
-        if x.ndim != 2 or x.shape[1] != self.width:
-            raise InvalidInputError(
-                f"the packed table has shape {list(x.shape)}; [rows, {self.width} columns] is needed, as encode() gives"
-            )
-        values: dict[str, Tensor] = {}
-        start = 0
-        for name, width in self.frontier:
-            values[name] = x[:, start : start + width]
-            start += width
-        result = x
+        values = self._frontier_values(x)
+        dtype = next((value.dtype for value in values.values() if value.is_floating_point()), torch.float64)
+        result = next(iter(values.values()))
         missing = set(self.features if tuple(methods) == ("transform",) else ())
         wants_features = bool(missing)
         for wire, module in zip(self.wires, self.operators, strict=True):
@@ -164,15 +186,31 @@ class Network(nn.Module):
             if checks:
                 for name, contract in wire.checks:
                     contract.check(values[name].numpy(force=True))
-            if checks or ties is not None:
+            if refused is not None:
+                refused += [(name, contract, _refuses(contract, values[name])) for name, contract in wire.checks]
+            if checks or ties is not None or refused is not None:
                 for network in _within(module):
-                    network(*inputs, checks=checks, ties=ties)
+                    network(*inputs, checks=checks, ties=ties, refused=refused)
             result = self._judged(module, inputs, wire.methods or methods, checks=checks, ties=ties)
             if wire.methods and isinstance(module, PredictorModule):
-                values[wire.name] = module.side_by_side(result, wire.methods, dtype=x.dtype)
+                values[wire.name] = module.side_by_side(result, wire.methods, dtype=dtype)
             else:
                 values[wire.name] = result
         return torch.cat([values[name] for name in self.features], dim=1) if wants_features else result
+
+    def _frontier_values(self, x: Tensor | Sequence[Tensor]) -> dict[str, Tensor]:
+        if not isinstance(x, Tensor):
+            return {name: table for (name, _), table in zip(self.frontier, x, strict=True)}
+        if x.ndim != 2 or x.shape[1] != self.width:
+            raise InvalidInputError(
+                f"the packed table has shape {list(x.shape)}; [rows, {self.width} columns] is needed, as encode() gives"
+            )
+        values: dict[str, Tensor] = {}
+        start = 0
+        for name, width in self.frontier:
+            values[name] = x[:, start : start + width]
+            start += width
+        return values
 
     def _judged(
         self,
