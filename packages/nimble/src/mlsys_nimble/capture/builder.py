@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
 from mlsys_nimble.capture.sources import Site
@@ -64,7 +65,7 @@ def _types(refs: Sequence[Ref]) -> list[ValueType]:
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
     """Return the shape that all of these broadcast to."""
-    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    return np.broadcast_shapes(*map(tuple, shapes))  # torch's own imports sympy, a third of a first preparation
 
 
 def dtype_name(dtype: torch.dtype) -> str:

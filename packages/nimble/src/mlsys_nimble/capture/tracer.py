@@ -7,9 +7,11 @@ handed to a rule. What the model changes in place is restored when the trace end
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -68,6 +70,17 @@ _VIEWS_IN_PLACE = {
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that records operators into :attr:`builder`."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: the base class would import TorchDynamo, most of a first preparation's time, to keep it out."""
+        return False
+
+    def __enter__(self) -> Self:
+        if "torch._dynamo" in sys.modules:  # a compiled function may be at work: then it must be kept out
+            _keep_dynamo_out()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __init__(self, device: torch.device, site: Callable[[], Site], own: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -329,6 +342,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         what = "as_strided of a tensor that is itself a view, or does not lie row by row"
         raise refuse(what, self.builder.site.source, "Call contiguous().clone() before, or use slices and expand.")
+
+
+@cache
+def _keep_dynamo_out() -> None:
+    """Have TorchDynamo never compile the recording of an operator, from now on."""
+    Tracer.__torch_dispatch__ = torch._disable_dynamo(Tracer.__torch_dispatch__)  # type: ignore[method-assign, attr-defined]
 
 
 class LeakGuard(TorchFunctionMode):

@@ -109,7 +109,7 @@ def generate(
             total = None if source == "-" else num_items(Path(source))
             task = progress.add_task("answering", total=total, completed=standing.num_done)
             items = islice(read_items(lines), standing.num_done, None)
-            with kept_out_of_collections():
+            with kept_out_of_collections(collects=False):
                 asyncio.run(
                     generate_all(
                         service,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlsys_core.collector import kept_out_of_collections
+from mlsys_core.collector import collect_as_usual, kept_out_of_collections
 from mlsys_orca.loading.named import load
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
     found = None if fixed.encoder is None else find_encoder(fixed.encoder, device=fixed.device)
     name = settings.name or model_name(settings.model)
     control = ModelControl(fixed.model_control, generation)
+    collect_as_usual()  # the start is over
     with ExitStack() as serving:
 
         def on_ready(service: ModelService, address: ServerAddress) -> None:
