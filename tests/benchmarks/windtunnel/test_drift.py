@@ -6,20 +6,24 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from mlsys_bench.windtunnel import drift
+from mlsys_bench.windtunnel.drift_data import Stream
 from mlsys_core.bench import BenchContext
 from rich.console import Console
+
+NUMBERS, WORDS = ("departs", "distance"), ("carrier", "origin")
 
 
 def _frame(num_rows: int, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
     rng = np.random.default_rng(seed)
-    frame = pd.DataFrame({name: rng.normal(size=num_rows) for name in drift.NUMBERS})
-    frame = frame.assign(**{name: rng.choice(["a", "b"], num_rows) for name in drift.WORDS})
+    frame = pd.DataFrame({name: rng.normal(size=num_rows) for name in NUMBERS})
+    frame = frame.assign(**{name: rng.choice(["a", "b"], num_rows) for name in WORDS})
     return frame, (frame.departs + rng.normal(size=num_rows) > 0).to_numpy(np.int64)
 
 
 def test_contestants_begin_as_their_model_and_are_changed_by_labels():
     frame, late = _frame(600, 0)
-    source = drift.pipeline(1).fit(frame, late)
+    stream = Stream(frame, late, np.zeros(len(frame), np.int64), NUMBERS, WORDS, 1, 2)
+    source = drift.pipeline(stream, 1).fit(frame, late)
     models = drift.contestants(source, frame, late, 1)
     fresh, _ = _frame(100, 1)
     before = {name: model.scores(fresh) for name, model in models.items()}
@@ -37,7 +41,7 @@ def test_the_summary_is_relative_to_the_frozen_and_the_retrained_model(tmp_path:
     curves = {name: np.array([[score, score + 0.1]]) for name, score in lines.items()}
     curves["LightGBM refit"][0, 1] = 0.55
     context = BenchContext(Console(file=io.StringIO()), True, "cpu", num_threads=1, output_dir=tmp_path)
-    section = drift._section(context, curves, {"WindTunnel update": [1.0, 3.0]}, [17, 18], 500)
+    section = drift._section(context, "nycflights13", curves, {"WindTunnel update": [1.0, 3.0]}, [17, 18], 500)
     found = section.data["summary"]
     np.testing.assert_allclose(found["WindTunnel update"]["recovered"], 0.75)
     np.testing.assert_allclose(found["LightGBM refit"]["lowest"], -0.05)

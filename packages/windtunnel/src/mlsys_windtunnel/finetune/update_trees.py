@@ -1,8 +1,8 @@
 """Updates of boosted trees in closed form: leaves, and thresholds, that the remembered labels call for.
 
-Three answers are weighed: the pipeline's as it was fitted, that of leaves fitted anew, and that of thresholds and
-leaves fitted anew. Each is judged by rows that it had not learnt from: those of each update before they were learnt,
-and folds of the first. The weighted sum is again one ensemble of trees.
+Four answers are weighed: the pipeline's as it was fitted, that of its leaves corrected, that of leaves fitted anew, and
+that of thresholds and leaves fitted anew. Each is judged by rows that it had not learnt from: those of each update
+before they were learnt, and folds of the first. The weighted sum is again one ensemble of trees.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mlsys_windtunnel.modules.tree.codes import Coded
 from mlsys_windtunnel.modules.tree.ensemble import Floats, stacked
 from mlsys_windtunnel.modules.tree.trees import Trees
 
-NUM_ANSWERS = 3  # as fitted; leaves anew; thresholds and leaves anew
+NUM_ANSWERS = 4  # as fitted; leaves corrected; leaves anew; thresholds and leaves anew
 NEGLIGIBLE = 1e-6  # weight below which an answer's trees are left out
 
 
@@ -170,13 +170,15 @@ def weigh(boosted: Boosted, rows: Batch, margin: Tensor) -> Blend:
 def blended(boosted: Boosted, rows: Batch, weights: Blend) -> Network:
     """Return a network with the weighted sum of the answers, learnt from all rows."""
     ensemble, slope = boosted.trees.ensemble, boosted.slope
-    first, second, third = weights.weights
-    leaves, moved = _answers(boosted, rows)
-    value = first * ensemble.leaf_value + second * leaves.leaf_value / slope
-    bias = first * boosted.bias() + (weights.shift + second * leaves.base + third * moved.base) / slope
+    first, *others = weights.weights
+    answers = _answers(boosted, rows)
+    *same, (last, moved) = zip(others, answers, strict=True)
+    value = first * ensemble.leaf_value + sum(share * each.leaf_value for share, each in same) / slope
+    base = weights.shift + sum(share * each.base for share, each in zip(others, answers, strict=True))
+    bias = first * boosted.bias() + base / slope
     parts = [ensemble.with_numbers(ensemble.threshold, value)]
-    if third > NEGLIGIBLE:
-        parts.append(ensemble.with_numbers(moved.threshold, third * moved.leaf_value / slope))
+    if last > NEGLIGIBLE:
+        parts.append(ensemble.with_numbers(moved.threshold, last * moved.leaf_value / slope))
     network = copy.deepcopy(boosted.network)
     network.origin = None
     trees = Trees(stacked(parts), bias=bias, num_groups=boosted.trees.num_groups)
@@ -187,17 +189,22 @@ def blended(boosted: Boosted, rows: Batch, weights: Blend) -> Network:
     return network
 
 
-def _answers(boosted: Boosted, rows: Batch) -> tuple[Refitted, Refitted]:
+def _answers(boosted: Boosted, rows: Batch) -> tuple[Refitted, ...]:
+    """Return the trees with leaves corrected, with leaves anew, and with thresholds and leaves anew, in margins."""
     ensemble, clean = boosted.trees.ensemble, boosted.clean(rows.x)
     with torch.no_grad():
         fitted = boosted.network(rows.x) * boosted.slope
     task = Task.of(boosted, rows, fitted)
     base, slopes = task.base(rows), task.slopes(rows)
-    leaves, moved = (refit_trees(ensemble, clean, slopes, base, moves_thresholds=moves) for moves in (False, True))
-    return leaves, moved
+    fitted_base, leaf_value = boosted.bias() * boosted.slope, ensemble.leaf_value * boosted.slope
+    return (
+        refit_trees(ensemble, clean, slopes, fitted_base, leaf_value=leaf_value),
+        refit_trees(ensemble, clean, slopes, base),
+        refit_trees(ensemble, clean, slopes, base, moves_thresholds=True),
+    )
 
 
-def _margins(boosted: Boosted, answers: tuple[Refitted, Refitted], x: Tensor, clean: Floats) -> Tensor:
+def _margins(boosted: Boosted, answers: tuple[Refitted, ...], x: Tensor, clean: Floats) -> Tensor:
     with torch.no_grad():
         fitted = boosted.network(x) * boosted.slope
     anew = [each.margins(boosted.trees.ensemble, clean, boosted.trees.num_groups) for each in answers]
