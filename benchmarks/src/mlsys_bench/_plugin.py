@@ -18,6 +18,7 @@ SUITES = {
         "nimble.nets:run",
         ("cpu", "cuda"),
     ),
+    "nimble-beside": ("Nets beside busy processes, other pools and other callers.", "nimble.beside:run", ("cpu",)),
     "nimble-kernels": ("Convolutions and linears by layer, beside oneDNN.", "nimble.kernels:run", ("cpu",)),
     "nimble-training": ("Training steps beside eager and torch.compile.", "nimble.training:run", ("cpu",)),
     "nimble-overhead": ("Cost of a replay beside its kernels.", "nimble.overhead:run", ("cpu",)),

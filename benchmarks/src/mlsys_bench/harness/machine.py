@@ -73,9 +73,9 @@ def _times() -> tuple[float, float, float]:
 
 
 @contextmanager
-def busy_processes(is_loaded: bool) -> Iterator[None]:
-    """Run one process on each core that computes all the time, at equal priority, if ``is_loaded``."""
-    cores = sorted(os.sched_getaffinity(0)) if is_loaded else []
+def busy_processes(per_core: int) -> Iterator[None]:
+    """Run so many processes on each core that compute all the time, at equal priority."""
+    cores = sorted(os.sched_getaffinity(0)) * per_core
     spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in cores]
     try:
         for spinner, core in zip(spinners, cores, strict=True):

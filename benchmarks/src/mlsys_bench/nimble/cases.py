@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +93,14 @@ def openvino(subject: Subject) -> Case:
         "INFERENCE_PRECISION_HINT": "f32",
     }
     compiled_model = core.compile_model(core.read_model(str(_onnx(subject))), "CPU", settings)
-    request = compiled_model.create_infer_request()
-    for index, x in enumerate(subject.net.inputs):
-        request.set_input_tensor(index, package.Tensor(x.numpy(), shared_memory=True))
+    own = threading.local()  # a request serves one caller at a time
 
     def call() -> Any:
+        request = getattr(own, "request", None)
+        if request is None:
+            request = own.request = compiled_model.create_infer_request()
+            for index, x in enumerate(subject.net.inputs):
+                request.set_input_tensor(index, package.Tensor(x.numpy(), shared_memory=True))
         request.infer()
         return request
 

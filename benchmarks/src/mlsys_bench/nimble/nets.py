@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +15,7 @@ from mlsys_core.device import device_kind
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_bench.harness.child import interpreter, run_in_child
-from mlsys_bench.harness.race import Outcome, race
+from mlsys_bench.harness.race import Case, Outcome, race
 from mlsys_bench.nimble.summary import EAGER_TIMES, TOLERANCE, report
 
 if TYPE_CHECKING:
@@ -49,9 +50,6 @@ def run(
         InvalidInputError: ``peers`` has no Python, or a net is not there; nothing has run.
         MlsysError: a race ended without outcomes; the message is its last words.
     """
-    from mlsys_core.config import settings
-    from mlsys_nimble.nets.resolve import check_model
-
     if device_kind(context.device).name != "cpu":
         from mlsys_bench.nimble.gpu import run_on_gpu
 
@@ -60,37 +58,86 @@ def run(
                 f"on {context.device} the paper's nets are run, with what torch has: no nets, no peers"
             )
         return run_on_gpu(context)
-    for name in nets:
-        check_model(name)
-    python, cache_dir = interpreter(peers, PEERS), settings().cache_dir / "nimble" / "bench"
-    env = {"OMP_NUM_THREADS": str(context.num_threads), "TORCHINDUCTOR_CACHE_DIR": str(cache_dir / "inductor")}
+    settings = race_settings(context, nets or (QUICK_NETS if context.is_quick else NETS), peers, trust_code)
     races: dict[str, dict[str, Outcome]] = {}
     console = context.console
     with console.status("") as status:
-        for name in nets or (QUICK_NETS if context.is_quick else NETS):
+        for name in settings.nets:
             if not console.is_terminal:  # where no status line is shown
                 console.print(f"{name} ...")
-            arguments = {
-                "model": name,
-                "num_threads": context.num_threads,
-                "budget_s": QUICK_SECONDS if context.is_quick else SECONDS,
-                "is_quick": context.is_quick,
-                "cache_dir": str(cache_dir),
-                "trust_code": trust_code,
-            }
+            arguments = settings.arguments(name) | {"budget_s": QUICK_SECONDS if context.is_quick else SECONDS}
             found = run_in_child(
-                "mlsys_bench.nimble.nets:race_net", arguments, python=python, env=env, say=status.update
+                "mlsys_bench.nimble.nets:race_net",
+                arguments,
+                python=settings.python,
+                env=settings.env,
+                say=status.update,
             )
             races[name] = {case: Outcome(**fields) for case, fields in found.items()}
     return report(races, num_threads=context.num_threads)
+
+
+@dataclass(frozen=True, slots=True)
+class RaceSettings:
+    """Settings that the races of a run share."""
+
+    nets: tuple[str, ...]
+    python: Path  # interpreter with the peers
+    env: dict[str, str]  # of a race's process
+    common: dict[str, Any]  # arguments of every race
+
+    def arguments(self, net: str) -> dict[str, Any]:
+        """Return the arguments of a net's race, but for its budget."""
+        return {"model": net, **self.common}
+
+
+def race_settings(context: BenchContext, nets: tuple[str, ...], peers: str | None, trust_code: bool) -> RaceSettings:
+    """Check the nets' names and find the peers.
+
+    Raises:
+        InvalidInputError: ``peers`` has no Python, or a net is not there.
+    """
+    from mlsys_core.config import settings
+    from mlsys_nimble.nets.resolve import check_model
+
+    for name in nets:
+        check_model(name)
+    cache_dir = settings().cache_dir / "nimble" / "bench"
+    common = {
+        "num_threads": context.num_threads,
+        "is_quick": context.is_quick,
+        "cache_dir": str(cache_dir),
+        "trust_code": trust_code,
+    }
+    env = {"OMP_NUM_THREADS": str(context.num_threads), "TORCHINDUCTOR_CACHE_DIR": str(cache_dir / "inductor")}
+    return RaceSettings(nets, interpreter(peers, PEERS), env, common)
 
 
 def race_net(
     model: str, num_threads: int, budget_s: float, is_quick: bool, cache_dir: str, trust_code: bool
 ) -> dict[str, dict[str, Any]]:
     """Race all cases on one net in this process; return the fields of the outcomes by case."""
-    from dataclasses import asdict
+    import torch
 
+    net, makers = makers_of(model, num_threads, is_quick, cache_dir, trust_code)
+    with torch.no_grad():
+        outcomes = race(
+            makers,
+            difference=relative_difference,
+            expected=exact_results(net),
+            tolerance=TOLERANCE,
+            slack=EAGER_TIMES,  # some nets make more of rounding than others
+            turn_s=0.1,
+            budget_s=budget_s,
+            say=lambda step: print(f"{model}: {step}", flush=True),
+        )
+    return {name: asdict(outcome) for name, outcome in outcomes.items()}
+
+
+def makers_of(
+    model: str, num_threads: int, is_quick: bool, cache_dir: str, trust_code: bool
+) -> tuple[Net, dict[str, Callable[[], Case]]]:
+    """Load a net and set up this process for its race; return it and the makers of all cases by name."""
     import torch
     from mlsys_nimble.nets.resolve import load_model
 
@@ -105,22 +152,10 @@ def race_net(
     print(f"{model}: Nimble's kernels, compiled on first use", flush=True)
     with suppress(Exception):  # whatever it is, Nimble's own turn tells it
         build_kernels()
-    makers = {
+    return net, {
         name: partial(left_out_of_quick if is_quick and name in SLOW_TO_PREPARE else make, subject)
         for name, make in MAKERS.items()
     }
-    with torch.no_grad():
-        outcomes = race(
-            makers,
-            difference=relative_difference,
-            expected=exact_results(net),
-            tolerance=TOLERANCE,
-            slack=EAGER_TIMES,  # some nets make more of rounding than others
-            turn_s=0.1,
-            budget_s=budget_s,
-            say=lambda step: print(f"{model}: {step}", flush=True),
-        )
-    return {name: asdict(outcome) for name, outcome in outcomes.items()}
 
 
 def exact_results(net: Net) -> list[torch.Tensor]:

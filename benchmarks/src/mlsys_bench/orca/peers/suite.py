@@ -98,7 +98,7 @@ class Benchmark:
     def run(self, cases: Sequence[PeerCase], known: Mapping[str, Settings]) -> None:
         """Tune each case whose settings are not known, then let the cases take turns."""
         plan, fronts = self.plan, [False, True] if self.plan.both_fronts else [self.plan.in_process]
-        with busy_processes(plan.loaded):
+        with busy_processes(1 if plan.loaded else 0):
             for case in cases:
                 if reason := case.missing(self._job):
                     self.notes[case.name] = reason

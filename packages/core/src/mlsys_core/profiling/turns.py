@@ -51,6 +51,7 @@ def take_turns(
     budget_s: float = 0.0,
     fewest_calls: int = FEWEST_CALLS,
     idle_s: float = IDLE_S,
+    before: Callable[[], object] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, list[list[float]]]:
@@ -63,6 +64,7 @@ def take_turns(
         budget_s: Begin further rounds until so many seconds have passed.
         fewest_calls: Timed calls in a turn at least.
         idle_s: Seconds of rest before each turn.
+        before: Called before each timed call, which it is no part of.
         clock: Seconds, monotonic.
         sleep: Waits for so many seconds.
     """
@@ -74,11 +76,13 @@ def take_turns(
             call()
             first = clock()
             while len(samples) < MOST_CALLS:
-                before = clock()
+                if before is not None:
+                    before()
+                begin = clock()
                 call()
-                after = clock()
-                samples.append(after - before)
-                if len(samples) >= fewest_calls and after - first >= turn_s:
+                end = clock()
+                samples.append(end - begin)
+                if len(samples) >= fewest_calls and end - first >= turn_s:
                     break
             turns[name].append(samples)
     return turns

@@ -14,6 +14,9 @@ def bench(
     nets: Annotated[
         str, typer.Option(help="Only these, by comma; names of mlsys nimble nets, or what explain takes.")
     ] = "",
+    beside: Annotated[
+        bool, typer.Option("--beside", help="In company: busy processes, other libraries' pools, four callers.")
+    ] = False,
     quick: Quick = False,
     peers: Annotated[
         str | None,
@@ -28,12 +31,13 @@ def bench(
 
     All cases of a net take turns in one process, with the same number of threads; results are compared before times. A
     peer that is not installed is named. The machine should have nothing else to do. The suite is in mlsys-bench; in a
-    checkout: pip install -e benchmarks.
+    checkout: pip install -e benchmarks. With --beside every case is timed alone, beside one and two busy processes a
+    core, right after other libraries' calls, and from four threads at once, by medians and 99th percentiles.
 
     Example: mlsys nimble bench --nets darts,nasnet-mobile --threads 2
     """
     run_named(
-        "nimble",
+        "nimble-beside" if beside else "nimble",
         quick=quick,
         device=device,
         threads=threads,
