@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel import WindTunnelClassifier, WindTunnelRegressor
+from mlsys_windtunnel import WindTunnelClassifier, WindTunnelRegressor, fine_tune, translate
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import (
@@ -17,7 +17,9 @@ from sklearn.ensemble import (
     HistGradientBoostingRegressor,
 )
 from sklearn.frozen import FrozenEstimator
-from sklearn.model_selection import GridSearchCV
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, GroupKFold, TimeSeriesSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -96,3 +98,74 @@ def test_an_unknown_choice_is_named(name: str) -> None:
     x, y = table(100)
     with pytest.raises(InvalidInputError, match=f"{name} is 'none such'"):
         WindTunnelClassifier(pipeline(), **{name: "none such"}).fit(x, y)
+
+
+def test_what_pays_is_chosen_on_rows_held_out_and_learnt_from_all() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 3))
+    y = 3 * x[:, 0] + x[:, 1] ** 2
+    small = GradientBoostingRegressor(n_estimators=10, random_state=0)
+    model = WindTunnelRegressor(small, "L2", epochs=8, lr=0.02, random_state=0, cv=3).fit(x, y)
+    assert 0 < model.best_epoch_ <= 8
+    assert model.gain_ > model.gain_se_ > 0
+    assert [entry["epoch"] for entry in model.history_] == list(range(9)), "means over the folds"
+    np.testing.assert_array_equal(model.source_.predict(x), clone(small).fit(x, y).predict(x))
+    assert model.score(x, y) > model.source_.score(x, y) + 0.05
+
+
+@pytest.mark.parametrize("cv", [None, TimeSeriesSplit(3)])
+def test_where_nothing_is_gained_answers_are_those_of_the_pipeline_fitted_on_all_rows(cv, capsys) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 3))
+    y = (x[:, 0] + rng.normal(size=400) > 0).astype(int)
+    source = LogisticRegression()  # has its optimum already
+    model = WindTunnelClassifier(source, epochs=2, lr=0.3, random_state=0, cv=cv, verbose=True).fit(x, y)
+    assert model.best_epoch_ == 0
+    np.testing.assert_allclose(model.predict_proba(x), source.fit(x, y).predict_proba(x), atol=1e-12)
+    assert "nothing surely gained, the pipeline answers as it was fitted" in " ".join(capsys.readouterr().err.split())
+
+
+def test_groups_stay_together_and_need_a_splitter() -> None:
+    x, y = table()
+    groups = np.arange(len(y)) % 7
+    seen = []
+
+    class Watched(GroupKFold):
+        def split(self, x, y=None, groups=None):
+            for kept, held in super().split(x, y, groups):
+                seen.append(set(groups[kept]) & set(groups[held]))
+                yield kept, held
+
+    WindTunnelClassifier(pipeline(), **SMALL, cv=Watched(3)).fit(x, y, groups=groups)
+    assert seen == [set()] * 3
+    with pytest.raises(InvalidInputError, match="give cv=GroupKFold"):
+        WindTunnelClassifier(pipeline(), **SMALL).fit(x, y, groups=groups)
+
+
+def test_rows_in_parts_and_a_warm_start_go_on_from_what_there_is() -> None:
+    x, y = table(600)
+    model = WindTunnelClassifier(pipeline(), lr=2e-2, random_state=0, validation_fraction=0, epochs=1)
+    with pytest.raises(InvalidInputError, match=r"the first rows have no \['go'\]"):
+        model.partial_fit(x[y == "stay"], y[y == "stay"], classes=["go", "stay"])
+    model.partial_fit(x[:200], y[:200], classes=["go", "stay"])
+    source, before = model.source_, log_loss(y[200:], model.predict_proba(x[200:]))
+    for start in (200, 400):
+        model.partial_fit(x[start : start + 200], y[start : start + 200])
+    assert model.source_ is source
+    after = log_loss(y[200:], model.predict_proba(x[200:]))
+    assert after < before
+    with pytest.raises(InvalidInputError, match="'maybe', which the pipeline does not know"):
+        model.partial_fit(x[:10], ["maybe"] * 10)
+    model.set_params(warm_start=True).fit(x[200:], y[200:])
+    assert model.source_ is source
+    assert log_loss(y[200:], model.predict_proba(x[200:])) < after
+
+
+def test_training_that_stops_early_is_the_beginning_of_the_whole() -> None:
+    x, y = table()
+    start = translate(pipeline().fit(x, y))
+    whole = fine_tune(start, x, y, epochs=4).history
+    part = fine_tune(start, x, y, epochs=4, last_epoch=2).history
+    assert [(each["train_loss"], each["lr"]) for each in part[1:]] == [
+        (each["train_loss"], each["lr"]) for each in whole[1:3]
+    ]

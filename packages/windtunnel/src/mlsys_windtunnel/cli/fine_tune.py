@@ -87,7 +87,7 @@ def fine_tune(
     from mlsys_windtunnel.backends.soft.options import SoftOptions
     from mlsys_windtunnel.cli.data import check_table_path, read_table
     from mlsys_windtunnel.export.artifact import refuse_fallbacks, save
-    from mlsys_windtunnel.finetune.holdout import hold_out
+    from mlsys_windtunnel.finetune.choose import splits_of
     from mlsys_windtunnel.finetune.losses import is_classifier, row_loss
     from mlsys_windtunnel.finetune.options import TrainingOptions
     from mlsys_windtunnel.finetune.tune import fine_tune as tune
@@ -122,8 +122,12 @@ def fine_tune(
     if evaluate is not None:
         held_out = split(read_table(evaluate), target, evaluate, module)
     else:
-        x, y, _, held = hold_out(x, y, None, fraction=0.1, seed=seed, is_classifier=is_classifier(head))
-        held_out = None if held is None else held[:2]
+        held_out = None
+        for kept, held in splits_of(
+            x, y, cv=None, groups=None, fraction=0.1, seed=seed, is_classifier=is_classifier(head)
+        ):
+            held_out = (x.iloc[held], y.iloc[held])
+            x, y = x.iloc[kept], y.iloc[kept]
     result = tune(module, x, y, eval_set=held_out, soft=soft, options=options)
     for epoch in result.history:
         loss_text = f"training loss {epoch['train_loss']:.5f}" if epoch["epoch"] else "before training".ljust(21)

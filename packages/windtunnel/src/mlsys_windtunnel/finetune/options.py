@@ -21,6 +21,7 @@ class TrainingOptions:
 
     Attributes:
         epochs: Passes over the training rows.
+        last_epoch: Epoch after which training stops, on the schedule of all ``epochs``; None: the last.
         lr: AdamW's highest rate; embeddings learn at ``embedding_rate`` times it.
         batch_size: Rows a step, over all processes together.
         schedule: Change of the rate over the steps: see :func:`~.schedules.rate`.
@@ -50,6 +51,7 @@ class TrainingOptions:
     """
 
     epochs: int = 10
+    last_epoch: int | None = None
     lr: float = 2e-3
     batch_size: int = 1024
     schedule: Schedule = "onecycle"
@@ -79,7 +81,7 @@ class TrainingOptions:
             raise InvalidInputError(
                 f"{self.n_processes} processes train on the CPU: leave out {self.device!r}, or take one"
             )
-        for name in ("patience", "chunk_rows", "n_threads"):
+        for name in ("patience", "chunk_rows", "n_threads", "last_epoch"):
             if getattr(self, name) is not None:
                 _check(name, getattr(self, name), low=1)
         if not 0 < self.lr < float("inf"):

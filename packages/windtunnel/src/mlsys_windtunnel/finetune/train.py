@@ -99,7 +99,7 @@ class Trainer:
         """
         progress = self._resumed() or self._begun()
         patience = self.options.patience
-        while progress.epoch < self.options.epochs:
+        while progress.epoch < min(self.options.epochs, self.options.last_epoch or self.options.epochs):
             if patience is not None and progress.epoch - progress.best_epoch >= patience:
                 break
             try:
