@@ -48,6 +48,7 @@ def run_operator(
     out = torch.zeros(len(states), width)
     batch = native.structs["Batch"]()  # all zeros
     batch.num_rows, batch.states, batch.logits = len(states), states.data_ptr(), out.data_ptr()
+    batch.logits_stride = width
     held: list[Any] = []
     if largest is not None:
         sampled = np.arange(len(states), dtype=np.int32)

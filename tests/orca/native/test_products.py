@@ -57,7 +57,14 @@ def product_of(
 ) -> tuple[Struct, Any]:
     """The operator, and what must outlive it."""
     packed = pack(linear, is_gated=is_gated, in_pairs=in_pairs, takes_bf16=takes_bf16)
-    given = {"norm": None, "activation": "identity", "accumulates": False, "num_slices": 1, **fields}
+    given = {
+        "norm": None,
+        "activation": "identity",
+        "accumulates": False,
+        "num_slices": 1,
+        "is_partial": False,
+        **fields,
+    }
     registers = {"source": 0, "target": 1, "is_gated": is_gated}
     gemm = library.load().structs["Gemm"]
     return new(gemm, matrix=packed.matrix(), bias=library.address(packed.bias), **registers, **given), packed

@@ -13,7 +13,9 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
+from mlsys_orca.model.decoder import DecoderModel
 from mlsys_orca.model.families import model_family
+from mlsys_orca.model.family import Family
 from mlsys_orca.model.gguf_config import GgufFields
 from mlsys_orca.model.limits import check_numbers
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Progress, WeightForm
@@ -37,6 +39,7 @@ def load_gguf(
     weights: WeightForm = "float",
     progress: Progress | None = None,
     noted: Callable[[Checkpoint], Checkpoint] | None = None,
+    read: Callable[..., DecoderModel] = Family.load,
 ) -> LoadedModel:
     """Load the model in GGUF file ``path``.
 
@@ -47,6 +50,7 @@ def load_gguf(
         weights: The form of matrices.
         progress: Called with the bytes of weights read so far and those in all.
         noted: Wraps the file whose weights are read.
+        read: Reads the weights, called as :meth:`Family.load`.
 
     Raises:
         InvalidInputError: the file is damaged, or the model needs something that is not implemented.
@@ -77,8 +81,14 @@ def load_gguf(
     return LoadedModel(
         name=path.stem,
         config=config,
-        model=family.load(
-            config, noted(file) if noted else file, dtype=dtype, device=device, weights=weights, progress=progress
+        model=read(
+            family,
+            config,
+            noted(file) if noted else file,
+            dtype=dtype,
+            device=device,
+            weights=weights,
+            progress=progress,
         ),
         tokenizer=tokenizer,
         chat_template=None if template is None else _chat_template(template, tokenizer),

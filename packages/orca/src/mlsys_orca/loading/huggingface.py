@@ -40,8 +40,17 @@ def load_huggingface(
     device: torch.device,
     weights: WeightForm = "float",
     progress: Progress | None = None,
+    read: Callable[..., DecoderModel] = Family.load,
 ) -> LoadedModel:
     """Load the model in directory ``path``.
+
+    Args:
+        path: The directory.
+        dtype: Of computing and of what is kept floating.
+        device: Where the weights go.
+        weights: The form of matrices.
+        progress: Called with the bytes of weights read so far and those in all.
+        read: Reads the weights, called as :meth:`Family.load`.
 
     Raises:
         InvalidInputError: a file is missing or damaged, or the model needs something that is not implemented.
@@ -51,7 +60,8 @@ def load_huggingface(
         raise InvalidInputError(f"{path / 'config.json'} names no model_type")
     check_numbers(raw)
     generation = read_json(path / "generation_config.json", optional=True)
-    config, load = _route(path, raw | {key: generation[key] for key in _BEGINS if generation.get(key) is not None})
+    begins = {key: generation[key] for key in _BEGINS if generation.get(key) is not None}
+    config, load = _route(path, read, raw | begins)
     options = read_json(path / "tokenizer_config.json", optional=True)
     tokenizer = read_tokenizer(path, options, end_ids=generation.get("eos_token_id", raw.get("eos_token_id")))
     template = _template_source(path, options)
@@ -69,7 +79,9 @@ def load_huggingface(
     )
 
 
-def _route(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Callable[..., DecoderModel]]:
+def _route(
+    path: Path, read: Callable[..., DecoderModel], raw: dict[str, Any]
+) -> tuple[ModelConfig, Callable[..., DecoderModel]]:
     """Return the configuration and the loader of what runs the model: a family of ours or ``transformers``."""
     part = text_config(raw)
     raw = part or raw
@@ -89,8 +101,13 @@ def _route(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Callable[..., 
         else:
             _log.info("%s runs by our own forward for %s", path.name, architecture)
             if part:
-                return config, lambda **options: _load_text_part(path, family, config, options)
-            return config, lambda **options: family.load(config, SafetensorsDirectory(path), **options)
+                return config, lambda **options: _load_text_part(path, family, config, read, options)
+            return config, lambda **options: read(family, config, SafetensorsDirectory(path), **options)
+    if read is not Family.load:
+        raise InvalidInputError(
+            f"{path} runs through transformers, since no forward of ours has {missing}, and cannot be divided: "
+            "leave out --tensor-parallel and --pipeline-parallel"
+        )
     from mlsys_orca.loading.fallback import open_fallback
 
     try:
@@ -104,9 +121,11 @@ def _route(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Callable[..., 
     return fallback.config, fallback.load
 
 
-def _load_text_part(path: Path, family: Family, config: ModelConfig, options: dict[str, Any]) -> DecoderModel:
+def _load_text_part(
+    path: Path, family: Family, config: ModelConfig, read: Callable[..., DecoderModel], options: dict[str, Any]
+) -> DecoderModel:
     part = TextPart(SafetensorsDirectory(path))
-    return family.load(replace(config, tied_embeddings=not part.has_head), part, **options)
+    return read(family, replace(config, tied_embeddings=not part.has_head), part, **options)
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:

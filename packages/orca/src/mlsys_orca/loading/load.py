@@ -5,6 +5,7 @@ Called by the process that will run the model; everything else of this package i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,22 +76,10 @@ def load_model(
         >>> loaded.tokenizer.eos_ids  # doctest: +SKIP
         frozenset({2})
     """
-    where = Path(path).expanduser()
-    if dtype is not None and dtype not in DTYPES:
-        raise InvalidInputError(f"the dtype {dtype!r} is not known; {', '.join(DTYPES)} are")
-    if weights is not None and weights not in get_args(WeightForm):
-        raise InvalidInputError(f"weights {weights!r} are not known; {', '.join(get_args(WeightForm))} are")
-    if backend not in BACKENDS:
-        raise InvalidInputError(f"the backend {backend!r} is not known; {', '.join(BACKENDS)} are")
+    check_forms(dtype=dtype, weights=weights, backend=backend)
     target = usable_device(device)
     wanted = DTYPES[dtype or default_dtype(target)]
-    if where.is_dir() and not (where / "config.json").is_file():
-        where = _only_gguf(where)
-    if where.is_dir():
-        load = load_huggingface
-    else:
-        load = load_gguf
-        _check_gguf(where)
+    where, load = model_files(path)
     with intra_op_threads(num_threads), readable(where):
         if backend == "torch" or (backend == "auto" and target.type == "cuda"):
             loaded = load(where, dtype=wanted, device=target, weights=weights or "float", progress=progress)
@@ -106,6 +95,35 @@ def load_model(
             loaded = load(where, dtype=wanted, device=target, weights="float", progress=progress)
             return replace(loaded, device=device)
         return replace(loaded, model=model, device=device)
+
+
+def check_forms(*, dtype: str | None, weights: str | None, backend: str) -> None:
+    """See that the names of a dtype, a form of weights and a backend are known.
+
+    Raises:
+        InvalidInputError: one is not.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise InvalidInputError(f"the dtype {dtype!r} is not known; {', '.join(DTYPES)} are")
+    if weights is not None and weights not in get_args(WeightForm):
+        raise InvalidInputError(f"weights {weights!r} are not known; {', '.join(get_args(WeightForm))} are")
+    if backend not in BACKENDS:
+        raise InvalidInputError(f"the backend {backend!r} is not known; {', '.join(BACKENDS)} are")
+
+
+def model_files(path: Path | str) -> tuple[Path, Callable[..., LoadedModel]]:
+    """Return the directory or GGUF file that ``path`` means, and the loader of its format.
+
+    Raises:
+        InvalidInputError: there is no model at ``path``.
+    """
+    where = Path(path).expanduser()
+    if where.is_dir() and not (where / "config.json").is_file():
+        where = _only_gguf(where)
+    if where.is_dir():
+        return where, load_huggingface
+    _check_gguf(where)
+    return where, load_gguf
 
 
 def _load_with_copy(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlsys_orca.model.huggingface_config import refuse_common
-from mlsys_orca.model.weights.checkpoint import Checkpoint, Layout
+from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,10 +63,10 @@ class TextPart:
         """Return the tensor's size in the file, in bytes."""
         return self._whole.nbytes(_PREFIX + name)
 
-    def read_into(self, name: str, out: Tensor) -> None:
+    def read_into(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
         """Copy the tensor into ``out``, cast to its dtype."""
-        self._whole.read_into(_PREFIX + name, out)
+        self._whole.read_into(_PREFIX + name, out, cut)
 
-    def quantized(self, name: str) -> QuantizedMatrix | None:
+    def quantized(self, name: str, cut: Cut | None = None) -> QuantizedMatrix | None:
         """Return the tensor's codes and scales, if the directory has them."""
-        return self._whole.quantized(_PREFIX + name)
+        return self._whole.quantized(_PREFIX + name, cut)

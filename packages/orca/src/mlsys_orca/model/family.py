@@ -30,6 +30,8 @@ class Family:
     stems: Mapping[Layout, Mapping[str, str]]  # for OperatorReader
     build: Callable[[ModelConfig, OperatorReader], DecoderModel]
     ignorable_suffixes: tuple[str, ...] = ()  # of names of tensors that the model does not need
+    transposed: frozenset[Layout] = frozenset()  # whose weights in layers are [in_features, out_features]
+    qkv_by_head: frozenset[Layout] = frozenset()  # where query, key and value of a head stand together
 
     def load(
         self,
@@ -40,6 +42,7 @@ class Family:
         device: torch.device,
         weights: WeightForm = "float",
         progress: Progress | None = None,
+        read_by: Callable[..., OperatorReader] = OperatorReader,
     ) -> DecoderModel:
         """Read the weights.
 
@@ -50,6 +53,7 @@ class Family:
             device: Where.
             weights: Storage form of matrices.
             progress: Called with bytes read and bytes in all.
+            read_by: Makes the reader of operators.
 
         Raises:
             InvalidInputError: a tensor is missing, misshapen or unknown to this family.
@@ -57,7 +61,7 @@ class Family:
         reader = WeightReader(checkpoint, progress=progress)
         stems = self.stems[checkpoint.layout]
         with torch.inference_mode():
-            read = OperatorReader(reader, stems, dtype=dtype, device=device, eps=config.norm_eps, weights=weights)
+            read = read_by(reader, stems, dtype=dtype, device=device, eps=config.norm_eps, weights=weights)
             model = self.build(config, read)
         reader.finish(self._is_ignorable)
         return model

@@ -36,7 +36,7 @@ class Reducer(Protocol):
 
     @property
     def address(self) -> int:
-        """Address of the memory in this process, for the native program."""
+        """Address of the native meeting (backends/native/meeting.h), for programs that meet there."""
         ...
 
     def exchange(self, own: Tensor) -> list[Tensor]:
@@ -60,8 +60,12 @@ class Shard(Protocol):
     config: ModelConfig  # of this part: its layers, heads, features and rows of the vocabulary
     whole: ModelConfig  # of the model
     placement: Placement
-    nbytes: int  # of its weights
     needs_logits: bool  # the model's largest logit is known from all logits alone: a soft cap may make equals of two
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        ...
 
     def new_kv_cache(self, *, num_blocks: int, empty: Empty | None = None) -> KVCache | NativeKVCache:
         """Make an empty cache for the keys and values of this part; ``empty`` makes its tensors, if given."""

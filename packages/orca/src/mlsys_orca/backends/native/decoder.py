@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 from copy import copy
 from ctypes import byref, c_int32, c_void_p
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -21,7 +22,7 @@ from mlsys_orca.backends.native.kept import Kept, is_without_memory
 from mlsys_orca.backends.native.library import PANEL, RUN, address
 from mlsys_orca.backends.native.lowering import LoweringError, lower
 from mlsys_orca.backends.native.packing import PackedLinear, pack, pack_bias
-from mlsys_orca.backends.native.plan import Attend, GatherRows, Gemm, Normalise, Operator
+from mlsys_orca.backends.native.plan import Attend, GatherRows, Gemm, Normalise, Operator, Reduce
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
@@ -42,6 +43,7 @@ _ADDERS = {  # by struct
     "Attention": "orca_add_attention",
     "Normalise": "orca_add_normalise",
     "GatherRows": "orca_add_gather_rows",
+    "Reduce": "orca_add_reduce",
 }
 
 
@@ -88,6 +90,16 @@ class NativeKVCache:
             tensor[destinations // RUN, :, destinations % RUN] = tensor[sources // RUN, :, sources % RUN]
 
 
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Memory that a run fills for the sampled rows. Owner: the caller."""
+
+    logits: Tensor  # fp32 [num_sampled, columns], rows apart by any stride; [num_sampled, 0]: not wanted
+    largest: NDArray[np.int64] | None = None  # [num_sampled] where each row's largest logit is; None: not wanted
+    peaks: NDArray[np.float32] | None = None  # [num_sampled] those logits; None: not wanted
+    has_head: bool = True  # False: the plan ends with the states
+
+
 class _Program(c_void_p):
     """The native program's handle; freed with the last decoder that holds it."""
 
@@ -100,6 +112,7 @@ class NativeDecoder:
     Args:
         decoder: Gives its weights away and can't run itself any more.
         kept: The copy that has the weights which ``decoder`` only says the shapes of.
+        part: What :func:`~.lowering.lower` is told of a decoder that is a part of one.
 
     Raises:
         LoweringError: the decoder has a part without a native operator; nothing was taken from it.
@@ -110,13 +123,13 @@ class NativeDecoder:
         >>> Runner(decoder, new_kv_cache(decoder, num_blocks=64)).run(batch)  # doctest: +SKIP
     """
 
-    def __init__(self, decoder: Decoder, *, kept: Kept | None = None) -> None:
+    def __init__(self, decoder: Decoder, *, kept: Kept | None = None, **part: Any) -> None:
         if decoder.device.type != "cpu" or decoder.dtype not in _DTYPES:
             raise LoweringError(f"{decoder.dtype} on {decoder.device}")
         self.config = decoder.config
         self.dtype = decoder.dtype
         self.device = decoder.device
-        self.plan = lower(decoder)
+        self.plan = lower(decoder, **part)
         self.embedding = decoder.embedding
         if is_without_memory(self.embedding.table) and kept is not None and (table := kept.table()) is not None:
             self.embedding.table = table  # type: ignore[assignment]  # torch's stubs know of tensors alone
@@ -133,8 +146,12 @@ class NativeDecoder:
         self._operators = [self._bind(operator, number) for operator in self.plan.operators]
         self._program = self._new_program(1)
 
-    def with_threads(self, num_threads: int) -> Self:
+    def with_threads(self, num_threads: int, *, meeting: int | None = None) -> Self:
         """Return a decoder with the same weights and its own team of ``num_threads`` threads, the caller's among them.
+
+        Args:
+            num_threads: The caller's thread and helpers.
+            meeting: The native object through which ranks add their parts; None: there is one rank.
 
         Raises:
             InvalidInputError: ``num_threads`` is below 1.
@@ -143,6 +160,8 @@ class NativeDecoder:
             raise InvalidInputError(f"{num_threads} threads cannot run a model; at least 1 can")
         other = copy(self)
         other._program = self._new_program(num_threads)
+        if meeting is not None:
+            self._native.orca_join(other._program, meeting)
         return other
 
     @property
@@ -158,6 +177,25 @@ class NativeDecoder:
         """
         if not isinstance(kv_cache, NativeKVCache):
             raise InvalidInputError("a native decoder keeps its keys and values in a NativeKVCache")
+        states = self.embedding(inputs.token_ids, inputs.positions, look_up_native).contiguous()
+        cap = self.config.logit_softcap
+        logits = torch.empty(len(inputs.wanted), 0)
+        if inputs.needs_logits or cap is not None:
+            logits = inputs.room.take(len(inputs.wanted), self.config.vocab_size)
+        # Found while logits are made. A cap may make equals of two, of which the first would have to be taken.
+        self.largest = np.empty(len(logits), dtype=np.int64) if cap is None else None
+        self.run(inputs, states, kv_cache, Results(logits, self.largest))
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+
+    def run(self, inputs: ForwardInputs, states: Tensor, kv_cache: NativeKVCache, results: Results) -> bool:
+        """Run all operators on ``states`` fp32 [num_tokens, hidden_size], which are changed; fill ``results``.
+
+        Returns:
+            False: another rank is gone, and the results are void.
+
+        Raises:
+            MemoryPlanError: a request's block table is too short for its tokens.
+        """
         spans, tables = [], list[int]()
         for request in inputs.batch.requests:
             if len(request.block_table) * PANEL < request.context_len:
@@ -166,22 +204,16 @@ class NativeDecoder:
                 )
             spans.append((request.start, request.stop, request.context_len, len(tables)))
             tables.extend(request.block_table)
-        states = self.embedding(inputs.token_ids, inputs.positions, look_up_native).contiguous()
         highest = max(request.context_len for request in inputs.batch.requests) - 1
         rotated: Sequence[tuple[Tensor | None, Tensor | None]] = [(None, None)]
         if self._factors:
             rotated = [factors(inputs.positions, highest) for factors in self._factors]
-        arrays = [np.array(values, dtype=np.int32) for values in (spans, tables, inputs.wanted)]
-        cap = self.config.logit_softcap
-        logits = torch.empty(len(inputs.wanted), 0)
-        if inputs.needs_logits or cap is not None:
-            logits = inputs.room.take(len(inputs.wanted), self.config.vocab_size)
-        # Found while logits are made. A cap may make equals of two, of which the first would have to be taken.
-        self.largest = np.empty(len(logits), dtype=np.int64) if cap is None else None
-        most_rows = _MOST_ROWS * (2 if self._native.orca_has_amx() else 1)
-        for first, stop in _even_parts(inputs.batch.num_tokens, most_rows):
-            self._run_rows(first, stop, arrays, states, rotated, logits, kv_cache)
-        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+        wanted = inputs.wanted if results.has_head else []
+        arrays = [np.array(values, dtype=np.int32) for values in (spans, tables, wanted)]
+        return all(
+            self._run_rows(first, stop, arrays, states, rotated, results, kv_cache)
+            for first, stop in _even_parts(inputs.batch.num_tokens, most_rows())
+        )
 
     def _run_rows(
         self,
@@ -190,9 +222,9 @@ class NativeDecoder:
         arrays: Sequence[NDArray[np.int32]],
         states: Tensor,
         rotated: Sequence[tuple[Tensor | None, Tensor | None]],
-        logits: Tensor,
+        results: Results,
         kv_cache: NativeKVCache,
-    ) -> None:
+    ) -> bool:
         """Run rows ``first`` to ``stop`` of the iteration through all layers; those before them have been run.
 
         ``arrays`` are of the iteration: spans [n, 4], block tables one after another, the sampled rows, ascending.
@@ -216,15 +248,17 @@ class NativeDecoder:
             cos=ctypes.addressof(factors[0]),
             sin=ctypes.addressof(factors[1]),
             states=states[first:stop].data_ptr(),
-            logits=logits[begin:end].data_ptr() if logits.numel() else None,
+            logits=results.logits[begin:end].data_ptr() if results.logits.numel() else None,
             keys=kv_cache.keys.data_ptr(),
             values=kv_cache.values.data_ptr(),
             num_layers=self.config.num_layers,
             cache=kv_cache.kind,
             seconds=None if self.seconds is None else self.seconds.ctypes.data,
-            largest=None if self.largest is None else self.largest[begin:end].ctypes.data,
+            largest=None if results.largest is None else results.largest[begin:end].ctypes.data,
+            peaks=None if results.peaks is None else results.peaks[begin:end].ctypes.data,
+            logits_stride=results.logits.stride(0),
         )
-        self._native.orca_run(self._program, byref(batch))
+        return bool(self._native.orca_run(self._program, byref(batch)))
 
     def _new_program(self, num_threads: int) -> _Program:
         widths = list(self.plan.widths.values())
@@ -245,13 +279,14 @@ class NativeDecoder:
                     structs["Gemm"],
                     matrix=packed.matrix(),
                     norm=self._norm(operator.norm),
-                    bias=address(packed.bias),
+                    bias=None if operator.is_partial else address(packed.bias),
                     source=number[operator.source],
                     target=number[operator.target],
                     activation=operator.activation or "identity",
                     is_gated=operator.is_gated,
                     accumulates=operator.accumulates,
                     num_slices=operator.num_slices,
+                    is_partial=operator.is_partial,
                 )
             case Attend():
                 return new(structs["Attention"], **self._attention(operator, number))
@@ -260,6 +295,16 @@ class NativeDecoder:
                     structs["Normalise"],
                     norm=self._norm(operator.norm),
                     source=number[operator.source],
+                    target=number[operator.target],
+                    accumulates=operator.accumulates,
+                )
+            case Reduce():
+                bias = pack_bias(operator.linear, is_gated=False)
+                if bias is not None:
+                    self._kept.append(bias)
+                return new(
+                    structs["Reduce"],
+                    bias=address(bias),
                     target=number[operator.target],
                     accumulates=operator.accumulates,
                 )
@@ -364,6 +409,11 @@ def new_kv_cache(
     return KVCache(
         model.config, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device, empty=empty
     )
+
+
+def most_rows() -> int:
+    """Return the rows that go through all layers at once, at most."""
+    return _MOST_ROWS * (2 if library.load().orca_has_amx() else 1)
 
 
 def _even_parts(num_rows: int, most_rows: int) -> list[tuple[int, int]]:

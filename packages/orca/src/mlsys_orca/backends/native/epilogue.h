@@ -41,9 +41,9 @@ inline void store_some(T* to, vf x, int lanes) {
 inline void prefetch_target(const Gemm& op, const Register& target, int panel, int first, int rows) {
     if (!target.floats) return;
     const int column = panel * PANEL / (op.is_gated ? 2 : 1), size = target.is_bf16 ? 2 : 4;
-    const char* to = (const char*)target.floats + ((int64_t)first * target.width + column) * size;
+    const char* to = (const char*)target.floats + (first * target.stride + column) * size;
     const int bytes = (op.is_gated ? PANEL : TILE_PANELS * PANEL) * size;
-    for (int r = 0; r < rows; r++, to += (int64_t)target.width * size)
+    for (int r = 0; r < rows; r++, to += target.stride * size)
         for (int at = 0; at < bytes; at += 64) __builtin_prefetch(to + at, 1, 2);
 }
 
@@ -58,7 +58,7 @@ inline void apply_epilogue(const Gemm& op, const Register& target, Peak* peaks, 
     with_activation(op.activation, 0.0f, [&](auto&& f) {
         for (int r = 0; r < rows; r++) {
             const float* from = sums + r * COLUMNS;
-            const int64_t at = (int64_t)(first + r) * target.width + column;
+            const int64_t at = (first + r) * target.stride + column;
             for (int c = 0; c < some; c += LANES) {
                 vf x = f(sum_of(from, c));
                 if (op.is_gated) x *= sum_of(from, c + PANEL);

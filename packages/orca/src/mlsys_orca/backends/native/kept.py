@@ -27,7 +27,7 @@ from mlsys_orca.backends.native.library import PROGRAM
 from mlsys_orca.backends.native.packing import PackedLinear
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.layers import Linear
-from mlsys_orca.model.weights.checkpoint import Checkpoint, Layout
+from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout
 from mlsys_orca.model.weights.quantized import QuantizedMatrix
 from torch import Tensor
 
@@ -120,12 +120,13 @@ class NotedCheckpoint:
         """Return the bytes that tensor ``name`` takes in the file."""
         return self.file.nbytes(name)
 
-    def read_into(self, name: str, out: Tensor) -> None:
+    def read_into(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
         """Read tensor ``name`` into ``out``."""
-        self.file.read_into(name, out)
+        self.file.read_into(name, out, cut)
 
-    def quantized(self, name: str) -> QuantizedMatrix | None:
+    def quantized(self, name: str, cut: Cut | None = None) -> QuantizedMatrix | None:
         """Return the tensor's shapes if the copy has its values; else its codes and scales, as the file's."""
+        assert cut is None, "copies are kept of whole models"
         if self.kept is not None:
             return self.kept.matrix(name)
         found = self.file.quantized(name)

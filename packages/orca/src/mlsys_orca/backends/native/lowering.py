@@ -11,7 +11,17 @@ from dataclasses import replace
 from functools import singledispatch
 
 from mlsys_core.errors import MlsysError
-from mlsys_orca.backends.native.plan import LOGITS, STATES, Attend, DecoderPlan, GatherRows, Gemm, Normalise, Operator
+from mlsys_orca.backends.native.plan import (
+    LOGITS,
+    STATES,
+    Attend,
+    DecoderPlan,
+    GatherRows,
+    Gemm,
+    Normalise,
+    Operator,
+    Reduce,
+)
 from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, PostNormLayer, PreNormLayer, RotatedBy
 from mlsys_orca.model.families.gemma2 import SandwichLayer
 from mlsys_orca.model.families.gpt_neox import ParallelLayer
@@ -30,17 +40,26 @@ class LoweringError(MlsysError):
         super().__init__(f"there is no native operator for {part}")
 
 
-def lower(decoder: Decoder) -> DecoderPlan:
+def lower(decoder: Decoder, *, slices: int | None = None, num_ranks: int = 1, has_head: bool = True) -> DecoderPlan:
     """Return the plan of ``decoder``, which is not changed.
+
+    Args:
+        decoder: A whole one, or a part of one.
+        slices: Slices of the sums that ranks may share; None: those of a whole decoder.
+        num_ranks: Ranks that share them.
+        has_head: False: the states leave the last layer, and there are no logits.
 
     Raises:
         LoweringError: some part of it has no operator.
     """
-    plan = _Lowering(decoder)
+    plan = _Lowering(decoder, num_slices(decoder.config) if slices is None else slices, num_ranks)
     for layer in decoder.layers:
         lower_layer(layer, plan)
+    widths = {STATES: decoder.config.hidden_size}
+    if not has_head:
+        return DecoderPlan(widths | plan.widths | {LOGITS: 1}, tuple(plan.operators))
     _lower_head(decoder, plan)
-    widths = {STATES: decoder.config.hidden_size} | plan.widths
+    widths |= plan.widths
     widths[LOGITS] = widths.pop(LOGITS)  # last
     return DecoderPlan(widths, tuple(_leaving_rows_behind(plan.operators)))
 
@@ -49,26 +68,28 @@ def _leaving_rows_behind(operators: Sequence[Operator]) -> list[Operator]:
     """Return ``operators`` with sampled rows gathered from every register still read, once no row reads another."""
     last = max((i for i, operator in enumerate(operators) if isinstance(operator, Attend)), default=-1)
     before: list[Operator] = list(operators[: last + 1])
-    after = [operator for operator in operators[last + 1 :] if isinstance(operator, Gemm | Normalise)]
+    after = [operator for operator in operators[last + 1 :] if isinstance(operator, Gemm | Normalise | Reduce)]
     if before and isinstance(before[-1], Attend):
         before[-1] = replace(before[-1], only_sampled=True)
     read, written = list[str](), set[str]()
     for operator in after:
-        for register in [operator.source] + [operator.target] * operator.accumulates:
+        sources = [] if isinstance(operator, Reduce) else [operator.source]
+        for register in sources + [operator.target] * operator.accumulates:
             if register not in (*read, *written):
                 read.append(register)
-        written.add(operator.target)
+        if not (isinstance(operator, Gemm) and operator.is_partial):
+            written.add(operator.target)
     return [*before, *(GatherRows(register=register) for register in read), *after]
 
 
 class _Lowering:
     """The plan so far; registers come to be when something is written to them, as wide as the widest of it."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, slices: int, num_ranks: int) -> None:
         if decoder.rotary is not None and type(decoder.rotary) not in (Rotary, Rotaries):
             raise LoweringError(f"rotary positions by {type(decoder.rotary).__name__}")
         self.rotary = None if decoder.rotary is None else 0
-        self.num_slices = num_slices(decoder.config)
+        self.num_slices, self.num_ranks = slices // num_ranks, num_ranks
         self.widths: dict[str, int] = {}
         self.operators: list[Operator] = []
 
@@ -83,9 +104,9 @@ class _Lowering:
         is_gated: bool = False,
         accumulates: bool = False,
         num_slices: int = 1,
+        is_partial: bool = False,
     ) -> None:
-        if not isinstance(linear, Linear):
-            raise LoweringError(f"a product by {type(linear).__name__}")
+        linear = _linear(linear)
         self._write(target, linear.out_features // 2 if is_gated else linear.out_features)
         self.operators.append(
             Gemm(
@@ -97,12 +118,18 @@ class _Lowering:
                 is_gated=is_gated,
                 accumulates=accumulates,
                 num_slices=num_slices,
+                is_partial=is_partial,
             )
         )
 
     def sum_of_ranks(self, source: str, linear: nn.Module, target: str) -> None:
         """Write a product whose input features may lie on several ranks; it adds to ``states``, or fills a register."""
-        self.gemm(source, linear, target, accumulates=target == STATES, num_slices=self.num_slices)
+        accumulates = target == STATES
+        if self.num_ranks == 1:
+            self.gemm(source, linear, target, accumulates=accumulates, num_slices=self.num_slices)
+            return
+        self.gemm(source, linear, target, num_slices=self.num_slices, is_partial=True)
+        self.operators.append(Reduce(target=target, linear=_linear(linear), accumulates=accumulates))
 
     def attend(self, attention: Attention, source: str, target: str, *, rotary: int | None) -> None:
         if type(attention) is not Attention:
@@ -132,6 +159,12 @@ class _Lowering:
             return
         if self.widths.setdefault(register, width) != width:
             raise LoweringError(f"two widths of {register}, {self.widths[register]} and {width}")
+
+
+def _linear(linear: nn.Module) -> Linear:
+    if not isinstance(linear, Linear):
+        raise LoweringError(f"a product by {type(linear).__name__}")
+    return linear
 
 
 def _norm(norm: nn.Module) -> RMSNorm | LayerNorm:

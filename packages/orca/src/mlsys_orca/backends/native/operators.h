@@ -19,8 +19,16 @@ struct Gemm {  // target (+)= activation(norm(source) @ matrix.T + bias), or act
     int32_t is_gated;     // panels alternate: 16 gates, the 16 factors they belong to
     int32_t accumulates;  // adds to the target
     int32_t num_slices;   // of the features that go in, summed apart and added in a tree: 1 to MAX_SLICES
+    int32_t is_partial;   // the target is this rank's slot of the next meeting
 };
-MLSYS_STRUCT(Gemm, matrix, norm, bias, source, target, activation, is_gated, accumulates, num_slices);
+MLSYS_STRUCT(Gemm, matrix, norm, bias, source, target, activation, is_gated, accumulates, num_slices, is_partial);
+
+struct Reduce {  // target (+)= the sum of all ranks' partial products + bias
+    const float* bias;  // [panels * 16]; null: 0
+    int32_t target;
+    int32_t accumulates;
+};
+MLSYS_STRUCT(Reduce, bias, target, accumulates);
 
 struct Normalise {  // target (+)= norm(source)
     Norm norm;
@@ -49,8 +57,10 @@ struct Batch {
     CacheKind cache;
     double* seconds;  // [operators], what each takes is added; null: not measured
     int64_t* largest;  // [num_sampled] where each row's largest logit is, the first of equals; null: not wanted
+    float* peaks;      // [num_sampled] those logits; null: not wanted
+    int64_t logits_stride;  // floats from one row of the logits to the next
 };
 MLSYS_STRUCT(Batch, num_rows, num_spans, num_sampled, spans, block_tables, sampled, cos, sin, states, logits, keys,
-    values, num_layers, cache, seconds, largest);
+    values, num_layers, cache, seconds, largest, peaks, logits_stride);
 
 }  // namespace orca

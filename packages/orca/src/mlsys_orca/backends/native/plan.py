@@ -30,6 +30,7 @@ class Gemm:
     is_gated: bool = False  # the first half of the columns gates the second; the target is half as wide
     accumulates: bool = False  # adds to what the target holds
     num_slices: int = 1  # of the features that go in, summed apart and added in the tree of model.slices
+    is_partial: bool = False  # a part of the sum, without the bias; a `Reduce` makes the target of all ranks' parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,16 @@ class GatherRows:
     register: str
 
 
-Operator = Gemm | Attend | Normalise | GatherRows
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduce:
+    """``target (+)= sum of the ranks' partial products + bias``: the ranks of a stage meet here."""
+
+    target: str
+    linear: Linear  # the partial product before it, for its bias
+    accumulates: bool = False
+
+
+Operator = Gemm | Attend | Normalise | GatherRows | Reduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,8 @@ class DecoderPlan:
 def _line(operator: Operator) -> str:
     if isinstance(operator, GatherRows):
         return f"{operator.register} = sampled rows of {operator.register}"
+    if isinstance(operator, Reduce):
+        return f"{operator.target} {'+=' if operator.accumulates else '='} sum of all ranks' parts"
     source = operator.source
     if isinstance(operator, Attend):
         rows = "sampled rows of " if operator.only_sampled else ""
@@ -87,6 +99,8 @@ def _line(operator: Operator) -> str:
     if isinstance(operator, Normalise):
         return f"{operator.target} {arrow} {source}"
     product = f"[{operator.linear.out_features}, {operator.linear.in_features}] x {source}"
+    if operator.is_partial:
+        return f"part = {product}" + (f" in {operator.num_slices} slices" if operator.num_slices > 1 else "")
     if operator.num_slices > 1:
         product += f" in {operator.num_slices} slices"
     if operator.activation is not None:

@@ -16,6 +16,7 @@
 #include "gemm.h"
 #include "gemm_input.h"
 #include "lookup.h"
+#include "meeting.h"
 #include "operators.h"
 #include "rows.h"
 
@@ -30,16 +31,19 @@ class Program {
   public:
     Program(int threads, int spins, int num_registers, const int32_t* widths)
         : pool(threads, spins), registers(num_registers), owned(num_registers), peaks(threads), own_memory(threads) {
-        for (int i = 0; i < num_registers; i++) registers[i].width = widths[i];
+        for (int i = 0; i < num_registers; i++) registers[i].stride = registers[i].width = widths[i];
     }
 
-    std::vector<std::variant<Gemm, Attention, Normalise, GatherRows>> operators;
+    std::vector<std::variant<Gemm, Attention, Normalise, GatherRows, Reduce>> operators;
+    Meeting* meeting = nullptr;  // of the ranks that share the sums; null: there is one
 
-    void run(const Batch& what) {
+    // Returns whether it ran to its end: false, where a meeting was aborted.
+    bool run(const Batch& what) {
         batch = &what;
         choose_forms();
         registers.front().floats = what.states;
         registers.back().floats = what.logits;
+        registers.back().stride = what.logits_stride;
         for (size_t i = 1; i + 1 < registers.size(); i++)
             registers[i].floats = owned[i].grow((int64_t)(what.num_rows + AMX_TILE_ROWS) * registers[i].width);
         int64_t deepest = 0;
@@ -50,14 +54,27 @@ class Program {
         if (what.largest)
             for (auto& own : peaks) own.assign(what.num_sampled, Peak());
         pool.run([](void* self, int thread) { ((Program*)self)->execute(thread); }, this);
+        if (meeting) meeting->next = meetings_ended;
         for (int row = 0; what.largest && row < what.num_sampled; row++) {
             Peak most;
             for (auto& own : peaks) most = std::max(most, own[row]);
             what.largest[row] = most.column;
+            if (what.peaks) what.peaks[row] = most.value;
         }
+        return !meeting || !meeting->is_aborted();
     }
 
   private:
+    // The register that a product fills: its rank's slot of the next meeting, where it is a part of a sum.
+    Register target_of(const Gemm& op, uint32_t number) const {
+        Register target = registers[op.target];
+        if (op.is_partial) {
+            target.floats = meeting->slot(number, meeting->rank);
+            target.is_bf16 = false;
+        }
+        return target;
+    }
+
     static bool is_by_amx(const Gemm& op) {
         return op.matrix.is_in_pairs() && op.matrix.K / op.num_slices % AMX_K == 0 && has_amx();
     }
@@ -69,11 +86,13 @@ class Program {
             if (auto* gemm = std::get_if<Gemm>(&op)) {
                 if (!gemm->matrix.is_in_pairs() || gemm->norm.kind != NO_NORM)
                     registers[gemm->source].is_bf16 = false;
-                if (gemm->accumulates) registers[gemm->target].is_bf16 = false;
+                if (gemm->accumulates || gemm->is_partial) registers[gemm->target].is_bf16 = false;
             } else if (auto* attention = std::get_if<Attention>(&op)) {
                 registers[attention->source].is_bf16 = false;
             } else if (auto* normalise = std::get_if<Normalise>(&op)) {
                 registers[normalise->source].is_bf16 = registers[normalise->target].is_bf16 = false;
+            } else if (auto* reduce = std::get_if<Reduce>(&op)) {
+                registers[reduce->target].is_bf16 = false;
             }
         }
     }
@@ -116,11 +135,12 @@ class Program {
         double* seconds = thread ? nullptr : batch->seconds;
         AmxTiles tiles;
         int rows = batch->num_rows;
+        uint32_t number = meeting ? meeting->next : 0;  // counted by each thread: a late one may be some meetings behind
         for (auto& op : operators) {
             const auto begin = seconds ? Clock::now() : Clock::time_point();
             if (auto* gemm = std::get_if<Gemm>(&op)) {
                 if (is_by_amx(*gemm)) tiles.for_gemm();
-                run_gemm(*gemm, thread, rows);
+                run_gemm(*gemm, thread, rows, target_of(*gemm, number));
             } else if (auto* attention = std::get_if<Attention>(&op)) {
                 if (batch->cache == PAIRS) tiles.for_attention();
                 switch (batch->cache) {
@@ -130,17 +150,20 @@ class Program {
                 }
             } else if (auto* normalise = std::get_if<Normalise>(&op)) {
                 run_normalise(*normalise, thread, rows);
+            } else if (auto* reduce = std::get_if<Reduce>(&op)) {
+                run_reduce(*reduce, thread, rows, number++);
             } else {
                 run_gather_rows(std::get<GatherRows>(op), thread);
                 rows = batch->num_sampled;
             }
             if (seconds) *seconds++ += std::chrono::duration<double>(Clock::now() - begin).count();
         }
+        if (meeting && !thread) meetings_ended = number;
     }
 
     // --- GEMM ---
 
-    void run_gemm(const Gemm& op, int thread, int rows) {
+    void run_gemm(const Gemm& op, int thread, int rows, const Register& target) {
         const int K = op.matrix.K;
         if (!rows) return;
         GemmInput input(op, registers[op.source], rows, own_memory[thread].rows);
@@ -151,13 +174,13 @@ class Program {
         float* scratch = own_memory[thread].tiles.grow(
             (int64_t)NEAR_PANELS * K * PANEL + SLICE_BUFFERS * MAX_TILE_ROWS * TILE_PANELS * PANEL);
         switch (op.matrix.kind) {
-            case F32: run_tiles<F32Panel>(op, thread, rows, input, scratch); break;
-            case BF16: run_tiles<Bf16Panel>(op, thread, rows, input, scratch); break;
-            case INT8: run_quantised<Int8Panel>(op, thread, rows, input, scratch); break;
-            case INT4: run_quantised<Int4Panel>(op, thread, rows, input, scratch); break;
+            case F32: run_tiles<F32Panel>(op, target, thread, rows, input, scratch); break;
+            case BF16: run_tiles<Bf16Panel>(op, target, thread, rows, input, scratch); break;
+            case INT8: run_quantised<Int8Panel>(op, target, thread, rows, input, scratch); break;
+            case INT4: run_quantised<Int4Panel>(op, target, thread, rows, input, scratch); break;
             case BF16_PAIRS:
-                is_by_amx(op) ? run_by_amx<PairsPanel>(op, thread, rows, input, scratch)
-                                      : run_tiles<PairsPanel, true>(op, thread, rows, input, scratch);
+                is_by_amx(op) ? run_by_amx<PairsPanel>(op, target, thread, rows, input, scratch)
+                                      : run_tiles<PairsPanel, true>(op, target, thread, rows, input, scratch);
                 break;
         }
     }
@@ -172,11 +195,11 @@ class Program {
     }
 
     template <class Panel>
-    void run_quantised(const Gemm& op, int thread, int rows, GemmInput& input, float* scratch) {
-        if (is_by_amx(op)) return run_by_amx<Panel>(op, thread, rows, input, scratch);
+    void run_quantised(const Gemm& op, const Register& target, int thread, int rows, GemmInput& input, float* scratch) {
+        if (is_by_amx(op)) return run_by_amx<Panel>(op, target, thread, rows, input, scratch);
         if constexpr (HAS_PAIRS)
-            if (op.matrix.is_in_pairs()) return run_tiles<Panel, true>(op, thread, rows, input, scratch);
-        run_tiles<Panel>(op, thread, rows, input, scratch);
+            if (op.matrix.is_in_pairs()) return run_tiles<Panel, true>(op, target, thread, rows, input, scratch);
+        run_tiles<Panel>(op, target, thread, rows, input, scratch);
     }
 
     // How many blocks `rows` fall into, if a block has `most` at most and every thread is to have several tiles.
@@ -186,7 +209,7 @@ class Program {
 
     // A tile is a pair of panels against a block of rows: the more rows, the less often a panel is read and decoded.
     template <class Panel, bool IN_PAIRS = false>
-    void run_tiles(const Gemm& op, int thread, int rows, GemmInput& input, float* scratch) {
+    void run_tiles(const Gemm& op, const Register& target, int thread, int rows, GemmInput& input, float* scratch) {
         const int K = op.matrix.K, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
         // Where a panel is read as it stands, the next rows find it in the second-level cache; else it was decoded for all.
         constexpr bool AS_IT_IS = std::is_same_v<Panel, F32Panel> || std::is_same_v<Panel, PairsPanel>;
@@ -205,7 +228,7 @@ class Program {
             add_slices(op.num_slices, some * TILE_PANELS * PANEL, sums, [&](int slice, float* to) {
                 const Features part{K / op.num_slices * slice, K / op.num_slices};
                 const auto begins = [&](int row, int few) {
-                    if (!slice) prefetch_target(op, registers[op.target], panel, first + row, few);
+                    if (!slice) prefetch_target(op, target, panel, first + row, few);
                 };
                 const float* rows = from + (int64_t)first * K + part.begin;
                 const uint32_t* pairs = (const uint32_t*)from + ((int64_t)first * K + part.begin) / 2;
@@ -216,14 +239,14 @@ class Program {
                 else
                     multiply_tile_quantised<Panel>(op.matrix, panel, part, some, pairs, K / 2, (uint16_t*)scratch, to, begins);
             });
-            apply_epilogue(op, registers[op.target], peaks_of(op, thread), panel, first, some, sums);
+            apply_epilogue(op, target, peaks_of(op, thread), panel, first, some, sums);
         });
     }
 
     // As `run_tiles`, rows in pairs of bf16: all panels meet one block of rows, then the next; 32 rows at a time are
     // multiplied and finished, so that their sums never leave the first-level cache.
     template <class Panel>
-    void run_by_amx(const Gemm& op, int thread, int rows, GemmInput& input, float* scratch) {
+    void run_by_amx(const Gemm& op, const Register& target, int thread, int rows, GemmInput& input, float* scratch) {
         const Matrix& m = op.matrix;
         const int across = (m.panels() + TILE_PANELS - 1) / TILE_PANELS;
         const int wanted = blocks_of_rows(rows, std::max(AMX_MR, AMX_BYTES / m.K / 2), across);
@@ -232,18 +255,18 @@ class Program {
             const uint32_t* from = (const uint32_t*)input.rows();
             const int panel = i % across * TILE_PANELS, first = i / across * block, stop = std::min(rows, first + block);
             if constexpr (std::is_same_v<Panel, PairsPanel>) {
-                multiply_block(op, thread, panel, first, stop, from, [&](int begin) {
+                multiply_block(op, target, thread, panel, first, stop, from, [&](int begin) {
                     return StoredPanels{{Panel(m, panel, begin).weights, Panel(m, panel + 1, begin).weights}};
                 });
             } else if (stop - first <= AMX_MR) {
-                multiply_block(op, thread, panel, first, stop, from, [&](int begin) {
+                multiply_block(op, target, thread, panel, first, stop, from, [&](int begin) {
                     return DecodedPanels<Panel>{
                         {Panel(m, panel, begin), Panel(m, panel + 1, begin)}, m.group_size, (uint16_t*)scratch};
                 });
             } else {
                 uint16_t* decoded[2] = {(uint16_t*)scratch, (uint16_t*)scratch + (int64_t)m.K * PANEL};
                 for (int p = 0; p < 2; p++) decode_pairs(Panel(m, panel + p), 0, m.K, m.group_size, decoded[p]);
-                multiply_block(op, thread, panel, first, stop, from, [&](int begin) {
+                multiply_block(op, target, thread, panel, first, stop, from, [&](int begin) {
                     return StoredPanels{{decoded[0] + (int64_t)begin * PANEL, decoded[1] + (int64_t)begin * PANEL}};
                 });
             }
@@ -253,7 +276,9 @@ class Program {
     // Rows `first` to `stop` against two panels, which `panels_from(begin)` gives from a feature on. Where they are many, the panels that follow are prefetched; with
     // few, all waits for memory anyway, and its own prediction serves best.
     template <class PanelsFrom>
-    void multiply_block(const Gemm& op, int thread, int panel, int first, int stop, const uint32_t* input, PanelsFrom&& panels_from) {
+    void multiply_block(
+        const Gemm& op, const Register& target, int thread, int panel, int first, int stop, const uint32_t* input,
+        PanelsFrom&& panels_from) {
         const Matrix& m = op.matrix;
         const int size = m.K / op.num_slices, parts = (stop - first + AMX_MR - 1) / AMX_MR;
         Prefetch prefetch;
@@ -270,7 +295,7 @@ class Program {
                 multiply_by_amx(panels_from(begin), size, some, from, m.K / 2, to, prefetch);
                 prefetch.next += (int64_t)(size / AMX_K) * prefetch.lines * 64;
             });
-            apply_epilogue(op, registers[op.target], peaks_of(op, thread), panel, row, some, sums);
+            apply_epilogue(op, target, peaks_of(op, thread), panel, row, some, sums);
         }
     }
 
@@ -343,6 +368,25 @@ class Program {
         });
     }
 
+    // All threads wait for the other ranks, and add what these have. An aborted meeting leaves wrong sums, for nobody.
+    void run_reduce(const Reduce& op, int thread, int rows, uint32_t number) {
+        const Register& target = registers[op.target];
+        const int size = target.width;
+        meeting->arrive(number);
+        meeting->wait(number);
+        for_each_row(thread, rows, size, [&](int row) {
+            float* to = target.floats + row * target.stride;
+            for (int c = 0; c < size; c += LANES) {
+                const int lanes = std::min(LANES, size - c);
+                vf x = add_ranks(meeting->num_ranks, [&](int rank) {
+                    return load_some(meeting->slot(number, rank) + (int64_t)row * size + c, lanes);
+                });
+                if (op.bias) x += load(op.bias + c);
+                store_some(to + c, op.accumulates ? x + load_some(to + c, lanes) : x, lanes);
+            }
+        });
+    }
+
     // Few rows, each to its own place or before it: one thread moves them.
     void run_gather_rows(const GatherRows& op, int thread) {
         if (batch->num_sampled == batch->num_rows) return;
@@ -365,6 +409,7 @@ class Program {
     std::vector<OwnMemory> own_memory;     // per thread
     float* prepared = nullptr;
     const Batch* batch = nullptr;
+    uint32_t meetings_ended = 0;  // number of the meeting after the last of this run
     std::vector<int32_t> span_of_row;
     struct Task {
         int span, begin, end;  // its rows
@@ -400,6 +445,25 @@ void orca_add_gemm(Program* program, const orca::Gemm* op) { program->operators.
 void orca_add_attention(Program* program, const orca::Attention* op) { program->operators.emplace_back(*op); }
 void orca_add_gather_rows(Program* program, const orca::GatherRows* op) { program->operators.emplace_back(*op); }
 void orca_add_normalise(Program* program, const orca::Normalise* op) { program->operators.emplace_back(*op); }
+void orca_add_reduce(Program* program, const orca::Reduce* op) { program->operators.emplace_back(*op); }
+
+// A rank's view of the memory in which it meets the others; slots have `slot_size` floats.
+orca::Meeting* orca_meeting(void* memory, int rank, int num_ranks, int64_t slot_size) {
+    return new orca::Meeting(memory, rank, num_ranks, slot_size);
+}
+void orca_free_meeting(orca::Meeting* meeting) { delete meeting; }
+void orca_join(Program* program, orca::Meeting* meeting) { program->meeting = meeting; }
+void orca_abort(orca::Meeting* meeting) { meeting->abort(); }
+
+// Meet: `size` floats of each rank are to be had by all. Returns the number of the first float of rank 0, counted from the
+// first slot's; -1: aborted. Rank r's are r slots further on.
+int64_t orca_exchange(orca::Meeting* meeting, const float* own, int64_t size) {
+    const uint32_t number = meeting->next++;
+    std::memcpy(meeting->slot(number, meeting->rank), own, size * sizeof(float));
+    meeting->arrive(number);
+    return meeting->wait(number) ? meeting->slot(number, 0) - meeting->slot(0, 0) : -1;
+}
+
 // Rows `ids` of a matrix in codes, [count][K]; returns how many were looked up before one that there is not.
 int32_t orca_look_up(const orca::Codes* matrix, const int64_t* ids, int32_t count, float* out) {
     for (int32_t i = 0; i < count; i++) {
@@ -419,7 +483,8 @@ int orca_has_amx() { return orca::has_amx(); }
 // Whether the cache of a model with heads of that size stands in pairs of bf16.
 int orca_attends_in_pairs(int head_dim) { return orca::attends_in_pairs(head_dim); }
 
-void orca_run(Program* program, const orca::Batch* batch) { program->run(*batch); }
+// Whether the program ran to its end: 0, where another rank is gone.
+int orca_run(Program* program, const orca::Batch* batch) { return program->run(*batch); }
 
 // Pack [N, K], row by row, as panels `first`, `first + stride`, ... of a packed matrix; missing columns are 0.
 void orca_pack(const void* from, void* to, int size, int N, int K, int panels, int stride, int first) {
@@ -429,5 +494,6 @@ void orca_pack(const void* from, void* to, int size, int N, int K, int panels, i
 }
 }
 MLSYS_FUNCTIONS(
-    orca_program, orca_free, orca_add_gemm, orca_add_attention, orca_add_gather_rows, orca_add_normalise, orca_look_up,
-    orca_has_pairs, orca_has_amx, orca_attends_in_pairs, orca_run, orca_pack);
+    orca_program, orca_free, orca_add_gemm, orca_add_attention, orca_add_gather_rows, orca_add_normalise, orca_add_reduce,
+    orca_meeting, orca_free_meeting, orca_join, orca_abort, orca_exchange, orca_look_up, orca_has_pairs, orca_has_amx,
+    orca_attends_in_pairs, orca_run, orca_pack);

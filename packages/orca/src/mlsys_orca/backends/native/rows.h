@@ -31,6 +31,7 @@ struct Register {
     float* floats = nullptr;
     int width = 0;
     bool is_bf16 = false;
+    int64_t stride = 0;  // from one row to the next
     uint16_t* halves() const { return (uint16_t*)floats; }
 };
 

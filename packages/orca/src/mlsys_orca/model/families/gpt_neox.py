@@ -76,6 +76,7 @@ class ParallelLayer(PreNormLayer):
 
 def _layer(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
     hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
+    heads = config.num_heads * config.head_dim
 
     def projections_first(rows: Tensor) -> Tensor:
         """Reorder [heads, 3, head_dim] rows to [3, heads, head_dim] rows."""
@@ -89,13 +90,13 @@ def _layer(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
             config,
             index,
             qkv=read.linear(
-                {"qkv": 3 * hidden},
+                {"qkv": 3 * heads},
                 hidden,
                 at=at,
                 bias=config.qkv_bias,
-                arrange={"qkv": projections_first} if read.layout == "huggingface" else None,
+                arrange={"qkv": projections_first} if read.layout in FAMILY.qkv_by_head else None,
             ),
-            output=read.linear({"o": hidden}, hidden, at=at, bias=config.output_bias),
+            output=read.linear({"o": hidden}, heads, at=at, bias=config.output_bias),
         ),
         mlp_norm=read.layer_norm("mlp_norm", hidden, at=at),
         mlp=MLP(
@@ -125,5 +126,6 @@ FAMILY = Family(
     from_gguf=_from_gguf,
     stems=_STEMS,
     build=_build,
+    qkv_by_head=frozenset({"huggingface"}),
     ignorable_suffixes=(".attention.bias", ".attention.masked_bias", "embed_out.weight"),  # causal masks, a tied head
 )

@@ -8,6 +8,7 @@ into the memory it computes from.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -17,6 +18,28 @@ if TYPE_CHECKING:
 Layout = Literal["gguf", "huggingface"]
 WeightForm = Literal["float", "packed", "int8", "int4"]  # how matrices are kept; load_model tells what each means
 Progress = Callable[[int, int], None]  # (bytes read so far, bytes in all)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Part of a tensor: ranges along one axis, one after another."""
+
+    axis: int
+    ranges: tuple[range, ...]
+
+    @property
+    def size(self) -> int:
+        """Length of the part along the axis."""
+        return sum(map(len, self.ranges))
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the part of a tensor of shape ``whole``.
+
+        Example:
+            >>> Cut(0, (range(2, 4), range(8, 10))).shape((12, 5))
+            (4, 5)
+        """
+        return (*whole[: self.axis], self.size, *whole[self.axis + 1 :])
 
 
 class Checkpoint(Protocol):
@@ -37,10 +60,13 @@ class Checkpoint(Protocol):
         """Return the tensor's size in the file, in bytes."""
         ...
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Write the tensor's values, dequantised and cast, into ``out``, a contiguous tensor of its shape."""
+    def read_into(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
+        """Write the values of the tensor, or of part of it, dequantised and cast, into ``out``, contiguous."""
         ...
 
-    def quantized(self, name: str) -> QuantizedMatrix | None:
-        """Return the tensor's codes and scales, rows [-1, last dimension]; None: it has none, or of another kind."""
+    def quantized(self, name: str, cut: Cut | None = None) -> QuantizedMatrix | None:
+        """Return the codes and scales of the tensor, or of part of it, rows [-1, last dimension].
+
+        None: it has none, or of another kind. A cut of the last dimension parts no group.
+        """
         ...

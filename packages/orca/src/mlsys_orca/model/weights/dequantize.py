@@ -17,7 +17,8 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.model.weights.gguf_blocks import GROUPED
+from mlsys_orca.model.weights.checkpoint import Cut
+from mlsys_orca.model.weights.gguf_blocks import GROUPED, covered_blocks
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -48,6 +49,28 @@ def dequantize_into(data: NDArray[np.uint8], kind: GGMLQuantizationType, out: Te
     step = _PIECE // block_len
     for piece, part in zip(torch.split(blocks, step), torch.split(values, step), strict=True):
         part.copy_(_decode(piece, kind).view(part.shape))
+
+
+def dequantize_part_into(
+    data: NDArray[np.uint8], kind: GGMLQuantizationType, shape: tuple[int, ...], cut: Cut, out: Tensor
+) -> None:
+    """Write the values of part of a tensor into ``out``, contiguous and of the part's shape; other blocks stay unread.
+
+    Args:
+        data: The tensor's bytes, [nbytes].
+        kind: Their quantisation type.
+        shape: The tensor's shape.
+        cut: The part.
+        out: Where the values go.
+    """
+    start = 0
+    for each in cut.ranges:
+        blocks, first, size = covered_blocks(data, kind, shape, cut.axis, each)
+        values = torch.empty(size)
+        dequantize_into(blocks, kind, values)
+        part = values.narrow(cut.axis, first, len(each))
+        out.narrow(cut.axis, start, len(each)).copy_(part)
+        start += len(each)
 
 
 def check_types(kinds: Iterable[GGMLQuantizationType]) -> None:

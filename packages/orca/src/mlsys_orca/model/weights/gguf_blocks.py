@@ -16,7 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from mlsys_orca.model.weights.quantized import QuantizedMatrix, pack_nibbles
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.model.weights.checkpoint import Cut
+from mlsys_orca.model.weights.quantized import QuantizedMatrix, concatenate_columns, pack_nibbles
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -151,3 +153,42 @@ def quantized_matrix(data: NDArray[np.uint8], kind: GGMLQuantizationType, in_fea
         scales=joined(part.scales for part in groups),
         offsets=joined(offsets) if offsets else None,
     ).compact()
+
+
+def covered_blocks(
+    data: NDArray[np.uint8], kind: GGMLQuantizationType, shape: tuple[int, ...], axis: int, part: range
+) -> tuple[NDArray[np.uint8], int, tuple[int, ...]]:
+    """Return a copy of the blocks that hold ``part`` of a tensor along ``axis``, as few as can be.
+
+    Returns:
+        Their bytes [nbytes]; where the part begins along the axis; the shape of the values of the blocks.
+    """
+    block_len, block_nbytes = GGML_QUANT_SIZES[kind]
+    blocks = data.reshape(*shape[:-1], shape[-1] // block_len, block_nbytes)
+    unit = block_len if axis == len(shape) - 1 else 1
+    begin, end = part.start // unit, -(-part.stop // unit)
+    index = (*(slice(None) for _ in range(axis)), slice(begin, end))
+    taken = np.ascontiguousarray(blocks[index])
+    size = (*shape[:axis], (end - begin) * unit, *shape[axis + 1 :])
+    return taken.reshape(-1), part.start - begin * unit, size
+
+
+def quantized_part(
+    data: NDArray[np.uint8], kind: GGMLQuantizationType, shape: tuple[int, ...], cut: Cut
+) -> QuantizedMatrix:
+    """Return part of a tensor as :func:`quantized_matrix` does all of it; other blocks stay unread.
+
+    Raises:
+        InvalidInputError: the cut parts a group.
+    """
+    pieces = []
+    if cut.axis == len(shape) - 1:
+        for each in cut.ranges:
+            blocks, first, size = covered_blocks(data, kind, shape, cut.axis, each)
+            pieces.append(quantized_matrix(blocks, kind, size[-1]).columns(first, first + len(each)))
+        return concatenate_columns(pieces)
+    # Ranges of rows lie in one tensor beside each other: their blocks are one array.
+    blocks = np.concatenate([covered_blocks(data, kind, shape, cut.axis, each)[0] for each in cut.ranges])
+    if cut.axis and len(cut.ranges) > 1:
+        raise InvalidInputError(f"a tensor of {len(shape)} dimensions cannot be cut in parts of axis {cut.axis}")
+    return quantized_matrix(blocks, kind, shape[-1])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.model.weights.checkpoint import Layout
+from mlsys_orca.model.weights.checkpoint import Cut, Layout
 
 if TYPE_CHECKING:
     from mlsys_orca.model.weights.quantized import QuantizedMatrix
@@ -202,18 +202,29 @@ class GgufFile:
         """Return the tensor's size in the file, in bytes."""
         return self.tensors[name].nbytes
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Dequantise the tensor into ``out``, contiguous, of its shape and any floating dtype."""
-        from mlsys_orca.model.weights.dequantize import dequantize_into
-
-        dequantize_into(self._data(name), self.tensors[name].type, out)
-
-    def quantized(self, name: str) -> QuantizedMatrix | None:
-        """Return the tensor's codes and scales, rows [-1, last dimension]; None: it has none, or of another kind."""
-        from mlsys_orca.model.weights.gguf_blocks import GROUPED, quantized_matrix
+    def read_into(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
+        """Dequantise the tensor, or part of it, into ``out``, contiguous, of its shape and any floating dtype."""
+        from mlsys_orca.model.weights.dequantize import dequantize_into, dequantize_part_into
 
         entry = self.tensors[name]
-        return quantized_matrix(self._data(name), entry.type, entry.shape[-1]) if entry.type in GROUPED else None
+        if cut is None:
+            dequantize_into(self._data(name), entry.type, out)
+        else:
+            dequantize_part_into(self._data(name), entry.type, entry.shape, cut, out)
+
+    def quantized(self, name: str, cut: Cut | None = None) -> QuantizedMatrix | None:
+        """Return the codes and scales of the tensor, or of part of it, rows [-1, last dimension].
+
+        None: it has none, or of another kind.
+        """
+        from mlsys_orca.model.weights.gguf_blocks import GROUPED, quantized_matrix, quantized_part
+
+        entry = self.tensors[name]
+        if entry.type not in GROUPED:
+            return None
+        if cut is None:
+            return quantized_matrix(self._data(name), entry.type, entry.shape[-1])
+        return quantized_part(self._data(name), entry.type, entry.shape, cut)
 
     def _data(self, name: str) -> NDArray[np.uint8]:
         entry = self.tensors[name]

@@ -27,7 +27,7 @@ def quantize(matrix: Tensor, *, bits: Bits, group_size: int = 32) -> QuantizedMa
 
     int8 is symmetric: a group's largest magnitude becomes 127. int4 has a scale and an offset, fitted by least squares:
     at first they span the group's range, then codes and fit are made from each other in turn. Scales and offsets are
-    rounded to fp16, before the codes are chosen, unless a scale is out of its range.
+    rounded to fp16, before the codes are chosen, where the scale is in its range.
 
     Args:
         matrix: [out_features, in_features], floating.
@@ -54,7 +54,12 @@ def quantize(matrix: Tensor, *, bits: Bits, group_size: int = 32) -> QuantizedMa
         scales, offsets = torch.cat([scale for scale, _ in fits]), torch.cat([offset for _, offset in fits])
     if not scales.isfinite().all():
         raise InvalidInputError("a weight that is infinite or no number cannot be quantised: is the file damaged?")
-    if _suits_half(scales) and (offsets is None or offsets.abs().amax() <= _HALF.max):
+    suits = _suits_half(
+        scales, offsets
+    )  # by group: what a group becomes depends on no other, so parts are as the whole
+    scales = torch.where(suits, scales.half(), scales)
+    offsets = None if offsets is None else torch.where(suits, offsets.half(), offsets)
+    if suits.all():
         scales, offsets = scales.half(), None if offsets is None else offsets.half()
     shape = len(matrix), -1
     return QuantizedMatrix(
@@ -100,8 +105,8 @@ def _divisor(values: Tensor) -> Tensor:
     return torch.where(values == 0, 1, values)
 
 
-def _suits_half(scales: Tensor) -> bool:
-    """Return whether fp16 has each scale but zero with all its precision."""
+def _suits_half(scales: Tensor, offsets: Tensor | None) -> Tensor:
+    """Return for which groups fp16 has the scale with all its precision, or zero, and the offset is in its range."""
     magnitudes = scales.abs()
-    is_normal = (magnitudes >= _HALF.smallest_normal) & (magnitudes <= _HALF.max)
-    return bool((is_normal | (scales == 0)).all())
+    suits = (magnitudes >= _HALF.smallest_normal) & (magnitudes <= _HALF.max) | (scales == 0)
+    return suits if offsets is None else suits & (offsets.abs() <= _HALF.max)

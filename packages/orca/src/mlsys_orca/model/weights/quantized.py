@@ -117,6 +117,22 @@ class QuantizedMatrix:
         """Return some of the rows: a view for a slice, a copy for int64 indices [num_rows]."""
         return self.map(lambda part: part[which])
 
+    def columns(self, start: int, stop: int) -> QuantizedMatrix:
+        """Return a copy of some of the columns.
+
+        Raises:
+            InvalidInputError: they part a group.
+        """
+        size, width = self.group_size, 8 // self.bits
+        if start % size or stop % size:
+            raise InvalidInputError(f"columns {start} to {stop} part a group of {size} features with one scale")
+        groups, codes = slice(start // size, stop // size), slice(start // width, stop // width)
+        return QuantizedMatrix(
+            codes=self.codes[:, codes].contiguous(),
+            scales=self.scales[:, groups].contiguous(),
+            offsets=None if self.offsets is None else self.offsets[:, groups].contiguous(),
+        )
+
     def compact(self) -> QuantizedMatrix:
         """Return the same matrix with scales and offsets in fp16, if that holds them exactly; else itself."""
         scales, offsets = self.scales.half(), None if self.offsets is None else self.offsets.half()
@@ -166,6 +182,18 @@ def concatenate_rows(pieces: Sequence[Matrix]) -> Matrix:
         dtype = floating[0].dtype
         return torch.cat([piece if isinstance(piece, Tensor) else piece.dequantized(dtype) for piece in pieces])
     return _concatenate([piece for piece in pieces if isinstance(piece, QuantizedMatrix)])
+
+
+def concatenate_columns(pieces: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
+    """Return one matrix of the columns of several of one kind, beside each other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    offsets = [piece.offsets for piece in pieces if piece.offsets is not None]
+    return QuantizedMatrix(
+        codes=torch.cat([piece.codes for piece in pieces], dim=1),
+        scales=torch.cat([piece.scales.float() for piece in pieces], dim=1),
+        offsets=torch.cat([part.float() for part in offsets], dim=1) if offsets else None,
+    )
 
 
 def _concatenate(pieces: Sequence[QuantizedMatrix]) -> QuantizedMatrix:

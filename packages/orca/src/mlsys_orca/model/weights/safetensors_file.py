@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.model.weights.checkpoint import Layout
+from mlsys_orca.model.weights.checkpoint import Cut, Layout
 from mlsys_orca.model.weights.damage import MAX_INDEX_NBYTES, inside, json_object, readable
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -59,8 +59,8 @@ class SafetensorsDirectory:
         part = self._slice(name)
         return int(torch.Size(part.get_shape()).numel()) * _DTYPES.get(part.get_dtype(), 1)
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Copy the tensor into ``out``, cast to its dtype.
+    def read_into(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
+        """Copy the tensor, or part of it, into ``out``, cast to its dtype. Of a part no more is read.
 
         Raises:
             InvalidInputError: it is of no plain floating type.
@@ -70,9 +70,16 @@ class SafetensorsDirectory:
                 f"{self.path}: tensor {name!r} is of type {dtype}; {', '.join(_DTYPES)} are supported. "
                 "For quantised weights use a GGUF file"
             )
-        out.copy_(self._file_of[name].get_tensor(name))
+        if cut is None:
+            out.copy_(self._file_of[name].get_tensor(name))
+            return
+        start = 0
+        for each in cut.ranges:
+            index = (*(slice(None) for _ in range(cut.axis)), slice(each.start, each.stop))
+            out.narrow(cut.axis, start, len(each)).copy_(self._slice(name)[index])
+            start += len(each)
 
-    def quantized(self, name: str) -> None:
+    def quantized(self, name: str, cut: Cut | None = None) -> None:
         """Return None: the quantised weights that these files may have are not read."""
 
     def _slice(self, name: str) -> Any:

@@ -1,0 +1,135 @@
+"""A path and a place to the part of the model that runs there; or to all but the weights, for the master.
+
+Called by holders (:func:`load_shard`) and by the engine's master (:func:`load_head_only`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError, MlsysError
+from torch import Tensor
+
+from mlsys_orca.backends.native.lowering import LoweringError
+from mlsys_orca.backends.runner import intra_op_threads
+from mlsys_orca.loading.load import DTYPES, check_forms, default_dtype, model_files
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.model.blocks import Decoder
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
+from mlsys_orca.model.family import Family
+from mlsys_orca.model.weights.checkpoint import Checkpoint, Progress, WeightForm
+from mlsys_orca.model.weights.damage import readable
+from mlsys_orca.parallel.native_shard import NativeShard
+from mlsys_orca.parallel.placement import Placement, shard_config
+from mlsys_orca.parallel.reading import load_part
+from mlsys_orca.parallel.shard import Shard
+
+
+class NoWeights:
+    """A model whose parts run elsewhere: a :class:`~mlsys_orca.model.decoder.DecoderModel` that cannot run."""
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+
+    def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
+        """Refuse.
+
+        Raises:
+            InvalidInputError: always.
+        """
+        raise InvalidInputError("this process has no weights: the model's parts run in the processes of its group")
+
+
+def load_head_only(
+    path: Path | str,
+    *,
+    dtype: str | None = None,
+    placement: Placement | None = None,
+) -> LoadedModel:
+    """Load all of a model but its weights: configuration, tokenizer, chat template.
+
+    Args:
+        path: As of :func:`~mlsys_orca.loading.load.load_model`.
+        dtype: As there.
+        placement: The degrees that the model is to be divided in; None: they are not checked.
+
+    Raises:
+        InvalidInputError: there is no model at ``path``, it is damaged, or it does not divide so.
+    """
+    check_forms(dtype=dtype, weights=None, backend="auto")
+    where, load = model_files(path)
+
+    def read(
+        family: Family,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        **_: Any,
+    ) -> DecoderModel:
+        del family, checkpoint
+        if placement is not None:
+            shard_config(config, placement)
+        return NoWeights(config, dtype=dtype, device=device)
+
+    with readable(where):
+        return load(where, dtype=DTYPES[dtype or default_dtype()], device=torch.device("cpu"), read=read)
+
+
+def load_shard(
+    path: Path | str,
+    placement: Placement,
+    *,
+    dtype: str | None = None,
+    weights: WeightForm | None = None,
+    backend: str = "auto",
+    num_threads: int = 1,
+    progress: Progress | None = None,
+) -> Shard:
+    """Load the part of a model at ``placement``; no more of the file is read, and no more is held.
+
+    Args:
+        path: As of :func:`~mlsys_orca.loading.load.load_model`.
+        placement: The part's place.
+        dtype: As there, and so the others.
+        weights: Form of matrices.
+        backend: ``"native"``, ``"torch"`` or ``"auto"``; every place of a model comes to the same.
+        num_threads: torch's threads while loading.
+        progress: Called with the bytes of this part read so far and those in all.
+
+    Raises:
+        InvalidInputError: as ``load_model``, or the model does not divide so.
+        LoweringError: ``backend`` is ``"native"`` and some part of the model has no native operator.
+        MissingDependencyError: ``backend`` is ``"native"`` and there is no C++ compiler.
+
+    Example:
+        >>> shard = load_shard("model.gguf", Placement(rank=1, num_ranks=3))  # doctest: +SKIP
+        >>> shard.join(reducer, num_threads=1).run(inputs, None, out, kv_cache)  # doctest: +SKIP
+    """
+    check_forms(dtype=dtype, weights=weights, backend=backend)
+    where, load = model_files(path)
+    wanted = DTYPES[dtype or default_dtype()]
+    wholes: list[ModelConfig] = []
+
+    def read(family: Family, config: ModelConfig, checkpoint: Checkpoint, **options: Any) -> DecoderModel:
+        wholes.append(config)
+        return load_part(family, config, checkpoint, placement=placement, **options)
+
+    with intra_op_threads(num_threads), readable(where):
+        options: dict[str, Any] = {"dtype": wanted, "device": torch.device("cpu"), "progress": progress, "read": read}
+        if backend != "torch":
+            model = load(where, weights=weights or "packed", **options).model
+            try:
+                if not isinstance(model, Decoder):
+                    raise LoweringError(f"a model by {type(model).__name__}")
+                return NativeShard(model, wholes[-1], placement)
+            except MlsysError:
+                if backend == "native":
+                    raise
+        raise InvalidInputError(f"{where} runs in torch's operators, whose parts are not implemented: run it whole")
