@@ -61,7 +61,8 @@ class CutShard:
                 out.copy_(torch.stack([largest.values.double(), largest.indices.double()], dim=-1))
 
 
-def shape_of(config: ModelConfig, *, stages: int, in_flight: int, max_tokens: int = 512) -> GroupShape:
+def shape_of(config: ModelConfig, *, stages: int, in_flight: int, num_blocks: int = 64) -> GroupShape:
+    max_tokens = num_blocks * DEFAULT_BLOCK_SIZE
     return GroupShape(
         tensor_parallel=1,
         pipeline_parallel=stages,
@@ -70,6 +71,7 @@ def shape_of(config: ModelConfig, *, stages: int, in_flight: int, max_tokens: in
         max_rows=max_tokens,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
+        num_blocks=num_blocks,
         num_threads=1,
     )
 
@@ -80,7 +82,7 @@ def hello_of(place: Placement) -> Hello:
 
 @contextmanager
 def group_of(
-    shards: Sequence[Any], shape: GroupShape, *, num_blocks: int, dones: list[Done] | None = None
+    shards: Sequence[Any], shape: GroupShape, *, dones: list[Done] | None = None
 ) -> Iterator[ParallelExecutor]:
     """Run each shard as a rank in a thread; all have ended when the block ends."""
     wiring = Wiring.new(shape)
@@ -92,7 +94,7 @@ def group_of(
         rank = Rank(
             shard,
             links,
-            lambda replica: shard.new_kv_cache(num_blocks=num_blocks, empty=memory.take(replica)),
+            lambda replica: shard.new_kv_cache(num_blocks=shape.num_blocks, empty=memory.take(replica)),
             hello=hello_of(place),
         )
         try:
@@ -138,7 +140,6 @@ def stages_of(
 ) -> Iterator[ParallelExecutor]:
     """Run a decoder cut into stages."""
     shards = [CutShard(decoder, Placement(stage=stage, num_stages=stages)) for stage in range(stages)]
-    max_tokens = num_blocks * DEFAULT_BLOCK_SIZE
-    shape = shape_of(decoder.config, stages=stages, in_flight=in_flight or stages, max_tokens=max_tokens)
-    with group_of(shards, shape, num_blocks=num_blocks, dones=dones) as executor:
+    shape = shape_of(decoder.config, stages=stages, in_flight=in_flight or stages, num_blocks=num_blocks)
+    with group_of(shards, shape, dones=dones) as executor:
         yield executor

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving.http import HttpConfig, serve
-from mlsys_core.serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
+from mlsys_core.serving.processes import Boxes, RestartBudget, Standing, Supervisor, SupervisorLink
 
 from mlsys_orca.api.control import NO_CONTROL, ModelControl
 from mlsys_orca.api.journal_config import JournalConfig, kept_or_passing
@@ -19,11 +20,13 @@ from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.core import plan_engine
 from mlsys_orca.engine.crash_points import CrashPoints
+from mlsys_orca.engine.divided import group_shape
 from mlsys_orca.engine.remote import RemoteEngine
 from mlsys_orca.engine.worker import Worker, WorkerSettings
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.loading.room import require
 from mlsys_orca.model.kv_cache import shared_empty
+from mlsys_orca.parallel.group import Holders, ParallelModel
 from mlsys_orca.text.guides import GuideMaker
 
 if TYPE_CHECKING:
@@ -47,6 +50,7 @@ def serve_supervised(
     on_ready: Callable[[ModelService, ServerAddress], None] | None = None,
     budget: RestartBudget | None = None,
     crash_points: CrashPoints | None = None,
+    parallel: ParallelModel | None = None,
     control: ModelControl = NO_CONTROL,
 ) -> int:
     """Serve a model from forked processes until SIGTERM or SIGINT; return the exit code.
@@ -65,6 +69,8 @@ def serve_supervised(
         on_ready: Called in the front, when requests are taken.
         budget: Limit on restarts.
         crash_points: Where the first worker is killed, for tests.
+        parallel: The model's parts, which other processes load and run; ``loaded`` then has no weights. None: workers
+            run the model of ``loaded``.
         control: What clients may change; its master, if there is one, hears when requests are taken.
 
     Raises:
@@ -77,9 +83,16 @@ def serve_supervised(
         slots = f"{shape.num_kv_tokens} K/V slots in {config.num_replicas} replicas"
         require(shape.kv_nbytes * config.num_replicas, slots, "ask for fewer (--kv-tokens)", device=loaded.device)
     config = replace(config, num_kv_tokens=shape.num_kv_tokens)
-    kv_caches = [
-        new_kv_cache(loaded.model, num_blocks=shape.num_blocks, empty=shared_empty) for _ in range(config.num_replicas)
-    ]
+    holders = group = None
+    kv_caches = []
+    if parallel is not None:
+        holders = Holders(parallel, num_replicas=config.num_replicas)
+        group = group_shape(parallel, loaded.config, shape, config)
+    else:
+        kv_caches = [
+            new_kv_cache(loaded.model, num_blocks=shape.num_blocks, empty=shared_empty)
+            for _ in range(config.num_replicas)
+        ]
     guides = GuideMaker(loaded.tokenizer, loaded.config.vocab_size)
     loaded.tokenizer.warm_up()
     guides.warm_up()
@@ -98,7 +111,15 @@ def serve_supervised(
 
     def worker(number: int, end: socket.socket) -> None:
         points = crash_points if crash_points is not None and number == 0 else CrashPoints()
-        Worker(WorkerSettings(loaded, config, guides, kv_caches, points), end, boxes.box(number)).run()
+        settings = WorkerSettings(loaded, config, guides, kv_caches, points, holders, group)
+        Worker(settings, end, boxes.box(number)).run()
 
-    with kept_or_passing(journal) as kept:  # of all fronts to come
-        return Supervisor(front, worker, num_workers=config.num_replicas, boxes=boxes, budget=budget).run()
+    with ExitStack() as stack:
+        kept = stack.enter_context(kept_or_passing(journal))  # of all fronts to come
+        standing: list[Standing] = []
+        if holders is not None:
+            stack.enter_context(holders).start()
+            standing = holders.standing
+        return Supervisor(
+            front, worker, num_workers=config.num_replicas, boxes=boxes, budget=budget, standing=standing
+        ).run()

@@ -6,13 +6,12 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_core.serving import Finished
 from mlsys_core.serving.processes import FrameReader, frame
 from mlsys_core.serving.processes.box import Box
@@ -23,10 +22,13 @@ from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.core import EngineCore
 from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.engine.deadline import IterationDeadline
-from mlsys_orca.engine.iteration_trace import Run
+from mlsys_orca.engine.work_watch import WorkWatch, die_with
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
 from mlsys_orca.model.kv_cache import KVCache
+from mlsys_orca.parallel.executor import ParallelExecutor
+from mlsys_orca.parallel.group import Group, Holders
+from mlsys_orca.parallel.wiring import GroupShape
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SamplingParams
 from mlsys_orca.scheduling.request import GenerationResult
 from mlsys_orca.scheduling.request_pool import NOBODY
@@ -43,8 +45,10 @@ class WorkerSettings:
     loaded: LoadedModel
     config: EngineConfig
     guides: GuideMaker
-    kv_caches: Sequence[KVCache | NativeKVCache]  # in shared memory, one for each replica
+    kv_caches: Sequence[KVCache | NativeKVCache]  # in shared memory, one for each replica; none: ranks have them
     crash_points: CrashPoints
+    holders: Holders | None = None  # who forks the ranks that run the model; None: the worker runs it
+    group: GroupShape | None = None  # of the ranks
 
 
 class Worker:
@@ -59,19 +63,24 @@ class Worker:
     def __init__(self, settings: WorkerSettings, end: socket.socket, box: Box) -> None:
         self._settings, self._end, self._box = settings, end, box
         self._reach = settings.crash_points.reach
-        self._deadline = IterationDeadline()
-        self._ran_s = 0.0, 0.0  # begin and end of the last iteration, in seconds of the performance counter
+        self._watch = WorkWatch(box, settings.crash_points, self._before_iteration)
         self._writing = threading.Lock()
         self._guides: dict[str, GrammarGuide] = {}  # by request
         self._loading: dict[str, threading.Thread] = {}  # by the adapter's key
         self._told: dict[str, tuple[int, ...]] = {}  # block tables that the front knows, by request
+        self._ranks: ParallelExecutor | None = None  # None: the model runs here
+        if settings.holders is not None and settings.group is not None:
+            group = Group(settings.holders, settings.group)
+            die_with(group)
+            self._ranks = group.executor(watch=self._watch)
         self._core = EngineCore(
             settings.loaded,
             settings.config,
             available_nbytes=0,
             listener=self,
-            kv_cache=settings.kv_caches[0],
-            wrap=self._watched,
+            kv_cache=settings.kv_caches[0] if self._ranks is None else None,
+            wrap=self._watch.around,
+            executor=self._ranks,
         )
         if self._core.pool is not None:
             self._core.pool.on_preempted = self._on_preempted
@@ -127,9 +136,14 @@ class Worker:
 
     def _start(self, command: wire.Start) -> None:
         self._reach("started")
-        assert self._core.runner is not None
-        self._core.runner.kv_cache = self._settings.kv_caches[command.replica]
-        self._deadline = IterationDeadline(command.slowest_s, most_tokens=command.most_tokens)
+        if self._ranks is not None:
+            try:
+                self._ranks.serve(command.replica)
+            except ServingError as error:
+                self._watch.fail(error)
+        elif self._core.runner is not None:
+            self._core.runner.kv_cache = self._settings.kv_caches[command.replica]
+        self._watch.deadline = IterationDeadline(command.slowest_s, most_tokens=command.most_tokens)
         self._hold_all_but(command.alone)
         if self._core.shape.restores_blocks:
             tables = {str(handle): table for handle, table in command.block_tables.items()}
@@ -200,12 +214,12 @@ class Worker:
                 scored,
                 tuple(seals),
                 self._core.counts(),
-                self._deadline.slowest_s,
-                self._deadline.most_tokens,
-                *self._ran_s,
+                self._watch.deadline.slowest_s,
+                self._watch.deadline.most_tokens,
+                *self._watch.ran_s,
             )
         )
-        self._box.end()  # only now: a worker that dies before has not told whose iteration it was
+        self._watch.told(batch)  # only now: a worker that dies before has not told whose iteration it was
         self._reach("sent")
 
     def on_finished(self, finished: Finished[Any], now: float) -> None:
@@ -235,31 +249,10 @@ class Worker:
         if changes:
             self._send(wire.Kept(changes))
 
-    def _watched(self, run: Run) -> Run:
-        """Wrap the runner: what it is at is noted, and any failure of its ends the process.
-
-        The front finds out which request it was, and has the others go on.
-        """
-
-        def watched(batch: IterationBatch) -> IterationOutput:
-            handles = [int(part.request_id) for part in batch.requests]
-            self._box.begin(handles, limit_s=self._deadline.limit_s(batch.num_tokens))
-            self._reach("planned")
-            self._tell_kept()  # the front must know which contents end before they do
-            if self._core.pool is not None and self._core.pool.alone is not None:
-                self._core.pool.alone = NOBODY  # until the front knows that this iteration has ended no worker
-            started_s = time.perf_counter()
-            try:
-                output = run(batch)
-            except BaseException:  # noqa: BLE001 - whatever it is, the front judges
-                _log.exception("an iteration failed: this worker ends")
-                os._exit(EXIT_UNHANDLED)
-            self._ran_s = started_s, time.perf_counter()
-            self._deadline.note(batch.num_tokens, self._ran_s[1] - started_s)
-            self._reach("computed")
-            return output
-
-        return watched
+    def _before_iteration(self) -> None:
+        self._tell_kept()  # the front must know which contents end before they do
+        if self._core.pool is not None and self._core.pool.alone is not None:
+            self._core.pool.alone = NOBODY  # until the front knows that this iteration has ended no worker
 
     def _send(self, report: wire.Report) -> None:
         data = frame(wire.encode(report))

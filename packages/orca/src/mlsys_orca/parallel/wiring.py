@@ -29,6 +29,7 @@ class GroupShape(msgspec.Struct, frozen=True, kw_only=True):
     max_rows: int  # of logits of an iteration
     hidden_size: int
     vocab_size: int
+    num_blocks: int  # of keys and values
     num_threads: int  # of each rank
 
     @property

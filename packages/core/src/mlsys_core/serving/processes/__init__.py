@@ -24,6 +24,7 @@ __all__ = [
     "ReloadFailedError",
     "ReloadRefusedError",
     "RestartBudget",
+    "Standing",
     "Supervisor",
     "SupervisorLink",
     "can_supervise",
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
     from mlsys_core.serving.processes.generations import Generations
     from mlsys_core.serving.processes.handover import Handover
     from mlsys_core.serving.processes.restarts import RestartBudget
-    from mlsys_core.serving.processes.supervisor import Supervisor, SupervisorLink
+    from mlsys_core.serving.processes.standing import Standing
+    from mlsys_core.serving.processes.supervisor import Supervisor
+    from mlsys_core.serving.processes.supervisor_link import SupervisorLink
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -63,6 +66,8 @@ __getattr__, __dir__ = lazy_exports(
         "generations": ["Generations"],
         "handover": ["Handover"],
         "restarts": ["RestartBudget"],
-        "supervisor": ["Supervisor", "SupervisorLink"],
+        "standing": ["Standing"],
+        "supervisor": ["Supervisor"],
+        "supervisor_link": ["SupervisorLink"],
     },
 )

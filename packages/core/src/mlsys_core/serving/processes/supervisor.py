@@ -13,7 +13,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -22,9 +22,10 @@ from typing import Any
 from mlsys_core.serving.processes.box import Boxes
 from mlsys_core.serving.processes.children import Child
 from mlsys_core.serving.processes.restarts import RestartBudget
+from mlsys_core.serving.processes.standing import Standing
+from mlsys_core.serving.processes.supervisor_link import MESSAGE_NBYTES, SupervisorLink
 
 _log = logging.getLogger(__name__)
-_MESSAGE_NBYTES = 4096
 _SEND_BUFFER_NBYTES = 4 << 20
 EXIT_GAVE_UP = 71
 
@@ -36,34 +37,6 @@ class _Worker:
     socket: socket.socket | None  # the front's end, until the front has it
 
 
-class SupervisorLink:
-    """The front's side of its connection to the supervisor."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
-        end.setblocking(False)
-
-    def receive(self) -> list[tuple[dict[str, Any], int | None]]:
-        """Return the messages that have come, each with the file descriptor that came with it.
-
-        ``{"event": "worker", "number": n, "pid": p}`` with its socket; ``{"event": "died", "number": n, "exit_code":
-        ..., "signal": ..., "is_out_of_memory": ...}``; ``{"event": "gave up"}``.
-        """
-        messages: list[tuple[dict[str, Any], int | None]] = []
-        while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(self.socket, _MESSAGE_NBYTES, 1)
-            except BlockingIOError:
-                return messages
-            if not data:
-                return messages
-            messages.append((json.loads(data), fds[0] if fds else None))
-
-    def kill(self, number: int) -> None:
-        """Have worker ``number`` killed."""
-        self.socket.send(json.dumps({"kill": number}).encode())
-
-
 class Supervisor:
     """Parent of one front and its workers.
 
@@ -73,6 +46,7 @@ class Supervisor:
         num_workers: Workers that the front uses; one more waits.
         boxes: One row for each worker, at its number.
         budget: Limit on restarts.
+        standing: Children beside them, already forked; the supervisor owns them from now on.
 
     Example:
         >>> def front(link: SupervisorLink) -> int:
@@ -91,7 +65,9 @@ class Supervisor:
         num_workers: int,
         boxes: Boxes,
         budget: RestartBudget | None = None,
+        standing: Sequence[Standing] = (),
     ) -> None:
+        self._standing = standing
         self._run_front, self._run_worker = front, worker
         self._num_workers = num_workers + 1
         self._boxes = boxes
@@ -100,7 +76,7 @@ class Supervisor:
         self._num_forked = 0
         self._front: Child | None = None
         self._link: socket.socket | None = None  # to the front
-        self._starts: list[float] = []  # when workers are to be forked, in seconds of the monotonic clock
+        self._starts: list[tuple[float, Callable[[], None]]] = []  # forks to come, at seconds of the monotonic clock
         self._has_given_up = False
         self._is_stopping = False
         self._selector = selectors.DefaultSelector()
@@ -120,6 +96,8 @@ class Supervisor:
         before_fd = signal.set_wakeup_fd(wakes.fileno())
         self._selector.register(wakeup, selectors.EVENT_READ, None)
         try:
+            for each in self._standing:
+                self._watch(each)
             self._start_all()
             while True:
                 code = self._step(wakeup)
@@ -127,6 +105,7 @@ class Supervisor:
                     return code
         finally:
             self._end_all()
+            self._end_standing()
             signal.set_wakeup_fd(before_fd)
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -136,7 +115,7 @@ class Supervisor:
 
     def _step(self, wakeup: socket.socket) -> int | None:
         """Wait for one event and handle it; return the exit code when all is over."""
-        timeout_s = max(0.0, min(self._starts) - time.monotonic()) if self._starts else None
+        timeout_s = max(0.0, min(at for at, _ in self._starts) - time.monotonic()) if self._starts else None
         events = self._selector.select(timeout_s)
         for key, _ in events:
             if key.fileobj is wakeup:
@@ -146,12 +125,15 @@ class Supervisor:
                 return self._on_front_death()
             elif key.data == "link":
                 self._on_message()
+            elif isinstance(key.data, Standing):
+                self._on_standing_death(key.data)
             else:
                 self._on_worker_death(key.data)
         now = time.monotonic()
-        due, self._starts = [at for at in self._starts if at <= now], [at for at in self._starts if at > now]
-        for _ in due:
-            self._fork_worker()
+        due = [start for at, start in self._starts if at <= now]
+        self._starts = [(at, start) for at, start in self._starts if at > now]
+        for start in due:
+            start()
         return None
 
     def _start_all(self) -> None:
@@ -213,7 +195,7 @@ class Supervisor:
         if self._link is None:
             return
         with suppress(OSError):
-            data = self._link.recv(_MESSAGE_NBYTES)
+            data = self._link.recv(MESSAGE_NBYTES)
             worker = self._workers.get(json.loads(data)["kill"]) if data else None
             if worker is not None:
                 worker.child.send_signal(signal.SIGKILL)
@@ -237,12 +219,38 @@ class Supervisor:
         )
         self._plan_start(self._fork_worker)
 
+    def _watch(self, standing: Standing) -> None:
+        assert standing.child is not None
+        self._selector.register(standing.child.fd, selectors.EVENT_READ, standing)
+
+    def _on_standing_death(self, standing: Standing) -> None:
+        assert standing.child is not None
+        self._selector.unregister(standing.child.fd)
+        child, standing.child = standing.child, None
+        _log.warning("%s has died: %s", standing.name, child.wait())
+        self._plan_start(lambda: self._fork_standing(standing))
+
+    def _fork_standing(self, standing: Standing) -> None:
+        ends = [worker.socket for worker in self._workers.values() if worker.socket is not None]
+        standing.fork([*ends, *([] if self._link is None else [self._link])])
+        self._watch(standing)
+
+    def _end_standing(self) -> None:
+        children = [each.child for each in self._standing if each.child is not None]
+        for child in children:
+            child.send_signal(signal.SIGKILL)
+        for child in children:
+            self._selector.unregister(child.fd)
+            child.wait()
+        for each in self._standing:
+            each.child = None
+
     def _plan_start(self, start: Callable[[], None]) -> None:
         delay_s = self._budget.delay_s(time.monotonic())
         if delay_s is None:
             self._give_up()
         elif delay_s:
-            self._starts.append(time.monotonic() + delay_s)
+            self._starts.append((time.monotonic() + delay_s, start))
         else:
             start()
 
@@ -281,8 +289,8 @@ class Supervisor:
             self._front.send_signal(number)
 
     def _end_all(self) -> None:
-        """End every process; workers hold nothing that would be lost."""
-        self._starts.clear()
+        """End the front and the workers, which hold nothing that would be lost."""
+        self._starts = [(at, start) for at, start in self._starts if start != self._fork_worker]
         children = [worker.child for worker in self._workers.values()]
         for worker in self._workers.values():
             self._selector.unregister(worker.child.fd)

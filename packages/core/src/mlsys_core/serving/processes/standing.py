@@ -1,0 +1,28 @@
+"""Children of a supervisor that stand beside its front and workers, and keep something for them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mlsys_core.serving.processes.children import Child
+
+
+@dataclass(slots=True)
+class Standing:
+    """A child that keeps something for the workers: forked anew when it dies, and not with a new front."""
+
+    name: str
+    run: Callable[[], int | None]
+    child: Child | None = None
+
+    def fork(self, closing: Sequence[socket.socket] = ()) -> None:
+        """Fork it; in the child the sockets of ``closing`` are closed."""
+
+        def live() -> int | None:
+            for end in closing:
+                end.close()
+            return self.run()
+
+        self.child = Child(self.name, live)

@@ -1,0 +1,243 @@
+"""A group: one master and its ranks, forked from holders; and the holders of one model.
+
+:class:`Holders` belongs to the process that lives longest (a supervisor, or a command that runs all by itself); it
+makes the keys' and values' memory and forks one holder for each place. :class:`Group` belongs to a master, of which
+there may be several at a time: one that serves and one that waits.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import msgspec
+from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.serving.processes import Death
+from mlsys_core.serving.processes.standing import Standing
+
+from mlsys_orca.parallel.executor import IterationWatch, MasterLinks, ParallelExecutor, greet
+from mlsys_orca.parallel.holder import Failed, HolderSettings, Loaded, ask_for_rank, decode_died, decode_report, hold
+from mlsys_orca.parallel.messages import Done, Hello
+from mlsys_orca.parallel.placement import Placement, all_places
+from mlsys_orca.parallel.shard import GroupBrokenError, Reducer, Shard
+from mlsys_orca.parallel.tensors.ring import KvMemory
+from mlsys_orca.parallel.wiring import GroupShape, Wiring
+
+RANK_TIMEOUT_S = 60.0  # for all ranks of a group to come
+_CAUSE_S = 2.0  # from the loss of a rank to the word of what it died of
+_MESSAGE_NBYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelModel:
+    """How the parts of one model are loaded, and what they say of themselves. Pure data and functions."""
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    load: Callable[[Placement], Shard]
+    hello_of: Callable[[Shard], Hello]
+    expected: Hello  # of a rank with the master's code and model
+    reducer_of: Callable[[GroupShape, Placement, int], Reducer] | None = None
+    new_reducer: Callable[[GroupShape], int] | None = None  # makes the memory in which the ranks of a stage meet
+
+    @property
+    def places(self) -> list[Placement]:
+        """All places."""
+        return all_places(tensor_parallel=self.tensor_parallel, pipeline_parallel=self.pipeline_parallel)
+
+
+class Holders:
+    """Holders of all parts of a model, and the memory of their keys and values. A context manager.
+
+    Args:
+        model: Its parts.
+        num_replicas: Engines that have keys and values of their own.
+    """
+
+    def __init__(self, model: ParallelModel, *, num_replicas: int = 1) -> None:
+        self.model = model
+        self.standing: list[Standing] = []
+        self.loaded: list[Loaded] = []  # by place, after start()
+        self._requests: dict[Placement, socket.socket] = {}
+        self._reports: list[socket.socket] = []
+        self._memories: list[KvMemory] = []
+        self._ends: list[socket.socket] = []
+        for place in model.places:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            told, tells = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            memory = KvMemory(num_replicas)
+            settings = HolderSettings(
+                place=place,
+                load=model.load,
+                kv_memory=memory,
+                hello_of=model.hello_of,
+                reducer_of=model.reducer_of,
+                requests=theirs,
+                report=tells,
+            )
+            self._requests[place] = ours
+            self._reports.append(told)
+            self._ends += [ours, theirs, told, tells]
+            self._memories.append(memory)
+            name = f"orca {place.stage}.{place.rank}"
+            self.standing.append(Standing(name, lambda settings=settings: hold(settings)))  # type: ignore[misc]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Fork the holders and wait until each has its part. This process must have a single thread.
+
+        Raises:
+            InvalidInputError: a part cannot be loaded.
+            ServingError: a holder has ended before it had its part.
+        """
+        for each in self.standing:
+            each.fork()
+        for each, told in zip(self.standing, self._reports, strict=True):
+            assert each.child is not None
+            poll = select.poll()
+            poll.register(told, select.POLLIN)
+            poll.register(each.child.fd, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll()}
+            if told.fileno() not in ready:
+                death, each.child = each.child.wait(), None
+                raise ServingError(f"the process that loads part {each.name} has ended: {death}")
+            report = decode_report(told.recv(_MESSAGE_NBYTES))
+            if isinstance(report, Failed):
+                raise InvalidInputError(report.message)
+            self.loaded.append(report)
+
+    def ask(self, wiring: Wiring) -> dict[Placement, socket.socket]:
+        """Have a rank forked for each place of a new group; return their life sockets."""
+        lives = {}
+        for place, wires in wiring.ranks.items():
+            lives[place] = ask_for_rank(self._requests[place], wiring.shape, wires)
+            wiring.hand_over(place)
+        return lives
+
+    def close(self) -> None:
+        """Kill the holders, and with them their ranks. Idempotent."""
+        children = [each.child for each in self.standing if each.child is not None]
+        for child in children:
+            child.send_signal(signal.SIGKILL)
+        for child in children:
+            child.wait()
+        for each in self.standing:
+            each.child = None
+        for end in self._ends:
+            end.close()
+        for memory in self._memories:
+            memory.close()
+
+
+class Group:
+    """Ranks of one master. A context manager; its end is that of the ranks.
+
+    Args:
+        holders: Who forks the ranks.
+        shape: Sizes.
+        timeout_s: For all ranks to come.
+
+    Raises:
+        GroupBrokenError: a rank ended at once.
+        ServingError: a rank did not come in time, or has other code or another model.
+    """
+
+    def __init__(self, holders: Holders, shape: GroupShape, *, timeout_s: float = RANK_TIMEOUT_S) -> None:
+        model = holders.model
+        make = model.new_reducer
+        wiring = Wiring.new(shape, new_reducer=None if make is None else lambda: make(shape))
+        self.shape = shape
+        self.lives = holders.ask(wiring)
+        self.links: MasterLinks = wiring.links()
+        try:
+            self.hellos = greet(self.links, model.expected, timeout_s=timeout_s)
+        except GroupBrokenError as error:
+            death = self.cause(_CAUSE_S)
+            self.close()
+            raise GroupBrokenError(f"{error}: {death}" if death else str(error)) from error
+        except ServingError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def finds_largest(self) -> bool:
+        """True if the ranks can say where a row's largest logit is without all logits."""
+        return not any(hello.needs_logits for hello in self.hellos)
+
+    def executor(
+        self, *, watch: IterationWatch | None = None, on_done: Callable[[Done], None] | None = None
+    ) -> ParallelExecutor:
+        """Return the executor over the ranks; once."""
+        return ParallelExecutor(
+            self.links,
+            max_in_flight=self.shape.max_in_flight,
+            finds_largest=self.finds_largest,
+            watch=watch,
+            on_done=on_done,
+        )
+
+    def cause(self, timeout_s: float | None) -> Death | None:
+        """Wait for the end of a rank that did not end for want of a neighbour, and return it.
+
+        Returns:
+            None: none was told within ``timeout_s``, or all have ended without a word, as when their holders died.
+        """
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        poll, left = select.poll(), {life.fileno(): life for life in self.lives.values() if life.fileno() >= 0}
+        for fd in left:
+            poll.register(fd, select.POLLIN)
+        while left:
+            left_s = None if until_s is None else until_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return None
+            for fd, _ in poll.poll(None if left_s is None else left_s * 1e3):
+                poll.unregister(fd)
+                data = left.pop(fd).recv(_MESSAGE_NBYTES)
+                death = _death(data)
+                if death is not None and death.exit_code != 0:
+                    return death
+                if until_s is None:  # the first that went for want of a neighbour: who it was is told soon
+                    until_s = time.monotonic() + _CAUSE_S
+        return None
+
+    def close(self) -> None:
+        """Close the life sockets: the ranks are killed. Idempotent."""
+        for life in self.lives.values():
+            life.close()
+
+
+def _death(data: bytes) -> Death | None:
+    if not data:
+        return None
+    try:
+        died = decode_died(data)
+    except msgspec.MsgspecError:
+        return None
+    return Death(died.exit_code, died.signal, died.is_out_of_memory)
+
+
+def layout_of(places: Sequence[Placement]) -> str:
+    """Return a few words on how a model is divided.
+
+    Example:
+        >>> layout_of(all_places(tensor_parallel=3, pipeline_parallel=2))
+        '2 stages of 3 ranks'
+    """
+    stages, ranks = places[0].num_stages, places[0].num_ranks
+    return f"{stages} stage{'s' * (stages > 1)} of {ranks} rank{'s' * (ranks > 1)}"

@@ -1,0 +1,96 @@
+"""A server of holders, ranks and workers for tests: ``server.py MODEL '{"stages": 2, ...}'`` prints its port.
+
+``stages``: of the pipeline. ``step`` and ``number``: the first worker is killed when it comes to that step for that
+time. ``poison``: a token id; a rank that computes three of them in a row in a prompt crashes. ``policy``,
+``kv_tokens``, ``speculate`` and ``replicas``: as of the command. ``missing``: holders find no model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.errors import MlsysError
+from mlsys_core.serving.http import HttpConfig, ServerAddress
+from mlsys_core.serving.http.port import BoundPort
+from mlsys_core.serving.processes import RestartBudget
+from mlsys_orca.api.errors import ERROR_FORMAT
+from mlsys_orca.api.service import ModelService
+from mlsys_orca.api.supervised import serve_supervised
+from mlsys_orca.engine.client import EngineConfig
+from mlsys_orca.engine.crash_points import CrashPoints
+from mlsys_orca.loading.load import load_model
+from mlsys_orca.parallel.group import ParallelModel
+from mlsys_orca.parallel.placement import Placement
+
+from tests.orca.parallel.groups import CutShard, hello_of
+
+
+class Poisoned(CutShard):
+    """A stage that does not survive some tokens."""
+
+    poison: int | None = None
+
+    def run(self, inputs: Any, states: Any, out: Any, kv_cache: Any) -> None:
+        batch = inputs.batch
+        first = [part for part in batch.requests if not part.num_computed_tokens]
+        runs = [batch.token_ids[part.start : part.stop] for part in first]
+        if any((self.poison,) * 3 == run[at : at + 3] for run in runs for at in range(len(run))):
+            os.abort()
+        super().run(inputs, states, out, kv_cache)
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    path, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    stages = options.get("stages", 2)
+    Poisoned.poison = options.get("poison")
+
+    def load(place: Placement) -> Any:
+        loaded = load_model(path / "x" if options.get("missing") else path, dtype="fp32", backend="torch")
+        return Poisoned(loaded.model, place)  # type: ignore[arg-type]
+
+    parallel = ParallelModel(
+        tensor_parallel=1,
+        pipeline_parallel=stages,
+        load=load,
+        hello_of=lambda shard: hello_of(shard.placement),
+        expected=hello_of(Placement()),
+    )
+    config = EngineConfig(
+        max_batch_size=4,
+        max_model_len=96,
+        policy=options.get("policy", "chunked"),
+        num_kv_tokens=options.get("kv_tokens"),
+        num_draft_tokens=options.get("speculate", 0),
+        num_replicas=options.get("replicas", 1),
+    )
+    http = HttpConfig(validation_status=400, open_paths=("/health",))
+
+    def on_ready(service: ModelService, address: ServerAddress) -> None:
+        print(address.port, flush=True)
+
+    with BoundPort("127.0.0.1", 0, config=http, error_format=ERROR_FORMAT) as bound:
+        return serve_supervised(
+            load_model(path, dtype="fp32", backend="torch"),
+            "tiny",
+            config,
+            http,
+            bound=bound,
+            on_ready=on_ready,
+            budget=RestartBudget(max_deaths=options.get("max_deaths", 30), num_immediate=8, backoff_s=0.1),
+            crash_points=CrashPoints(options.get("step"), options.get("number", 1)),
+            parallel=parallel,
+        )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except MlsysError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
