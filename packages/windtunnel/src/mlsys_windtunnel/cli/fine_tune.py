@@ -92,6 +92,7 @@ def fine_tune(
     from mlsys_windtunnel.finetune.options import TrainingOptions
     from mlsys_windtunnel.finetune.tune import fine_tune as tune
     from mlsys_windtunnel.finetune.tune import head_of
+    from sklearn.utils import _safe_indexing
 
     for path in (data, evaluate):
         if path is not None:
@@ -123,11 +124,11 @@ def fine_tune(
         held_out = split(read_table(evaluate), target, evaluate, module)
     else:
         held_out = None
-        for kept, held in splits_of(
+        for train_rows, eval_rows in splits_of(
             x, y, cv=None, groups=None, fraction=0.1, seed=seed, is_classifier=is_classifier(head)
         ):
-            held_out = (x.iloc[held], y.iloc[held])
-            x, y = x.iloc[kept], y.iloc[kept]
+            held_out = (_safe_indexing(x, eval_rows), _safe_indexing(y, eval_rows))
+            x, y = _safe_indexing(x, train_rows), _safe_indexing(y, train_rows)
     result = tune(module, x, y, eval_set=held_out, soft=soft, options=options)
     for epoch in result.history:
         loss_text = f"training loss {epoch['train_loss']:.5f}" if epoch["epoch"] else "before training".ljust(21)
