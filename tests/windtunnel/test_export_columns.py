@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,25 @@ def test_a_pipeline_over_an_array_takes_one_array(tmp_path: Path):
     assert (label == source.predict(x)).all()
     np.testing.assert_allclose(probabilities, source.predict_proba(x), atol=1e-5)
     assert (load_onnx(path).predict(x) == source.predict(x)).all()
+
+
+@needs_onnx
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_boosted_trees_are_summed_by_their_node(dtype: torch.dtype, tmp_path: Path):
+    import onnx
+
+    x = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32).astype(np.float64)
+    three = (x[:, 0] > 0).astype(int) + (x[:, 1] > 0.5)
+    source = LGBMClassifier(n_estimators=7, min_child_samples=3, verbose=-1).fit(x, three)
+    path = export_onnx(translate(source, dtype=dtype), tmp_path / "m.onnx", columns=True)
+    kinds = [node.op_type for node in onnx.load(path).graph.node]
+    assert kinds.count("TreeEnsemble") == 1
+    assert "CumSum" not in kinds, "sums are the node's own"
+    file = load_onnx(path)
+    atol = 1e-14 if dtype is torch.float64 else 1e-5
+    np.testing.assert_allclose(file.predict_proba(x), source.predict_proba(x), rtol=0, atol=atol)
+    with pytest.raises(InvalidInputError, match="too large for dtype") if dtype is torch.float32 else nullcontext():
+        file.predict(x * 1e300)
 
 
 @needs_onnx

@@ -138,8 +138,8 @@ def _traced(
     from mlsys_windtunnel.export.onnx_trees import replace_finders, translations
 
     copied = copy.deepcopy(module)
-    ensembles = replace_finders(copied)
     answers = program.Answers(copied, methods, tells_refusals=columns, coded=coded)
+    trees = replace_finders(copied)  # from now on the copy can only be traced
     refusals = [f"refusal_{number}" for number in range(len(answers.refusals))]
     rows = {0: torch.export.Dim("rows")}
     with program.tracing(answers), _quiet():
@@ -148,7 +148,7 @@ def _traced(
                 answers,
                 tuple(tables),
                 dynamo=True,
-                custom_translation_table={**TRANSLATIONS, **translations(ensembles, module.dtype)},
+                custom_translation_table={**TRANSLATIONS, **translations(trees, module.dtype)},
                 dynamic_shapes=(tuple(rows for _ in tables),),
                 input_names=[f"table_{number}" for number in range(len(tables))] if columns else [program.INPUT],
                 output_names=[*answers.names, *refusals],

@@ -271,6 +271,10 @@ class _Writer:
         return self._joined(flags)
 
     def _joined(self, names: Sequence[str]) -> str:
+        if not names:  # a table of no columns has as many rows as the input
+            some = self._node("Cast", self._array or next(iter(self._columns.values())), to=TensorProto.STRING)
+            none = self._node("Gather", some, self._constant(np.zeros(0, np.int64)), axis=1)
+            return self._node("Cast", none, to=TensorProto.DOUBLE)
         return names[0] if len(names) == 1 else self._node("Concat", *names, axis=1)
 
     def _summed(self) -> str:

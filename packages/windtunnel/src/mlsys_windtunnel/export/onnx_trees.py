@@ -1,7 +1,9 @@
 """Trees in ONNX: one ``TreeEnsemble`` node of ``ai.onnx.ml`` 5, whose thresholds are in the network's own dtype.
 
-The node gives the index of each row's leaf within each tree; values are gathered and summed outside it, in the order in
-which the sources add. Imported by ``onnx.py`` only when there is something to export: it needs onnxscript.
+The node sums the leaves' values itself where each leaf has one, as in boosting. Where a leaf has several, or single
+trees' answers are wanted, the node gives the index of each row's leaf within each tree; values are gathered and summed
+outside it, in the order in which the sources add. (A leaf of the node has one value, and walking a tree once for each
+value takes twice as long.) Imported by ``onnx.py`` only when there is something to export: it needs onnxscript.
 """
 
 from __future__ import annotations
@@ -49,35 +51,85 @@ class OnnxLeaves(nn.Module):
 
     def find(self, columns: Tensor, threshold: Tensor) -> Tensor:
         """Find the leaf of each row in each tree, ``[rows, trees]`` int64."""
-        index: Tensor = _operator()(columns, self.number, len(self.leaf_start))
+        index: Tensor = _operators()[0](columns, self.number, len(self.leaf_start))
         return index.long() + self.leaf_start
 
 
-def replace_finders(module: nn.Module) -> list[TreeEnsemble]:
-    """Make all trees within a module find their leaves by an operator; its numbers are indices in what is returned."""
-    ensembles = []
+class OnnxTrees(Trees):
+    """Trees whose sums an operator computes; as :class:`Trees` otherwise."""
+
+    number: int  # by which the exporter finds them again
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return sums ``[rows, outputs]``."""
+        if self.leaf_value.shape[1] > 1:
+            return super().forward(x)
+        sums: Tensor = _operators()[1](self._clean(x), self.number, self.num_groups)
+        return sums / self.divisor if self.divisor != 1 else sums
+
+
+def replace_finders(module: nn.Module) -> list[OnnxTrees]:
+    """Make all trees within a module answer by operators; their numbers are indices in what is returned."""
+    found: list[OnnxTrees] = []
     for part in module.modules():
         if isinstance(part, Trees):
-            ensembles.append(part.ensemble)
-            part.finder = OnnxLeaves(part.ensemble, len(ensembles) - 1)  # type: ignore[assignment]
-    return ensembles
+            part.finder = OnnxLeaves(part.ensemble, len(found))  # type: ignore[assignment]
+            part.__class__ = OnnxTrees
+            assert isinstance(part, OnnxTrees)
+            part.number = len(found)
+            found.append(part)
+    return found
 
 
-def translations(ensembles: Sequence[TreeEnsemble], dtype: torch.dtype) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Return the exporter's translation of the operator; ``dtype`` is that of the network."""
+def translations(trees: Sequence[OnnxTrees], dtype: torch.dtype) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Return the exporter's translations of the operators; ``dtype`` is that of the network."""
 
     def leaf_indices(x: Any, number: int, num_trees: int) -> Any:
-        return ml.TreeEnsemble(x, n_targets=num_trees, **attributes(ensembles[number], _NUMPY[dtype]))
+        return ml.TreeEnsemble(x, n_targets=num_trees, **indices(trees[number].ensemble, _NUMPY[dtype]))
 
-    return {_operator(): leaf_indices}
+    def leaf_sums(x: Any, number: int, num_outputs: int) -> Any:
+        return ml.TreeEnsemble(x, n_targets=num_outputs, **sums(trees[number], _NUMPY[dtype]))
+
+    of_leaves, of_sums = _operators()
+    return {of_leaves: leaf_indices, of_sums: leaf_sums}
 
 
-def attributes(ensemble: TreeEnsemble, dtype: npt.DTypeLike) -> dict[str, Any]:
+def indices(ensemble: TreeEnsemble, dtype: npt.DTypeLike) -> dict[str, Any]:
     """Return the attributes of a ``TreeEnsemble`` node that gives, for each tree, the index of the row's leaf."""
+    tree_of_leaf = _trees_of_leaves(ensemble)
+    index = np.arange(len(tree_of_leaf)) - ensemble.leaf_start[tree_of_leaf]
+    return attributes(ensemble, tree_of_leaf, index, dtype)
+
+
+def sums(trees: OnnxTrees, dtype: npt.DTypeLike) -> dict[str, Any]:
+    """Return the attributes of a ``TreeEnsemble`` node that gives the sums of the leaves' values."""
+    ensemble = trees.ensemble
+    tree_of_leaf, values = _trees_of_leaves(ensemble), ensemble.leaf_value.copy()
+    if trees.bias is not None:  # added to the first tree of each output, as the sources do
+        bias = trees.bias.double().numpy(force=True)
+        for tree in range(trees.num_groups):
+            values[tree_of_leaf == tree] += bias[tree]
+    return attributes(ensemble, tree_of_leaf % trees.num_groups, values[:, 0], dtype)
+
+
+def _trees_of_leaves(ensemble: TreeEnsemble) -> Integers:
+    found: Integers = np.repeat(np.arange(ensemble.num_trees), np.diff(ensemble.leaf_start))
+    return found
+
+
+def attributes(
+    ensemble: TreeEnsemble, targets: Integers, weights: npt.NDArray[Any], dtype: npt.DTypeLike
+) -> dict[str, Any]:
+    """Return the attributes of a ``TreeEnsemble`` node.
+
+    Args:
+        ensemble: The trees' structure.
+        targets: Output that each leaf counts for.
+        weights: Value of each leaf.
+        dtype: Dtype of the network.
+    """
     ensemble = _rooted_in_splits(ensemble)
     is_member = ensemble.category_set >= 0
-    tree_of_leaf = np.repeat(np.arange(ensemble.num_trees), np.diff(ensemble.leaf_start))
-    index = np.arange(len(tree_of_leaf)) - ensemble.leaf_start[tree_of_leaf]
     found = {
         "aggregate_function": SUM,
         "post_transform": NONE,
@@ -90,8 +142,8 @@ def attributes(ensemble: TreeEnsemble, dtype: npt.DTypeLike) -> dict[str, Any]:
         "nodes_trueleafs": (ensemble.left < 0).astype(int).tolist(),
         "nodes_falseleafs": (ensemble.right < 0).astype(int).tolist(),
         "nodes_missing_value_tracks_true": ensemble.missing_left.astype(int).tolist(),
-        "leaf_targetids": tree_of_leaf.tolist(),
-        "leaf_weights": onnx_ir.tensor(index.astype(dtype)),
+        "leaf_targetids": targets.tolist(),
+        "leaf_weights": onnx_ir.tensor(weights.astype(dtype)),
     }
     if is_member.any():
         found["membership_values"] = onnx_ir.tensor(_members(ensemble).astype(dtype))
@@ -134,17 +186,19 @@ _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 @lru_cache(maxsize=1)
-def _operator() -> Any:
-    """Return the operator, registered once; it has a shape and no kernel, since it is only ever traced."""
+def _operators() -> tuple[Any, Any]:
+    """Return the operators, registered once; they have a shape and no kernel, since they are only ever traced."""
     library: Any = torch.library.Library("mlsys_windtunnel", "DEF")  # type: ignore[no-untyped-call]
-    library.define("leaf_indices(Tensor x, int number, int num_trees) -> Tensor")
-    library.impl("leaf_indices", _empty_indices, "Meta")
+    for name in ("leaf_indices", "leaf_sums"):
+        library.define(f"{name}(Tensor x, int number, int width) -> Tensor")
+        library.impl(name, _empty, "Meta")
     _LIBRARIES.append(library)  # the registration would end with it
-    return torch.ops.mlsys_windtunnel.leaf_indices.default
+    operators = torch.ops.mlsys_windtunnel
+    return operators.leaf_indices.default, operators.leaf_sums.default
 
 
-def _empty_indices(x: Tensor, _number: int, num_trees: int) -> Tensor:
-    return x.new_empty(x.shape[0], num_trees)
+def _empty(x: Tensor, _number: int, width: int) -> Tensor:
+    return x.new_empty(x.shape[0], width)
 
 
 _LIBRARIES: list[Any] = []

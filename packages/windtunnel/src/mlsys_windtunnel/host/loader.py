@@ -264,6 +264,8 @@ def _table_of_flags(part: Mapping[str, Any], plan: Mapping[str, Any], columns: S
         elif part["refuses_new"] and flags.any():
             raise ValueError(f"column {name} has missing values and had none in the fit")
     order = [sorted(part["flagged"]).index(each) for each in part["flagged"]]
+    if not order:
+        return np.zeros((len(columns[0]), 0))
     return np.stack([made[each] for each in order], axis=1).astype(np.float64)
 
 
