@@ -1,0 +1,39 @@
+"""Every Python snippet of the README and the docs runs as it stands on its page."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT, blocks_of, pages
+from tests.docs.run_page import on_free_ports
+
+WITH_PYTHON = [
+    page for page in pages() if any(block.language == "python" for block in blocks_of(page.read_text(encoding="utf-8")))
+]
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.docs.run_page", str(page)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_hidden_blocks_are_found_and_ports_are_free() -> None:
+    page = "<!-- python\nx = 1\n-->\nThen:\n```python\ny = 'http://127.0.0.1:8000/v1'\n```\n"
+    hidden, shown = blocks_of(page)
+    assert (hidden.is_hidden, hidden.text, hidden.line) == (True, "x = 1\n", 2)
+    assert (shown.is_hidden, shown.line) == (False, 6)
+    assert ":8000" not in on_free_ports(page)

@@ -1,0 +1,75 @@
+"""Every ``mlsys`` command of the README and the docs is one that there is, with options that it has."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from mlsys_core.cli.main import build_app
+from mlsys_core.errors import DeviceError
+from mlsys_core.plugins import installed_plugins
+from typer.main import get_command
+
+from tests.docs.blocks import ROOT, Block, blocks_of, pages
+
+SHELLS = ("bash", "sh", "console")
+ROOT_COMMAND = get_command(build_app(installed_plugins()))
+OF_PLUGINS = ("demo-command",)  # commands that a page's own example brings
+
+
+def commands_of(block: Block) -> list[tuple[int, list[str]]]:
+    """Return the lines of the page and the words of each ``mlsys`` command, redirections left out."""
+    found = []
+    text = block.text.replace("\\\n", "  ")
+    for number, line in enumerate(text.split("\n")):
+        for part in re.split(r"&&|\|(?!\|)|;", re.sub(r"(^|\s)#.*", "", line)):
+            words = re.sub(r"\s\d?>{1,2}\s*\S+|\s<\s*\S+|\s&$", " ", part).strip().removeprefix("$ ")
+            if re.match(r"([A-Z_]+=\S* )*mlsys ", words):
+                found.append((block.line + number, shlex.split(words[words.index("mlsys ") :])))
+    return found
+
+
+COMMANDS = [
+    pytest.param(words, id=f"{page.relative_to(ROOT)}:{line}")
+    for page in pages()
+    for block in blocks_of(page.read_text(encoding="utf-8"))
+    if block.language in SHELLS
+    for line, words in commands_of(block)
+]
+
+
+def parse(command: Any, name: str, words: list[str], parent: Any = None) -> None:
+    """Have a command read its arguments, and those of the commands below it; nothing runs."""
+    context = command.make_context(name, list(words), parent=parent)
+    if hasattr(command, "resolve_command"):
+        left = [*context._protected_args, *context.args]
+        if not left and command.invoke_without_command:
+            return
+        below, sub, rest = command.resolve_command(context, left)
+        parse(sub, below, rest, context)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_of_the_docs_is_one_that_there_is(words: list[str]) -> None:
+    if words[1] in OF_PLUGINS:
+        return
+    with suppress(DeviceError):  # this machine has no such device, which is found after all options were read
+        parse(ROOT_COMMAND, "mlsys", words[1:])
+
+
+def test_a_wrong_option_is_found() -> None:
+    block = Block("bash", "x=1 # mlsys\nmlsys orca serve MODEL --no-such-option 3 > out.txt\n", 1)
+    ((line, words),) = commands_of(block)
+    assert (line, words[-2:]) == (2, ["--no-such-option", "3"])
+    with pytest.raises(Exception, match="No such option"):
+        parse(ROOT_COMMAND, "mlsys", words[1:])
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_is_copied_has_no_prompt(page: Any) -> None:
+    for block in blocks_of(page.read_text(encoding="utf-8")):
+        if block.language in SHELLS:
+            assert not re.search(r"^\$ ", block.text, re.MULTILINE), f"line {block.line}"
