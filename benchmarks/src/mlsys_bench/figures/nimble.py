@@ -67,3 +67,15 @@ def _steps(name: str) -> Iterator[list[str]]:
             f"{ms['torch.compile'] / ms['Nimble']:.2f}x",
             *(f"{rows[case]['difference']:.1e}".replace("e-0", "e-") for case in ("eager", "Nimble")),
         ]
+
+
+def memory(name: str) -> str:
+    """Return the resident MiB of prepared models by net and contestant."""
+    titles = {"nimble": "Nimble", "onnxruntime": "ONNX Runtime"}
+    keys = ("weights", "beyond_imports", "beyond_module", "after_delete", "peak")
+    rows = [
+        [row["net"], titles[row["contestant"]], *(number(row[key]) for key in keys), row["ratio"]]
+        for row in load(name)["rows"]
+    ]
+    columns = ["weights", "kept, with torch's module", "kept beside it", "left after del", "peak", "to ONNX Runtime"]
+    return table(["net", "", *columns], rows)
