@@ -40,6 +40,9 @@ class EngineMetrics(Collector):
         yield self._gauge("kv_blocks_used", "K/V blocks that requests hold", tables.num_blocks - tables.num_free_blocks)
         used = 1 - tables.num_free_blocks / tables.num_blocks
         yield self._gauge("kv_cache_usage_perc", "Share of the K/V blocks that requests hold, 0 to 1", used)
+        config = engine.config
+        yield self._gauge("tensor_parallel_size", "Processes that share each layer", config.tensor_parallel)
+        yield self._gauge("pipeline_parallel_size", "Stages of the layers", config.pipeline_parallel)
         yield from self._times()
         if (recoveries := engine.recoveries) is not None:
             yield self._counter("worker_deaths", "Worker processes that died while they served", recoveries.num_deaths)

@@ -24,6 +24,8 @@ from mlsys_orca.api.routes import make_router
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.parallel.group import Holders, ParallelModel
+from mlsys_orca.parallel.parts import with_parts
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -45,9 +47,24 @@ def make_service(
     *,
     encoder: TextEncoder | None = None,
     recorder: LoopRecorder | None = None,
+    parallel: ParallelModel | None = None,
 ) -> ModelService:
-    """Make a service over a new engine, and over ``encoder`` if given; the engine's thread starts with the app."""
-    engine = Engine(loaded, config, available_nbytes=available_memory_nbytes(loaded.device), recorder=recorder)
+    """Make a service over a new engine, and over ``encoder`` if given; the engine's thread starts with the app.
+
+    The parts of a divided model, ``parallel``, are loaded by processes that end with the engine; this process must have
+    a single thread.
+    """
+    holders = None
+    if parallel is not None:
+        holders = Holders(parallel)
+        try:
+            holders.start()
+        except BaseException:
+            holders.close()
+            raise
+        loaded = with_parts(loaded, holders)
+    available_nbytes = available_memory_nbytes(loaded.device)
+    engine = Engine(loaded, config, available_nbytes=available_nbytes, recorder=recorder, holders=holders)
     return ModelService(name, loaded, engine, encoder)
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving.http import HttpConfig, serve
-from mlsys_core.serving.processes import Boxes, RestartBudget, Standing, Supervisor, SupervisorLink
+from mlsys_core.serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
 
 from mlsys_orca.api.control import NO_CONTROL, ModelControl
 from mlsys_orca.api.journal_config import JournalConfig, kept_or_passing
 from mlsys_orca.api.server import available_memory_nbytes, make_app
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.backends.native.decoder import new_kv_cache
-from mlsys_orca.engine.client import EngineConfig
+from mlsys_orca.engine.client import EngineConfig, EngineShape
 from mlsys_orca.engine.core import plan_engine
 from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.engine.divided import group_shape
@@ -27,6 +27,7 @@ from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.loading.room import require
 from mlsys_orca.model.kv_cache import shared_empty
 from mlsys_orca.parallel.group import Holders, ParallelModel
+from mlsys_orca.parallel.parts import with_parts
 from mlsys_orca.text.guides import GuideMaker
 
 if TYPE_CHECKING:
@@ -77,49 +78,54 @@ def serve_supervised(
         InvalidInputError: the limits do not fit the model or the memory.
         ServingError: this process has threads.
     """
-    available_nbytes = available_memory_nbytes(loaded.device) // config.num_replicas
-    shape, _, _ = plan_engine(loaded, config, available_nbytes, installed_plugins().registry)
-    if control.generation is not None and not control.generation.is_alone:
-        slots = f"{shape.num_kv_tokens} K/V slots in {config.num_replicas} replicas"
-        require(shape.kv_nbytes * config.num_replicas, slots, "ask for fewer (--kv-tokens)", device=loaded.device)
-    config = replace(config, num_kv_tokens=shape.num_kv_tokens)
-    holders = group = None
-    kv_caches = []
-    if parallel is not None:
-        holders = Holders(parallel, num_replicas=config.num_replicas)
-        group = group_shape(parallel, loaded.config, shape, config)
-    else:
-        kv_caches = [
-            new_kv_cache(loaded.model, num_blocks=shape.num_blocks, empty=shared_empty)
-            for _ in range(config.num_replicas)
-        ]
-    guides = GuideMaker(loaded.tokenizer, loaded.config.vocab_size)
-    loaded.tokenizer.warm_up()
-    guides.warm_up()
-    boxes = Boxes(_NUM_BOXES)
-    bound.pause()
-
-    def front(link: SupervisorLink) -> int:
-        engine = RemoteEngine(shape, config, link, boxes)
-        service = ModelService(name, loaded, engine, encoder, guides=guides)
-        return serve(
-            make_app(service, http, journal=kept, control=control),
-            bound=bound,
-            generation=control.generation,
-            on_ready=None if on_ready is None else lambda address: on_ready(service, address),
-        )
-
-    def worker(number: int, end: socket.socket) -> None:
-        points = crash_points if crash_points is not None and number == 0 else CrashPoints()
-        settings = WorkerSettings(loaded, config, guides, kv_caches, points, holders, group)
-        Worker(settings, end, boxes.box(number)).run()
-
     with ExitStack() as stack:
+        holders = None
+        if parallel is not None:
+            holders = stack.enter_context(Holders(parallel, num_replicas=config.num_replicas))
+            holders.start()
+            loaded = with_parts(loaded, holders)
+        available_nbytes = available_memory_nbytes(loaded.device) // config.num_replicas
+        shape, _, _ = plan_engine(loaded, config, available_nbytes, installed_plugins().registry)
+        if control.generation is not None and not control.generation.is_alone:
+            slots = f"{shape.num_kv_tokens} K/V slots in {config.num_replicas} replicas"
+            require(shape.kv_nbytes * config.num_replicas, slots, "ask for fewer (--kv-tokens)", device=loaded.device)
+        config = replace(config, num_kv_tokens=shape.num_kv_tokens)
+        guides = GuideMaker(loaded.tokenizer, loaded.config.vocab_size)
+        loaded.tokenizer.warm_up()
+        guides.warm_up()
+        settings = _settings(loaded, config, shape, guides, holders)
+        boxes = Boxes(_NUM_BOXES)
+        bound.pause()
+
+        def front(link: SupervisorLink) -> int:
+            engine = RemoteEngine(shape, config, link, boxes)
+            service = ModelService(name, loaded, engine, encoder, guides=guides)
+            return serve(
+                make_app(service, http, journal=kept, control=control),
+                bound=bound,
+                generation=control.generation,
+                on_ready=None if on_ready is None else lambda address: on_ready(service, address),
+            )
+
+        def worker(number: int, end: socket.socket) -> None:
+            points = crash_points if crash_points is not None and number == 0 else CrashPoints()
+            Worker(replace(settings, crash_points=points), end, boxes.box(number)).run()
+
         kept = stack.enter_context(kept_or_passing(journal))  # of all fronts to come
-        standing: list[Standing] = []
-        if holders is not None:
-            stack.enter_context(holders).start()
-            standing = holders.standing
+        standing = () if holders is None else holders.standing
         return Supervisor(
             front, worker, num_workers=config.num_replicas, boxes=boxes, budget=budget, standing=standing
         ).run()
+
+
+def _settings(
+    loaded: LoadedModel, config: EngineConfig, shape: EngineShape, guides: GuideMaker, holders: Holders | None
+) -> WorkerSettings:
+    """Return the settings of workers that run the model, or have ranks run its parts."""
+    if holders is not None:
+        group = group_shape(holders.model, loaded.config, shape, config)
+        return WorkerSettings(loaded, config, guides, (), CrashPoints(), holders, group)
+    kv_caches = [
+        new_kv_cache(loaded.model, num_blocks=shape.num_blocks, empty=shared_empty) for _ in range(config.num_replicas)
+    ]
+    return WorkerSettings(loaded, config, guides, kv_caches, CrashPoints())

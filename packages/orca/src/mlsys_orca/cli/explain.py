@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from mlsys_core.cli.registered import Device
-from mlsys_orca.cli.options import Dtype, Model, Weights
+from mlsys_orca.cli.options import Dtype, Model, PipelineParallel, TensorParallel, Weights, refuse_divided
 from mlsys_orca.loading.named import DEFAULT_MODEL, load
+from mlsys_orca.parallel.named import find_divided
+
+if TYPE_CHECKING:
+    from mlsys_orca.loading.loaded import LoadedModel
 
 
 def explain(
@@ -15,6 +19,8 @@ def explain(
     dtype: Dtype = None,
     weights: Weights = None,
     device: Device = "cpu",
+    tensor_parallel: TensorParallel = 1,
+    pipeline_parallel: PipelineParallel = 1,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of prompt and answer that a request usually has.")] = 1024,
 ) -> None:
     """Say what fits: weights, keys and values per token, slots, and a --max-batch-size to begin with.
@@ -25,14 +31,31 @@ def explain(
     from rich.console import Console
     from rich.table import Table
 
-    loaded = load(model, dtype, device=device, weights=weights)
-    from mlsys_orca.api.server import available_memory_nbytes
-    from mlsys_orca.engine.fit import fit_of
+    degrees: Any = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
+    refuse_divided({f"--device {device}": device != "cpu"}, **degrees)
+    if max(degrees.values()) > 1:
+        from mlsys_orca.parallel.group import Holders
+        from mlsys_orca.parallel.parts import layout_rows, with_parts
 
-    fit = fit_of(loaded, available_nbytes=available_memory_nbytes(loaded.device), tokens_per_request=tokens)
+        loaded, parts = find_divided(model, dtype, weights=weights, **degrees)
+        with Holders(parts) as holders:
+            holders.start()
+            loaded, layout = with_parts(loaded, holders), layout_rows(loaded.config, holders)
+            rows = [*_rows(loaded, tokens), *layout]
+    else:
+        loaded = load(model, dtype, device=device, weights=weights)
+        rows = _rows(loaded, tokens)
     table = Table(box=box.SIMPLE, show_header=False)
-    for name, value in fit.rows():
+    for name, value in rows:
         table.add_row(name, value)
     console = Console()
     console.print(f"\n[bold]{loaded.name}[/bold]", highlight=False)
     console.print(table)
+
+
+def _rows(loaded: LoadedModel, tokens: int) -> list[tuple[str, str]]:
+    from mlsys_orca.api.server import available_memory_nbytes
+    from mlsys_orca.engine.fit import fit_of
+
+    fit = fit_of(loaded, available_nbytes=available_memory_nbytes(loaded.device), tokens_per_request=tokens)
+    return fit.rows()

@@ -15,12 +15,16 @@ from mlsys_orca.cli.options import (
     Adapters,
     ChatTemplateFile,
     Dtype,
-    Threads,
+    PipelineParallel,
+    ReplicaThreads,
+    TensorParallel,
     Weights,
     adapter_directories,
     num_threads_of,
+    refuse_divided,
 )
 from mlsys_orca.loading.named import DEFAULT_MODEL, load
+from mlsys_orca.parallel.named import find_divided
 
 
 def generate(
@@ -52,7 +56,9 @@ def generate(
     dtype: Dtype = None,
     weights: Weights = None,
     device: Device = "cpu",
-    threads: Threads = 0,
+    threads: ReplicaThreads = 0,
+    tensor_parallel: TensorParallel = 1,
+    pipeline_parallel: PipelineParallel = 1,
 ) -> None:
     """Answer each line of a file; the answers are JSON lines, in the file's order.
 
@@ -68,20 +74,26 @@ def generate(
 
     if source != "-" and not Path(source).is_file():
         raise InvalidInputError(f"there is no file {source!r}; give a file with a prompt per line, or -")
+    degrees: Any = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
+    refuse_divided({f"--device {device}": device != "cpu", "--adapter": adapter, "--compiler": compiler}, **degrees)
     # Whatever answers depend on, and is not in the input.
     settings = {"model": model, "adapters": adapter, "raw": raw, "max_tokens": max_tokens, "temperature": temperature}
     settings |= {"top_p": top_p, "seed": seed, "dtype": dtype, "weights": weights, "device": device}
     settings |= {"chat_template": None if chat_template is None else str(chat_template)}
     with going_on(output, source, settings, resumes=resume) as standing:
-        loaded = load(
-            model,
-            dtype,
-            device=device,
-            weights=weights,
-            adapters=adapter_directories(adapter or []),
-            runs_in_torch=compiler is not None,
-            chat_template=chat_template,
-        )
+        parallel = None
+        if max(degrees.values()) > 1:
+            loaded, parallel = find_divided(model, dtype, weights=weights, chat_template=chat_template, **degrees)
+        else:
+            loaded = load(
+                model,
+                dtype,
+                device=device,
+                weights=weights,
+                adapters=adapter_directories(adapter or []),
+                runs_in_torch=compiler is not None,
+                chat_template=chat_template,
+            )
         from mlsys_orca.api.server import make_service, model_name
         from mlsys_orca.engine.engine import EngineConfig
         from rich.console import Console
@@ -92,13 +104,14 @@ def generate(
         config = EngineConfig(
             max_batch_size=max_batch_size,
             max_model_len=max_model_len,
-            num_threads=num_threads_of(threads),
+            num_threads=num_threads_of(threads, replicas=tensor_parallel * pipeline_parallel),
             policy="paged",
             memory_pool=memory_pool,
             compiler=compiler,
             num_draft_tokens=speculate,
+            **degrees,
         )
-        service = make_service(loaded, model_name(model), config)
+        service = make_service(loaded, model_name(model), config, parallel=parallel)
         columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
         with (
             sys.stdin if source == "-" else Path(source).open(encoding="utf-8") as lines,

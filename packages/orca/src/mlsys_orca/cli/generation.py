@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlsys_core.collector import collect_as_usual, kept_out_of_collections
+from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.named import load
+from mlsys_orca.parallel.named import find_divided
 
 if TYPE_CHECKING:
     from mlsys_core.serving.http import BoundPort, HttpConfig, ServerAddress
@@ -66,17 +68,16 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
         import torch
 
         torch.set_num_threads(1)  # threads do not survive a fork
-    loaded = load(
-        settings.model,
-        settings.dtype,
-        device=fixed.device,
-        weights=settings.weights,
-        adapters=settings.adapters,
-        takes_adapters=fixed.takes_adapters,
-        runs_in_torch=fixed.runs_in_torch,
-        chat_template=fixed.chat_template,
-        is_beside_another=generation is not None and not generation.is_alone,
-    )
+    degrees = {name: fixed.engine[name] for name in ("tensor_parallel", "pipeline_parallel")}
+    parallel = None
+    if max(degrees.values()) > 1:
+        if settings.adapters:
+            raise InvalidInputError("a divided model takes no adapters yet: leave them out")
+        loaded, parallel = find_divided(
+            settings.model, settings.dtype, weights=settings.weights, chat_template=fixed.chat_template, **degrees
+        )
+    else:
+        loaded = _load_whole(settings, fixed, generation)
     from mlsys_core.serving.http import serve as serve_http
     from mlsys_orca.api.control import ModelControl
     from mlsys_orca.api.server import find_encoder, make_app, make_service, model_name
@@ -105,9 +106,10 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
                 encoder=found,
                 journal=fixed.journal,
                 on_ready=on_ready,
+                parallel=parallel,
                 control=control,
             )
-        service = make_service(loaded, name, config, encoder=found)
+        service = make_service(loaded, name, config, encoder=found, parallel=parallel)
         app = make_app(service, fixed.http, journal=fixed.journal, control=control)
         return serve_http(app, bound=bound, on_ready=lambda address: on_ready(service, address))
 
@@ -118,3 +120,17 @@ def _policy_options(fixed: Fixed, loaded: LoadedModel) -> dict[str, Any]:
     # What an encoder reads is one chunk, so its whole context must fit.
     default = 128 if loaded.config.encoder is None else loaded.config.max_positions
     return {"max_batch_tokens": fixed.max_batch_tokens or default}
+
+
+def _load_whole(settings: GenerationSettings, fixed: Fixed, generation: GenerationLink | None) -> LoadedModel:
+    return load(
+        settings.model,
+        settings.dtype,
+        device=fixed.device,
+        weights=settings.weights,
+        adapters=settings.adapters,
+        takes_adapters=fixed.takes_adapters,
+        runs_in_torch=fixed.runs_in_torch,
+        chat_template=fixed.chat_template,
+        is_beside_another=generation is not None and not generation.is_alone,
+    )

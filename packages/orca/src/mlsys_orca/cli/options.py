@@ -29,11 +29,20 @@ Threads = Annotated[
 ReplicaThreads = Annotated[
     int,
     typer.Option(
-        min=0, help="Threads of the model's operators in each replica; 0: the cores this process may use, divided."
+        min=0,
+        help="Threads of the model's operators in each replica, or in each process of a divided one; 0: the cores this "
+        "process may use, divided.",
     ),
 ]
 Replicas = Annotated[
     int, typer.Option(min=1, max=32, help="Engines behind one front, each with a process and K/V slots of its own.")
+]
+
+TensorParallel = Annotated[
+    int, typer.Option(min=1, help="Processes that each layer is divided over, by heads and features.")
+]
+PipelineParallel = Annotated[
+    int, typer.Option(min=1, help="Stages that the layers are divided over; as many iterations run at a time.")
 ]
 
 ModelControlled = Annotated[
@@ -56,6 +65,27 @@ def adapter_directories(adapters: list[str]) -> dict[str, str]:
     if wrong := [adapter for adapter, (name, _, path) in zip(adapters, pairs, strict=True) if not name or not path]:
         raise InvalidInputError(f"--adapter {wrong[0]!r} is not written NAME=DIRECTORY")
     return {name: path for name, _, path in pairs}
+
+
+def refuse_divided(reasons: dict[str, object], *, tensor_parallel: int, pipeline_parallel: int) -> None:
+    """See that nothing was asked for which a divided model has not.
+
+    Args:
+        reasons: By option, what was given: anything that is not false is refused.
+        tensor_parallel: As given.
+        pipeline_parallel: As given.
+
+    Raises:
+        InvalidInputError: something was.
+
+    Example:
+        >>> refuse_divided({"--compiler": None}, tensor_parallel=2, pipeline_parallel=1)
+    """
+    if tensor_parallel * pipeline_parallel > 1 and (given := [name for name, value in reasons.items() if value]):
+        raise InvalidInputError(
+            f"a model divided by --tensor-parallel or --pipeline-parallel runs in native kernels on the CPU, without "
+            f"{given[0]}: leave one of them out"
+        )
 
 
 def num_threads_of(threads: int, *, replicas: int = 1) -> int:

@@ -19,11 +19,14 @@ from mlsys_orca.cli.options import (
     Dtype,
     Model,
     ModelControlled,
+    PipelineParallel,
     Replicas,
     ReplicaThreads,
+    TensorParallel,
     Weights,
     adapter_directories,
     num_threads_of,
+    refuse_divided,
 )
 from mlsys_orca.loading.named import DEFAULT_MODEL
 
@@ -59,6 +62,8 @@ def serve(
     device: Device = "cpu",
     threads: ReplicaThreads = 0,
     replicas: Replicas = 1,
+    tensor_parallel: TensorParallel = 1,
+    pipeline_parallel: PipelineParallel = 1,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests per iteration of a replica at most.")] = 8,
     max_model_len: MaxModelLen = None,
     policy: Annotated[
@@ -126,6 +131,12 @@ def serve(
     from mlsys_orca.api.errors import ERROR_FORMAT
     from mlsys_orca.scheduling.policy import find_policy
 
+    degrees = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
+    refuse_divided(
+        {f"--device {device}": device != "cpu", "--adapter": adapter, "--enable-lora": enable_lora}
+        | {"--compiler": compiler, "--encoder": encoder},
+        **degrees,
+    )
     find_policy(policy, installed_plugins().registry)  # before the model is loaded
     http = server.http_config(
         title="mlsys orca",
@@ -150,7 +161,7 @@ def serve(
             "max_batch_size": max_batch_size,
             "num_kv_tokens": kv_tokens,
             "max_model_len": max_model_len,
-            "num_threads": num_threads_of(threads, replicas=replicas),
+            "num_threads": num_threads_of(threads, replicas=replicas * tensor_parallel * pipeline_parallel),
             "policy": policy,
             "memory_pool": memory_pool,
             "compiler": compiler,
@@ -158,6 +169,7 @@ def serve(
             "max_waiting": max_waiting,
             "num_draft_tokens": speculate,
             "num_replicas": replicas,
+            **degrees,
         },
         max_batch_tokens=max_batch_tokens,
         device=device,
@@ -170,7 +182,7 @@ def serve(
         supervises=supervises,
         banner=lambda service, address: typer.echo("\n".join(["", *_banner(service, address), ""]), err=True),
     )
-    with server.bind(http, error_format=ERROR_FORMAT, answers=not supervises) as bound:
+    with server.bind(http, error_format=ERROR_FORMAT, answers=not supervises and max(degrees.values()) == 1) as bound:
         if not supervises:
             raise typer.Exit(live(settings, fixed, bound))
         from mlsys_core.serving.processes import Generations
@@ -218,6 +230,11 @@ def _banner(service: ModelService, address: ServerAddress) -> Sequence[str]:
     extras = [f"adapters {', '.join(sorted(engine.adapters))}"] if engine.adapters else []
     extras += [] if service.encoder is None else [f"embeddings by {service.encoder.name}"]
     extras += [f"{config.num_replicas} replicas, each with these limits"] if config.num_replicas > 1 else []
+    if config.tensor_parallel * config.pipeline_parallel > 1:
+        extras.append(
+            f"tensor-parallel {config.tensor_parallel}, pipeline-parallel {config.pipeline_parallel}: each process has "
+            f"{config.num_threads} threads and its part of the weights"
+        )
     extras += [f"up to {config.num_draft_tokens} guesses a token"] if config.num_draft_tokens else []
     return [
         f"  {service.name} at {address.url}/v1   ({str(loaded.model.dtype).removeprefix('torch.')}, "

@@ -36,6 +36,8 @@ class EngineConfig:
     batch_invariant: bool = False  # refuse a model whose numbers would depend on what it is batched with
     max_waiting: int | None = None  # requests beyond those of an iteration, from which on new ones are refused
     num_draft_tokens: int = 0  # guesses behind each decode at most, by prompt lookup; 0: none
+    tensor_parallel: int = 1  # processes that each layer is divided over
+    pipeline_parallel: int = 1  # stages that the layers are divided over
     num_replicas: int = 1  # engines behind one front, each with these limits; more than 1 need processes
 
     @property

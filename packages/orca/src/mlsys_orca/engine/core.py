@@ -88,7 +88,7 @@ def plan_engine(
     )
     if config.num_draft_tokens and pool_of(scheduler) is None:
         raise InvalidInputError(f"policy {config.policy!r} keeps no RequestPool, so it cannot speculate")
-    is_native = isinstance(loaded.model, NativeDecoder)
+    is_native = loaded.is_native
     if config.batch_invariant and not is_native:
         raise InvalidInputError(
             f"{loaded.name} runs in torch's operators, whose sums depend on the number of rows: only native models "
@@ -123,7 +123,8 @@ class EngineCore:
         listener: Hears each iteration's output and each request's end, in the engine's thread.
         kv_cache: Memory for keys and values, as :func:`new_kv_cache` makes it; None: a new one.
         wrap: Put around the function that runs an iteration.
-        executor: Runs iterations elsewhere, over keys and values of its own; None: the model of ``loaded`` runs here.
+        new_executor: Makes what runs iterations elsewhere, over keys and values of its own, for an engine of that
+            shape; None: the model of ``loaded`` runs here.
         recorder: Records the loop's iterations, and which requests ran in each.
         traces: Of requests, which note the iterations that they run in; None: none are.
         registry: Where the policy and the memory pool are looked up; None: what the installed plugins registered.
@@ -142,7 +143,7 @@ class EngineCore:
         listener: Listener[IterationBatch, IterationOutput],
         kv_cache: KVCache | NativeKVCache | None = None,
         wrap: Callable[[Run], Run] | None = None,
-        executor: Executor[IterationBatch, IterationOutput] | None = None,
+        new_executor: Callable[[EngineShape], Executor[IterationBatch, IterationOutput]] | None = None,
         recorder: LoopRecorder | None = None,
         traces: EngineTraces | None = None,
         registry: Registry | None = None,
@@ -157,10 +158,10 @@ class EngineCore:
         # a while, on a core that the model's want next.
         self._num_torch_threads = config.num_threads
         clock = WallClock()
-        if executor is None:
+        if new_executor is None:
             executor = self._local(loaded, config, kv_cache, clock, wrap=wrap, recorder=recorder, registry=registry)
         else:
-            self._num_torch_threads = 1
+            executor, self._num_torch_threads = new_executor(self.shape), 1
         self.loop: ServingLoop[Any, IterationBatch, IterationOutput] = ServingLoop(
             scheduler, executor, clock, recorder=recorder, listener=listener, traces=traces
         )

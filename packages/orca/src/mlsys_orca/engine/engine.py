@@ -11,12 +11,15 @@ import asyncio
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import Registry
 from mlsys_core.serving import LoopRecorder
-from mlsys_orca.engine.client import BusyError, EngineClient, EngineConfig, EngineCounts
+from mlsys_orca.engine.client import BusyError, EngineClient, EngineConfig, EngineCounts, EngineShape
 from mlsys_orca.engine.core import EngineCore, plan_kv_tokens
+from mlsys_orca.engine.divided import group_shape
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import Streams, TokenStream
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
+from mlsys_orca.parallel.executor import ParallelExecutor
+from mlsys_orca.parallel.group import Group, Holders
 
 __all__ = ["BusyError", "Engine", "EngineConfig", "TokenStream", "plan_kv_tokens"]
 
@@ -30,6 +33,7 @@ class Engine(EngineClient):
         available_nbytes: Memory the K/V cache may count on (used if ``config.num_kv_tokens`` is None).
         recorder: Records the loop's iterations, and which requests ran in each.
         registry: Where the policy and the memory pool are looked up; None: what the installed plugins registered.
+        holders: Processes that have the parts of a divided model, and end with the engine; None: it runs here.
 
     Raises:
         InvalidInputError: the limits do not fit the model or the memory, the policy or its options are unknown, or
@@ -50,12 +54,15 @@ class Engine(EngineClient):
         available_nbytes: int,
         recorder: LoopRecorder | None = None,
         registry: Registry | None = None,
+        holders: Holders | None = None,
     ) -> None:
         if config.num_replicas > 1:
             raise InvalidInputError(
                 f"{config.num_replicas} replicas need a process each, and this engine runs in one: ask for 1, or serve "
                 "with processes"
             )
+        self._holders = holders
+        self._group: Group | None = None
         streams, stats = Streams(), EngineStats()
         core = EngineCore(
             loaded,
@@ -65,6 +72,7 @@ class Engine(EngineClient):
             recorder=recorder,
             traces=stats.traces,
             registry=registry,
+            new_executor=None if holders is None else lambda shape: self._divided(loaded, shape, config, holders),
         )
         streams.is_live = core.shape.streams_tokens
         super().__init__(core.shape, config, core.loop, streams, stats)
@@ -98,7 +106,20 @@ class Engine(EngineClient):
     def close(self) -> None:
         """Stop: unfinished requests are cancelled. Idempotent."""
         self.core.close()
+        if self._group is not None:
+            self._group.close()
+        if self._holders is not None:
+            self._holders.close()
 
     def counts(self) -> EngineCounts:
         """Return the engine's numbers as they are now."""
         return self.core.counts()
+
+    def _divided(
+        self, loaded: LoadedModel, shape: EngineShape, config: EngineConfig, holders: Holders
+    ) -> ParallelExecutor:
+        """Return an executor over ranks, which have the keys and values of the first replica."""
+        self._group = Group(holders, group_shape(holders.model, loaded.config, shape, config))
+        executor = self._group.executor()
+        executor.serve(0)
+        return executor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlsys_orca.backends.native.decoder import NativeDecoder
 from mlsys_orca.engine.engine import EngineConfig, plan_kv_tokens
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, kv_nbytes_per_token
@@ -59,7 +58,7 @@ def fit_of(loaded: LoadedModel, *, available_nbytes: int, tokens_per_request: in
     return Fit(
         architecture=loaded.config.architecture,
         dtype=str(loaded.model.dtype).removeprefix("torch."),
-        is_native=isinstance(loaded.model, NativeDecoder),
+        is_native=loaded.is_native,
         weights_nbytes=loaded.weights_nbytes,
         available_nbytes=available_nbytes,
         kv_nbytes_per_token=kv_nbytes_per_token(loaded.config, loaded.model.dtype),

@@ -73,6 +73,7 @@ class Worker:
             group = Group(settings.holders, settings.group)
             die_with(group)
             self._ranks = group.executor(watch=self._watch)
+        ranks: Any = self._ranks
         self._core = EngineCore(
             settings.loaded,
             settings.config,
@@ -80,7 +81,7 @@ class Worker:
             listener=self,
             kv_cache=settings.kv_caches[0] if self._ranks is None else None,
             wrap=self._watch.around,
-            executor=self._ranks,
+            new_executor=None if self._ranks is None else lambda _: ranks,
         )
         if self._core.pool is not None:
             self._core.pool.on_preempted = self._on_preempted

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlsys_core.errors import InvalidInputError
+from torch import Tensor
+
 from mlsys_orca.backends.native.decoder import NativeDecoder
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.decoder import DecoderModel
+from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.weights.quantized import weights_nbytes
 from mlsys_orca.text.chat_template import ChatTemplate
 from mlsys_orca.text.tokenizer import Tokenizer
@@ -21,6 +24,28 @@ class GenerationDefaults:
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+
+
+class DividedModel:
+    """A model whose parts run in other processes: a :class:`~mlsys_orca.model.decoder.DecoderModel` that cannot run.
+
+    Args:
+        model: Has the whole model's configuration, dtype and device.
+        nbytes: Of the weights of all parts.
+        is_native: The parts run as native programs.
+    """
+
+    def __init__(self, model: DecoderModel, *, nbytes: int, is_native: bool) -> None:
+        self.config, self.dtype, self.device = model.config, model.dtype, model.device
+        self.nbytes, self.is_native = nbytes, is_native
+
+    def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
+        """Refuse.
+
+        Raises:
+            InvalidInputError: always.
+        """
+        raise InvalidInputError("this process has no weights: the model's parts run in the processes of its group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +62,16 @@ class LoadedModel:
     device: str = "cpu"  # the registered name of the device that the model runs on
 
     @property
+    def is_native(self) -> bool:
+        """True if the model runs in native kernels, so that a request gets the same bits in any batch."""
+        model = self.model
+        return model.is_native if isinstance(model, DividedModel) else isinstance(model, NativeDecoder)
+
+    @property
     def weights_nbytes(self) -> int:
         """Memory of the weights, before torch's path packs what it multiplies by."""
+        if isinstance(self.model, DividedModel):
+            return self.model.nbytes
         if isinstance(self.model, NativeDecoder):
             return self.model.nbytes + weights_nbytes(self.model.embedding)
         module: Any = getattr(self.model, "module", self.model)  # transformers' model is inside ours

@@ -72,11 +72,16 @@ def load(
         adapted = AdaptedDecoder(loaded.model, {keys[name]: found for name, found in files.items()})
         loaded = replace(loaded, model=adapted, adapters=keys)
     if chat_template is not None:
-        loaded = replace(loaded, chat_template=_read_template(chat_template, loaded))
+        loaded = replace(loaded, chat_template=read_template(chat_template, loaded))
     return loaded
 
 
-def _read_template(path: Path, loaded: LoadedModel) -> ChatTemplate:
+def read_template(path: Path, loaded: LoadedModel) -> ChatTemplate:
+    """Return the chat template of a Jinja file, for ``loaded``.
+
+    Raises:
+        InvalidInputError: it cannot be read.
+    """
     from mlsys_orca.text.chat_template import ChatTemplate
 
     try:

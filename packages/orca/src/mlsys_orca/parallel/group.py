@@ -42,7 +42,7 @@ class ParallelModel:
     load: Callable[[Placement], Shard]
     hello_of: Callable[[Shard], Hello]
     expected: Hello  # of a rank with the master's code and model
-    reducer_of: Callable[[GroupShape, Placement, int], Reducer] | None = None
+    reducer_of: Callable[[Placement, int], Reducer] | None = None
     new_reducer: Callable[[GroupShape], int] | None = None  # makes the memory in which the ranks of a stage meet
 
     @property

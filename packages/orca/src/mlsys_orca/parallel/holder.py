@@ -75,7 +75,7 @@ class HolderSettings:
     load: Callable[[Placement], Shard]
     kv_memory: KvMemory  # of this place
     hello_of: Callable[[Shard], Hello]
-    reducer_of: Callable[[GroupShape, Placement, int], Reducer] | None  # over a descriptor; None: one rank in a stage
+    reducer_of: Callable[[Placement, int], Reducer] | None  # over a descriptor; None: one rank in a stage
     requests: socket.socket  # where askers' messages come
     report: socket.socket  # where the first outcome of loading goes
 
@@ -136,7 +136,7 @@ def live_as_rank(settings: HolderSettings, shard: Shard, hello: Hello, shape: Gr
     """Be a rank until a neighbour goes; return the exit code."""
     reducer = None
     if settings.reducer_of is not None and wires.reducer is not None:
-        reducer = settings.reducer_of(shape, settings.place, wires.reducer)
+        reducer = settings.reducer_of(settings.place, wires.reducer)
     joined = shard.join(reducer, num_threads=shape.num_threads)
     memory = settings.kv_memory
 
