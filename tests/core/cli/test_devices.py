@@ -38,6 +38,7 @@ WITHOUT = {
     "orca reload": "asks a server",
     "orca chaos": "troubles forked workers, which only a CPU's can be",
     "windtunnel inspect": "what a file holds",
+    "windtunnel moved": "compares what two files hold",
     "windtunnel translate": "parameters in host memory, to files; predict and fine-tune have it",
 }
 

@@ -6,6 +6,7 @@ import typer
 from mlsys_windtunnel.cli.bench import bench
 from mlsys_windtunnel.cli.fine_tune import fine_tune
 from mlsys_windtunnel.cli.inspect import inspect
+from mlsys_windtunnel.cli.moved import moved
 from mlsys_windtunnel.cli.predict import predict
 from mlsys_windtunnel.cli.translate import translate
 from mlsys_windtunnel.cli.update import update
@@ -23,4 +24,5 @@ app.command()(translate)
 app.command()(predict)
 app.command("fine-tune")(fine_tune)
 app.command()(update)
+app.command()(moved)
 app.command()(bench)
