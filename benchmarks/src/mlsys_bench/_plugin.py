@@ -23,6 +23,11 @@ SUITES = {
     "nimble-training": ("Training steps beside eager and torch.compile.", "nimble.training:run", ("cpu",)),
     "nimble-overhead": ("Cost of a replay beside its kernels.", "nimble.overhead:run", ("cpu",)),
     "nimble-weights": ("Cost of noticing changed weights.", "nimble.weights:run", ("cpu",)),
+    "nimble-memory": (
+        "Memory that a prepared model keeps and gives back, beside ONNX Runtime's.",
+        "nimble.memory:run",
+        ("cpu",),
+    ),
     "nimble-exactness": ("Distance of results from float64.", "nimble.exactness:run", ("cpu",)),
     "nimble-streams": ("Run time of Algorithm 1 on large graphs.", "nimble.streams:run", ("cpu",)),
     "orca": (

@@ -27,6 +27,7 @@ _WHAT = {
     "dvabatch-overhead": "One request at a time",
     "dvabatch-vision": "Operator and load diversity: vision nets under each policy",
     "front-peers": "Five servers of the Open Inference Protocol",
+    "nimble-memory": "Memory of prepared models beside ONNX Runtime's",
     "nimble-operator-bound": "Nets of small operators",
     "nimble-training": "Training steps",
     "nimble": "Nets against peers",

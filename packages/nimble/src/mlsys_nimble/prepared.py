@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.memory.trim import ReturnsMemory, return_freed_memory
 
-from mlsys_nimble.backends.executor import Executor, make_executor
+from mlsys_nimble.backends.executor import Executor, Releasing, make_executor
 from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.capture.aliases import overlap
 from mlsys_nimble.capture.repeat import capture_checked
@@ -107,7 +108,11 @@ class Prepared:
         self._is_one_tensor = captured.results.is_plain and captured.results.spec == _ONE_TENSOR
         self._writes = Writes(captured)
         views = any(origin.kind == "input" for origin in captured.results.origins)
+        if isinstance(self.executor, Releasing) and options.max_concurrency == 1:  # others are to be made of them
+            self.executor.release(captured.program.constants.values())
+        return_freed_memory()  # of the capture, and of kernels that were tried and not taken
         self.is_bound_to_strides = views or bool(self._writes.inputs)  # whether they copy depends on strides
+        self._returns_memory = ReturnsMemory()  # last
 
     def renew(self) -> None:
         """Make new locks: no call is running."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from mlsys_core.errors import InvalidInputError, KernelUnavailableError
@@ -26,6 +26,15 @@ class Executor(Protocol):
         Mutations are written to their buffers and inputs before it returns. Results belong to the caller: no later
         call writes to them. An output that is an input or a constant is that very tensor, after the call's writes.
         """
+        ...
+
+
+@runtime_checkable
+class Releasing(Protocol):
+    """An executor that can forget constants which it has packed."""
+
+    def release(self, own: Collection[torch.Tensor]) -> None:
+        """Forget what it has packed, but for the caller's ``own``; the program's copies go with it."""
         ...
 
 

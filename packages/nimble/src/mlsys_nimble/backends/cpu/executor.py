@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from mlsys_core.config import settings
@@ -119,6 +119,31 @@ class NativeExecutor:
         }
         moved = {value for value, c in self._program.constants.items() if self._constants[value] is not c}
         return frozenset(packed | moved) & frozenset(self._fixed)
+
+    def release(self, own: Collection[Tensor]) -> None:
+        """Forget constants that kernels have packed and nothing reads, but for the caller's ``own``.
+
+        Those that a pass folded exist nowhere else: they would be as large as the model. What is left of them has
+        a shape and no memory.
+        """
+        kept = {id(tensor) for tensor in own}
+        for value in self._packed_only():
+            tensor = self._program.constants[value]
+            if id(tensor) not in kept:
+                hollow = torch.empty_like(tensor, device="meta")
+                del self._fixed[value]
+                self._constants[value] = hollow
+                cast(dict[ValueId, Tensor], self._program.constants)[value] = hollow
+
+    def _packed_only(self) -> set[ValueId]:
+        """Return the constants that no operator reads where they lie."""
+        read = {self._layout.places[value].root for value in self._program.kept()}
+        for index, operator in enumerate(self._program.operators):
+            if index in self._layout.in_place:
+                continue  # another name for its input, whose readers count
+            packed = packed_inputs(operator, self._program.values) if index in self._kernels else ()
+            read |= {self._layout.places[value].root for value in operator.inputs if value not in packed}
+        return set(self._fixed) - read
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`~mlsys_nimble.backends.executor.Executor`.
