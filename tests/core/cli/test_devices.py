@@ -40,6 +40,8 @@ WITHOUT = {
     "windtunnel inspect": "what a file holds",
     "windtunnel moved": "compares what two files hold",
     "windtunnel translate": "parameters in host memory, to files; predict and fine-tune have it",
+    "serve windtunnel": "as windtunnel serve",
+    "windtunnel serve": "no torch where it can; exported programs are a CPU's",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, KernelSpec
+from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, KernelSpec
 
 
 @hookimpl
@@ -16,6 +16,18 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
             name="windtunnel",
             help="Turn fitted classical pipelines into trainable networks.",
             app="mlsys_windtunnel.cli.main:app",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_engines() -> Iterable[EngineSpec]:
+    """Return the engine of pipelines, ``mlsys serve windtunnel``."""
+    return [
+        EngineSpec(
+            name="windtunnel",
+            help="Translated pipelines, by rows of JSON and the Open Inference Protocol.",
+            app="mlsys_windtunnel.cli.serve:serve_app",
         )
     ]
 

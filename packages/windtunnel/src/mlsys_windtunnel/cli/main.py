@@ -8,6 +8,7 @@ from mlsys_windtunnel.cli.fine_tune import fine_tune
 from mlsys_windtunnel.cli.inspect import inspect
 from mlsys_windtunnel.cli.moved import moved
 from mlsys_windtunnel.cli.predict import predict
+from mlsys_windtunnel.cli.serve import serve
 from mlsys_windtunnel.cli.translate import translate
 from mlsys_windtunnel.cli.update import update
 
@@ -22,6 +23,7 @@ def windtunnel() -> None:
 app.command()(inspect)
 app.command()(translate)
 app.command()(predict)
+app.command()(serve)
 app.command("fine-tune")(fine_tune)
 app.command()(update)
 app.command()(moved)

@@ -1,0 +1,1 @@
+"""Translated pipelines behind core's Open Inference Protocol front, and rows of JSON beside it."""
