@@ -53,15 +53,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3Text", {"query_pre_attn_scalar": 24, "sliding_window": 8}),
     "mixtral": ("Mixtral", {"hidden_size": 256, "num_local_experts": 5}),
 }
+_T5 = {"d_model": 64, "d_kv": 32, "d_ff": 256, "num_layers": 4, "num_decoder_layers": 2, "num_heads": 4}
+_T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 24, "decoder_start_token_id": 0}
+SEQ2SEQ: dict[str, tuple[str, dict[str, Any]]] = {
+    "t5": ("T5", _T5),
+    "flan": ("T5", _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "umt5": ("UMT5", _T5),
+}
 
 
 def write_checkpoint(path: Path, name: str) -> Path:
     """A directory as transformers saves one, with random weights."""
     import transformers
 
-    family, changes = CASES[name]
     torch.manual_seed(5)
-    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, f"{family}Config")(**(SHAPE | changes)))
+    if name in SEQ2SEQ:
+        family, changes = SEQ2SEQ[name]
+        config = getattr(transformers, f"{family}Config")(vocab_size=VOCAB, **changes)
+        model = transformers.AutoModelForSeq2SeqLM.from_config(config)
+    else:
+        family, changes = CASES[name]
+        config = getattr(transformers, f"{family}Config")(**(SHAPE | changes))
+        model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():  # norms are ones and biases zeros otherwise
             if parameter.ndim == 1:
@@ -94,12 +107,39 @@ def some_batches(vocab_size: int = VOCAB) -> list[IterationBatch]:
     return batches
 
 
+def some_translations() -> list[IterationBatch]:
+    """Requests of an encoder-decoder: some begin, then one more beside decodes, then decodes."""
+    lengths, tables, batches = [9, 30, 4], [(3, 1), (5, 6, 7), (0, 9)], []
+    done = [0, 0, 0]
+    for running in ([0, 1], [0, 1, 2], [0, 1, 2]):
+        builder = BatchBuilder()
+        for index in running:
+            first = not done[index]
+            ids = [(5 * i + 11 * index + 3 * done[index]) % VOCAB for i in range(lengths[index] + 2 if first else 1)]
+            builder.add(
+                str(index),
+                ids,
+                num_computed_tokens=done[index],
+                block_table=tables[index],
+                sampling=SamplingParams(),
+                num_encoder_tokens=lengths[index],
+            )
+            done[index] += len(ids)
+        batches.append(builder.build())
+    return batches
+
+
 @dataclass
 class Answer:
     """What comes of one iteration."""
 
     logits: Tensor  # [num_sampled, vocab]
     largest: list[int]
+
+
+def run_sliced(path: Path, batches: Sequence[IterationBatch], **options: Any) -> list[Answer]:
+    """By one process, its sums in the shape that ranks can share."""
+    return run_places(path, batches, ranks=1, stages=1, slices=True, **options)
 
 
 def run_whole(path: Path, batches: Sequence[IterationBatch], **options: Any) -> list[Answer]:

@@ -5,6 +5,8 @@ Called by holders (:func:`load_shard`) and by the engine's master (:func:`load_h
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,16 @@ from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.family import Family
+from mlsys_orca.model.slices import num_slices
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Progress, WeightForm
 from mlsys_orca.model.weights.damage import readable
 from mlsys_orca.parallel.native_shard import NativeShard
 from mlsys_orca.parallel.placement import Placement, shard_config
 from mlsys_orca.parallel.reading import load_part
 from mlsys_orca.parallel.shard import Shard
+from mlsys_orca.parallel.torch_shard import TorchShard
+
+_log = logging.getLogger(__name__)
 
 
 class NoWeights:
@@ -91,8 +97,12 @@ def load_shard(
     backend: str = "auto",
     num_threads: int = 1,
     progress: Progress | None = None,
+    slices: bool | None = None,
 ) -> Shard:
     """Load the part of a model at ``placement``; no more of the file is read, and no more is held.
+
+    A native program gives the same bits for all degrees, one process included. In torch's operators all degrees give
+    the same bits where the model is sliced; that costs one process some speed, and is what ``slices`` is for.
 
     Args:
         path: As of :func:`~mlsys_orca.loading.load.load_model`.
@@ -102,6 +112,8 @@ def load_shard(
         backend: ``"native"``, ``"torch"`` or ``"auto"``; every place of a model comes to the same.
         num_threads: torch's threads while loading.
         progress: Called with the bytes of this part read so far and those in all.
+        slices: Sums in torch's operators have the shape that ranks can share; None: where there are several ranks. All
+            places of a model take the same.
 
     Raises:
         InvalidInputError: as ``load_model``, or the model does not divide so.
@@ -115,21 +127,39 @@ def load_shard(
     check_forms(dtype=dtype, weights=weights, backend=backend)
     where, load = model_files(path)
     wanted = DTYPES[dtype or default_dtype()]
-    wholes: list[ModelConfig] = []
+    found: list[Any] = []
 
     def read(family: Family, config: ModelConfig, checkpoint: Checkpoint, **options: Any) -> DecoderModel:
-        wholes.append(config)
+        found[:] = [config]
         return load_part(family, config, checkpoint, placement=placement, **options)
 
+    def read_slices(family: Family, config: ModelConfig, checkpoint: Checkpoint, **options: Any) -> DecoderModel:
+        is_sliced = placement.num_ranks > 1 if slices is None else slices
+        number = num_slices(config) if is_sliced else 1
+        places = [replace(placement, rank=rank, num_ranks=number) for rank in _own(placement, number)]
+        parts = [load_part(family, config, checkpoint, placement=place, **options) for place in places]
+        own = shard_config(config, placement)
+        found[:] = [TorchShard(parts, config, own, placement, slices=number)]
+        return parts[0]
+
     with intra_op_threads(num_threads), readable(where):
-        options: dict[str, Any] = {"dtype": wanted, "device": torch.device("cpu"), "progress": progress, "read": read}
+        options: dict[str, Any] = {"dtype": wanted, "device": torch.device("cpu"), "progress": progress}
         if backend != "torch":
-            model = load(where, weights=weights or "packed", **options).model
+            model = load(where, weights=weights or "packed", read=read, **options).model
             try:
                 if not isinstance(model, Decoder):
                     raise LoweringError(f"a model by {type(model).__name__}")
-                return NativeShard(model, wholes[-1], placement)
-            except MlsysError:
+                return NativeShard(model, found[0], placement)
+            except MlsysError as error:
                 if backend == "native":
                     raise
-        raise InvalidInputError(f"{where} runs in torch's operators, whose parts are not implemented: run it whole")
+                _log.info("the part runs in torch: %s", error)
+        load(where, weights=weights or "float", read=read_slices, **options)
+        shard: TorchShard = found[0]
+        return shard
+
+
+def _own(placement: Placement, slices: int) -> range:
+    """Return the slices that a rank adds itself."""
+    own = max(1, slices // placement.num_ranks)
+    return range(placement.rank * own, (placement.rank + 1) * own)

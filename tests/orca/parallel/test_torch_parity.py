@@ -1,0 +1,82 @@
+"""Parts of a model in torch's operators give the bits of one process that slices its sums, whatever the degrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mlsys_orca.backends.runner import intra_op_threads
+
+from tests.orca.parallel.places import (
+    SEQ2SEQ,
+    Answer,
+    run_places,
+    run_sliced,
+    run_whole,
+    some_batches,
+    some_translations,
+    write_checkpoint,
+)
+
+FORMS: dict[str, dict[str, Any]] = {
+    "fp32": {"dtype": "fp32", "weights": "float"},
+    "bf16": {"dtype": "bf16", "weights": "float"},
+    "int8": {"dtype": "fp32", "weights": "int8"},
+}
+DEGREES = [(2, 1), (4, 1), (1, 2), (1, 3), (2, 2)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """torch may divide a sum over its threads: their number is part of the promise."""
+    with intra_op_threads(1):
+        yield
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = write_checkpoint(tmp_path_factory.mktemp(name), name)
+        return made[name]
+
+    return get
+
+
+def assert_equal(found: list[Answer], expected: list[Answer]) -> None:
+    for iteration, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(one.logits, other.logits), iteration
+        assert one.largest == other.largest, iteration
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["llama-tied", "gpt2", "gemma2", "mixtral", "opt", *SEQ2SEQ])
+def test_parts_in_torch_give_the_bits_of_one_sliced_process(checkpoints: Any, name: str, form: str) -> None:
+    path, options = checkpoints(name), FORMS[form] | {"backend": "torch"}
+    batches = some_translations() if name in SEQ2SEQ else some_batches()
+    expected = run_sliced(path, batches, **options)
+    for ranks, stages in DEGREES:
+        assert_equal(run_places(path, batches, ranks=ranks, stages=stages, slices=True, **options), expected)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "gpt2", "gemma2", "mixtral", "opt", *SEQ2SEQ])
+def test_slices_change_no_more_than_the_rounding(checkpoints: Any, name: str) -> None:
+    path, options = checkpoints(name), {"dtype": "fp32", "weights": "float", "backend": "torch"}
+    batches = some_translations() if name in SEQ2SEQ else some_batches()
+    whole = run_whole(path, batches, **options)
+    for one, other in zip(run_sliced(path, batches, **options), whole, strict=True):
+        assert torch.allclose(one.logits, other.logits, rtol=1e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "t5"])
+def test_stages_alone_give_the_bits_of_one_process(checkpoints: Any, name: str) -> None:
+    path, options = checkpoints(name), {"dtype": "bf16", "weights": "float"}
+    batches = some_translations() if name in SEQ2SEQ else some_batches()
+    expected = run_whole(path, batches, **options)
+    for stages in (2, 3):
+        assert_equal(run_places(path, batches, ranks=1, stages=stages, **options), expected)
