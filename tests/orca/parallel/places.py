@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,11 +154,21 @@ def run_whole(path: Path, batches: Sequence[IterationBatch], **options: Any) -> 
 
 
 def run_places(
-    path: Path, batches: Sequence[IterationBatch], *, ranks: int, stages: int, num_threads: int = 1, **options: Any
+    path: Path,
+    batches: Sequence[IterationBatch],
+    *,
+    ranks: int,
+    stages: int,
+    num_threads: int = 1,
+    adapters: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> list[Answer]:
     """By so many ranks of so many stages; each iteration for its logits, then again for its peaks."""
     places = all_places(tensor_parallel=ranks, pipeline_parallel=stages)
-    shards: list[Any] = [load_shard(path, place, **options) for place in places]
+    shards: list[Any] = [load_shard(path, place, takes_adapters=adapters is not None, **options) for place in places]
+    for shard in shards:
+        for key, files in (adapters or {}).items():
+            shard.add_adapter(key, files)
     whole = shards[0].whole
     memories = [SharedReducer.create(whole, num_ranks=ranks) for _ in range(stages)]
     reducers = [SharedReducer(memories[p.stage], whole, rank=p.rank, num_ranks=ranks) for p in places]

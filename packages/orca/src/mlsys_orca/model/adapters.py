@@ -11,22 +11,29 @@ that nothing of one is taken for another's: neither keys and values in kept bloc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, RotatedBy
+from mlsys_orca.model.adapter_products import (
+    AdaptedLinear,
+    AdaptedProduct,
+    AdapterPlace,
+    AdapterRows,
+    LowRank,
+    adapted_products,
+)
+from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
-from mlsys_orca.model.families import model_family
 from mlsys_orca.model.weights.damage import MAX_JSON_NBYTES, json_object_of, readable
 from safetensors import SafetensorError
 from safetensors.torch import load
-from torch import Tensor, nn
+from torch import Tensor
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -83,51 +90,13 @@ def read_adapter(path: Path | str, *, max_nbytes: int | None = None) -> AdapterF
     return AdapterFiles(str(where), contents[CONFIG_FILE], contents[WEIGHTS_FILE])
 
 
-@dataclass(frozen=True, slots=True)
-class LowRank:
-    """Low-rank update of one product, or of some of its columns."""
-
-    down: Tensor  # A: [rank, in_features]
-    up: Tensor  # scale * B: [rows, rank]
-
-
-@dataclass(slots=True)
-class _Rows:
-    """Rows of the current batch by adapter name; set before each forward."""
-
-    by_adapter: dict[str, Tensor] = field(default_factory=dict)  # key -> int64 [rows]
-
-
-class AdaptedLinear(nn.Module):
-    """A product, with adapters' on the rows of their requests.
-
-    Args:
-        base: The model's product.
-        rows: Row indices by adapter name.
-    """
-
-    def __init__(self, base: nn.Module, rows: _Rows) -> None:
-        super().__init__()
-        self.base = base
-        self._rows = rows
-        self.parts: dict[str, list[tuple[int, LowRank]]] = {}  # key -> (first column, what is added there)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply ``x`` [num_tokens, in_features] and add the adapters' updates -> [num_tokens, out_features]."""
-        out: Tensor = self.base(x)
-        for name, rows in self._rows.by_adapter.items():
-            for column, part in self.parts.get(name, ()):
-                added = x[rows] @ part.down.T @ part.up.T
-                out[:, column : column + len(part.up)].index_add_(0, rows, added.to(out.dtype))
-        return out
-
-
 class AdaptedDecoder:
     """A :class:`~mlsys_orca.model.decoder.DecoderModel` whose requests may each name an adapter.
 
     Args:
         decoder: In torch's operators; it is changed.
         adapters: Name, or the key that requests give, -> PEFT directory or its contents.
+        place: The part of a model that ``decoder`` is.
 
     Raises:
         InvalidInputError: the model is of no kind that takes adapters, or one does not fit it, or it is damaged.
@@ -136,15 +105,21 @@ class AdaptedDecoder:
         >>> AdaptedDecoder(load_model(path, backend="torch").model, {"pirate": "adapters/pirate"})  # doctest: +SKIP
     """
 
-    def __init__(self, decoder: DecoderModel, adapters: Mapping[str, Path | str | AdapterFiles]) -> None:
+    def __init__(
+        self,
+        decoder: DecoderModel,
+        adapters: Mapping[str, Path | str | AdapterFiles],
+        *,
+        place: AdapterPlace | None = None,
+    ) -> None:
         if not isinstance(decoder, Decoder):
             raise InvalidInputError(f"adapters go on a decoder in torch's operators, not on a {type(decoder).__name__}")
         self.decoder = decoder
         self.config: ModelConfig = decoder.config
         self.dtype = decoder.dtype
         self.device = decoder.device
-        self._rows = _Rows()
-        self._products = _products(decoder, self._rows)
+        self._rows = AdapterRows()
+        self._products = adapted_products(decoder, self._rows, place or AdapterPlace())
         self._keys: frozenset[str] = frozenset()
         for key, found in adapters.items():
             self.add(key, found if isinstance(found, AdapterFiles) else read_adapter(found))
@@ -171,8 +146,9 @@ class AdaptedDecoder:
     def remove(self, key: str) -> None:
         """Forget an adapter that no request uses any more; from any thread."""
         self._keys -= {key}
-        for linear, _, _ in self._products.values():
-            linear.parts.pop(key, None)
+        for product in self._products.values():
+            if product is not None:
+                product.linear.parts.pop(key, None)
 
     @property
     def module(self) -> Decoder:
@@ -181,61 +157,22 @@ class AdaptedDecoder:
 
     def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
         """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size]."""
+        self.begin(inputs)
+        logits: Tensor = self.decoder(inputs, kv_cache)
+        return logits
+
+    def begin(self, inputs: ForwardInputs) -> None:
+        """Say which rows are under which adapter, before the layers run."""
         rows: dict[str, list[int]] = {}
         if not inputs.batch.is_plain:
             for request in inputs.batch.requests:
                 if request.details is not None and request.details.adapter is not None:
                     rows.setdefault(request.details.adapter, []).extend(range(request.start, request.stop))
         self._rows.by_adapter = {name: torch.tensor(found, device=self.device) for name, found in rows.items()}
-        logits: Tensor = self.decoder(inputs, kv_cache)
-        return logits
-
-
-def _products(decoder: Decoder, rows: _Rows) -> dict[str, tuple[AdaptedLinear, int, int]]:
-    """Return every product that adapters know, by its module's name in Hugging Face's layout.
-
-    Values are (product, first column, columns).
-    """
-    stems = model_family(decoder.config.architecture).stems["huggingface"]
-    found: dict[str, tuple[AdaptedLinear, int, int]] = {}
-    for index, layer in enumerate(decoder.layers):
-        for owner, name, parts in _linears(layer, decoder.config):
-            adapted = AdaptedLinear(getattr(owner, name), rows)
-            setattr(owner, name, adapted)
-            whole = "_".join(parts)  # of families whose files have one matrix for several: "qkv", "gate_up"
-            whole = {"q_k_v": "qkv"}.get(whole, whole)
-            if whole in stems and len(parts) > 1:
-                found[stems[whole].format(index)] = adapted, 0, sum(parts.values())
-                continue
-            column = 0
-            for part, size in parts.items():
-                if part in stems:
-                    found[stems[part].format(index)] = adapted, column, size
-                column += size
-    return found
-
-
-def _linears(layer: nn.Module, config: ModelConfig) -> Iterator[tuple[nn.Module, str, dict[str, int]]]:
-    """Yield (module, attribute, sizes of its column groups by name) for each product of ``layer``."""
-    attention: Any = getattr(layer, "attention", None)
-    if isinstance(attention, RotatedBy):
-        attention = attention.attention
-    mlp: Any = getattr(layer, "mlp", None)
-    if not isinstance(attention, Attention) or not isinstance(mlp, GatedMLP | MLP):
-        raise InvalidInputError(f"adapters do not fit a {type(layer).__name__} of {config.architecture}")
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    yield attention, "qkv", {"q": queries, "k": keys, "v": keys}
-    yield attention, "output", {"o": config.hidden_size}
-    inner = config.intermediate_size
-    if isinstance(mlp, GatedMLP):
-        yield mlp, "gate_up", {"gate": inner, "up": inner}
-    else:
-        yield mlp, "up", {"up": inner}
-    yield mlp, "down", {"down": config.hidden_size}
 
 
 def _fitted(
-    files: AdapterFiles, products: Mapping[str, tuple[AdaptedLinear, int, int]], decoder: Decoder
+    files: AdapterFiles, products: Mapping[str, AdaptedProduct | None], decoder: Decoder
 ) -> dict[AdaptedLinear, list[tuple[int, LowRank]]]:
     """Return what the adapter adds to each product."""
     path = files.source
@@ -253,25 +190,21 @@ def _fitted(
                 f"{path}: the adapter changes {module or 'something unnamed'!r}, which is no pair of lora_A and lora_B "
                 f"of a product that this model has (there are: {', '.join(sorted(products)[:4])}, ...)"
             )
-        linear, column, columns = products[module]
+        product = products[module]
+        if product is None:
+            continue
         if down.ndim != 2 or up.ndim != 2 or not len(down):
             raise InvalidInputError(f"{path}: {module} has A {tuple(down.shape)} and B {tuple(up.shape)}, no matrices")
-        if len(up) != columns or down.shape[1] != _in_features(linear.base) or down.shape[0] != up.shape[1]:
+        if (len(up), down.shape[1]) != product.whole_shape() or down.shape[0] != up.shape[1]:
             raise InvalidInputError(
                 f"{path}: {module} is of another model: A {tuple(down.shape)} and B {tuple(up.shape)} do not make "
-                f"[{columns}, {_in_features(linear.base)}]"
+                f"{list(product.whole_shape())}"
             )
-        dtype = decoder.dtype
-        part = LowRank(
-            down.to(decoder.device, dtype), (up.float() * scale_of_rank(len(down))).to(decoder.device, dtype)
-        )
-        made.setdefault(linear, []).append((column, part))
+        dtype, scale = decoder.dtype, scale_of_rank(len(down))
+        down, up = product.part(down, up)
+        part = LowRank(down.to(decoder.device, dtype), (up.float() * scale).to(decoder.device, dtype))
+        made.setdefault(product.linear, []).append((product.column, part))
     return made
-
-
-def _in_features(linear: nn.Module) -> int:
-    features: Any = linear.in_features
-    return int(features)
 
 
 def _read_config(files: AdapterFiles) -> Any:

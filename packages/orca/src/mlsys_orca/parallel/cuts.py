@@ -57,7 +57,7 @@ def sources(
                 if own is not None and _is_needed(role, placement, is_tied=is_tied):
                     is_transposed = layout in family.transposed and "{}" in stem
                     by_head = layout in family.qkv_by_head
-                    cut = _cut(role, part, whole, placement, is_transposed=is_transposed, by_head=by_head)
+                    cut = cut_of(role, part, whole, placement, is_transposed=is_transposed, by_head=by_head)
                     found[f"{stem.format(*own)}.{part}".removeprefix(prefix)] = Source(name, cut)
     return found | {name: Source(name, None) for name in set(names) - known - found.keys()}
 
@@ -95,7 +95,7 @@ def _is_needed(role: str, placement: Placement, *, is_tied: bool) -> bool:
     return True
 
 
-def _cut(
+def cut_of(
     role: str, part: str, whole: ModelConfig, placement: Placement, *, is_transposed: bool, by_head: bool
 ) -> Cut | None:
     """Return the part of a tensor that a rank has; None: all of it."""

@@ -98,6 +98,7 @@ def load_shard(
     num_threads: int = 1,
     progress: Progress | None = None,
     slices: bool | None = None,
+    takes_adapters: bool = False,
 ) -> Shard:
     """Load the part of a model at ``placement``; no more of the file is read, and no more is held.
 
@@ -114,6 +115,8 @@ def load_shard(
         progress: Called with the bytes of this part read so far and those in all.
         slices: Sums in torch's operators have the shape that ranks can share; None: where there are several ranks. All
             places of a model take the same.
+        takes_adapters: LoRA adapters may be added (:meth:`.torch_shard.TorchShard.add_adapter`); the part runs in
+            torch's operators.
 
     Raises:
         InvalidInputError: as ``load_model``, or the model does not divide so.
@@ -125,6 +128,8 @@ def load_shard(
         >>> shard.join(reducer, num_threads=1).run(inputs, None, out, kv_cache)  # doctest: +SKIP
     """
     check_forms(dtype=dtype, weights=weights, backend=backend)
+    if takes_adapters and backend == "native":
+        raise InvalidInputError("adapters need torch's operators: leave out backend='native'")
     where, load = model_files(path)
     wanted = DTYPES[dtype or default_dtype()]
     found: list[Any] = []
@@ -139,12 +144,12 @@ def load_shard(
         places = [replace(placement, rank=rank, num_ranks=number) for rank in _own(placement, number)]
         parts = [load_part(family, config, checkpoint, placement=place, **options) for place in places]
         own = shard_config(config, placement)
-        found[:] = [TorchShard(parts, config, own, placement, slices=number)]
+        found[:] = [TorchShard(parts, config, own, placement, slices=number, takes_adapters=takes_adapters)]
         return parts[0]
 
     with intra_op_threads(num_threads), readable(where):
         options: dict[str, Any] = {"dtype": wanted, "device": torch.device("cpu"), "progress": progress}
-        if backend != "torch":
+        if backend != "torch" and not takes_adapters:
             model = load(where, weights=weights or "packed", read=read, **options).model
             try:
                 if not isinstance(model, Decoder):

@@ -11,6 +11,7 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_orca.backends.native.decoder import NativeDecoder, NativeKVCache, Results, look_up_native
+from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import ForwardInputs
@@ -55,6 +56,17 @@ class NativeShard:
     def new_kv_cache(self, *, num_blocks: int, empty: Empty | None = None) -> NativeKVCache:
         """Make an empty cache; see :meth:`Shard.new_kv_cache`."""
         return NativeKVCache(self.config, num_blocks=num_blocks, dtype=self.dtype, empty=empty)
+
+    def add_adapter(self, key: str, files: AdapterFiles) -> None:
+        """Refuse; see :meth:`Shard.add_adapter`.
+
+        Raises:
+            InvalidInputError: always: adapters' products are torch's.
+        """
+        raise InvalidInputError("this part takes no adapters: load it with takes_adapters")
+
+    def remove_adapter(self, key: str) -> None:
+        """Do nothing: there is none."""
 
     def join(self, reducer: Reducer | None, *, num_threads: int) -> Self:
         """Return this part with threads of its own; see :meth:`Shard.join`."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mlsys_orca.backends.native.decoder import NativeKVCache
+    from mlsys_orca.model.adapters import AdapterFiles
     from mlsys_orca.model.decoder import ForwardInputs
     from mlsys_orca.model.kv_cache import KVCache
 
@@ -69,6 +70,19 @@ class Shard(Protocol):
 
     def new_kv_cache(self, *, num_blocks: int, empty: Empty | None = None) -> KVCache | NativeKVCache:
         """Make an empty cache for the keys and values of this part; ``empty`` makes its tensors, if given."""
+        ...
+
+    def add_adapter(self, key: str, files: AdapterFiles) -> None:
+        """Add this part of a LoRA adapter, under the key that requests give; a key that is there stays as it is.
+
+        Raises:
+            InvalidInputError: it does not fit the model, is damaged, or the part was not loaded with
+                ``takes_adapters``.
+        """
+        ...
+
+    def remove_adapter(self, key: str) -> None:
+        """Forget an adapter that no request uses any more."""
         ...
 
     def join(self, reducer: Reducer | None, *, num_threads: int) -> Self:

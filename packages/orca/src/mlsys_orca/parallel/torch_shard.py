@@ -18,180 +18,40 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
 from mlsys_orca.backends.native.decoder import NativeKVCache
-from mlsys_orca.model.blocks import Decoder, RotatedBy, Step
+from mlsys_orca.model.adapter_products import AdapterPlace
+from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
+from mlsys_orca.model.blocks import Decoder, Step
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.encoder import spans_of
 from mlsys_orca.model.encoder_decoder import DecoderStep, EncoderDecoder, split
+from mlsys_orca.model.families import model_family
 from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, Empty, KVCache
-from mlsys_orca.model.layers import Embedding, look_up
-from mlsys_orca.model.slices import add_in_tree
-from mlsys_orca.model.weights.quantized import Matrix, weights_nbytes
-from mlsys_orca.parallel.owners import Owners, check_reducer, table_dtype
+from mlsys_orca.model.weights.checkpoint import Cut
+from mlsys_orca.model.weights.quantized import weights_nbytes
+from mlsys_orca.parallel.cuts import cut_of
+from mlsys_orca.parallel.joining import JoinedEmbedding, PartsKVCache, SummedBranch, join_layers, join_parts
+from mlsys_orca.parallel.owners import check_reducer
 from mlsys_orca.parallel.placement import Placement, num_encoder_layers
 from mlsys_orca.parallel.shard import Reducer
-from mlsys_orca.scheduling.batch import BlockCopy
-
-_BRANCHES = ("attention", "cross_attention", "mlp")  # of a layer: each ends in a product whose features ranks share
 
 
-class PartsKVCache(KVCache):
-    """Keys and values of several parts, each in a cache of its own."""
+def _adapted(
+    parts: Sequence[DecoderModel], whole: ModelConfig, placement: Placement, slices: int
+) -> list[AdaptedDecoder]:
+    """Make the products of each part take adapters, of which each has its own rows or columns."""
+    by_head = "huggingface" in model_family(whole.architecture).qkv_by_head
+    own = placement.layers(whole)
 
-    def __init__(self, parts: Sequence[KVCache]) -> None:
-        self.parts = parts
-        self.num_blocks, self.block_size = parts[0].num_blocks, parts[0].block_size
+    def place_of(number: int) -> AdapterPlace:
+        there = replace(placement, rank=placement.rank * len(parts) + number, num_ranks=slices)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all keys and values."""
-        return sum(part.nbytes for part in self.parts)
+        def cut(role: str) -> Cut | None:
+            return cut_of(role, "weight", whole, there, is_transposed=False, by_head=by_head)
 
-    def copy_blocks(self, block_copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks; see :meth:`KVCache.copy_blocks`."""
-        for part in self.parts:
-            part.copy_blocks(block_copies)
+        return AdapterPlace(own.start, whole.num_layers, slices, cut)
 
-
-class SummedBranch(nn.Module):
-    """One branch of a layer, of the parts that this rank has: their sum with that of the other ranks.
-
-    Args:
-        parts: Branches, each without the bias of its last product.
-        bias: That bias; None: there is none.
-    """
-
-    def __init__(self, parts: Sequence[nn.Module], bias: Tensor | None) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-        self.register_buffer("bias", bias, persistent=False)
-        self.reducer: Reducer | None = None  # set when the part joins its group
-
-    def forward(self, x: Tensor, *step: Any) -> Tensor:
-        """Run the branch on ``x`` [num_tokens, hidden_size] -> fp32 of the same shape."""
-        sums: list[Tensor] = [part(x, *_steps_of(step, index)).float() for index, part in enumerate(self.parts)]
-        total = add_in_tree(sums, torch.add)
-        if self.reducer is not None:
-            total = add_in_tree(self.reducer.exchange(total), torch.add)
-        bias: Any = self.bias
-        if bias is not None:
-            total = total + bias
-        return total
-
-
-def _steps_of(step: tuple[Any, ...], index: int) -> tuple[Any, ...]:
-    """Return a layer's inputs beside the states, with the cache of part ``index``."""
-    return tuple(
-        replace(each, kv_cache=_part_of(each.kv_cache, index)) if isinstance(each, Step | DecoderStep) else each
-        for each in step
-    )
-
-
-def _part_of(cache: KVCache, index: int) -> KVCache:
-    assert isinstance(cache, PartsKVCache)
-    return cache.parts[index]
-
-
-class JoinedHead(nn.Module):
-    """The vocabulary projections of several parts, beside each other."""
-
-    def __init__(self, heads: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.heads = nn.ModuleList(heads)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply ``x`` [num_sampled, hidden_size] -> [num_sampled, columns of all parts]."""
-        return torch.cat([head(x) for head in self.heads], dim=-1)
-
-
-class JoinedEmbedding(nn.Module):
-    """The embedding, whose table's rows are in several parts and several ranks.
-
-    Args:
-        parts: This rank's embeddings, in the order of their rows.
-        places: Rows of the whole table that each has.
-        whole: The whole model's configuration.
-        placement: This rank's place.
-    """
-
-    def __init__(
-        self, parts: Sequence[Embedding], places: Sequence[range], whole: ModelConfig, placement: Placement
-    ) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-        self._first = parts[0]
-        self._tables: list[Matrix] = [part.table for part in parts]
-        self._stops = torch.tensor([place.stop - places[0].start for place in places])
-        self._whole, self._placement = whole, placement
-        self.reducer: Reducer | None = None
-
-    def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Embed ``token_ids`` at ``positions``, both [num_tokens] int64 -> fp32 [num_tokens, hidden_size]."""
-        found: Tensor = self._first(token_ids, positions, self._rows_of)
-        return found
-
-    def _rows_of(self, table: Matrix, ids: Tensor) -> Tensor:
-        if self.reducer is None:
-            return self._own_rows(ids)
-        return Owners(self._placement, self._whole, self.reducer).rows(ids, self._own_rows, table_dtype(table))
-
-    def _own_rows(self, ids: Tensor) -> Tensor:
-        which = torch.bucketize(ids, self._stops, right=True)
-        starts = [0, *self._stops.tolist()]
-        first = self._tables[0]
-        out = torch.empty(len(ids), first.shape[1], dtype=table_dtype(first))
-        for index, table in enumerate(self._tables):
-            out[which == index] = look_up(table, ids[which == index] - starts[index])
-        return out
-
-
-def join_parts(parts: Sequence[Decoder], whole: ModelConfig, placement: Placement, *, slices: int) -> Decoder:
-    """Return one decoder of several parts, which lose their layers to it.
-
-    Args:
-        parts: Decoders of equal shape, one for each slice that this rank owns, in order.
-        whole: The whole model's configuration.
-        placement: This rank's place.
-        slices: Slices of all ranks.
-    """
-    joined = parts[0]
-    for layers in zip(*(part.layers for part in parts), strict=True):
-        join_layers(layers)
-    joined.head = JoinedHead([part.head for part in parts])
-    if placement.is_first:
-        joined.embedding = join_embeddings([part.embedding for part in parts], whole, placement, slices=slices)
-    return joined
-
-
-def join_embeddings(
-    parts: Sequence[nn.Module], whole: ModelConfig, placement: Placement, *, slices: int
-) -> JoinedEmbedding:
-    """Return one embedding of those of several parts; see :func:`join_parts`."""
-    own = slices // placement.num_ranks
-    places = [
-        Placement(rank=placement.rank * own + index, num_ranks=slices).vocabulary(whole) for index in range(len(parts))
-    ]
-    return JoinedEmbedding([part for part in parts if isinstance(part, Embedding)], places, whole, placement)
-
-
-def join_layers(layers: Sequence[nn.Module]) -> None:
-    """Let the first of some layers have the branches of all."""
-    for name in _BRANCHES:
-        if hasattr(layers[0], name):
-            branches: list[Any] = [getattr(layer, name) for layer in layers]
-            biases = [_take_bias(branch) for branch in branches]  # all alike
-            setattr(layers[0], name, SummedBranch(branches, biases[0]))
-
-
-def _take_bias(branch: nn.Module) -> Tensor | None:
-    """Take the bias of a branch's last product, to be added once to the sum of all parts."""
-    inner: Any = branch.attention if isinstance(branch, RotatedBy) else branch
-    last: Any = getattr(inner, "output", None) or getattr(inner, "down", None)
-    if last is None or last.bias is None:  # experts have none
-        return None
-    bias: Tensor = last.bias.float()
-    last.bias = None
-    return bias
+    return [AdaptedDecoder(part, {}, place=place_of(number)) for number, part in enumerate(parts)]
 
 
 class TorchShard:
@@ -204,6 +64,10 @@ class TorchShard:
         config: This place's.
         placement: The place.
         slices: Slices of all ranks; 1: the model is not sliced.
+        takes_adapters: Adapters may be added.
+
+    Raises:
+        InvalidInputError: the model cannot be divided, or is of no kind that takes adapters.
     """
 
     needs_logits = False
@@ -216,6 +80,7 @@ class TorchShard:
         placement: Placement,
         *,
         slices: int,
+        takes_adapters: bool = False,
     ) -> None:
         self.config, self.whole, self.placement = config, whole, placement
         self.dtype, self.device = parts[0].dtype, parts[0].device
@@ -232,6 +97,7 @@ class TorchShard:
                 raise InvalidInputError(f"a {type(part).__name__} cannot be divided")
         if isinstance(parts[0], EncoderDecoder):
             self._encoder = parts[0].encoder
+        self._adapted = _adapted(parts, whole, placement, slices) if takes_adapters else []
         if self._is_sliced:
             encoders: list[Any] = [part.encoder for part in parts if isinstance(part, EncoderDecoder)]
             for layers in zip(*(encoder.layers for encoder in encoders), strict=True):
@@ -257,6 +123,27 @@ class TorchShard:
             for config in self._part_configs
         ]
         return PartsKVCache(caches) if self._is_sliced else caches[0]
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """Keys that requests may give."""
+        return self._adapted[0].adapters if self._adapted else frozenset()
+
+    def add_adapter(self, key: str, files: AdapterFiles) -> None:
+        """Add this place's part of an adapter; from any thread. A key that is there stays as it is.
+
+        Raises:
+            InvalidInputError: it does not fit the model, is damaged, or this part was loaded without adapters.
+        """
+        if not self._adapted:
+            raise InvalidInputError("this part takes no adapters: load it with takes_adapters")
+        for part in self._adapted:
+            part.add(key, files)
+
+    def remove_adapter(self, key: str) -> None:
+        """Forget an adapter that no request uses any more; from any thread."""
+        for part in self._adapted:
+            part.remove(key)
 
     def join(self, reducer: Reducer | None, *, num_threads: int) -> Self:
         """Return this part with sums through ``reducer``; see :meth:`Shard.join`.
@@ -285,6 +172,8 @@ class TorchShard:
         run: Callable[[ForwardInputs, Tensor | None, KVCache], Tensor] = (
             self._run_decoder if self._encoder is None else self._run_both
         )
+        for part in self._adapted:
+            part.begin(inputs)
         with torch.inference_mode():
             found = run(inputs, states, kv_cache)
             if out is not None:
