@@ -85,6 +85,11 @@ SUITES = {
     ),
     "batchmaker-loops": ("A step of the compiled loops by rows, beside nn.LSTM.", "batchmaker.loops:run", ("cpu",)),
     "batchmaker-words": ("Words to phonemes, cellular against bucketed batching.", "batchmaker.words:run", ("cpu",)),
+    "batchmaker-voice": (
+        "Live voices through Silero's detector: streams against ONNX Runtime and torch.",
+        "batchmaker.voice:run",
+        ("cpu",),
+    ),
     "batchmaker-trees": (
         "Tree-LSTM against DyNet, per-height batching and the ideal graph.",
         "batchmaker.trees:run",

@@ -86,7 +86,7 @@ def knee(
 @app.command()
 def save(
     model: Annotated[
-        str, typer.Argument(help="g2p-en, resemblyzer (trained), lstm, seq2seq, tree-lstm, beam (random).")
+        str, typer.Argument(help="g2p-en, resemblyzer, silero-vad (trained), lstm, seq2seq, tree-lstm, beam (random).")
     ],
     directory: Annotated[Path, typer.Argument(help="Folder to write; it is made.")],
     hidden: Annotated[int, typer.Option(help="Hidden size of a model of random weights.", min=1)] = 1024,
@@ -99,7 +99,11 @@ def save(
     """
     from mlsys_batchmaker.models.catalogue import make_model
     from mlsys_batchmaker.models.store import save_model
+    from mlsys_batchmaker.models.stream_store import STREAMS, save_stream
 
+    if model in STREAMS:
+        typer.echo(f"wrote {save_stream(model, directory)}")
+        return
     typer.echo(f"wrote {save_model(make_model(model, hidden=hidden, max_batch=max_batch, seed=seed), directory)}")
 
 
@@ -204,6 +208,7 @@ def serve(
 
 @app.command()
 def bench(
+    what: Annotated[str, typer.Argument(help="paper: the paper's figures; voice: live voices.")] = "paper",
     quick: Quick = False,
     figures: Annotated[
         str, typer.Option(help="Figures of the paper, with commas.", metavar="NUMBERS")
@@ -211,15 +216,25 @@ def bench(
     hidden: Annotated[int, typer.Option(help="Hidden size; 0: 1024, quick 256.", min=0)] = 0,
     requests: Annotated[int, typer.Option(help="Requests a run; 0: 1000, quick 120.", min=0)] = 0,
     trees: Annotated[Path | None, typer.Option(help="Parse trees in brackets, one a line, for figure 14.")] = None,
+    streams: Annotated[int, typer.Option(help="voice: live streams of the last comparison.", min=1)] = 1000,
     device: Device = "cpu",
     out: Out = RESULTS,
 ) -> None:
-    """Reproduce the paper's figures: cellular batching against bucketing, packing and dynamic batching.
+    """Reproduce the paper's figures, or let a thousand voices speak: cellular batching against its baselines.
 
     The suite is in mlsys-bench; in a checkout: pip install -e benchmarks.
 
     Example: mlsys batchmaker bench --quick --figures 7,9
+
+    Example: mlsys batchmaker bench voice --streams 1000
     """
+    if what == "voice":
+        run_named("batchmaker-voice", quick=quick, device=device, threads=2, out=out, streams=streams)
+        return
+    from mlsys_core.errors import InvalidInputError
+
+    if what != "paper":
+        raise InvalidInputError(f"there is no benchmark {what!r}: paper or voice")
     run_named(
         "batchmaker",
         quick=quick,

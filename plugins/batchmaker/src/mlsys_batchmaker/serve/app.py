@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from mlsys_batchmaker.engine import EngineConfig
 from mlsys_batchmaker.models.store import holds_model
-from mlsys_batchmaker.serve.metrics import EngineMetrics
+from mlsys_batchmaker.serve.metrics import EngineMetrics, StreamMetrics
 from mlsys_batchmaker.serve.oip_model import OipModel, build_model
+from mlsys_batchmaker.serve.stream_model import OipStream
 
 
 def make_app(
@@ -44,15 +45,20 @@ def make_app(
         InvalidInputError: a root is no directory, or there is no model in any.
     """
     alive: weakref.WeakSet[OipModel] = weakref.WeakSet()
+    streams: weakref.WeakSet[OipStream] = weakref.WeakSet()
     build = build_model(engine, trust_code=trust_code)
 
-    def build_and_note(directory: Path, name: str, version: str) -> OipModel:
+    def build_and_note(directory: Path, name: str, version: str) -> OipModel | OipStream:
         model = build(directory, name, version)
-        alive.add(model)
+        if isinstance(model, OipModel):
+            alive.add(model)
+        else:
+            streams.add(model)
         return model
 
     registry = CollectorRegistry()
     registry.register(EngineMetrics(lambda: [model for model in alive if not model.is_closed]))
+    registry.register(StreamMetrics(lambda: [stream for stream in streams if not stream.is_closed]))
     source = DirectorySource(roots, build=build_and_note, marker=holds_model)
     if not source.names():
         raise InvalidInputError(

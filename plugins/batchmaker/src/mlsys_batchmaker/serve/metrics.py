@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from mlsys_batchmaker.serve.oip_model import OipModel
+from mlsys_batchmaker.serve.stream_model import OipStream
 
 _LABELS = ("model", "version")
 _COUNTERS = {
@@ -47,3 +48,35 @@ class EngineMetrics(Collector):
             for labels, values in totals:
                 gauge.add_metric(labels, values[name])
             yield gauge
+
+
+_STREAM_COUNTERS = {
+    "frames": "Frames of streams answered",
+    "late": "Frames of streams answered after their deadline",
+    "swapped_out": "States of streams moved to host memory",
+    "swapped_in": "States of streams moved back from host memory",
+}
+
+
+class StreamMetrics(Collector):
+    """Collector of the engines of streams.
+
+    Args:
+        streams: those served now.
+    """
+
+    def __init__(self, streams: Callable[[], Iterable[OipStream]]) -> None:
+        self._streams = streams
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one family for each counter, and the number of open streams."""
+        found = [((each.spec.name, each.spec.version), each.engine) for each in self._streams()]
+        for name, help_ in _STREAM_COUNTERS.items():
+            counter = CounterMetricFamily(f"mlsys_batchmaker_stream_{name}", help_, labels=_LABELS)
+            for labels, engine in found:
+                counter.add_metric(labels, getattr(engine.counters, name))
+            yield counter
+        gauge = GaugeMetricFamily("mlsys_batchmaker_streams", "Open streams", labels=_LABELS)
+        for labels, engine in found:
+            gauge.add_metric(labels, len(engine))
+        yield gauge

@@ -20,8 +20,11 @@ from mlsys_core.serving.oip import (
 from mlsys_batchmaker.engine import Answer, Engine, EngineConfig
 from mlsys_batchmaker.models.model import Model, Tensor
 from mlsys_batchmaker.models.store import load_by_name
+from mlsys_batchmaker.models.stream_store import holds_stream, load_stream
 from mlsys_batchmaker.scheduling.requests import Values
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
+from mlsys_batchmaker.serve.stream_model import OipStream
+from mlsys_batchmaker.streams.engine import StreamConfig
 
 _TYPES = {"int64": DataType.INT64, "float32": DataType.FP32, "bytes": DataType.BYTES}
 
@@ -98,10 +101,13 @@ class OipModel:
                 self.executions.record(size, compute_infer_s=seconds)
 
 
-def build_model(config: EngineConfig, *, trust_code: bool = False) -> Callable[[Path, str, str], OipModel]:
-    """Return the builder that a directory source needs: ``(directory, name, version) -> OipModel``."""
+def build_model(config: EngineConfig, *, trust_code: bool = False) -> Callable[[Path, str, str], OipModel | OipStream]:
+    """Return the builder that a directory source needs: ``(directory, name, version) -> OipModel`` or a stream."""
 
-    def build(directory: Path, name: str, version: str) -> OipModel:
+    def build(directory: Path, name: str, version: str) -> OipModel | OipStream:
+        if holds_stream(directory):
+            streams = StreamConfig(num_workers=config.num_workers)
+            return OipStream(load_stream(directory), name=name, config=streams, version=version)
         model = load_by_name(directory, trust_code=trust_code)
         model.name = name
         return OipModel(model, config, version=version)

@@ -69,6 +69,7 @@ class StreamEngine:
         model: what computes a frame.
         config: settings.
         clock: of deadlines.
+        on_batch: called with each batch's size and seconds, in a worker's thread.
 
     Example:
         >>> from mlsys_batchmaker.cells.cell import make_cell
@@ -81,7 +82,14 @@ class StreamEngine:
         (3, 16)
     """
 
-    def __init__(self, model: StreamModel, config: StreamConfig | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        model: StreamModel,
+        config: StreamConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        on_batch: Callable[[int, float], None] | None = None,
+    ) -> None:
         self.model = model
         self.config = config = config or StreamConfig()
         spec = model.spec
@@ -94,6 +102,7 @@ class StreamEngine:
         )
         self._states = [np.zeros((config.num_slots, *port.shape), dtype=port.dtype) for port in spec.states]
         self._host: dict[Stream, list[NDArray[Any]]] = {}  # states that are swapped out
+        self._on_batch = on_batch
         self._now = (clock or WallClock()).now
         self._changed = threading.Condition()
         self._num_idle = 0
@@ -154,27 +163,65 @@ class StreamEngine:
         Raises:
             InvalidInputError: the frame's dtype or shape is another.
         """
-        if values.dtype != self._dtype or values.shape != self._shape:
+        return self._push(stream_id, values[None], deadline_s, is_last, token)[-1]
+
+    def push_many(
+        self,
+        stream_id: Hashable,
+        frames: NDArray[Any],
+        *,
+        deadline_s: float | None = None,
+        is_last: bool = False,
+        token: Any = None,
+    ) -> list[Frame]:
+        """Give a stream several frames, all or none of them; otherwise as :meth:`push`.
+
+        Args:
+            stream_id: of an open stream.
+            frames: [n, *frame's shape].
+            deadline_s: of each.
+            is_last: the stream ends after the last of them.
+            token: kept with each.
+        """
+        return self._push(stream_id, frames, deadline_s, is_last, token)
+
+    def _push(
+        self, stream_id: Hashable, frames: NDArray[Any], deadline_s: float | None, is_last: bool, token: Any
+    ) -> list[Frame]:
+        if frames.dtype != self._dtype or frames.shape[1:] != self._shape:
             raise InvalidInputError(
                 f"a frame of {self.model.spec.name!r} is {self._dtype}{list(self._shape)}, "
-                f"got {values.dtype}{list(values.shape)}"
+                f"got {frames.dtype}{list(frames.shape[1:])}"
             )
-        if self._high is not None and not (values.min() >= 0 and values.max() < self._high):
-            wrong = values.min() if values.min() < 0 else values.max()
+        if self._high is not None and not (frames.min() >= 0 and frames.max() < self._high):
+            wrong = frames.min() if frames.min() < 0 else frames.max()
             raise InvalidInputError(f"a frame of {self.model.spec.name!r}: {wrong} lies outside [0, {self._high})")
+        last = len(frames) - 1
         with self._changed:
             self._require_open()
-            frame = self.scheduler.push(
-                stream_id, values, now=self._now(), deadline_s=deadline_s, is_last=is_last, token=token
-            )
+            now = self._now()
+            self.scheduler.require_room(stream_id, len(frames))
+            pushed = [
+                self.scheduler.push(
+                    stream_id,
+                    values,
+                    now=now,
+                    deadline_s=deadline_s,
+                    is_last=is_last and number == last,
+                    token=token,
+                )
+                for number, values in enumerate(frames)
+            ]
             if self._num_idle:
                 self._changed.notify()
-        return frame
+        return pushed
 
-    def close_stream(self, stream_id: Hashable) -> None:
-        """End a stream at once; frames that wait are not answered."""
+    def close_stream(self, stream_id: Hashable, *, after_pending: bool = False) -> list[Frame]:
+        """End a stream: at once, and return its frames that are then not answered, or after those that wait."""
         with self._changed:
-            self.scheduler.close(stream_id)
+            if after_pending and self.scheduler.end_after_pending(stream_id):
+                return []
+            return self.scheduler.close(stream_id)
 
     def run(self, frames: NDArray[Any]) -> NDArray[Any]:
         """Run a whole recording as one stream, and return an answer for each frame."""
@@ -237,10 +284,13 @@ class StreamEngine:
         while (batch := self._take()) is not None:
             frames = np.stack([frame.values for frame in batch.frames])
             error: Exception | None = None
+            started_s = self._now()
             try:
                 values, failures = stepper.step(np.array(batch.slots, dtype=np.int64), frames)
             except Exception as cause:  # noqa: BLE001 - a request boundary: these streams fail, others go on
                 values, failures, error = np.empty(len(frames)), {}, cause
+            if self._on_batch is not None:
+                self._on_batch(len(frames), self._now() - started_s)
             self._deliver(batch, values, failures, error)
 
     def _take(self) -> StreamBatch | None:

@@ -21,6 +21,8 @@ from mlsys_core.errors import InvalidInputError, ServingError
 class StreamsFullError(ServingError):
     """There are as many streams, or frames that wait in one, as were allowed."""
 
+    http_status = 503
+
 
 class UnknownStreamError(InvalidInputError):
     """No stream of this id is open: it was never started, has ended, or was idle for too long."""
@@ -196,6 +198,26 @@ class StreamScheduler:
         if len(stream.pending) == 1 and not stream.is_running:
             self._offer(stream)
         return frame
+
+    def require_room(self, stream_id: Hashable, count: int) -> None:
+        """Raise as :meth:`push` does unless the stream takes ``count`` more frames."""
+        if len(self._stream(stream_id).pending) + count > self.max_pending:
+            raise StreamsFullError(
+                f"stream {stream_id!r} takes {self.max_pending} frames that wait (max_pending), and {count} more are "
+                "too many: wait for answers"
+            )
+
+    def end_after_pending(self, stream_id: Hashable) -> bool:
+        """End a stream after its frames that wait or run; return False where there are none, so that it is closed."""
+        stream = self._stream(stream_id)
+        if stream.pending:
+            stream.pending[-1].is_last = True
+        elif not stream.is_running:
+            return False
+        else:
+            stream.is_gone = True
+        del self._streams[stream_id]
+        return True
 
     def close(self, stream_id: Hashable) -> list[Frame]:
         """End a stream at once; return its frames that wait and now never run.

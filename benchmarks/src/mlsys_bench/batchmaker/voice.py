@@ -1,0 +1,273 @@
+"""The suite ``batchmaker-voice``: live voices through Silero's detector, streams against ONNX Runtime and torch.
+
+All cases stand behind the same scheduler and take turns: streams of BatchMaker, ONNX Runtime called for one frame at a
+time (as its maintainers advise), and torch's operators over batches gathered by hand. First all answers are compared.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from mlsys_batchmaker.models.silero import SPEC, SileroCell, frames_of, read_weights, silero_stream
+from mlsys_batchmaker.streams.engine import Answered, StreamConfig, StreamEngine
+from mlsys_batchmaker.streams.model import Failures, Ints, Stepper, StreamModel
+from mlsys_batchmaker.streams.scheduler import StreamsFullError
+from mlsys_batchmaker.streams.speech import speech_like
+from mlsys_core.config import settings
+from mlsys_core.errors import MissingDependencyError, MlsysError
+from mlsys_core.models import resolve_model
+from mlsys_core.report import Section, Table
+from mlsys_core.serving import WallClock
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+
+LIMIT_S = 0.010  # p99 of a frame that is held to be answered in time
+PARTS = (1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2)  # of what its peak would hold, until one is
+OURS, RUNTIME, BY_HAND = "streams", "ONNX Runtime, one by one", "torch, batched by hand"
+
+
+class RuntimeStream:
+    """The wheel's ONNX file in sessions of one thread, a frame a call."""
+
+    def __init__(self, path: str) -> None:
+        self.spec, self._path = SPEC, path
+
+    def stepper(self, states: Sequence[NDArray[Any]]) -> Stepper:
+        """Return a session of its own for each worker."""
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        session = onnxruntime.InferenceSession(self._path, options, providers=["CPUExecutionProvider"])
+        rate = np.array(16_000, dtype=np.int64)
+
+        class OneByOne:
+            def step(self, slots: Ints, frames: NDArray[Any]) -> tuple[NDArray[Any], Failures]:
+                context, hidden, state = states
+                answers = np.empty(len(slots), dtype=np.float32)
+                for row, slot in enumerate(slots):
+                    heard = np.concatenate([context[slot], frames[row]])[None]
+                    before = np.stack([hidden[slot], state[slot]])[:, None]
+                    answer, after = session.run(None, {"input": heard, "state": before, "sr": rate})
+                    answers[row] = answer[0, 0]
+                    hidden[slot], state[slot] = after[:, 0]
+                    context[slot] = heard[0, -len(context[slot]) :]
+                return answers, {}
+
+        return OneByOne()
+
+
+class HandBatchedStream:
+    """Torch's operators over the rows of a batch, gathered and scattered."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        self.spec, self._module = SPEC, SileroCell(weights).eval()
+
+    def stepper(self, states: Sequence[NDArray[Any]]) -> Stepper:
+        """Return the loop over shared states."""
+        module, kept = self._module, [torch.from_numpy(state) for state in states]
+
+        class Batched:
+            def step(self, slots: Ints, frames: NDArray[Any]) -> tuple[NDArray[Any], Failures]:
+                rows = torch.from_numpy(slots)
+                with torch.inference_mode():
+                    answer, *after = module(torch.from_numpy(frames), *(state[rows] for state in kept))
+                    for state, value in zip(kept, after, strict=True):
+                        state[rows] = value
+                return answer.numpy(), {}
+
+        return Batched()
+
+
+def run(context: BenchContext, *, streams: int = 1000, seconds: float = 8.0, repeats: int = 3) -> Section:
+    """Compare answers, then peaks, then the streams that each case holds, then all at the same number of streams.
+
+    Args:
+        context: The suite's context; quick has one repeat of 3 s.
+        streams: Live streams of the last comparison.
+        seconds: Length of each live run.
+        repeats: Turns of the peaks; medians count.
+
+    Raises:
+        MissingDependencyError: the wheel silero-vad or ONNX Runtime is not installed.
+        MlsysError: answers differ.
+    """
+    seconds, repeats = (3.0, 1) if context.is_quick else (seconds, repeats)
+    torch.set_num_threads(1)
+    workers = context.num_threads
+    models = _models()
+    voices = [frames_of(speech_like(12.0, seed=seed)) for seed in range(24)]
+    _require_equal(models, voices[:3])
+    engines = {
+        OURS: partial(StreamEngine, models[OURS], StreamConfig(num_workers=workers)),
+        BY_HAND: partial(StreamEngine, models[BY_HAND], StreamConfig(num_workers=workers)),
+        RUNTIME: partial(StreamEngine, models[RUNTIME], StreamConfig(num_workers=workers, max_batch=1)),
+    }
+    peaks: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(repeats + 1):  # the first warms up
+        for name, make in engines.items():
+            with make() as engine:
+                peaks[name].append(_peak(engine, voices, num_streams=512, num_frames=8))
+    peak = {name: float(np.median(each[1:])) for name, each in peaks.items()}
+    held: dict[str, int] = {}
+    tries: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
+    for part in PARTS:
+        for name, make in engines.items():
+            if name in held:
+                continue
+            count = max(1, int(part * peak[name] * SPEC.frame_s))
+            with make() as engine:
+                found = _live(engine, voices, count, seconds)
+            tries[name].append(found)
+            if found["p99_s"] < LIMIT_S:
+                held[name] = count
+    live = {}
+    for name, make in engines.items():
+        with make() as engine:
+            live[name] = _live(engine, voices, streams, seconds)
+    rows = []
+    for name in engines:
+        ratio = "" if name == OURS else f"{held.get(OURS, 0) / max(1, held.get(name, 0)):.1f}x"
+        ms = [f"{live[name][each] * 1e3:,.1f}" for each in ("p50_s", "p99_s")]
+        faster = "" if name == OURS else f"{peak[OURS] / peak[name]:.1f}x"
+        rows.append([name, f"{peak[name]:,.0f}", faster, f"{held.get(name, 0):,}", ratio, *ms])
+    table = Table(
+        [
+            "case",
+            "frames/s at once",
+            "ours over it",
+            "streams held",
+            "ours over it",
+            f"p50 at {streams} (ms)",
+            "p99 (ms)",
+        ],
+        rows,
+        f"Frames of 32 ms, {workers} workers; held: p99 below {LIMIT_S * 1e3:.0f} ms from when a frame is there",
+    )
+    data = {
+        "workers": workers,
+        "limit_s": LIMIT_S,
+        "seconds": seconds,
+        "streams": streams,
+        "peak_frames_per_s": peaks,
+        "streams_held": held,
+        "tries": tries,
+        "live": live,
+    }
+    return Section("BatchMaker: live voices", [table], data=data)
+
+
+def _models() -> dict[str, StreamModel]:
+    checkpoint = resolve_model("silero-vad", settings().cache_dir)
+    try:
+        import onnxruntime  # noqa: F401 - it is there
+    except ImportError as error:
+        raise MissingDependencyError("this suite compares with ONNX Runtime: pip install onnxruntime") from error
+    return {
+        OURS: silero_stream(checkpoint),
+        BY_HAND: HandBatchedStream(read_weights(checkpoint)),
+        RUNTIME: RuntimeStream(str(checkpoint.parent / "silero_vad.onnx")),
+    }
+
+
+def _require_equal(models: dict[str, StreamModel], voices: Sequence[NDArray[np.float32]]) -> None:
+    for voice in voices:
+        answers = {}
+        for name, model in models.items():
+            with StreamEngine(model, StreamConfig(num_workers=1)) as engine:
+                answers[name] = engine.run(voice)
+        for name, found in answers.items():
+            worst = float(np.abs(found - answers[RUNTIME]).max())
+            if worst > 2e-5:
+                raise MlsysError(f"{name} and {RUNTIME} differ by {worst}: their times are not compared")
+
+
+def _peak(engine: StreamEngine, voices: Sequence[NDArray[np.float32]], *, num_streams: int, num_frames: int) -> float:
+    """Return frames a second where all frames of all streams wait."""
+    left = num_streams * num_frames
+    lock, done = threading.Lock(), threading.Event()
+
+    def sink(answers: Sequence[Answered]) -> None:
+        nonlocal left
+        with lock:
+            left -= len(answers)
+            if not left:
+                done.set()
+
+    for number in range(num_streams):
+        engine.open(number, sink)
+    started_s = time.perf_counter()
+    for step in range(num_frames):
+        for number in range(num_streams):
+            voice = voices[number % len(voices)]
+            engine.push(number, voice[(number + step) % len(voice)])
+    done.wait()
+    return num_streams * num_frames / (time.perf_counter() - started_s)
+
+
+def _live(
+    engine: StreamEngine, voices: Sequence[NDArray[np.float32]], num_streams: int, seconds: float
+) -> dict[str, float]:
+    """Let streams speak, each at its own phase, and return the latencies from when a frame was there.
+
+    The generator runs on time whatever the engine does; where a queue is full, the run is lost.
+    """
+    now = WallClock().now
+    rng = np.random.default_rng(num_streams)
+    phases = np.sort(rng.uniform(0, SPEC.frame_s, num_streams))
+    starts = rng.integers(0, 300, num_streams)
+    latencies: list[float] = []
+    errors: list[Exception] = []
+
+    def sink(answers: Sequence[Answered]) -> None:
+        for each in answers:
+            if each.error is not None:
+                errors.append(each.error)
+            latencies.append(each.answered_s - each.frame.token)
+
+    for number in range(num_streams):
+        engine.open(number, sink)
+    num_steps = int(seconds / SPEC.frame_s)
+    begin_s = now() + 0.05
+    sent = 0
+    try:
+        for step in range(num_steps):
+            at_s = begin_s + step * SPEC.frame_s
+            number = 0
+            while number < num_streams:
+                here = now() - at_s
+                if phases[number] > here:
+                    time.sleep(min(0.002, phases[number] - here))
+                    continue
+                voice = voices[number % len(voices)]
+                frame = voice[(starts[number] + step) % len(voice)]
+                due_s = at_s + phases[number]
+                engine.push(number, frame, deadline_s=due_s + SPEC.frame_s, token=due_s)
+                sent += 1
+                number += 1
+    except StreamsFullError:  # so many wait that more are refused: the oldest has waited since the beginning
+        waited_s = now() - begin_s
+        return {"streams": num_streams, "p50_s": waited_s, "p99_s": waited_s, "frames": sent, "is_lost": True}
+    give_up_s = now() + 20
+    while len(latencies) < sent and now() < give_up_s:
+        time.sleep(0.005)
+    if errors:
+        raise errors[0]
+    skip = len(latencies) // 10  # the first tenth warms up
+    p50, p99, most = np.percentile(latencies[skip:], (50, 99, 100))
+    return {
+        "streams": num_streams,
+        "p50_s": float(p50),
+        "p99_s": float(p99),
+        "max_s": float(most),
+        "frames": sent,
+        "batch": engine.counters.effective_batch_size,
+    }
