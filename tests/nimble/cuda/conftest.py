@@ -61,9 +61,15 @@ class RecordingDriver:
         assert self._graph is None
         self.log.append(("begin", pool, stream))
         self._graph = graph = []
-        yield graph
-        self._graph = None
+        try:
+            yield graph
+        finally:
+            self._graph = None
         self.log.append(("end",))
+
+    def forget_workspaces(self) -> None:
+        assert self._graph is None
+        self.log.append(("forget_workspaces",))
 
     def replay(self, graph: list[tuple[Callable[..., Any], list[Tensor], list[Tensor]]]) -> None:
         assert self._graph is None

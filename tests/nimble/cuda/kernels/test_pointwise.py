@@ -52,6 +52,18 @@ def test_every_step(op: str, place: torch.device):
     check(Pointwise((Step(op, arguments),)), tensors, type_of(tensors[0]), tolerance=5e-6)
 
 
+@pytest.mark.parametrize("op", ["tanh", "elu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_digits_are_lost_near_zero(op: str, dtype: torch.dtype, place: torch.device):
+    sizes = torch.logspace(-30, 1.5, 400, dtype=dtype, device=place)
+    x = torch.cat([sizes, -sizes])
+    kind = Pointwise((Step(op, (0, 1.5) if op == "elu" else (0,)),), dtype=str(dtype).removeprefix("torch."))
+    run = make_pointwise(kind, (type_of(x),), type_of(x))
+    assert run is not None
+    wanted = torch.tanh(x.double()) if op == "tanh" else torch.where(x > 0, x.double(), 1.5 * torch.expm1(x.double()))
+    torch.testing.assert_close(run(x).double(), wanted, rtol=8 * torch.finfo(dtype).eps, atol=0.0)
+
+
 CHAIN = (Step("mul", (0, 1)), Step("add", (-1, 2)), Step("relu", (-2,)), Step("sub", (-3, -0.5)))
 
 

@@ -63,6 +63,13 @@ def capturing(*, stream: CudaStream | None = None, pool: Any = None, error_mode:
         yield graph
 
 
+def forget_workspaces() -> None:
+    """Free the memory that cuBLAS keeps for each stream; the next call on a stream takes some anew."""
+    import torch
+
+    torch._C._cuda_clearCublasWorkspaces()
+
+
 def reserved_nbytes(device: CudaDevice, *, gives_back: bool = False) -> int:
     """Return the bytes that torch's allocator holds on ``device``; ``gives_back``: after freeing unused ones."""
     import torch

@@ -86,6 +86,7 @@ def executor_maker(options: Options, *, saves: bool) -> Callable[[Program, torch
             device=device,
             kernels=options.kernels,
             shares_pool=not saves,
+            returns_in_place=saves,
         )
 
     return make

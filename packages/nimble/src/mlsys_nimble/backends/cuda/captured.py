@@ -32,9 +32,9 @@ class CapturedSchedule:
     graph: Handle
     locations: list[Location]  # addresses and strides at which it reads each input
     copies: dict[int, Tensor]  # own memory for inputs that calls copy, by input number
-    results: dict[ValueId, Tensor]  # results for the caller, and new values of tensors that the call changes
+    results: dict[ValueId, Tensor]  # of a replay, and new values of tensors that the call changes
     held: list[Tensor]  # memory that no operator may reuse
-    counts: list[tuple[int, int]] = field(default_factory=list)  # result storages: handle, count when free
+    counts: list[tuple[int, int]] = field(default_factory=list)  # storages that callers get: handle, count when free
 
     @property
     def is_free(self) -> bool:
@@ -70,8 +70,7 @@ class Recorder:
         plan: Commands for its operators.
         functions: Functions that run its operators.
         driver: Driver of the device.
-        copies_results: True copies results, within the graph, to memory outside the pool that it is captured in.
-            Schedules that share a pool need this: results of one may otherwise lie in the temporaries of another.
+        returns_in_place: True gives callers the memory that replays write, so a capture whose results are held is busy.
     """
 
     def __init__(
@@ -81,19 +80,23 @@ class Recorder:
         functions: Sequence[Function],
         driver: Driver,
         *,
-        copies_results: bool,
+        returns_in_place: bool,
     ) -> None:
         self._program, self._plan, self._functions, self._driver = program, plan, functions, driver
-        self._copies_results = copies_results
+        self._returns_in_place = returns_in_place
         self._streams = [driver.new_stream() for _ in range(plan.num_streams)]
         self._released: Released | None = None
         own = {value for operator in program.operators for value in operator.outputs}
         self._kept = sorted(program.kept() & own)
 
     def record(self, inputs: Sequence[Tensor], copied: Sequence[int], pool: Handle) -> CapturedSchedule:
-        """Pre-run and capture, reading inputs in place, those numbered in ``copied`` from own memory."""
+        """Pre-run and capture, reading inputs in place, those numbered in ``copied`` from own memory on the device.
+
+        Workspaces of libraries are made anew within the capture, so they are the graph's: one that is kept for a stream
+        would be freed by whoever clears the library's, as torch.compile's CUDA graphs do. They are forgotten after it.
+        """
         driver, origin = self._driver, self._streams[ORIGIN]
-        copies = {number: torch.empty_like(inputs[number]) for number in copied}
+        copies = {number: torch.empty_like(inputs[number], device=driver.device) for number in copied}
         for number, own in copies.items():
             driver.copy(own, inputs[number])
         read = [copies.get(number, tensor) for number, tensor in enumerate(inputs)]
@@ -107,18 +110,20 @@ class Recorder:
                 self._select(looked)
                 looked = self._look(read)
                 self._released = self._plan_releases(looked)
-        results = {value: torch.empty_like(looked[value]) for value in self._kept} if self._copies_results else {}
         driver.synchronize()
         del looked
-        with driver.tuned(), driver.capturing(pool, origin) as graph:
-            values, held = self._run(read, self._released)
-            for value, to in results.items():
-                driver.run(origin, torch.Tensor.copy_, [to, values[value]])
-        results = results or {value: values[value] for value in self._kept}
+        driver.forget_workspaces()
+        try:
+            with driver.tuned(), driver.capturing(pool, origin) as graph:
+                values, held = self._run(read, self._released)
+        finally:
+            driver.forget_workspaces()
+        results = {value: values[value] for value in self._kept}
         captured = CapturedSchedule(graph, [location_of(tensor) for tensor in read], copies, results, held)
         del values
-        handles = dict.fromkeys(tensor.untyped_storage()._cdata for tensor in results.values())
-        captured.counts = [(handle, count_of(handle)) for handle in handles]
+        if self._returns_in_place:
+            handles = dict.fromkeys(tensor.untyped_storage()._cdata for tensor in results.values())
+            captured.counts = [(handle, count_of(handle)) for handle in handles]
         _LIVE.add(captured)
         return captured
 

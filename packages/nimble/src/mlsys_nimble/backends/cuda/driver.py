@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from mlsys_core.device import CudaDevice
-from mlsys_core.device.cuda_graphs import active, capturing, new_graph_pool, reserved_nbytes
+from mlsys_core.device.cuda_graphs import active, capturing, forget_workspaces, new_graph_pool, reserved_nbytes
 from torch import Tensor
 
 Handle = Any  # a stream, an event, a graph or a pool
@@ -53,6 +53,10 @@ class Driver(Protocol):
 
     def capturing(self, pool: Handle, stream: Handle) -> AbstractContextManager[Handle]:
         """Capture a graph of the work put, within the context, on the stream and on those forked from it."""
+        ...
+
+    def forget_workspaces(self) -> None:
+        """Let libraries forget the memory that they keep for streams; the next call takes some anew."""
         ...
 
     def replay(self, graph: Handle) -> None:
@@ -127,6 +131,10 @@ class CoreDriver:
     def capturing(self, pool: Handle, stream: Handle) -> AbstractContextManager[Handle]:
         """See :class:`Driver`. The default generator registers itself: its offset advances with each replay."""
         return capturing(stream=stream, pool=pool, error_mode="thread_local")
+
+    def forget_workspaces(self) -> None:
+        """See :class:`Driver`."""
+        forget_workspaces()
 
     def replay(self, graph: Handle) -> None:
         """See :class:`Driver`."""

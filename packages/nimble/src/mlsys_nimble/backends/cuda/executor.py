@@ -1,14 +1,16 @@
 """The CUDA executor: replays captured schedules on the caller's stream (sections 3.3.1 and 3.3.2).
 
 A schedule reads its inputs at their addresses of the capture. An input that later comes from another address is from
-then on copied to memory of the schedule: a batch is copied, parameters are not. Results are returned in place; while
-the caller holds one, another capture runs.
+then on copied to memory of the schedule: a batch is copied, parameters are not. Results are copied to memory of the
+allocator's, so ``record_stream`` holds for them. What a forward pass saves is returned in place; while the caller holds
+it, another capture runs.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,8 +39,9 @@ class CudaExecutor:
         use_multi_stream: True runs independent operators concurrently.
         device: Device of its tensors; None: the current CUDA device.
         kernels: ``"triton"`` (our own for elementwise chains), ``"inductor"`` or ``"aten"``.
-        shares_pool: True puts temporaries in memory shared with other schedules, and copies results out of it. If
-            results are large, such as all that a forward pass saves, a pool of its own is better.
+        shares_pool: True puts the schedule's memory in a pool shared with others, which do not run at the same time.
+        returns_in_place: False copies results out of the schedule's memory. True, for results as large as all that a
+            forward pass saves, copies nothing and needs a pool of its own.
         driver: Driver that carries out the plan; None: core's CUDA device.
 
     Raises:
@@ -53,6 +56,7 @@ class CudaExecutor:
         device: torch.device | None = None,
         kernels: str = "triton",
         shares_pool: bool = True,
+        returns_in_place: bool = False,
         driver: Driver | None = None,
         **_: Any,
     ) -> None:
@@ -61,8 +65,10 @@ class CudaExecutor:
                 "executor='cuda' wants a GPU, and torch sees none; executor='auto' takes what there is"
             )
         self._driver = driver or CoreDriver(current_device() if device is None else CudaDevice(device.index or 0))
+        assert not (shares_pool and returns_in_place)
         self._pool = shared_pool(self._driver) if shares_pool else Pool(self._driver)
-        self._program = program
+        self._returns_in_place = returns_in_place
+        self._program = program = _with_scalars_on(program, self._driver.device)
         self.copies = frozenset(program.constants)  # convolutions may keep theirs in another layout
         self.plan = plan_streams(program.graph(), use_multi_stream=use_multi_stream)
         self._recorders = {
@@ -71,13 +77,14 @@ class CudaExecutor:
                 self.plan,
                 make_functions(program, kernels, layout=layout),
                 self._driver,
-                copies_results=shares_pool,
+                returns_in_place=returns_in_place,
             )
             for layout in layouts_of(program)
         }
         self.layout = next(iter(self._recorders))  # of images between convolutions; measured by the first call
         self._copied: set[int] = set()  # inputs that came from several addresses
         self._captures: list[CapturedSchedule] = []
+        self._failure: Exception | None = None  # of a capture, whose calls have run without a graph since
         self.reserved_nbytes = 0  # bytes that the allocator added for all captures
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -86,30 +93,42 @@ class CudaExecutor:
         with torch.inference_mode(False), torch.no_grad(), self._pool.turn():
             capture = self._capture_for(inputs)
             if capture is None:
-                results = self._recorders[self.layout].run_now(inputs)
+                device = self._driver.device
+                results = self._recorders[self.layout].run_now([tensor.to(device) for tensor in inputs])
             else:
                 for number, own in capture.copies.items():
                     if own.data_ptr() != inputs[number].data_ptr():
                         self._driver.copy(own, inputs[number])
                 self._driver.replay(capture.graph)
                 results = capture.results
+            copies_results = capture is not None and not self._returns_in_place
+            outputs = self._outputs(inputs, self._copied_out(results) if copies_results else results)
             self._write_back(inputs, results)
-            return self._outputs(inputs, results)
+            return outputs
 
     def _capture_for(self, inputs: Sequence[Tensor]) -> CapturedSchedule | None:
-        """Return a capture that reads these inputs and whose results are free; None if no more can be made."""
+        """Return a capture that reads these inputs and whose results are free; None if none can be made."""
         locations = [location_of(tensor) for tensor in inputs]
         fitting = [capture for capture in self._captures if capture.fits(locations)]
         free = next((capture for capture in fitting if capture.is_free), None)
         if free is not None:
             return free
+        if self._failure is not None:
+            return None
+        self._copied |= {number for number, tensor in enumerate(inputs) if tensor.device != self._driver.device}
         if not fitting and self._captures:
             self._learn(locations, inputs)
         if len(self._captures) >= MAX_CAPTURES:
             _LOG.warning("results of %d captures are held: a call runs without a graph", MAX_CAPTURES)
             return None
         before = self._driver.reserved_nbytes()
-        capture = self._record(inputs)
+        try:
+            capture = self._record(inputs)
+        except Exception as error:  # noqa: BLE001 - of any operator; one of the model's own comes again without a graph
+            self._failure = error
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            _LOG.warning("no CUDA graph can be captured, so operators run one by one: %s", reason)
+            return None
         self.reserved_nbytes += self._driver.reserved_nbytes() - before
         self._captures.append(capture)
         _LOG.info("captured %d operators on %d streams", len(self._program.operators), self.plan.num_streams)
@@ -149,6 +168,13 @@ class CudaExecutor:
         for tensor, new in pairs:
             self._driver.copy(tensor, new)
 
+    def _copied_out(self, results: dict[ValueId, Tensor]) -> dict[ValueId, Tensor]:
+        """Return the outputs among the results in fresh memory."""
+        outputs = {value: torch.empty_like(results[value]) for value in self._program.outputs if value in results}
+        for value, out in outputs.items():
+            self._driver.copy(out, results[value])
+        return outputs
+
     def _outputs(self, inputs: Sequence[Tensor], results: dict[ValueId, Tensor]) -> list[Tensor]:
         outputs = []
         for value in self._program.outputs:
@@ -166,3 +192,14 @@ class CudaExecutor:
             return inputs[program.inputs.index(value)]
         constant: Tensor = program.constants[value]
         return constant
+
+
+def _with_scalars_on(program: Program, device: torch.device) -> Program:
+    """Return the program with constants of one number, which eager takes from the CPU, on the device."""
+    changed = {buffer for buffer, _ in program.mutations}
+    moved = {
+        value: constant.to(device)
+        for value, constant in program.constants.items()
+        if constant.dim() == 0 and constant.device != device and value not in changed
+    }
+    return replace(program, constants={**program.constants, **moved}) if moved else program

@@ -13,8 +13,7 @@ from mlsys_nimble.backends.cuda.driver import Driver, Handle
 class Pool:
     """Memory of schedules that never run at once: a replay begins when the pool's previous one is over.
 
-    Results are not in it (see :class:`~mlsys_nimble.backends.cuda.captured.Recorder`), so it is as large as the largest
-    schedule's temporaries, not as their sum.
+    Results are copied out of it, so it is as large as the largest schedule, not as their sum.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -26,14 +25,17 @@ class Pool:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Order the caller's stream after the previous turn, whatever stream that was on, within the context."""
+        """Order the caller's stream after the previous turn's stream within the context.
+
+        That is all work put on it until now: what follows a replay may read results that this turn overwrites.
+        """
         with self._lock:
-            stream = self._driver.current_stream()
-            if self._stream is not None and self._stream != stream:
+            stream, last = self._driver.current_stream(), self._stream
+            self._stream = stream
+            if last is not None and last != stream:
+                self._driver.record(self._event, last)
                 self._driver.wait(self._event, stream)
             yield
-            self._driver.record(self._event, stream)
-            self._stream = stream
 
 
 _SHARED: dict[torch.device, Pool] = {}

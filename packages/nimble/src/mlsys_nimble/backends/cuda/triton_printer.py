@@ -11,6 +11,14 @@ from dataclasses import dataclass
 
 from mlsys_nimble.ir.operators import Pointwise
 
+
+def _expm1(x: str) -> str:
+    """Print exp(x) - 1 for x <= 0 without cancellation: the logarithm makes good the rounding of exp (Kahan)."""
+    exp = f"tl.exp({x})"
+    return f"tl.where({exp} == 1.0, {x}, tl.where({exp} - 1.0 == -1.0, -1.0, ({exp} - 1.0) * ({x}) / tl.log({exp})))"
+
+
+_TANH_OF_MINUS_ABS = f"{_expm1('-2.0 * tl.abs({0})')} / (2.0 + {_expm1('-2.0 * tl.abs({0})')})"
 _EXPRESSIONS: dict[str, str] = {  # {0}, {1}, {2}: the arguments, in the dtype of the computation
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
@@ -37,13 +45,13 @@ _EXPRESSIONS: dict[str, str] = {  # {0}, {1}, {2}: the arguments, in the dtype o
     "relu6": "tl.where({0} < 0, 0.0, tl.where({0} > 6, 6.0, {0}))",
     "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
     "silu": "{0} / (1.0 + tl.exp(-{0}))",
-    "tanh": "2.0 / (1.0 + tl.exp(-2.0 * {0})) - 1.0",
+    "tanh": f"tl.where({{0}} < 0, 1.0, -1.0) * ({_TANH_OF_MINUS_ABS})",
     "gelu": "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))",
     "gelu_tanh": "{0} / (1.0 + tl.exp(-1.5957691216057308 * ({0} + 0.044715 * {0} * {0} * {0})))",
     "hardswish": "{0} * tl.where({0} < -3, 0.0, tl.where({0} > 3, 6.0, {0} + 3.0)) / 6.0",
     "hardsigmoid": "tl.where({0} < -3, 0.0, tl.where({0} > 3, 6.0, {0} + 3.0)) / 6.0",
     "leaky_relu": "tl.where({0} > 0, {0}, {0} * {1})",
-    "elu": "tl.where({0} > 0, {0}, {1} * (tl.exp(tl.where({0} > 0, 0.0, {0})) - 1.0))",
+    "elu": f"tl.where({{0}} > 0, {{0}}, {{1}} * {_expm1('tl.where({0} > 0, 0.0, {0})')})",
     **{
         name: f"tl.where({{0}} {sign} {{1}}, 1.0, 0.0)"
         for name, sign in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items()
