@@ -72,6 +72,11 @@ SUITES = {
         "windtunnel.drift:run",
         ("cpu",),
     ),
+    "windtunnel-public": (
+        "Does fine-tuning as it stands ever lose to its source? Also mlsys windtunnel bench public.",
+        "windtunnel.public:run",
+        ("cpu",),
+    ),
     "windtunnel-search": ("Sets of fine-tuning options, by validation rows alone.", "windtunnel.search:run", ("cpu",)),
     "windtunnel-training": (
         "Rows a second of a training step, the kernel beside torch.",

