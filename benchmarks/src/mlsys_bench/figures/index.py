@@ -39,6 +39,7 @@ _WHAT = {
     "windtunnel-coverage": "What translates, beside skl2onnx and Hummingbird",
     "windtunnel-drift": "Models kept current by a few hundred labels a week",
     "windtunnel-infer": "Exact answers against peers",
+    "windtunnel-public": "Fine-tuning as it stands beside its source",
     "windtunnel-search": "Fine-tuning options on validation rows",
     "windtunnel-tables": "Tables of the experiments, one line a fit",
 }

@@ -246,6 +246,20 @@ def drift(name: str) -> str:
     return table([*columns, "weeks WindTunnel is above it", "longest update, s"], rows)
 
 
+def public(name: str) -> str:
+    """Return the scores of fine-tuning as it stands and of its source, by data set."""
+    rows = []
+    for data, found in load(name)["results"].items():
+        scores = found["scores"]
+        means = [f"{sum(scores[each]) / len(scores[each]):.4f}" for each in ("source", "fine-tuned", "held out")]
+        lowest = min(100 * (one - other) for one, other in zip(scores["fine-tuned"], scores["source"], strict=True))
+        error = "" if found["gain_se"] is None else f" ± {found['gain_se']:.2f}"
+        cells = [f"{found['gain']:+.2f}{error}", f"{lowest:+.2f}", ", ".join(map(str, found["epochs"]))]
+        rows.append([data, *means, *cells])
+    columns = ["set", "source", "fine-tuned", "fitted on nine tenths", "above source, points", "lowest seed"]
+    return table([*columns, "epochs chosen"], rows)
+
+
 def _best_time(found: Mapping[str, Any], cases: tuple[str, ...], size: str) -> float | None:
     times = [found[case]["median_s"][size] for case in cases if size in found.get(case, {}).get("median_s", {})]
     return min(times, default=None)

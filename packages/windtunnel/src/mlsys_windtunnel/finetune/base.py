@@ -20,6 +20,7 @@ from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.finetune.choose import Choice, choose_epochs, report, splits_of
 from mlsys_windtunnel.finetune.options import TrainingOptions
+from mlsys_windtunnel.finetune.teacher import Teacher
 from mlsys_windtunnel.finetune.tune import FineTuned, fine_tune
 from mlsys_windtunnel.module import WindTunnelModule
 
@@ -104,6 +105,7 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         eval_set: Any = None,
         sample_weight: Any = None,
         groups: Any = None,
+        teacher_proba: Any = None,
     ) -> Self:
         """Fit the pipeline, translate it, fine-tune it as long as rows held out show a gain.
 
@@ -115,6 +117,9 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
                 so many epochs on all rows; where nothing is surely gained, on the pipeline alone.
             sample_weight: ``[rows]``, for the pipeline and the fine-tuning.
             groups: ``[rows]``, for a splitter ``cv`` that reads them.
+            teacher_proba: ``[rows, classes]``, the answers of a better model that fine-tuning learns in place of ``y``;
+                out-of-fold ones (``cross_val_predict``) if it was fitted on the same rows. The pipeline is fitted on
+                ``y``, and rows held out are judged by it.
 
         Raises:
             InvalidInputError: a parameter is out of range, or the pipeline cannot be translated.
@@ -123,11 +128,13 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         soft, options = self._options()
         X, y = self._checked(X, y)  # noqa: N806
         sample_weight = self._weighted(y, sample_weight)
+        teacher = self._teacher(teacher_proba, y)
         if eval_set is not None:
             pair = eval_set[0] if isinstance(eval_set, list) else eval_set
             start = self._started(X, y, sample_weight)
+            rows, labels, weight = (X, y, sample_weight) if teacher is None else teacher.rows(X, sample_weight)
             return self._keep(
-                fine_tune(start, X, y, eval_set=pair, sample_weight=sample_weight, soft=soft, options=options)
+                fine_tune(start, rows, labels, eval_set=pair, sample_weight=weight, soft=soft, options=options)
             )
         splits = splits_of(
             X,
@@ -138,7 +145,7 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
             seed=options.random_state,
             is_classifier=isinstance(self, ClassifierMixin),
         )
-        choice = choose_epochs(self._started, X, y, sample_weight, splits, soft, options) if splits else None
+        choice = choose_epochs(self._started, X, y, sample_weight, splits, soft, options, teacher) if splits else None
         start = self._started(X, y, sample_weight)
         if choice is None and (self.cv is not None or self.validation_fraction):
             choice = Choice(0, math.nan, math.nan, math.nan, "none", [])
@@ -148,7 +155,8 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
                 FineTuned(start, choice.history, 0, choice.score, choice.metric, choice.gain, choice.gain_se)
             )
         last = replace(options, patience=None, last_epoch=None if choice is None else choice.epochs)
-        tuned = fine_tune(start, X, y, sample_weight=sample_weight, soft=soft, options=last)
+        rows, labels, weight = (X, y, sample_weight) if teacher is None else teacher.rows(X, sample_weight)
+        tuned = fine_tune(start, rows, labels, sample_weight=weight, soft=soft, options=last)
         if choice is not None:
             tuned = replace(
                 tuned,
@@ -183,6 +191,11 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         once = replace(options, epochs=1, schedule="constant", patience=None, checkpoint_dir=None)
         weight = self._weighted(y, sample_weight)
         return self._keep(fine_tune(self.module_, X, y, sample_weight=weight, soft=soft, options=once))
+
+    def _teacher(self, proba: Any, y: Any) -> Teacher | None:
+        if proba is not None and not isinstance(self, ClassifierMixin):
+            raise InvalidInputError("teacher_proba is for classifiers: give a regressor the teacher's numbers as y")
+        return None if proba is None else Teacher.of(proba, y)
 
     def _started(self, X: Any, y: Any, weight: Any) -> WindTunnelModule:  # noqa: N803
         """Fit a clone of the pipeline and translate it; with ``warm_start``, return what an earlier fit left."""

@@ -19,6 +19,7 @@ from sklearn.utils import _safe_indexing
 
 from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.finetune.options import TrainingOptions
+from mlsys_windtunnel.finetune.teacher import Teacher
 from mlsys_windtunnel.finetune.tune import FineTuned, fine_tune
 from mlsys_windtunnel.module import WindTunnelModule
 
@@ -86,20 +87,25 @@ def choose_epochs(
     splits: Sequence[Split],
     soft: SoftOptions,
     options: TrainingOptions,
+    teacher: Teacher | None = None,
 ) -> Choice:
-    """Fit and fine-tune on each split's rows, and find the epoch that gains the most on those held out."""
+    """Fit and fine-tune on each split's rows, and find the epoch that gains the most on those held out.
+
+    Labels judge; where there is a teacher, fine-tuning learns its answers.
+    """
     outcomes: list[FineTuned] = []
     for number, (kept, held) in enumerate(splits):
         weights = [None if weight is None else np.asarray(weight)[rows] for rows in (kept, held)]
         x_kept, y_kept = _safe_indexing(x, kept), _safe_indexing(y, kept)
         folder = None if options.checkpoint_dir is None else Path(options.checkpoint_dir) / f"split-{number}"
+        start = fit_source(x_kept, y_kept, weights[0])
+        learnt = (x_kept, y_kept, weights[0]) if teacher is None else teacher.part(kept).rows(x_kept, weights[0])
         outcomes.append(
             fine_tune(
-                fit_source(x_kept, y_kept, weights[0]),
-                x_kept,
-                y_kept,
+                start,
+                *learnt[:2],
                 eval_set=(_safe_indexing(x, held), _safe_indexing(y, held)),
-                sample_weight=weights[0],
+                sample_weight=learnt[2],
                 eval_sample_weight=weights[1],
                 soft=soft,
                 options=replace(options, checkpoint_dir=folder),
