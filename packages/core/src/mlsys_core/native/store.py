@@ -7,13 +7,10 @@ and renamed, so a reader sees a whole file or none; one that does not match its 
 from __future__ import annotations
 
 import atexit
-import fcntl
-import grp
 import hashlib
 import json
 import logging
 import os
-import pwd
 import shutil
 import stat
 import tempfile
@@ -22,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from mlsys_core.posix import can_lock, is_own_group, lock_file, user_id
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +69,8 @@ class Store:
         """
         self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder) as work, (self.folder / f".{name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file
+            if can_lock():
+                lock_file(lock.fileno())  # released with the file
             yield Path(work)
 
     def keep(self, built: Path, about: dict[str, str]) -> Path:
@@ -116,7 +116,7 @@ def problem_of(folder: Path) -> str | None:
             continue
         except OSError as error:
             return f"{each} cannot be examined ({error.strerror}); set MLSYS_CACHE_DIR to a folder of your own"
-        if status.st_uid not in (0, os.geteuid()):
+        if status.st_uid not in (0, user_id()):
             return f"{each} belongs to another user ({status.st_uid}); set MLSYS_CACHE_DIR to a folder of your own"
         if _is_open(status) and (each == folder or not status.st_mode & stat.S_ISVTX):
             mode = stat.S_IMODE(status.st_mode)
@@ -125,7 +125,7 @@ def problem_of(folder: Path) -> str | None:
 
 
 def _is_writable_by_others(status: os.stat_result) -> bool:
-    return status.st_uid not in (0, os.geteuid()) or _is_open(status)
+    return status.st_uid not in (0, user_id()) or _is_open(status)
 
 
 def _is_open(status: os.stat_result) -> bool:
@@ -137,11 +137,7 @@ def _is_open(status: os.stat_result) -> bool:
 
 @cache
 def _is_private(group_id: int) -> bool:
-    try:
-        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group_id)
-    except KeyError:
-        return False
-    return group_id == 0 or (group.gr_name == user and set(group.gr_mem) <= {user})
+    return is_own_group(group_id)
 
 
 def temporary_store() -> Store:

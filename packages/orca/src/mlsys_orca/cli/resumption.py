@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.posix import lock_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,8 @@ def _agreed(fd: int, note: Path, now: Mapping[str, Any], *, is_new: bool) -> int
     Raises:
         InvalidInputError: it differs, or another run has it open.
     """
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InvalidInputError(f"another run writes {note.with_suffix('')}: wait for its end") from None
+    if not lock_file(fd, waits=False):
+        raise InvalidInputError(f"another run writes {note.with_suffix('')}: wait for its end")
     try:
         before = json.loads(os.pread(fd, 1 << 20, 0))
         seed = int(before.pop("seed"))

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.posix import open_files_limit
 
 _SPARE_FILES = 96  # beside connections: logs, journals, workers
 MAX_HEADER_NBYTES = 64 * 1024  # of a request's line and headers, of trailers, and of what frames a body
@@ -46,17 +47,10 @@ def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
     A server without descriptors could neither refuse a client nor take the socket of a new worker. The soft limit is
     raised towards the hard one if that helps.
     """
-    try:
-        import resource
-    except ImportError:  # not on Windows
+    most = open_files_limit(limits.max_connections + _SPARE_FILES)
+    if most is None or most >= limits.max_connections + _SPARE_FILES:
         return limits
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.max_connections + _SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return replace(limits, max_connections=max(1, min(limits.max_connections, soft - _SPARE_FILES)))
-    return limits
+    return replace(limits, max_connections=max(1, most - _SPARE_FILES))
 
 
 def is_duration(value: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.posix import lock_file
 from mlsys_core.serving.journal.records import MAGIC, record, records
 
 _log = logging.getLogger(__name__)
@@ -138,8 +138,4 @@ class LogFile:
 
 
 def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return lock_file(fd, waits=False)

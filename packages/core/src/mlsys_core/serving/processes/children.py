@@ -20,7 +20,8 @@ from mlsys_core.errors import ServingError
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 EXIT_UNHANDLED = 70  # an exception that nobody caught (EX_SOFTWARE)
-_RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP)  # handlers that a child does not inherit
+# Handlers that a child does not inherit, by names: not every system has all.
+_RESET = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGCHLD", "SIGHUP") if hasattr(signal, name)]
 _TASKS = Path("/proc/self/task")
 _THREAD_END_S = 1.0
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS})

@@ -15,6 +15,7 @@ from typing import Self
 
 import torch
 from mlsys_core.errors import ServingError
+from mlsys_core.posix import lock_for_process
 from torch import Tensor
 
 from mlsys_orca.parallel.shard import GroupBrokenError
@@ -182,9 +183,7 @@ class KvMemory:
 
     def take(self, replica: int) -> KvAllocator:
         """Return the memory of a replica, when no other process has it any more."""
-        import fcntl
-
-        fcntl.lockf(self._fds[replica], fcntl.LOCK_EX)  # until this process ends
+        lock_for_process(self._fds[replica])
         return KvAllocator(self._fds[replica])
 
     def close(self) -> None:

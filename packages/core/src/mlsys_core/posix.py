@@ -1,0 +1,96 @@
+"""Modules of the standard library that not every system has: locks, users, limits. No other module imports them.
+
+Importing this works everywhere; what a system lacks is refused in one line when it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from mlsys_core.errors import MlsysError
+
+
+class UnsupportedSystemError(MlsysError):
+    """This system lacks what was asked for."""
+
+    exit_code = 2
+
+
+def _lacks(what: str) -> UnsupportedSystemError:
+    return UnsupportedSystemError(f"{what} on {sys.platform}; use Linux (on Windows: WSL 2)")
+
+
+def lock_file(fd: int, *, waits: bool = True) -> bool:
+    """Lock an open file against other processes until it is closed; return False if another has it.
+
+    Args:
+        fd: The file.
+        waits: Wait until no other process has it.
+
+    Raises:
+        UnsupportedSystemError: the system has no such locks.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        raise _lacks("files cannot be locked") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_for_process(fd: int) -> None:
+    """Wait until no other process has an open file, and have it until this process ends, though forks share it.
+
+    Raises:
+        UnsupportedSystemError: the system has no such locks.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        raise _lacks("files cannot be locked") from None
+    fcntl.lockf(fd, fcntl.LOCK_EX)
+
+
+def can_lock() -> bool:
+    """Return whether files can be locked."""
+    try:
+        import fcntl  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def user_id() -> int:
+    """Return the user as whom this process acts; 0 where files belong to nobody in particular."""
+    return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
+def is_own_group(group_id: int) -> bool:
+    """Return whether only this process's user is in a group; False where that is not known."""
+    try:
+        import grp
+        import pwd
+
+        user, group = pwd.getpwuid(user_id()).pw_name, grp.getgrgid(group_id)
+    except (ImportError, KeyError):
+        return False
+    return group_id == 0 or (group.gr_name == user and set(group.gr_mem) <= {user})
+
+
+def open_files_limit(wanted: int) -> int | None:
+    """Return how many files this process may open, raised towards ``wanted`` if need be; None: no known bound."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
