@@ -19,6 +19,7 @@ _WHAT = {
     "batchmaker-lstm": "LSTM serving, cellular against bucketed and unpadded batching",
     "batchmaker-quick": "All figures of the paper, small",
     "batchmaker-trees-dynet": "Tree-LSTM against DyNet",
+    "batchmaker-voice": "Live voices through Silero's detector",
     "batchmaker-words": "Words through g2p-en",
     "dvabatch-encoder": "Input diversity: a sentence encoder under each policy",
     "dvabatch-front-triton": "REST and gRPC fronts beside Triton's",

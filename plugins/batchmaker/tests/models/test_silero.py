@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from mlsys_batchmaker.models.silero import FRAME, SPEC, frames_of, read_weights, silero_stream
-from mlsys_batchmaker.streams.engine import StreamConfig, StreamEngine
+from mlsys_batchmaker.streams.engine import StreamEngine
+from mlsys_batchmaker.streams.settings import StreamConfig
 from mlsys_batchmaker.streams.speech import speech_like
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError

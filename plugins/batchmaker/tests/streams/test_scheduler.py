@@ -6,14 +6,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from mlsys_batchmaker.streams.scheduler import (
-    MoveKind,
-    Stream,
-    StreamBatch,
-    StreamScheduler,
-    StreamsFullError,
-    UnknownStreamError,
-)
+from mlsys_batchmaker.streams.frames import MoveKind, Stream, StreamBatch, StreamsFullError, UnknownStreamError
+from mlsys_batchmaker.streams.scheduler import StreamScheduler
 from mlsys_core.errors import InvalidInputError
 
 NAMES = st.sampled_from("abcdefg")

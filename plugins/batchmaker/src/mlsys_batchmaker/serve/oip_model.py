@@ -24,7 +24,7 @@ from mlsys_batchmaker.models.stream_store import holds_stream, load_stream
 from mlsys_batchmaker.scheduling.requests import Values
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
 from mlsys_batchmaker.serve.stream_model import OipStream
-from mlsys_batchmaker.streams.engine import StreamConfig
+from mlsys_batchmaker.streams.settings import StreamConfig
 
 _TYPES = {"int64": DataType.INT64, "float32": DataType.FP32, "bytes": DataType.BYTES}
 
