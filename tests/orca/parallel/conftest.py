@@ -13,27 +13,40 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 
-from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
+from tests.orca.conftest import tiny_metadata, write_gguf
 from tests.orca.survival.clients import Server
 
-NUM_LAYERS = 6
+NUM_LAYERS, HIDDEN, VOCAB = 6, 128, 260
+
+
+def six_layer_tensors(seed: int = 0) -> dict[str, np.ndarray]:
+    """Weights of a Llama that 1, 2 or 4 ranks and 1, 2, 3 or 6 stages divide."""
+    generator = np.random.default_rng(seed)
+    shapes = {"token_embd.weight": (VOCAB, HIDDEN)}
+    parts = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    shapes |= {f"blk.{layer}.{part}.weight": (HIDDEN, HIDDEN) for layer in range(NUM_LAYERS) for part in parts}
+    tensors = {name: generator.normal(0, 0.15, shape).astype(np.float32) for name, shape in shapes.items()}
+    norms = [f"blk.{layer}.{kind}_norm.weight" for layer in range(NUM_LAYERS) for kind in ("attn", "ffn")]
+    return tensors | {
+        name: generator.normal(1, 0.1, HIDDEN).astype(np.float32) for name in [*norms, "output_norm.weight"]
+    }
 
 
 @pytest.fixture(scope="session")
 def six_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a Llama of six layers."""
-    tensors = {}
-    for layer in range(0, NUM_LAYERS, 2):
-        for name, values in tiny_tensors(seed=layer).items():
-            parts = name.split(".")
-            if parts[0] == "blk":
-                parts[1] = str(int(parts[1]) + layer)
-            tensors[".".join(parts)] = values
-    metadata = {**tiny_metadata(), "llama.block_count": NUM_LAYERS}
-    return write_gguf(tmp_path_factory.mktemp("six") / "six.gguf", metadata, tensors)
+    """The file of that Llama."""
+    changes = {
+        "llama.block_count": NUM_LAYERS,
+        "llama.embedding_length": HIDDEN,
+        "llama.feed_forward_length": HIDDEN,
+        "llama.attention.head_count_kv": 4,
+    }
+    path = tmp_path_factory.mktemp("six") / "six.gguf"
+    return write_gguf(path, tiny_metadata() | changes, six_layer_tensors())
 
 
 @pytest.fixture(scope="session")

@@ -61,10 +61,10 @@ class CutShard:
                 out.copy_(torch.stack([largest.values.double(), largest.indices.double()], dim=-1))
 
 
-def shape_of(config: ModelConfig, *, stages: int, in_flight: int, num_blocks: int = 64) -> GroupShape:
+def shape_of(config: ModelConfig, *, stages: int, in_flight: int, num_blocks: int = 64, ranks: int = 1) -> GroupShape:
     max_tokens = num_blocks * DEFAULT_BLOCK_SIZE
     return GroupShape(
-        tensor_parallel=1,
+        tensor_parallel=ranks,
         pipeline_parallel=stages,
         max_in_flight=in_flight,
         max_tokens=max_tokens,

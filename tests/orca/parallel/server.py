@@ -1,8 +1,9 @@
 """A server of holders, ranks and workers for tests: ``server.py MODEL '{"stages": 2, ...}'`` prints its port.
 
-``stages``: of the pipeline. ``step`` and ``number``: the first worker is killed when it comes to that step for that
-time. ``poison``: a token id; a rank that computes three of them in a row in a prompt crashes. ``policy``,
-``kv_tokens``, ``speculate`` and ``replicas``: as of the command. ``missing``: holders find no model.
+``stages`` and ``ranks``: of the model; without them one worker runs all of it. ``step`` and ``number``: the first
+worker is killed when it comes to that step for that time. ``poison``: a token id; a rank that computes three of them in
+a row in a prompt crashes. ``policy``, ``kv_tokens``, ``speculate`` and ``replicas``: as of the command. ``missing``:
+holders find no model.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,13 @@ from mlsys_orca.api.supervised import serve_supervised
 from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.parallel.group import ParallelModel
+from mlsys_orca.parallel.native_shard import NativeShard
+from mlsys_orca.parallel.parts import divide
 from mlsys_orca.parallel.placement import Placement
 
-from tests.orca.parallel.groups import CutShard, hello_of
 
-
-class Poisoned(CutShard):
-    """A stage that does not survive some tokens."""
+class Poisoned(NativeShard):
+    """A part that does not survive some tokens."""
 
     poison: int | None = None
 
@@ -47,20 +48,23 @@ class Poisoned(CutShard):
 def main() -> int:
     torch.set_num_threads(1)
     path, options = Path(sys.argv[1]), json.loads(sys.argv[2])
-    stages = options.get("stages", 2)
+    ranks, stages = options.get("ranks", 1), options.get("stages", 1)
     Poisoned.poison = options.get("poison")
+    parallel = None
+    if ranks * stages == 1:
+        loaded = load_model(path, dtype="fp32")
+    else:
+        loaded, parallel = divide(path, tensor_parallel=ranks, pipeline_parallel=stages, dtype="fp32")
+        load = parallel.load
 
-    def load(place: Placement) -> Any:
-        loaded = load_model(path / "x" if options.get("missing") else path, dtype="fp32", backend="torch")
-        return Poisoned(loaded.model, place)  # type: ignore[arg-type]
+        def load_poisoned(place: Placement) -> Any:
+            if options.get("missing"):
+                path.unlink()
+            shard: Any = load(place)
+            shard.__class__ = Poisoned
+            return shard
 
-    parallel = ParallelModel(
-        tensor_parallel=1,
-        pipeline_parallel=stages,
-        load=load,
-        hello_of=lambda shard: hello_of(shard.placement),
-        expected=hello_of(Placement()),
-    )
+        parallel = replace(parallel, load=load_poisoned)
     config = EngineConfig(
         max_batch_size=4,
         max_model_len=96,
@@ -76,7 +80,7 @@ def main() -> int:
 
     with BoundPort("127.0.0.1", 0, config=http, error_format=ERROR_FORMAT) as bound:
         return serve_supervised(
-            load_model(path, dtype="fp32", backend="torch"),
+            loaded,
             "tiny",
             config,
             http,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from mlsys_core.errors import ServingError
-from mlsys_core.plugins import installed_plugins
-from mlsys_core.serving import Collector, Executor, FinishReason, InlineExecutor, ServingLoop, WallClock
+from mlsys_core.serving import FinishReason, InlineExecutor
 from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model
@@ -19,13 +18,11 @@ from mlsys_orca.parallel.messages import Done, Hello, encode
 from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.parallel.wiring import Wiring
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SamplingParams
-from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest
 
 from tests.orca.conftest import tiny_metadata, tiny_tensors
 from tests.orca.parallel.groups import hello_of, shape_of, stages_of
+from tests.orca.parallel.loops import Run, requests_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 POLICIES = ("orca", "paged", "chunked", "request-level")
@@ -44,63 +41,6 @@ def loaded(make_gguf: Callable[..., Any]) -> LoadedModel:
             tensors[".".join(parts)] = values
     path = make_gguf({**tiny_metadata(), "llama.block_count": NUM_LAYERS}, tensors=tensors)
     return load_model(path, dtype="fp32", backend="torch")
-
-
-def requests_of(number: int, *, seed: int = 0, longest: int = 40) -> list[GenerationRequest]:
-    """Prompts of which some begin alike, with different ways to choose."""
-    chance = random.Random(seed)
-    beginning = [chance.randrange(2, 258) for _ in range(20)]
-    made = []
-    for index in range(number):
-        own = [chance.randrange(2, 258) for _ in range(chance.randrange(1, longest - 20))]
-        sampling = chance.choice(
-            [
-                SamplingParams(allowed_token_ids=(4, 5)),
-                SamplingParams(temperature=0.8, seed=index, top_p=0.9),
-                SamplingParams(num_logprobs=2, presence_penalty=0.5),
-                SamplingParams(num_prompt_logprobs=0),
-            ]
-        )
-        made.append(
-            GenerationRequest(
-                request_id=f"r{index}",
-                prompt_token_ids=tuple(beginning[: chance.choice([0, 20])] + own),
-                max_new_tokens=chance.choice([2, 8, 24]),
-                sampling=sampling,
-                stop_token_ids=frozenset([1]),
-            )
-        )
-    return made
-
-
-class Run:
-    """A loop over an executor, driven by hand."""
-
-    def __init__(
-        self, executor: Executor[IterationBatch, IterationOutput], policy: str, *, num_blocks: int, drafts: int = 0
-    ) -> None:
-        self.tables = BlockTables(num_blocks=num_blocks)
-        options = {"max_batch_tokens": 24} if policy == "chunked" else {}
-        registry = installed_plugins().registry
-        limits: dict[str, Any] = {"block_tables": self.tables, "max_batch_size": 3, "max_model_len": 64}
-        self.scheduler: Any = make_scheduler(policy, registry, **limits, options=options)
-        self.scheduler.pool.num_draft_tokens = drafts
-        self.collector = Collector()
-        self.loop: ServingLoop[Any, Any, Any] = ServingLoop(
-            self.scheduler, executor, WallClock(), listener=self.collector
-        )
-
-    def tokens(self, requests: list[GenerationRequest]) -> dict[str, Any]:
-        """Return each request's tokens and scores."""
-        for request in requests:
-            self.loop.submit(request, request.request_id)
-        assert self.loop.drain(timeout_s=120)
-        return {name: self._result(finished) for name, finished in self.collector.finished.items()}
-
-    @staticmethod
-    def _result(finished: Any) -> Any:
-        assert finished.reason is FinishReason.DONE, finished
-        return [token.token_id for token in finished.result.tokens], len(finished.result.scored)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

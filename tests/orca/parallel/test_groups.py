@@ -1,10 +1,11 @@
-"""A live server of stages whose processes die: every answer is that of an undisturbed one, and nobody is left."""
+"""A live server of a divided model whose processes die: answers are those of an undisturbed one, nobody is left."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,43 +23,37 @@ from tests.orca.survival.clients import answers, bodies
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
 
 
-def asked(number: int = 14) -> list[dict[str, Any]]:
-    """Return requests without log-probabilities, whose last digits depend on the batch in torch's operators."""
-    made = bodies(number)
-    for body in made:
-        for name in ("logprobs", "prompt_logprobs"):
-            body.pop(name, None)
-    return made
-
-
 @pytest.fixture(scope="module")
 def undisturbed(start: Any) -> list[Any]:
-    """Answers of one stage."""
-    with start(stages=1) as server:
-        return asyncio.run(answers(server.url, asked()))
+    """Answers of one process."""
+    with start() as server:
+        return asyncio.run(answers(server.url, bodies(14)))
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"stages": 2},
-        {"stages": 3, "policy": "paged", "kv_tokens": 160},
-        {"stages": 3, "policy": "orca", "speculate": 3},
+        {"ranks": 2},
+        {"ranks": 4, "policy": "paged", "kv_tokens": 160},
         {"stages": 2, "policy": "request-level"},
-        {"stages": 2, "replicas": 2},
+        {"stages": 3, "policy": "orca", "speculate": 3},
+        {"ranks": 2, "stages": 2, "policy": "paged", "kv_tokens": 160, "speculate": 2},
+        {"ranks": 2, "stages": 2, "replicas": 2},
     ],
 )
-def test_stages_answer_as_one_process(start: Any, undisturbed: list[Any], options: dict[str, Any]) -> None:
+def test_a_divided_model_answers_as_one_process_to_the_bit(
+    start: Any, undisturbed: list[Any], options: dict[str, Any]
+) -> None:
     with start(**options) as server:
-        assert asyncio.run(answers(server.url, asked())) == undisturbed
+        assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
         groups = options.get("replicas", 1) + 1
-        assert len(ranks_of(server)) == options["stages"] * groups
+        assert len(ranks_of(server)) == options.get("ranks", 1) * options.get("stages", 1) * groups
 
 
 @pytest.mark.parametrize("step", ["started", "planned", "computed", "half sent", "sent"])
 def test_a_master_that_dies_at_any_step_changes_nothing(start: Any, undisturbed: list[Any], step: str) -> None:
     with start(stages=2, step=step, number=1 if step == "started" else 4) as server:
-        assert asyncio.run(answers(server.url, asked())) == undisturbed
+        assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
         assert server.metric("worker_deaths_total") >= (step != "started")
 
 
@@ -75,13 +70,13 @@ def test_ranks_that_die_or_stop_under_load_change_nothing(
                 rank.send_signal(number)
                 hits.append(rank.pid)
 
-    with start(stages=2, max_deaths=10_000) as server:
-        assert asyncio.run(answers(server.url, asked(), trouble)) == undisturbed
+    with start(ranks=2, stages=2, max_deaths=10_000) as server:
+        assert asyncio.run(answers(server.url, bodies(14), trouble)) == undisturbed
     assert hits
 
 
 def test_a_holder_that_dies_loads_its_part_again_and_keys_and_values_stay(start: Any, undisturbed: list[Any]) -> None:
-    with start(stages=2, max_deaths=10_000) as server:
+    with start(ranks=2, stages=2, max_deaths=10_000) as server:
         holder = next(each for each in psutil.Process(server.process.pid).children() if each.name() == "orca 1.0")
         hits = []
 
@@ -90,7 +85,7 @@ def test_a_holder_that_dies_loads_its_part_again_and_keys_and_values_stay(start:
                 holder.kill()
                 hits.append(holder.pid)
 
-        assert asyncio.run(answers(server.url, asked(), trouble)) == undisturbed
+        assert asyncio.run(answers(server.url, bodies(14), trouble)) == undisturbed
         assert hits
         assert server.metric("recomputed_tokens_total") == 0
 
@@ -98,7 +93,7 @@ def test_a_holder_that_dies_loads_its_part_again_and_keys_and_values_stay(start:
 def test_a_poisoned_request_fails_alone(start: Any, undisturbed: list[Any]) -> None:
     poison = {"model": "tiny", "prompt": "CCC", "max_tokens": 30, "temperature": 0, "stream": True}
     with start(stages=2, poison=2 + ord("C"), max_deaths=10_000) as server:
-        found = asyncio.run(answers(server.url, [*asked(), poison]))
+        found = asyncio.run(answers(server.url, [*bodies(14), poison]))
         assert found[:-1] == undisturbed
         assert found[-1][-1]["error"]["code"] == "engine_died"
         assert server.metric("poisoned_requests_total") == 1
@@ -114,8 +109,9 @@ def test_nobody_outlives_a_server(start: Any, number: signal.Signals) -> None:
         assert not alive
 
 
-def test_a_part_that_cannot_be_loaded_is_told_in_one_line_and_leaves_nobody(six_layers: Path) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("server.py")), str(six_layers), '{"missing": true}']
+def test_a_part_that_cannot_be_loaded_is_told_in_one_line_and_leaves_nobody(six_layers: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copy(six_layers, tmp_path / "copy.gguf"))
+    command = [sys.executable, str(Path(__file__).with_name("server.py")), str(copy), '{"stages": 2, "missing": true}']
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 2

@@ -81,6 +81,7 @@ def serve_supervised(
     with ExitStack() as stack:
         holders = None
         if parallel is not None:
+            bound.pause()  # who has threads cannot fork
             holders = stack.enter_context(Holders(parallel, num_replicas=config.num_replicas))
             holders.start()
             loaded = with_parts(loaded, holders)

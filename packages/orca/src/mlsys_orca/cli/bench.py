@@ -125,3 +125,73 @@ def paper(
         scale=scale,
         requests=requests or 0,
     )
+
+
+def parse_degrees(texts: list[str]) -> tuple[tuple[int, int], ...]:
+    """Return (ranks, stages) of texts like ``3x2``.
+
+    Raises:
+        InvalidInputError: one is not written so.
+
+    Example:
+        >>> parse_degrees(["1x2", "3x1"])
+        ((1, 2), (3, 1))
+    """
+    found = []
+    for text in texts:
+        ranks, _, stages = text.partition("x")
+        if not (ranks.isdecimal() and stages.isdecimal() and int(ranks) and int(stages)):
+            raise InvalidInputError(f"--degrees {text!r} is not written RANKSxSTAGES, like 3x2")
+        found.append((int(ranks), int(stages)))
+    return tuple(found)
+
+
+@app.command()
+def scale(
+    quick: Quick = False,
+    model: Model = DEFAULT_MODEL,
+    degrees: Annotated[
+        list[str] | None, typer.Option(help="RANKSxSTAGES, like 3x2; repeat. By default what fits the model.")
+    ] = None,
+    dtype: Dtype = None,
+    threads: Threads = 0,
+    output: Out = RESULTS,
+) -> None:
+    """Measure a model over several processes against one with --threads threads: throughput, control, bytes.
+
+    Example: mlsys orca bench scale --degrees 3x1 --degrees 1x2
+    """
+    run_named(
+        "orca-scale",
+        quick=quick,
+        device="cpu",
+        threads=num_threads_of(threads),
+        out=output,
+        model=model,
+        dtype=dtype,
+        degrees=parse_degrees(degrees or []),
+    )
+
+
+@app.command()
+def gap(
+    quick: Quick = False,
+    model: Model = DEFAULT_MODEL,
+    stages: Annotated[int, typer.Option(min=1, help="Stages of the pipeline.")] = 2,
+    dtype: Dtype = None,
+    output: Out = RESULTS,
+) -> None:
+    """Measure the time between two iterations, with and without the next message waiting at the worker.
+
+    Example: mlsys orca bench gap --stages 3
+    """
+    run_named("orca-gap", quick=quick, device="cpu", threads=1, out=output, model=model, dtype=dtype, stages=stages)
+
+
+@app.command()
+def bubbles(quick: Quick = False, model: Model = DEFAULT_MODEL, dtype: Dtype = None, output: Out = RESULTS) -> None:
+    """Count the bubbles of a pipeline (the paper's Figure 8): request-level microbatches against iterations.
+
+    Example: mlsys orca bench bubbles --quick
+    """
+    run_named("orca-bubbles", quick=quick, device="cpu", threads=1, out=output, model=model, dtype=dtype)
