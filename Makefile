@@ -111,7 +111,7 @@ $(PEERS)/.installed: requirements/dev.lock requirements/models.lock requirements
 	.peers/kserve/bin/python -m pip install -r $<
 	@touch $@
 
-test-peers: $(PEERS)/.installed .peers/kserve/.installed  ## Install other people's software and run its tests: XGBoost, CatBoost, kserve, LangChain, lm-eval, Anthropic's client, Ray, timm
+test-peers: $(PEERS)/.installed .peers/kserve/.installed  ## Install other people's software and run its tests: XGBoost, CatBoost, kserve, LangChain, lm-eval, Anthropic's client, timm
 	OMP_NUM_THREADS=1 MLSYS_REQUIRE_PEERS=1 $(PEERS)/bin/python -m pytest $(PEER_TESTS)
 	OMP_NUM_THREADS=1 MLSYS_REQUIRE_PEERS=1 PYTHONPATH=$(PEERS)/vision $(PEERS)/bin/python -m pytest $(VISION_TESTS)
 

@@ -227,10 +227,10 @@ def test_no_thread_outlives_the_group() -> None:
     """A thread of gloo that is left would need the interpreter while it ends, and abort the process."""
     program = """if True:
         import os, time, torch
-        from mlsys_windtunnel.finetune.launch import _free_port, _group
+        from mlsys_windtunnel.finetune.launch import free_port, group
 
         before = len(os.listdir("/proc/self/task"))
-        with _group(f"tcp://127.0.0.1:{_free_port()}", 1, 0):
+        with group(f"tcp://127.0.0.1:{free_port('127.0.0.1')}", 1, 0):
             torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
             torch.distributed.all_reduce(torch.ones(1))
             assert len(os.listdir("/proc/self/task")) > before

@@ -32,6 +32,13 @@ class Init(StrEnum):
     random = "random"
 
 
+class Launcher(StrEnum):
+    """Starter of the data-parallel processes."""
+
+    local = "local"
+    ray = "ray"
+
+
 class Gate(StrEnum):
     """Choice of a leaf."""
 
@@ -70,6 +77,9 @@ def fine_tune(
         Path | None, typer.Option(metavar="DIR", help="Keep the state after each epoch; the same command resumes it.")
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Data-parallel processes.")] = 1,
+    launcher: Annotated[
+        Launcher, typer.Option(help="Where the processes run: on this machine, or on the nodes of a Ray cluster.")
+    ] = Launcher.local,
     threads: Annotated[int | None, typer.Option(min=1, help="Of each process.")] = None,
     device: Device = "cpu",
     seed: Annotated[int, typer.Option(help="Of shuffling and the hold-out.")] = 0,
@@ -109,6 +119,7 @@ def fine_tune(
         min_gain_se=min_gain_se,
         checkpoint_dir=checkpoint_dir,
         n_processes=processes,
+        launcher=launcher.value,
         n_threads=threads,
         device=device,
         random_state=seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -40,17 +41,26 @@ def save(progress: Progress, directory: Path, fingerprint: str) -> None:
     partial.replace(directory / FILE)
 
 
-def load(directory: Path, fingerprint: str) -> Progress | None:
-    """Load the checkpoint in a folder; None if there is none. No untrusted code is run.
+def read(directory: Path) -> bytes | None:
+    """Return the checkpoint in a folder as it lies there; None if there is none."""
+    path = directory / FILE
+    return path.read_bytes() if path.exists() else None
+
+
+def load(data: bytes, directory: Path, fingerprint: str) -> Progress:
+    """Load a checkpoint. No untrusted code is run.
+
+    Args:
+        data: Content of the file.
+        directory: Folder that it was read from.
+        fingerprint: Digest of the run that goes on.
 
     Raises:
         InvalidInputError: it is damaged, or of a run with other options, data or network.
     """
     path = directory / FILE
-    if not path.exists():
-        return None
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         found = content.pop("fingerprint")
         progress = Progress(**content)
     except Exception as error:  # torch and pickle raise of many kinds

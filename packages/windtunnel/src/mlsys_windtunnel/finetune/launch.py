@@ -1,6 +1,6 @@
-"""Data-parallel training on one machine: this process is the first, and starts the others.
+"""Data-parallel training: this process is the first, and starts the others, here or by Ray on a cluster's nodes.
 
-The others run :func:`_work` with what they need sent to them, join the group, take their share of each batch, and end.
+The others run :func:`work` with what they need sent to them, join the group, take their share of each batch, and end.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import copy
 import datetime
 import importlib
 import socket
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
 import torch
-from mlsys_core.errors import MissingDependencyError, MlsysError
+from mlsys_core.errors import MlsysError
 from torch import distributed, multiprocessing
 
 from mlsys_windtunnel.finetune.options import TrainingOptions
@@ -22,7 +23,43 @@ from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.finetune.rows import Batch, Rows
 
 TIMEOUT = datetime.timedelta(minutes=10)  # of a step: another process has died if it takes longer
+MAX_LOSSES = 3  # of workers, in one training, before it fails
 Job = tuple[Tunable, Rows, Batch | None, TrainingOptions, float]
+Result = TypeVar("Result")
+
+
+class WorkerLostError(MlsysError):
+    """A process of the training is gone with its node, or was killed."""
+
+
+def together(job: Job, train: Callable[[Tunable], Result]) -> Result:
+    """Run ``train`` on the job's networks while the other processes take their share.
+
+    With a checkpoint folder a training that loses a worker begins again, with a worker in its place, from the last
+    checkpoint: its result is that of an undisturbed one.
+
+    Args:
+        job: Networks, rows, evaluation rows, options and final sharpness, as ``Trainer`` takes them.
+        train: Trains the networks that it is given, as the first process.
+
+    Raises:
+        MlsysError: a process failed.
+        WorkerLostError: a worker was lost, and there is no checkpoint folder, or it is not the first few times.
+        MissingDependencyError: Ray is asked for and not installed.
+    """
+    tunable, *others = job
+    options = job[3]
+    losses_left = MAX_LOSSES if options.launcher == "ray" and options.checkpoint_dir is not None else 0
+    while losses_left:
+        part = copy.deepcopy(tunable)
+        try:
+            with processes((part, *others)):  # type: ignore[arg-type]
+                return train(part)
+        except WorkerLostError as error:
+            losses_left -= 1
+            warnings.warn(f"{error}; the training goes on from its last checkpoint", stacklevel=2)
+    with processes(job):
+        return train(tunable)
 
 
 @contextmanager
@@ -37,14 +74,16 @@ def processes(job: Job) -> Iterator[None]:
     if options.n_processes == 1 or (distributed.is_available() and distributed.is_initialized()):
         yield
         return
-    address = f"tcp://127.0.0.1:{_free_port()}"
-    start = _with_ray if options.launcher == "ray" else _locally
-    with start(job, address), _group(address, options.n_processes, 0):
+    if options.launcher == "ray":
+        from mlsys_windtunnel.finetune.launch_ray import on_cluster as start
+    else:
+        start = _locally
+    with start(job) as address, group(address, options.n_processes, 0):
         yield
 
 
 @contextmanager
-def _group(address: str, count: int, rank: int) -> Iterator[None]:
+def group(address: str, count: int, rank: int) -> Iterator[None]:
     """Open torch.distributed's default group for the time of the block.
 
     A module of torch has the default group as default arguments. Imported inside the block (the first optimiser of a
@@ -60,16 +99,17 @@ def _group(address: str, count: int, rank: int) -> Iterator[None]:
 
 
 @contextmanager
-def _locally(job: Job, address: str) -> Iterator[None]:
+def _locally(job: Job) -> Iterator[str]:
+    address = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
     context = multiprocessing.get_context("spawn")
     count, threads = job[3].n_processes, torch.get_num_threads()
     started = [
-        context.Process(target=_work, args=(job, address, rank, threads), daemon=True) for rank in range(1, count)
+        context.Process(target=work, args=(job, address, rank, threads), daemon=True) for rank in range(1, count)
     ]
     for process in started:
         process.start()
     try:
-        yield
+        yield address
     except BaseException:
         for process in started:
             process.terminate()
@@ -82,38 +122,20 @@ def _locally(job: Job, address: str) -> Iterator[None]:
         raise MlsysError(f"a training process ended with exit status {failed[0]}; its own message is above")
 
 
-@contextmanager
-def _with_ray(job: Job, address: str) -> Iterator[None]:
-    try:
-        import ray  # type: ignore[import-not-found]
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError("launcher='ray' needs Ray: pip install ray") from error
-    ray.init(ignore_reinit_error=True)
-    remote: Any = ray.remote(num_cpus=1)(_work)
-    kept = ray.put(job)
-    pending = [remote.remote(kept, address, rank, torch.get_num_threads()) for rank in range(1, job[3].n_processes)]
-    try:
-        yield
-    except BaseException:
-        for each in pending:
-            ray.cancel(each, force=True)
-        raise
-    ray.get(pending)
-
-
-def _work(job: Job, address: str, rank: int, num_threads: int) -> None:
+def work(job: Job, address: str, rank: int, num_threads: int) -> None:
     """Train in a process other than the first."""
     from mlsys_windtunnel.finetune.train import Trainer
 
     tunable, rows, evaluation, options, final_sharpness = job
     torch.set_num_threads(num_threads)
     tunable = copy.deepcopy(tunable)  # what torch sends shares memory with the first process, which trains its own
-    with _group(address, options.n_processes, rank):
+    with group(address, options.n_processes, rank):
         Trainer(tunable, rows, evaluation, options, final_sharpness=final_sharpness).run()
 
 
-def _free_port() -> int:
+def free_port(host: str) -> int:
+    """Return a port that nobody listens at now, of an address of this machine."""
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind((host, 0))
         port: int = free.getsockname()[1]
     return port

@@ -41,9 +41,10 @@ class TrainingOptions:
             caches. None: 1,024.
         random_state: Seed of shuffling, dropout and the random start.
         n_threads: Threads of each process; None leaves torch's.
-        n_processes: Data-parallel processes on this machine.
-        launcher: Starter of the processes: ``local`` or ``ray``.
-        checkpoint_dir: Folder in which the state is kept after each epoch; a state that is there is resumed.
+        n_processes: Data-parallel processes.
+        launcher: Starter of the processes: ``local`` on this machine, ``ray`` on the nodes of a cluster.
+        checkpoint_dir: Folder in which the state is kept after each epoch; a state that is there is resumed, also when
+            Ray loses a node.
         device: Where the networks train, for ``get_device``; several processes train on the CPU. The result lies on the
             CPU.
         keeps_interrupted: Keeps what was best when Ctrl-C ends a run that cannot be resumed; False raises.

@@ -135,12 +135,15 @@ class Trainer:
     def _resumed(self) -> Progress | None:
         if self.options.checkpoint_dir is None:
             return None
-        progress = checkpoint.load(Path(self.options.checkpoint_dir), self.fingerprint)
-        if progress is not None:
-            self.network.load_state_dict(progress.network)
-            self.optimizer.adamw.load_state_dict(progress.optimizer)
-            if progress.ema is not None:
-                progress.ema = [average.to(self.place) for average in progress.ema]
+        directory = Path(self.options.checkpoint_dir)
+        data = self.processes.same(checkpoint.read(directory) if self.processes.is_first else None)
+        if data is None:
+            return None
+        progress = checkpoint.load(data, directory, self.fingerprint)
+        self.network.load_state_dict(progress.network)
+        self.optimizer.adamw.load_state_dict(progress.optimizer)
+        if progress.ema is not None:
+            progress.ema = [average.to(self.place) for average in progress.ema]
         return progress
 
     def _epoch(self, progress: Progress) -> None:

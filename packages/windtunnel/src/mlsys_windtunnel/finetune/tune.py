@@ -16,7 +16,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.backends.direct.watch import column_checks
 from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.backends.soft.soften import soften
-from mlsys_windtunnel.finetune.launch import processes
+from mlsys_windtunnel.finetune.launch import together
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.finetune.rows import (
@@ -27,7 +27,7 @@ from mlsys_windtunnel.finetune.rows import (
     encode_rows,
     with_offset,
 )
-from mlsys_windtunnel.finetune.train import OnEpoch, Trainer
+from mlsys_windtunnel.finetune.train import OnEpoch, Outcome, Trainer
 from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import WindTunnelModule
@@ -110,10 +110,14 @@ def run(
     options: TrainingOptions,
 ) -> FineTuned:
     """Train what was made ready."""
-    with processes((tunable, rows, evaluation, options, soft.final_sharpness)):
-        trainer = Trainer(tunable, rows, evaluation, options, final_sharpness=soft.final_sharpness)
+
+    def train(part: Tunable) -> tuple[Trainer, Outcome]:
+        trainer = Trainer(part, rows, evaluation, options, final_sharpness=soft.final_sharpness)
         with progress_bar(options, trainer.metric_name) as on_epoch:
-            outcome = trainer.run(on_epoch)
+            return trainer, trainer.run(on_epoch)
+
+    trainer, outcome = together((tunable, rows, evaluation, options, soft.final_sharpness), train)
+    tunable = trainer.tunable
     score, gain = outcome.best_score, (math.nan, math.nan)
     is_warm = soft.init != "random" or Tunable.of(module) is not None
     if is_warm and evaluation is not None:

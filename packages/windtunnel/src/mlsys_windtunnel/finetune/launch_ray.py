@@ -1,0 +1,101 @@
+"""The other processes of a training as tasks of Ray, spread over a cluster's nodes.
+
+The first process stays where it was started, and needs a node of the cluster there. It joins the cluster that
+``RAY_ADDRESS`` names or that runs on this machine; where there is none it starts one and ends it afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from mlsys_core.errors import MissingDependencyError, MlsysError
+
+from mlsys_windtunnel.finetune.launch import Job, WorkerLostError, free_port, work
+
+ROOM_TIMEOUT_S = 60.0  # within which the cluster must have a core for each worker
+CAUSE_TIMEOUT_S = 60.0  # within which Ray knows why a worker does not answer
+
+
+@contextmanager
+def on_cluster(job: Job) -> Iterator[str]:
+    """Run the other processes on the cluster for the time of the block; yield the address of their group.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        MlsysError: the cluster has no room, or a worker failed.
+        WorkerLostError: a worker is gone with its node, or was killed.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError("launcher 'ray' needs Ray: pip install 'mlsys-windtunnel[ray]'") from error
+    count = job[3].n_processes - 1
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        ray.init(logging_level=logging.WARNING)
+    try:
+        bundles = ray.util.placement_group([{"CPU": 1}] * count, strategy="SPREAD")
+        try:
+            if not bundles.wait(ROOM_TIMEOUT_S):
+                raise MlsysError(
+                    f"the cluster has no {count} free cores for {count} workers within {ROOM_TIMEOUT_S:.0f} s: "
+                    "take fewer processes, or add nodes"
+                )
+            yield from _run(ray, job, bundles)
+        finally:
+            ray.util.remove_placement_group(bundles)
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _run(ray: Any, job: Job, bundles: Any) -> Iterator[str]:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    host = ray.util.get_node_ip_address()
+    address = f"tcp://{host}:{free_port(host)}"
+    kept = ray.put(job)
+    pending = []
+    for rank in range(1, job[3].n_processes):
+        place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank - 1)
+        # A task that Ray begins again would come to a group that has ended.
+        remote = ray.remote(num_cpus=1, max_retries=0, scheduling_strategy=place)(work)
+        pending.append(remote.remote(kept, address, rank, torch.get_num_threads()))
+    try:
+        yield address
+        _raise_cause(ray, pending, None)
+    except RuntimeError:  # gloo's, when a connection breaks
+        _raise_cause(ray, pending, CAUSE_TIMEOUT_S)
+        raise
+    finally:
+        for each in pending:
+            ray.cancel(each, force=True)
+
+
+def _raise_cause(ray: Any, pending: list[Any], timeout_s: float | None) -> None:
+    """Wait for the workers and raise what ended one; nothing, if each has done its part or only lost its neighbours.
+
+    Args:
+        ray: The package.
+        pending: Their tasks.
+        timeout_s: Seconds after which one that does not end counts as lost; None: wait.
+    """
+    until_s = None if timeout_s is None else time.monotonic() + timeout_s
+    while pending:
+        left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+        ended, pending = ray.wait(pending, timeout=left_s)
+        if not ended:
+            raise WorkerLostError(f"a training worker is lost: it did not answer for {timeout_s:.0f} s")
+        try:
+            ray.get(ended[0])
+        except ray.exceptions.RayTaskError as error:
+            if not isinstance(error.cause, RuntimeError):
+                raise MlsysError(f"a training process failed: {error.cause}") from error
+        except ray.exceptions.RayError as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise WorkerLostError(f"a training worker is lost: {reason[0]}") from error
