@@ -1,0 +1,1 @@
+"""Several hosts: control messages over TCP between processes that share a secret, tensors over torch.distributed."""
