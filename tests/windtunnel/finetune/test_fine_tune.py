@@ -227,7 +227,8 @@ def test_no_thread_outlives_the_group() -> None:
     """A thread of gloo that is left would need the interpreter while it ends, and abort the process."""
     program = """if True:
         import os, time, torch
-        from mlsys_windtunnel.finetune.launch import free_port, group
+        from mlsys_windtunnel.finetune.launch import group
+        from mlsys_windtunnel.finetune.processes import free_port
 
         before = len(os.listdir("/proc/self/task"))
         with group(f"tcp://127.0.0.1:{free_port('127.0.0.1')}", 1, 0):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import datetime
 import importlib
-import socket
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,9 @@ import torch
 from mlsys_core.errors import MlsysError
 from torch import distributed, multiprocessing
 
+from mlsys_windtunnel.finetune.launch_ray import on_cluster
 from mlsys_windtunnel.finetune.options import TrainingOptions
+from mlsys_windtunnel.finetune.processes import WorkerLostError, free_port
 from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.finetune.rows import Batch, Rows
 
@@ -26,10 +27,6 @@ TIMEOUT = datetime.timedelta(minutes=10)  # of a step: another process has died 
 MAX_LOSSES = 3  # of workers, in one training, before it fails
 Job = tuple[Tunable, Rows, Batch | None, TrainingOptions, float]
 Result = TypeVar("Result")
-
-
-class WorkerLostError(MlsysError):
-    """A process of the training is gone with its node, or was killed."""
 
 
 def together(job: Job, train: Callable[[Tunable], Result]) -> Result:
@@ -74,11 +71,10 @@ def processes(job: Job) -> Iterator[None]:
     if options.n_processes == 1 or (distributed.is_available() and distributed.is_initialized()):
         yield
         return
-    if options.launcher == "ray":
-        from mlsys_windtunnel.finetune.launch_ray import on_cluster as start
-    else:
-        start = _locally
-    with start(job) as address, group(address, options.n_processes, 0):
+    with (
+        on_cluster(work, job, options.n_processes) if options.launcher == "ray" else _locally(job) as address,
+        group(address, options.n_processes, 0),
+    ):
         yield
 
 
@@ -131,11 +127,3 @@ def work(job: Job, address: str, rank: int, num_threads: int) -> None:
     tunable = copy.deepcopy(tunable)  # what torch sends shares memory with the first process, which trains its own
     with group(address, options.n_processes, rank):
         Trainer(tunable, rows, evaluation, options, final_sharpness=final_sharpness).run()
-
-
-def free_port(host: str) -> int:
-    """Return a port that nobody listens at now, of an address of this machine."""
-    with socket.socket() as free:
-        free.bind((host, 0))
-        port: int = free.getsockname()[1]
-    return port

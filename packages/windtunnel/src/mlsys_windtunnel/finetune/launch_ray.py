@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from mlsys_core.errors import MissingDependencyError, MlsysError
 
-from mlsys_windtunnel.finetune.launch import Job, WorkerLostError, free_port, work
+from mlsys_windtunnel.finetune.processes import WorkerLostError, free_port
 
 ROOM_TIMEOUT_S = 60.0  # within which the cluster must have a core for each worker
 CAUSE_TIMEOUT_S = 60.0  # within which Ray knows why a worker does not answer
 
 
 @contextmanager
-def on_cluster(job: Job) -> Iterator[str]:
+def on_cluster(work: Callable[..., None], job: Any, count: int) -> Iterator[str]:
     """Run the other processes on the cluster for the time of the block; yield the address of their group.
+
+    Args:
+        work: Called in each with the job, the address, the process's rank and its number of threads.
+        job: What it needs.
+        count: Processes, with the first.
 
     Raises:
         MissingDependencyError: Ray is not installed.
@@ -34,19 +39,19 @@ def on_cluster(job: Job) -> Iterator[str]:
         import ray
     except ModuleNotFoundError as error:
         raise MissingDependencyError("launcher 'ray' needs Ray: pip install 'mlsys-windtunnel[ray]'") from error
-    count = job[3].n_processes - 1
+    num_workers = count - 1
     is_ours = not ray.is_initialized()
     if is_ours:
         ray.init(logging_level=logging.WARNING)
     try:
-        bundles = ray.util.placement_group([{"CPU": 1}] * count, strategy="SPREAD")
+        bundles = ray.util.placement_group([{"CPU": 1}] * num_workers, strategy="SPREAD")
         try:
             if not bundles.wait(ROOM_TIMEOUT_S):
                 raise MlsysError(
-                    f"the cluster has no {count} free cores for {count} workers within {ROOM_TIMEOUT_S:.0f} s: "
-                    "take fewer processes, or add nodes"
+                    f"the cluster has no {num_workers} free cores for {num_workers} workers within "
+                    f"{ROOM_TIMEOUT_S:.0f} s: take fewer processes, or add nodes"
                 )
-            yield from _run(ray, job, bundles)
+            yield from _run(ray, work, job, count, bundles)
         finally:
             ray.util.remove_placement_group(bundles)
     finally:
@@ -54,14 +59,14 @@ def on_cluster(job: Job) -> Iterator[str]:
             ray.shutdown()
 
 
-def _run(ray: Any, job: Job, bundles: Any) -> Iterator[str]:
+def _run(ray: Any, work: Callable[..., None], job: Any, count: int, bundles: Any) -> Iterator[str]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     host = ray.util.get_node_ip_address()
     address = f"tcp://{host}:{free_port(host)}"
     kept = ray.put(job)
     pending = []
-    for rank in range(1, job[3].n_processes):
+    for rank in range(1, count):
         place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank - 1)
         # A task that Ray begins again would come to a group that has ended.
         remote = ray.remote(num_cpus=1, max_retries=0, scheduling_strategy=place)(work)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 
 import torch
+from mlsys_core.errors import MlsysError
 from torch import Tensor, distributed
+
+
+class WorkerLostError(MlsysError):
+    """A process of the training is gone with its node, or was killed."""
 
 
 class Processes:
@@ -63,3 +69,11 @@ class Processes:
             content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         distributed.broadcast(content, 0)
         return content.numpy().tobytes()
+
+
+def free_port(host: str) -> int:
+    """Return a port that nobody listens at now, of an address of this machine."""
+    with socket.socket() as free:
+        free.bind((host, 0))
+        port: int = free.getsockname()[1]
+    return port
