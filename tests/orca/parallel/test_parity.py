@@ -11,8 +11,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.model.slices import num_slices
 from mlsys_orca.parallel.loading import load_head_only, load_shard
 from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.shard import GroupBrokenError
@@ -214,3 +217,43 @@ def test_the_master_loads_all_but_the_weights(checkpoints: Any) -> None:
     assert loaded.model.dtype == torch.bfloat16
     with pytest.raises(InvalidInputError, match="tensor-parallel 3 does not divide"):
         load_head_only(checkpoints("llama"), placement=Placement(num_ranks=3))
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[dict[str, int], int, int]:
+    """A Llama's shape, and degrees that divide it."""
+    ranks, stages = draw(st.sampled_from([2, 3, 4])), draw(st.sampled_from([1, 2]))
+    kv_heads = ranks * draw(st.integers(1, 2))
+    shape = {
+        "heads": kv_heads * draw(st.integers(1, 3)),
+        "kv_heads": kv_heads,
+        "dim": draw(st.sampled_from([32, 64])),
+        "inner": 12 * 32 * draw(st.integers(1, 2)),
+        "hidden": 32 * draw(st.integers(1, 5)),
+    }
+    return shape, ranks, stages
+
+
+@given(shapes(), st.sampled_from(sorted(FORMS)))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_shape_in_parts_gives_the_bits_of_the_whole(
+    make_gguf: Any, case: tuple[dict[str, int], int, int], form: str
+) -> None:
+    shape, ranks, stages = case
+    heads, kv_heads, dim, inner, hidden = (shape[key] for key in ("heads", "kv_heads", "dim", "inner", "hidden"))
+    metadata = {
+        "llama.embedding_length": hidden,
+        "llama.block_count": 2,
+        "llama.attention.head_count": heads,
+        "llama.attention.head_count_kv": kv_heads,
+        "llama.attention.key_length": dim,
+        "llama.attention.value_length": dim,
+        "llama.rope.dimension_count": dim,
+        "llama.feed_forward_length": inner,
+    }
+    path = make_gguf(metadata, tensors=tensors_of(heads, kv_heads, dim, inner, hidden=hidden, seed=1))
+    loaded = load_head_only(path, dtype="fp32")
+    assume(num_slices(loaded.config) % ranks == 0)
+    batches = some_batches(260)
+    expected = run_whole(path, batches, backend="native", **FORMS[form])
+    assert_equal(run_places(path, batches, ranks=ranks, stages=stages, backend="native", **FORMS[form]), expected)
