@@ -66,6 +66,15 @@ class StreamsMachine(RuleBasedStateMachine):
             assert [frame.number for frame in dropped] == self.waiting[stream]
             self.waiting[stream] = []
 
+    @rule(name=NAMES)
+    def end(self, name: str) -> None:
+        if name in self.open:
+            stream = self.open[name]
+            has_work = bool(self.waiting[stream]) or stream.is_running
+            assert self.scheduler.end_after_pending(name) == has_work
+            if has_work:
+                del self.open[name]  # and all that it was given still runs
+
     @rule()
     def take(self) -> None:
         running = {stream for batch in self.in_flight for stream in (frame.stream for frame in batch.frames)}

@@ -138,18 +138,27 @@ class OipStream:
     async def _give(
         self, sequence: Hashable, frames: NDArray[Any], deadline_s: float | None, *, ends: bool
     ) -> list[_Part]:
-        """Push all frames in order, each part after the answers of the one before."""
+        """Push all frames in order, each part after the answers of the one before.
+
+        A sequence that got some parts of a request and not the others is ended: its later answers would be wrong.
+        """
         parts: list[_Part] = []
         if not len(frames) and ends:
             self.engine.close_stream(sequence, after_pending=True)
-        for start in range(0, len(frames), _PART):
-            if parts:
-                await asyncio.shield(parts[-1].done)
-            values = frames[start : start + _PART]
-            part = _Part(len(values))
-            is_last = ends and start + _PART >= len(frames)
-            self.engine.push_many(sequence, values, deadline_s=deadline_s, is_last=is_last, token=part)
-            parts.append(part)
+        try:
+            for start in range(0, len(frames), _PART):
+                if parts:
+                    await asyncio.shield(parts[-1].done)
+                values = frames[start : start + _PART]
+                part = _Part(len(values))
+                is_last = ends and start + _PART >= len(frames)
+                self.engine.push_many(sequence, values, deadline_s=deadline_s, is_last=is_last, token=part)
+                parts.append(part)
+        except BaseException:
+            if parts and sequence in self.engine:
+                for dropped in self.engine.close_stream(sequence):
+                    _fail(dropped.token, ServingError(f"sequence {sequence!r} ended: a request of it was cut off"))
+            raise
         return parts
 
     def _sink(self, answers: Sequence[Answered]) -> None:
