@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import threading
 from collections import namedtuple
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_nimble import CaptureError, InternalError, Nimble
+from mlsys_nimble.backends.cpu.executor import NativeExecutor
 from torch import nn
 
 
@@ -73,6 +75,23 @@ def test_other_shapes_and_arguments_get_schedules_of_their_own_up_to_a_bound(cap
     assert len(messages) == 3  # batches of 2 and 3, and the other scale; the second batch of 2 was there
     assert messages[0].startswith("prepared float32[2, 4]: ")
     assert messages[1].endswith("2 of at most 2 schedules kept, the one unused for longest was dropped")
+
+
+def test_a_second_caller_gets_an_executor_on_the_cores_that_are_left():
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    nimble = Nimble(nn.Tanh()).prepare(torch.zeros(2), executor="native", num_threads=cores, max_concurrency=2)
+    own, x = nimble.prepared, torch.randn(2)
+    assert own is not None
+    assert own._others is not None
+    for _ in range(3):
+        nimble(x)
+    assert own._others.get() is None  # a single caller needs no other
+    own._others.put(None)
+    with own._turn:  # as if another caller were in it
+        torch.testing.assert_close(nimble(x), x.tanh())
+    other = own._others.get()
+    assert isinstance(other, NativeExecutor)
+    assert other.num_threads == 1
 
 
 def test_threads_take_turns_or_run_side_by_side():

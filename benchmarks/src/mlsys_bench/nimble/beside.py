@@ -69,10 +69,10 @@ def race_net(
     """Race all cases on one net in each company, in this process; return the fields of the outcomes."""
     import torch
 
-    from mlsys_bench.nimble.company import COMPANIES, other_pools
+    from mlsys_bench.nimble.company import COMPANIES, NUM_CALLERS, other_pools
     from mlsys_bench.nimble.nets import exact_results, makers_of, relative_difference
 
-    net, makers = makers_of(model, num_threads, is_quick, cache_dir, trust_code)
+    net, makers = makers_of(model, num_threads, is_quick, cache_dir, trust_code, num_callers=NUM_CALLERS)
     with torch.no_grad():
         outcomes, ready = admit(
             makers,

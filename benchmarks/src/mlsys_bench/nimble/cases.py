@@ -108,14 +108,15 @@ def openvino(subject: Subject) -> Case:
     return Case(call, lambda done: [done.get_output_tensor(index).data.copy() for index in range(num_outputs)])
 
 
-def nimble(*, use_multi_stream: bool) -> Maker:
+def nimble(*, use_multi_stream: bool, num_callers: int = 1) -> Maker:
     """Return the maker of Nimble as a user calls it."""
 
     def make(subject: Subject) -> Case:
         from mlsys_nimble.module import Nimble
 
         module, inputs = subject.net
-        model = Nimble(module).prepare(inputs, use_multi_stream=use_multi_stream, num_threads=subject.num_threads)
+        options = {"num_threads": subject.num_threads, "max_concurrency": num_callers}
+        model = Nimble(module).prepare(inputs, use_multi_stream=use_multi_stream, **options)
         assert model.prepared is not None  # that is what prepare does
         return _case(lambda: model(*inputs), type(model.prepared.executor).__name__)
 

@@ -26,12 +26,13 @@ class Company:
     num_callers: int = 1  # threads that call at once
 
 
+NUM_CALLERS = 4
 COMPANIES = (
     Company("alone"),
     Company("one busy process a core", busy_per_core=1),
     Company("two busy processes a core", busy_per_core=2),
     Company("other pools", has_pools=True),
-    Company("four callers", num_callers=4),
+    Company("four callers", num_callers=NUM_CALLERS),
 )
 
 

@@ -16,7 +16,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_bench.harness.child import interpreter, run_in_child
 from mlsys_bench.harness.race import Case, Outcome, race
-from mlsys_bench.nimble.summary import EAGER_TIMES, TOLERANCE, report
+from mlsys_bench.nimble.summary import EAGER_TIMES, OURS, TOLERANCE, report
 
 if TYPE_CHECKING:
     import torch
@@ -135,13 +135,16 @@ def race_net(
 
 
 def makers_of(
-    model: str, num_threads: int, is_quick: bool, cache_dir: str, trust_code: bool
+    model: str, num_threads: int, is_quick: bool, cache_dir: str, trust_code: bool, num_callers: int = 1
 ) -> tuple[Net, dict[str, Callable[[], Case]]]:
-    """Load a net and set up this process for its race; return it and the makers of all cases by name."""
+    """Load a net and set up this process for its race; return it and the makers of all cases by name.
+
+    ``num_callers`` threads may call Nimble at once; peers need not be told.
+    """
     import torch
     from mlsys_nimble.nets.resolve import load_model
 
-    from mlsys_bench.nimble.cases import MAKERS, SLOW_TO_PREPARE, Subject, build_kernels, left_out_of_quick
+    from mlsys_bench.nimble.cases import MAKERS, SLOW_TO_PREPARE, Subject, build_kernels, left_out_of_quick, nimble
 
     torch.set_num_threads(num_threads)
     torch.manual_seed(0)
@@ -154,7 +157,7 @@ def makers_of(
         build_kernels()
     return net, {
         name: partial(left_out_of_quick if is_quick and name in SLOW_TO_PREPARE else make, subject)
-        for name, make in MAKERS.items()
+        for name, make in (MAKERS | {OURS: nimble(use_multi_stream=True, num_callers=num_callers)}).items()
     }
 
 

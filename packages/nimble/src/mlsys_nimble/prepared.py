@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -97,7 +98,7 @@ class Prepared:
         if options.precision == "bf16":
             self.program = round_weights(self.program)
         self._options = options
-        self.executor: Executor = self._make()
+        self.executor: Executor = self._make(options.num_threads)
         constants = captured.program.constants.values()
         copied = list(constants)
         if not captured.reads_values:
@@ -116,12 +117,12 @@ class Prepared:
 
     def renew(self) -> None:
         """Make new locks: no call is running."""
-        self._turn = threading.Lock()
-        self._free: SimpleQueue[Executor | None] | None = None  # idle executors; None: to be made
+        self._turn = threading.Lock()  # of the executor that serves a single caller
+        self._others: SimpleQueue[Executor | None] | None = None  # idle ones beside it; None: to be made
         if self._options.max_concurrency > 1 and not self.program.mutations:  # buffers are shared: one call at a time
-            self._free = SimpleQueue()
-            for executor in (*[None] * (self._options.max_concurrency - 1), self.executor):
-                self._free.put(executor)
+            self._others = SimpleQueue()
+            for _ in range(self._options.max_concurrency - 1):
+                self._others.put(None)
 
     def check(self, inputs: Sequence[torch.Tensor]) -> None:
         """Check that the model can be replayed on these inputs.
@@ -132,12 +133,12 @@ class Prepared:
         if self._writes:
             self._writes.check(inputs)
 
-    def _make(self) -> Executor:
+    def _make(self, num_threads: int | None) -> Executor:
         options = self._options
         return make_executor(
             _BY_DEVICE.get(self.captured.device.type, "reference") if options.executor == "auto" else options.executor,
             self.program,
-            num_threads=options.num_threads,
+            num_threads=num_threads,
             use_multi_stream=options.use_multi_stream,
             winograd=options.winograd,
             device=self.captured.device,
@@ -156,19 +157,30 @@ class Prepared:
             CaptureError: tensors share memory, and the model writes to it.
         """
         self.check(inputs)
-        if self._free is None:
+        if self._others is None:
             with self._turn:
                 outputs = self.executor.run(inputs)
-        else:
-            executor = self._free.get()
+        elif self._turn.acquire(blocking=False):
             try:
-                executor = executor or self._make()
+                outputs = self.executor.run(inputs)
+            finally:
+                self._turn.release()
+        else:
+            executor = self._others.get()
+            try:
+                executor = executor or self._make(self._threads_beside())
                 outputs = executor.run(inputs)
             finally:
-                self._free.put(executor)
+                self._others.put(executor)
         if self._is_one_tensor:
             return outputs[0]
         return self.captured.results.build(outputs, inputs, self.captured.program, list(objects))
+
+    def _threads_beside(self) -> int:
+        """Return the threads of each further executor: its share of the cores that the first one leaves, at least 1."""
+        first = self._options.num_threads or torch.get_num_threads()
+        left = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(1, min(first, (left - first) // (self._options.max_concurrency - 1)))
 
 
 class Writes:
