@@ -115,7 +115,7 @@ def nimble(*, use_multi_stream: bool, num_callers: int = 1) -> Maker:
         from mlsys_nimble.module import Nimble
 
         module, inputs = subject.net
-        options = {"num_threads": subject.num_threads, "max_concurrency": num_callers}
+        options: dict[str, Any] = {"num_threads": subject.num_threads, "max_concurrency": num_callers}
         model = Nimble(module).prepare(inputs, use_multi_stream=use_multi_stream, **options)
         assert model.prepared is not None  # that is what prepare does
         return _case(lambda: model(*inputs), type(model.prepared.executor).__name__)
