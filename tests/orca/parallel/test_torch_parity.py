@@ -74,6 +74,15 @@ def test_slices_change_no_more_than_the_rounding(checkpoints: Any, name: str) ->
 
 
 @pytest.mark.parametrize("name", ["mixtral", "t5"])
+def test_ranks_of_two_threads_give_the_bits_of_one_process_of_two(checkpoints: Any, name: str) -> None:
+    path, options = checkpoints(name), {"dtype": "bf16", "weights": "float", "num_threads": 2}
+    batches = some_translations() if name in SEQ2SEQ else some_batches()
+    expected = run_sliced(path, batches, **options)
+    for ranks, stages in ((2, 1), (2, 2)):
+        assert_equal(run_places(path, batches, ranks=ranks, stages=stages, **options), expected)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "t5"])
 def test_stages_alone_give_the_bits_of_one_process(checkpoints: Any, name: str) -> None:
     path, options = checkpoints(name), {"dtype": "bf16", "weights": "float"}
     batches = some_translations() if name in SEQ2SEQ else some_batches()

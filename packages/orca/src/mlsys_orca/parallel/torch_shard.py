@@ -18,6 +18,7 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
 from mlsys_orca.backends.native.decoder import NativeKVCache
+from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.model.adapter_products import AdapterPlace
 from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
 from mlsys_orca.model.blocks import Decoder, Step
@@ -148,9 +149,8 @@ class TorchShard:
     def join(self, reducer: Reducer | None, *, num_threads: int) -> Self:
         """Return this part with sums through ``reducer``; see :meth:`Shard.join`.
 
-        torch's number of threads belongs to the process, whose owner sets it to ``num_threads``
-        (:func:`~mlsys_orca.backends.runner.intra_op_threads`). A part joins one group in a process: the modules are
-        shared.
+        torch's number of threads is ``num_threads`` while a run lasts. A part joins one group in a process: the modules
+        are shared.
         """
         check_reducer(reducer, self.placement)
         other = copy(self)
@@ -174,7 +174,7 @@ class TorchShard:
         )
         for part in self._adapted:
             part.begin(inputs)
-        with torch.inference_mode():
+        with torch.inference_mode(), intra_op_threads(self._num_threads):
             found = run(inputs, states, kv_cache)
             if out is not None:
                 self._hand_over(inputs, found, out)
