@@ -69,6 +69,26 @@ int main() {
             }
         }
     }
+    // Short replays, one right after the other: helpers come late, and leave while the next one begins.
+    std::vector<long> first(UNITS), second(UNITS);
+    Adding one({}, first.data()), two({first.data()}, second.data());
+    for (int workers = 2; workers <= 4; workers++) {
+        Plan plan(workers);
+        plan.waits = {{1, 1}};
+        plan.add(0, {&one, 0, UNITS / 2, 0, 0, 1});
+        plan.add(1, {&one, UNITS / 2, UNITS, 0, 0, 1});
+        plan.add(0, {&two, 0, UNITS, 0, 1, 1});
+        Times times[3];
+        Team team(workers, 200);
+        for (int replay = 0; replay < 20000; replay++) {
+            std::fill(second.begin(), second.end(), -1);
+            team.run(plan, times);
+            if (second != std::vector<long>(UNITS, UNITS + 1)) {
+                std::printf("%d workers, short replay %d: wrong sums\n", workers, replay);
+                return 1;
+            }
+        }
+    }
     std::puts("40 graphs, 8,000 replays: right sums");
     return 0;
 }

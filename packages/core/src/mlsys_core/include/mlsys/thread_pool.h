@@ -2,8 +2,8 @@
 //
 // Made for shared machines, where a helper may lose its core at any moment. Nobody waits for a named thread: a run ends
 // when its work is done, whoever did it. Helpers that come too late stay out. Work is claimed in small pieces, so that the
-// others take over what a descheduled thread has not begun. Waiting is a bounded spin, then sleep; a helper that sleeps
-// has left the run, which may end without it.
+// others take over what a descheduled thread has not begun. Waiting is a bounded spin, then sleep; a helper that waits
+// for longer than a glance has left the run, which may end without it, so one that loses its core meanwhile delays nobody.
 #pragma once
 
 #include <algorithm>
@@ -138,27 +138,34 @@ class ThreadPool {
         wait(thread, done, own.target);
     }
 
-    // Within a run: wait until `signal` reaches `target`, which it does before the run ends. A helper that would sleep
-    // leaves the run first; if it ends meanwhile, `Ended` unwinds the helper's body.
+    // Within a run: wait until `signal` reaches `target`, which it does before the run ends. A helper leaves the run for
+    // that; if the run ends meanwhile, `Ended` unwinds the helper's body.
     void wait(int thread, Signal& signal, int32_t target) {
-        if (signal.spin(target, spins)) return;
-        if (thread == 0) return signal.sleep_until(target);
-        const uint32_t round = positions[thread].round;
-        leave();
-        signal.sleep_until(target);
-        if (!enter(round)) throw Ended();
+        if (signal.spin(target, std::min(GLANCE, spins))) return;
+        if (!wait_outside(thread, signal, target, spins, true)) throw Ended();
+    }
+
+    // Within a run: spin until `signal` reaches `target`, at most `pauses`; then sleep until it does, if `sleeps`. A
+    // helper leaves the run meanwhile. Returns false if the run has ended: the helper must return, and touch nothing of it.
+    bool wait_outside(int thread, Signal& signal, int32_t target, int pauses, bool sleeps) {
+        Position& own = positions[thread];
+        if (thread) leave();
+        if (!signal.spin(target, pauses) && sleeps) signal.sleep_until(target);
+        return !thread || (own.is_inside = enter(own.round));
     }
 
     const int size;
 
   private:
     struct Ended {};
+    static constexpr int GLANCE = 50;  // pauses: a microsecond or two
     static constexpr uint64_t OPEN = 1u << 31;
 
     struct alignas(64) Position {  // of one thread
         uint32_t phase = 0;  // number of the `for_each` in this run
         int32_t target = 0;  // of `done`, once this phase is over
         uint32_t round = 0;
+        bool is_inside = true;  // a helper, in the run
     };
     struct alignas(64) Share {
         std::atomic<uint64_t> claimed{0};  // phase in the upper half, then the first item that is not claimed
@@ -175,9 +182,9 @@ class ThreadPool {
             positions[thread].round = round;
             try {
                 body(context, thread);
-                leave();
             } catch (const Ended&) {
             }
+            if (positions[thread].is_inside) leave();
         }
     }
 

@@ -3,7 +3,7 @@
 // A list's progress is one number, the tasks of it that have finished since the team was made; to wait for a task is to
 // wait until its list's number has passed it. The tasks of a list run in order. Its own worker begins them; a worker that
 // would wait claims pieces of other lists' current tasks instead, so a worker that lost its core holds up at most the
-// piece in its hands.
+// piece in its hands. One that waits has left the replay, which may end without it.
 #pragma once
 
 #include <chrono>
@@ -90,7 +90,7 @@ class Team {
 
   private:
     using Clock = std::chrono::steady_clock;
-    static constexpr int LOOK_AGAIN = 100;  // pauses
+    static constexpr int GLANCE = 20, LOOK_AGAIN = 100;  // pauses, within a replay and outside
 
     struct Memory {
         std::unique_ptr<char, decltype(&std::free)> data{nullptr, &std::free};
@@ -145,9 +145,10 @@ class Team {
             }
             mlsys::Signal& signal = progress[stall.worker];
             const int32_t target = bases[stall.worker] + stall.count;
-            if (signal.spin(target, LOOK_AGAIN) || (idle += LOOK_AGAIN) < spins) continue;  // there may be pieces by now
-            pool.wait(worker, signal, target);
-            idle = 0;
+            if (signal.spin(target, GLANCE)) continue;
+            const bool sleeps = (idle += LOOK_AGAIN) >= spins;  // there may be pieces before that
+            if (!pool.wait_outside(worker, signal, target, LOOK_AGAIN, sleeps)) return;
+            if (sleeps) idle = 0;
         }
     }
 
