@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.parallel.loading import load_shard
 from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SamplingParams, SliceDetails
-from safetensors.torch import save_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from tests.orca.parallel.places import BLOCK, NUM_BLOCKS, VOCAB, run_places, write_checkpoint
@@ -40,6 +41,11 @@ PRODUCTS = {  # of each family: the module's name -> (rows, columns)
         "transformer.h.{}.attn.c_proj": (256, 256),
         "transformer.h.{}.mlp.c_proj": (256, 1024),
     },
+    "gpt-neox": {
+        "gpt_neox.layers.{}.attention.query_key_value": (768, 256),
+        "gpt_neox.layers.{}.attention.dense": (256, 256),
+        "gpt_neox.layers.{}.mlp.dense_h_to_4h": (256, 256),
+    },
 }
 
 
@@ -55,6 +61,21 @@ def write_adapter(path: Path, family: str, seed: int) -> AdapterFiles:
     raw = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": list(PRODUCTS[family]), "bias": "none"}
     (path / "adapter_config.json").write_text(json.dumps(raw))
     return read_adapter(path)
+
+
+def merged(path: Path, to: Path, family: str, files: AdapterFiles) -> Path:
+    """The model with an adapter's products added to its weights."""
+    shutil.copytree(path, to)
+    tensors, added = load_file(to / "model.safetensors"), load(files.weights)
+    for layer in range(6):
+        for name in PRODUCTS[family]:
+            stem = name.format(layer)
+            delta = (
+                2 * added[f"base_model.model.{stem}.lora_B.weight"] @ added[f"base_model.model.{stem}.lora_A.weight"]
+            )
+            tensors[f"{stem}.weight"] += delta.T if family == "gpt2" else delta
+    save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
+    return to
 
 
 def batch_of() -> IterationBatch:
@@ -88,11 +109,23 @@ def test_adapters_in_parts_give_the_bits_of_one_sliced_process(tmp_path: Path, f
     assert differs == [True, False, True]
 
 
-def by_whole(path: Path, batch: IterationBatch, files: dict[str, AdapterFiles]) -> Tensor:
-    adapted = AdaptedDecoder(load_model(path, dtype="fp32", backend="torch").model, files)
+def by_whole(path: Path, batch: IterationBatch, files: dict[str, AdapterFiles], *, without: bool = False) -> Tensor:
+    model = load_model(path, dtype="fp32", backend="torch").model
+    adapted: Any = model if without else AdaptedDecoder(model, files)
     cache = new_kv_cache(adapted, num_blocks=NUM_BLOCKS, block_size=BLOCK)
     with torch.inference_mode():
-        return adapted(ForwardInputs(batch, block_size=BLOCK, device="cpu"), cache).clone()
+        logits: Tensor = adapted(ForwardInputs(batch, block_size=BLOCK, device="cpu"), cache).clone()
+        return logits
+
+
+@pytest.mark.parametrize("family", PRODUCTS)
+def test_an_adapter_gives_what_the_model_gives_that_it_was_merged_into(tmp_path: Path, family: str) -> None:
+    path, batch = write_checkpoint(tmp_path / "model", family), batch_of()
+    files = {key: write_adapter(tmp_path / key, family, seed) for seed, key in enumerate(("one", "two"))}
+    adapted = by_whole(path, batch, files)
+    for row, key in ((0, "one"), (2, "two")):
+        alone = by_whole(merged(path, tmp_path / f"merged-{key}", family, files[key]), batch, files, without=True)
+        assert torch.allclose(adapted[row], alone[row], rtol=1e-3, atol=5e-3), key
 
 
 def test_an_adapter_that_does_not_fit_is_refused_by_every_part(tmp_path: Path) -> None:

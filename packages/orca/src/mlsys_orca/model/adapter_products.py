@@ -76,13 +76,16 @@ class AdaptedProduct:
     columns: int
     cut: Cut | None
     num_ranks: int
+    num_heads: int | None = None  # whose query, key and value rows stand together in files; None: all queries first
 
     def part(self, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what this part of the model has of A [rank, in_features] and B [rows, rank]."""
-        if self.cut is None:
-            return down, up
-        pick = torch.cat([torch.arange(each.start, each.stop) for each in self.cut.ranges])
-        return (down, up[pick]) if self.cut.axis == 0 else (down[:, pick], up)
+        """Return what this part of the model has of A [rank, in_features] and B [rows, rank], in the model's order."""
+        if self.cut is not None:
+            pick = torch.cat([torch.arange(each.start, each.stop) for each in self.cut.ranges])
+            down, up = (down, up[pick]) if self.cut.axis == 0 else (down[:, pick], up)
+        if self.num_heads is not None:
+            up = up.view(self.num_heads, 3, -1, up.shape[1]).transpose(0, 1).reshape(up.shape)
+        return down, up
 
     def whole_shape(self) -> tuple[int, int]:
         """Return (rows, in_features) of the whole model's product."""
@@ -97,14 +100,16 @@ def adapted_products(decoder: Decoder, rows: AdapterRows, place: AdapterPlace) -
 
     None stands for one in another part of the model.
     """
-    stems = model_family(decoder.config.architecture).stems["huggingface"]
+    family = model_family(decoder.config.architecture)
+    stems, by_head = family.stems["huggingface"], "huggingface" in family.qkv_by_head
     found: dict[str, AdaptedProduct | None] = {}
 
     def add(role: str, index: int, linear: AdaptedLinear, column: int, columns: int) -> None:
         for layer in range(place.num_layers or 0):
             found.setdefault(stems[role].format(layer), None)
         name = stems[role].format(index + place.first_layer)
-        found[name] = AdaptedProduct(linear, column, columns, place.cut(role), place.num_ranks)
+        num_heads = decoder.config.num_heads if by_head and role == "qkv" else None
+        found[name] = AdaptedProduct(linear, column, columns, place.cut(role), place.num_ranks, num_heads)
 
     for index, layer in enumerate(decoder.layers):
         for owner, name, parts in _linears(layer, decoder.config):
