@@ -8,7 +8,6 @@ there may be several at a time: one that serves and one that waits.
 from __future__ import annotations
 
 import select
-import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -125,14 +124,9 @@ class Holders:
         return lives
 
     def close(self) -> None:
-        """Kill the holders, and with them their ranks. Idempotent."""
-        children = [each.child for each in self.standing if each.child is not None]
-        for child in children:
-            child.send_signal(signal.SIGKILL)
-        for child in children:
-            child.wait()
+        """End the holders and their ranks. Idempotent."""
         for each in self.standing:
-            each.child = None
+            each.end()
         for end in self._ends:
             end.close()
         for memory in self._memories:

@@ -11,9 +11,11 @@ import os
 import select
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 import msgspec
 from mlsys_core.errors import MlsysError
@@ -97,6 +99,19 @@ def hold(settings: HolderSettings) -> int:
     dtype = str(getattr(shard, "dtype", ""))
     _report(settings.report, Loaded(shard.nbytes, bool(hello.recipe), dtype, shard.needs_logits))
     ranks: dict[int, _RankChild] = {}  # by the descriptors of their ends and of their life sockets
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        _serve(settings, shard, hello, ranks)
+    finally:
+        children = [rank.child for fd, rank in ranks.items() if fd == rank.child.fd]
+        for child in children:
+            child.send_signal(signal.SIGKILL)
+        for child in children:
+            child.wait()
+
+
+def _serve(settings: HolderSettings, shard: Shard, hello: Hello, ranks: dict[int, _RankChild]) -> NoReturn:
+    """Fork ranks as they are asked for, and tell of their ends."""
     poll = select.poll()
     poll.register(settings.requests, select.POLLIN)
     while True:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import select
+import signal
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mlsys_core.serving.processes.children import Child
+
+_END_S = 5.0
 
 
 @dataclass(slots=True)
@@ -26,3 +30,15 @@ class Standing:
             return self.run()
 
         self.child = Child(self.name, live)
+
+    def end(self) -> None:
+        """Ask it to end its own children and itself, and wait; kill it if it does not. Idempotent."""
+        child, self.child = self.child, None
+        if child is None:
+            return
+        child.send_signal(signal.SIGTERM)
+        poll = select.poll()
+        poll.register(child.fd, select.POLLIN)
+        if not poll.poll(_END_S * 1e3):
+            child.send_signal(signal.SIGKILL)
+        child.wait()

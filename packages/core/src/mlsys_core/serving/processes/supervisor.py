@@ -236,14 +236,10 @@ class Supervisor:
         self._watch(standing)
 
     def _end_standing(self) -> None:
-        children = [each.child for each in self._standing if each.child is not None]
-        for child in children:
-            child.send_signal(signal.SIGKILL)
-        for child in children:
-            self._selector.unregister(child.fd)
-            child.wait()
         for each in self._standing:
-            each.child = None
+            if each.child is not None:
+                self._selector.unregister(each.child.fd)
+            each.end()
 
     def _plan_start(self, start: Callable[[], None]) -> None:
         delay_s = self._budget.delay_s(time.monotonic())
