@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -106,12 +107,17 @@ class Dispatcher(Generic[Request, Batch, Output]):
     def fill(self, now: float) -> int:
         """Give batches to every worker that has room, the least loaded first; return their number."""
         num_submitted = 0
-        hungry = [worker for worker in self._workers.values() if len(worker.batches) < worker.max_in_flight]
+        hungry = [
+            (len(worker.batches), index, worker)
+            for index, worker in enumerate(self._workers.values())
+            if len(worker.batches) < worker.max_in_flight
+        ]
+        heapq.heapify(hungry)  # simulations have a thousand workers
         while hungry:
-            worker = hungry[0] if len(hungry) == 1 else min(hungry, key=_load)
+            _, index, worker = hungry[0]
             batch = self._scheduler.next_batch(worker.worker, now)
             if batch is None:
-                hungry.remove(worker)
+                heapq.heappop(hungry)
                 continue
             worker.batches.append((batch, now))
             num_submitted += 1
@@ -121,7 +127,9 @@ class Dispatcher(Generic[Request, Batch, Output]):
                 self._lose(worker, error, now)
                 return num_submitted + self.fill(now)  # afresh: the scheduler may give its work to the others
             if len(worker.batches) == worker.max_in_flight:
-                hungry.remove(worker)
+                heapq.heappop(hungry)
+            else:
+                heapq.heapreplace(hungry, (len(worker.batches), index, worker))
         return num_submitted
 
     def wait(self, now: float, until_s: float | None) -> Completion[Batch, Output] | Lost | None:
@@ -173,7 +181,3 @@ class Dispatcher(Generic[Request, Batch, Output]):
 
 def _nothing() -> None:
     """Do nothing: there is no news for the callbacks."""
-
-
-def _load(worker: InFlight[Any, Any]) -> int:
-    return len(worker.batches)
