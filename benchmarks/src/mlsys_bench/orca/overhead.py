@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mlsys_core.config import settings
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.models import resolve_model
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.report import Section, Table
@@ -105,6 +106,8 @@ class Library:
 def stamp_forward(engine: Engine) -> Stamped:
     """Record the engine's forwards: a native model's one call, else all of the module's."""
     runner = engine.core.runner
+    if runner is None:
+        raise InvalidInputError("a divided model runs in other processes: measure one in this process")
     if isinstance(runner.model, NativeDecoder):
         stamped = Stamped(runner.model._native.orca_run)
         runner.model._native = Library(runner.model._native, stamped)

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from mlsys_core.config import settings
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.models import resolve_model
 from mlsys_orca.backends.native.decoder import new_kv_cache, to_native
 from mlsys_orca.loading.load import DTYPES, load_model
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.families import model_family
+from mlsys_orca.model.weights.checkpoint import Cut
 from mlsys_orca.model.weights.gguf_file import GgufFile
 from mlsys_orca.model.weights.quantized import weights_nbytes
 from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
@@ -107,8 +109,10 @@ class Shuffled(GgufFile):
             "ffn_down": (states, inner),
         }
 
-    def read_into(self, name: str, out: Tensor) -> None:
+    def read_into(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
         """Read a tensor of the file, in this order."""
+        if cut is not None:
+            raise InvalidInputError("a model in another order is read whole")
         super().read_into(name, out)
         rows, columns = self._orders.get(name.split(".")[-2], (None, None))
         ordered = out if rows is None else out[rows]

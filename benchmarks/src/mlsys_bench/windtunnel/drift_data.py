@@ -87,7 +87,7 @@ def _films(path: Path) -> Stream:
     films, people = (
         pd.read_parquet(path.with_name(path.name.replace("_data", other))) for other in ("_items", "_users")
     )
-    kinds = list(films.columns[films.columns.get_loc("unknown") + 1 :])
+    kinds = list(films.columns)[list(films.columns).index("unknown") + 1 :]
     films["released"] = pd.to_datetime(films.release_date, format="%d-%b-%Y", errors="coerce").dt.year
     table = ratings.merge(films[["movie_id", "released", *kinds]], on="movie_id").merge(people, on="user_id")
     table = table.sort_values("timestamp", kind="stable")

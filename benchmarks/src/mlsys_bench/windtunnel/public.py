@@ -183,8 +183,8 @@ def _clothing() -> tuple[pd.DataFrame, Any]:
 def _cancer() -> tuple[pd.DataFrame, Any]:
     from sklearn.datasets import load_breast_cancer
 
-    loaded: Any = load_breast_cancer(as_frame=True, return_X_y=True)
-    return loaded
+    frame, target = load_breast_cancer(as_frame=True, return_X_y=True)
+    return frame, target
 
 
 _TABLES: dict[str, Callable[[], tuple[Any, Any]]] = {

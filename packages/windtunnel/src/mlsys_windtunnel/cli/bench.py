@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, Threads, run_named
@@ -71,7 +71,7 @@ def bench(
         run_named("windtunnel-drift", quick=quick, device=device, threads=threads, out=out, seeds=seeds, **stream)
         return
     if tables == ["public"]:
-        sets = {"data": tuple(datasets or ())}
+        sets: dict[str, Any] = {"data": tuple(datasets or ())}
         run_named("windtunnel-public", quick=quick, device=device, threads=threads, out=out, seeds=seeds, **sets)
         return
     name = f"{name}-quick" if quick else name
