@@ -38,16 +38,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return path_of
 
 
-def answers_of_one(path: Path, policy: str, **options: Any) -> Any:
+def answers_of_one(path: Path, policy: str, *, exactly: bool, **options: Any) -> Any:
     """By one process."""
     model = load_model(path, **options).model
     runner = Runner(model, new_kv_cache(model, num_blocks=NUM_BLOCKS))
-    return Run(InlineExecutor(runner.run), policy, num_blocks=NUM_BLOCKS).tokens(requests_of(14), exactly=True)
+    return Run(InlineExecutor(runner.run), policy, num_blocks=NUM_BLOCKS).tokens(requests_of(14), exactly=exactly)
 
 
-def check(path: Path, policy: str, ranks: int, stages: int, **options: Any) -> None:
+def check(path: Path, policy: str, ranks: int, stages: int, *, exactly: bool = True, **options: Any) -> None:
     """See that so many ranks of so many stages answer as one process, and leave every block free."""
-    expected = answers_of_one(path, policy, **options)
+    expected = answers_of_one(path, policy, exactly=exactly, **options)
     shards = [
         load_shard(path, place, **options) for place in all_places(tensor_parallel=ranks, pipeline_parallel=stages)
     ]
@@ -61,7 +61,7 @@ def check(path: Path, policy: str, ranks: int, stages: int, **options: Any) -> N
     shape = shape_of(whole, stages=stages, in_flight=stages, num_blocks=NUM_BLOCKS, ranks=ranks)
     with group_of(joined, shape) as executor:
         run = Run(executor, policy, num_blocks=NUM_BLOCKS, drafts=POLICIES[policy])
-        assert run.tokens(requests_of(14), exactly=True) == expected
+        assert run.tokens(requests_of(14), exactly=exactly) == expected
         assert run.tables.num_free_blocks == NUM_BLOCKS
 
 
@@ -75,6 +75,11 @@ def test_degrees_under_every_policy(checkpoints: Any, policy: str, ranks: int, s
 @pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (2, 2), (1, 3)])
 def test_families(checkpoints: Any, name: str, ranks: int, stages: int) -> None:
     check(checkpoints(name), "chunked", ranks, stages, dtype="bf16", weights="int8")
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (1, 2), (2, 2)])
+def test_experts_in_torch_give_the_same_tokens(checkpoints: Any, ranks: int, stages: int) -> None:
+    check(checkpoints("mixtral"), "chunked", ranks, stages, exactly=False, dtype="fp32")
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from mlsys_core.errors import MlsysError
 from mlsys_core.serving.processes import Child, Death
 
 from mlsys_orca.parallel.messages import Hello
+from mlsys_orca.parallel.native_shard import NativeShard
 from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.rank import Rank
 from mlsys_orca.parallel.shard import GroupBrokenError, Reducer, Shard
@@ -97,7 +98,7 @@ def hold(settings: HolderSettings) -> int:
         return 1
     hello = settings.hello_of(shard)
     dtype = str(getattr(shard, "dtype", ""))
-    _report(settings.report, Loaded(shard.nbytes, bool(hello.recipe), dtype, shard.needs_logits))
+    _report(settings.report, Loaded(shard.nbytes, isinstance(shard, NativeShard), dtype, shard.needs_logits))
     ranks: dict[int, _RankChild] = {}  # by the descriptors of their ends and of their life sockets
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

@@ -1,0 +1,55 @@
+"""A divided model before its parts are loaded: what is refused, and what a rank must agree on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.cli.options import refuse_divided
+from mlsys_orca.parallel import parts
+from mlsys_orca.parallel.parts import digest_of, divide
+
+
+def test_the_master_has_no_weights(six_layers: Path) -> None:
+    loaded, model = divide(six_layers, tensor_parallel=2, pipeline_parallel=3, dtype="fp32")
+    assert [(place.stage, place.rank) for place in model.places] == [(s, r) for s in range(3) for r in range(2)]
+    with pytest.raises(InvalidInputError, match="no weights"):
+        loaded.model(None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("ranks", "stages", "fitting"), [(3, 1, "1, 2 or 4 do"), (1, 4, "1, 2, 3 or 6 do")])
+def test_degrees_that_do_not_fit_are_refused_with_those_that_do(
+    six_layers: Path, ranks: int, stages: int, fitting: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=fitting):
+        divide(six_layers, tensor_parallel=ranks, pipeline_parallel=stages)
+
+
+def test_weights_that_do_not_fit_the_memory_are_refused(six_layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(memory_info=lambda: SimpleNamespace(available_nbytes=1000))
+    monkeypatch.setattr(parts, "get_device", lambda _: device)
+    with pytest.raises(InvalidInputError, match="free memory, or take a smaller form"):
+        divide(six_layers, tensor_parallel=2, pipeline_parallel=1)
+
+
+def test_a_digest_tells_forms_and_files_apart(six_layers: Path, tmp_path: Path) -> None:
+    loaded, _ = divide(six_layers, tensor_parallel=2, pipeline_parallel=1, dtype="fp32")
+    longer = tmp_path / six_layers.name
+    longer.write_bytes(six_layers.read_bytes() + b"0")
+    made = [
+        digest_of(path, loaded.config, dtype=dtype, weights=form)
+        for path in (six_layers, longer)
+        for dtype in ("fp32", "bf16")
+        for form in (None, "int8")
+    ]
+    assert len(set(made)) == len(made)
+
+
+def test_options_that_a_divided_model_has_not_are_refused() -> None:
+    given: dict[str, Any] = {"--compiler": None, "--adapter": ["a=b"]}
+    refuse_divided(given, tensor_parallel=1, pipeline_parallel=1)
+    with pytest.raises(InvalidInputError, match="without --adapter"):
+        refuse_divided(given, tensor_parallel=1, pipeline_parallel=2)
