@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,15 +22,16 @@ WITH_PYTHON = [
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.docs.run_page", str(page)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
+    words = [sys.executable, "-m", "tests.docs.run_page", str(page)]
+    running = subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    try:
+        _, errors = running.communicate(timeout=600)
+    finally:
+        with suppress(ProcessLookupError):  # a page that was cut off has not ended its servers
+            os.killpg(running.pid, signal.SIGKILL)
+    assert running.returncode == 0, errors[-4000:]
 
 
 def test_hidden_blocks_are_found_and_ports_are_free() -> None:
