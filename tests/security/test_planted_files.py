@@ -227,9 +227,9 @@ def _windtunnel_onnx(folder: Path) -> object:
 
 
 def _checkpoint(folder: Path) -> object:
-    from mlsys_windtunnel.finetune.checkpoint import load
+    from mlsys_windtunnel.finetune.checkpoint import FILE, load
 
-    return load(folder, "x")
+    return load((folder / FILE).read_bytes(), folder, "x")
 
 
 def _core_files(folder: Path) -> dict[str, bytes]:
