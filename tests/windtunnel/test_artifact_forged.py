@@ -118,8 +118,8 @@ def _set(value: Any, path: tuple[Any, ...], new: Any) -> None:
 def test_codes_beyond_the_tables_are_refused(categories, tmp_path):
     def change(graph):
         text = json.dumps(graph)
-        assert '"_code_of": {"x": 0, "y": 1}' in text
-        graph.update(json.loads(text.replace('"_code_of": {"x": 0, "y": 1}', '"_code_of": {"x": 0, "y": 100000}')))
+        assert '"codes": {"x": 0, "y": 1}' in text
+        graph.update(json.loads(text.replace('"codes": {"x": 0, "y": 1}', '"codes": {"x": 0, "y": 100000}')))
 
     with pytest.raises(InvalidInputError, match="categories point outside"):
         load(_forged_graph(categories, tmp_path / "forged", change))

@@ -61,7 +61,7 @@ def artifact(folder: Path) -> Case:
         load(write_folder(files, work))
 
     words = ("mlsys_windtunnel.modules.network:Network", "os:system", "torch.nn.modules.linear:Linear", "builtins:eval", "tensor", "items",
-             "float64", "object", "dtype", "shape", "name", "class", "state", "mlsys_windtunnel.modules.tree.trees:Trees")  # fmt: skip
+             "float64", "object", "dtype", "shape", "name", "class", "type", "state", "trees")  # fmt: skip
     return Case([read_folder(folder / "seed")], parse, words)
 
 

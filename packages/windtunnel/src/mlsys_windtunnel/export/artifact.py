@@ -20,12 +20,14 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_windtunnel.export.plain import DAMAGE, Reader, Writer
+from mlsys_windtunnel.export.schema import check_schema
 from mlsys_windtunnel.export.sound import check_sound
 from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.module import METHODS, WindTunnelModule
 from mlsys_windtunnel.modules.network import Network
 
-FORMAT, VERSION = "mlsys-windtunnel", 2
+FORMAT, VERSION = "mlsys-windtunnel", 3
+READABLE = (2, VERSION)  # version 2 has paths of classes and private attributes; see ``renamed.py``
 MOST_COLUMNS = 1 << 20  # of raw rows and of the packed table: a folder must not ask for memory without end
 GRAPH_FILE, TENSORS_FILE = "graph.json", "tensors.safetensors"
 
@@ -117,10 +119,12 @@ def refuse_fallbacks(frontend: Frontend, advice: str) -> None:
 def _check_header(graph: Any, data: bytes, path: Path) -> None:
     if not isinstance(graph, dict) or graph.get("format") != FORMAT:
         raise InvalidInputError(f"{path / GRAPH_FILE} is not of the format {FORMAT}")
-    if graph.get("version") != VERSION:
+    if graph.get("version") not in READABLE:
         raise InvalidInputError(
-            f"{path / GRAPH_FILE} is of version {graph.get('version')!r}; this program reads version {VERSION}"
+            f"{path / GRAPH_FILE} is of version {graph.get('version')!r}; this program reads version {VERSION} and "
+            f"older ones from {READABLE[0]}"
         )
+    check_schema(graph, "graph", path / GRAPH_FILE)
     if graph.get("sha256") != hashlib.sha256(data).hexdigest():
         raise InvalidInputError(f"{path / TENSORS_FILE} is damaged: it is not the file that {GRAPH_FILE} was made with")
 

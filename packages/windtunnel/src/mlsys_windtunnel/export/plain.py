@@ -1,8 +1,9 @@
 """Objects as plain JSON and tensors, and back, without running anything that the data names.
 
-What pickles as plain state (modules, look-ups, the front's records) is written as the path of its class and that state;
-no module class does anything for it. Reading makes an empty object of a class from an allow-list and fills it: no
-constructor and no untrusted code runs. ``artifact.py`` puts this in a folder, ``pt2.py`` beside an exported program.
+What pickles as plain state (modules, look-ups, the front's records) is written as its type and that state, both by
+names of their own (``names.py``); no module class does anything for it. Reading makes an empty object of a class from
+an allow-list and fills it: no constructor and no untrusted code runs. ``artifact.py`` puts this in a folder, ``pt2.py``
+beside an exported program.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import ConverterSpec
 from torch import Tensor, nn
 
+from mlsys_windtunnel.export.names import attribute_of, field_name, path_of, type_name
 from mlsys_windtunnel.export.renamed import current_path, current_state
 
 OWN_MODULES = tuple(
@@ -99,29 +101,37 @@ class Writer:
         if type(value).__name__ == "NAType":
             return {_TAG: "pandas.NA"}
         if isinstance(value, Enum):
-            return {_TAG: "enum", "class": self._class(type(value), where), "name": value.name}
+            return {_TAG: "enum", "type": self._class(type(value), where), "name": value.name}
         if isinstance(value, nn.Module):
             return self._module(value, where)
-        return {_TAG: "object", "class": self._class(type(value), where), "state": self.write(_state(value), where)}
+        kind = self._class(type(value), where)
+        state = {field_name(kind, name): item for name, item in _state(value).items()}
+        return {_TAG: "object", "type": kind, "state": self.write(state, where)}
 
     def _module(self, module: nn.Module, where: str) -> dict[str, Any]:
         state = _state(module)
         hooks = [name for name in _MODULE_FIELDS if name.endswith("_hooks") and state.get(name) and name != _LOAD_HOOKS]
         if hooks:
             raise InvalidInputError(f"{where or 'the module'} has hooks ({', '.join(hooks)}), which cannot be saved")
-        written: dict[str, Any] = {_TAG: "module", "class": self._class(type(module), where)}
+        kind = self._class(type(module), where)
+        written: dict[str, Any] = {_TAG: "module", "type": kind}
+
+        def write_all(parts: Mapping[str, Any]) -> dict[str, Any]:
+            named = {field_name(kind, name): part for name, part in parts.items()}
+            return {name: self.write(part, _join(where, name)) for name, part in named.items()}
+
         if state[_LOAD_HOOKS]:
             written["load_hooks"] = [self._class(hook, where) for hook in state[_LOAD_HOOKS].values()]
-        for kind, part in (("parameters", module._parameters), ("buffers", module._buffers)):
+        for group, part in (("parameters", module._parameters), ("buffers", module._buffers)):
             if part:
-                written[kind] = {name: self.write(tensor, _join(where, name)) for name, tensor in part.items()}
+                written[group] = write_all(part)
         if module._non_persistent_buffers_set:
-            written["not_persistent"] = sorted(module._non_persistent_buffers_set)
+            written["not_persistent"] = sorted(field_name(kind, name) for name in module._non_persistent_buffers_set)
         others = {name: value for name, value in state.items() if name not in _MODULE_FIELDS}
         if others:
-            written["state"] = self.write(others, where)
+            written["state"] = self.write({field_name(kind, name): item for name, item in others.items()}, where)
         if module._modules:
-            written["modules"] = {name: self.write(part, _join(where, name)) for name, part in module._modules.items()}
+            written["modules"] = write_all(module._modules)
         return written
 
     def _tensor(self, tensor: Tensor, where: str) -> dict[str, Any]:
@@ -153,14 +163,14 @@ class Writer:
         return {_TAG: kind, "dtype": array.dtype.str, "shape": list(array.shape), "items": items}
 
     def _class(self, cls: Any, where: str) -> str:
-        """Return the path of a class, or of a function."""
+        """Return the name for files of a class, or of a function."""
         path = next((path for path, container in CONTAINERS.items() if container is cls), class_path(cls))
         if path not in CONTAINERS and not _is_allowed(cls.__module__, self._packages):
             raise InvalidInputError(
                 f"{where or 'the value'} is a {path}, which cannot be saved as plain data; only WindTunnel's own "
                 "classes can, and those of packages named with packages=(...)"
             )
-        return path
+        return type_name(path)
 
 
 class Reader:
@@ -179,7 +189,7 @@ class Reader:
             "array": self._array,
             "dict": lambda written: {self.read(key): self.read(item) for key, item in written["items"]},
             "dtype": lambda written: _checked(getattr(torch, written["name"]), torch.dtype),
-            "enum": lambda written: _checked(self._class(written["class"], Enum)[written["name"]], Enum),
+            "enum": lambda written: _checked(self._class(_path(written), Enum)[written["name"]], Enum),
             "float": lambda written: float(_checked(written["value"], str)),
             "frozenset": lambda written: frozenset(self.read(written["items"])),
             "module": self._module,
@@ -207,25 +217,28 @@ class Reader:
         return self._tags[written[_TAG]](written)
 
     def _module(self, written: dict[str, Any]) -> nn.Module:
-        cls = self._class(written["class"], nn.Module)
+        kind = written.get("type", "")  # files before version 3 have a path, and attributes as Python called them
+        cls = self._class(_path(written), nn.Module)
         module: nn.Module = cls.__new__(cls)
         nn.Module.__init__(module)
         for name, tensor in written.get("parameters", {}).items():
-            module.register_parameter(name, self.read(tensor))
+            module.register_parameter(attribute_of(kind, name), self.read(tensor))
         transient = set(written.get("not_persistent", ()))
         for name, tensor in written.get("buffers", {}).items():
-            module.register_buffer(name, self.read(tensor), persistent=name not in transient)
+            module.register_buffer(attribute_of(kind, name), self.read(tensor), persistent=name not in transient)
         for name, part in written.get("modules", {}).items():
-            module.add_module(name, self.read(part))
-        _fill(module, self.read(written.get("state", {})))
+            module.add_module(attribute_of(kind, name), self.read(part))
+        _fill(module, _attributes(kind, self.read(written.get("state", {}))))
         for path in written.get("load_hooks", ()):
-            module.register_load_state_dict_post_hook(self._own(path, FunctionType))  # type: ignore[no-untyped-call]
+            hook = self._own(path_of(path), FunctionType)
+            module.register_load_state_dict_post_hook(hook)  # type: ignore[no-untyped-call]
         return module
 
     def _object(self, written: dict[str, Any]) -> Any:
-        cls = self._class(written["class"], object)
+        cls = self._class(_path(written), object)
         made = cls.__new__(cls)
-        _fill(made, current_state(class_path(cls), self.read(written["state"])))
+        state = _attributes(written.get("type", ""), self.read(written["state"]))
+        _fill(made, current_state(class_path(cls), state))
         return made
 
     def _tensor(self, written: dict[str, Any]) -> Tensor:
@@ -299,6 +312,16 @@ def converter_modules() -> frozenset[str]:
     """Return the modules of the converters that installed plugins registered; their operators may be saved and read."""
     specs = installed_plugins().registry.all(ConverterSpec)
     return frozenset(spec.factory.partition(":")[0] for spec in specs)
+
+
+def _path(written: dict[str, Any]) -> str:
+    """Return the path of the class of a record: by its type, or as files before version 3 have it."""
+    return path_of(_checked(written["type"], str)) if "type" in written else written["class"]
+
+
+def _attributes(kind: str, state: Any) -> Any:
+    """Return a record's state by the attributes that hold it today."""
+    return {attribute_of(kind, name): item for name, item in _checked(state, dict).items()}
 
 
 def _state(value: Any) -> Any:

@@ -24,6 +24,7 @@ from mlsys_windtunnel.checks.table import check_method, no_rows
 from mlsys_windtunnel.checks.values import Contract, rounded
 from mlsys_windtunnel.export.host_parts import Code, Codes, HostPlan
 from mlsys_windtunnel.export.plain import DAMAGE, Reader, Writer
+from mlsys_windtunnel.export.schema import check_schema
 from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import METHODS, ROWS_PER_CHUNK, WindTunnelModule
@@ -31,7 +32,8 @@ from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
 from mlsys_windtunnel.modules.network import Network, Refusal
 from mlsys_windtunnel.modules.ties import UndecidedError
 
-FORMAT, VERSION = "mlsys-windtunnel-program", 2
+FORMAT, VERSION = "mlsys-windtunnel-program", 3
+READABLE = (2, VERSION)
 MAIN = "main"  # the name of what forward answers
 TIES = "undecided"  # of what tells rows that tie, see ``modules/ties.py``: [rows] bool
 INPUT = "x"
@@ -277,8 +279,9 @@ def restore(description: str, program: Program, path: Path) -> ExportedPipeline:
     """
     try:
         fields = json.loads(description)
-        if fields["format"] != FORMAT or fields["version"] != VERSION:
+        if fields["format"] != FORMAT or fields["version"] not in READABLE:
             raise ValueError(f"format {fields['format']!r}, version {fields['version']!r}")
+        check_schema(fields, "program", path)
         if fields["foreign"]:
             raise InvalidInputError(
                 f"{path} takes the packed table alone: {', '.join(fields['foreign'])} runs on the host as it is and is "
