@@ -112,8 +112,7 @@ def checkpoint(folder: Path) -> Case:
 
     def parse(made: Input) -> None:
         assert isinstance(made, bytes)
-        (folder / module.FILE).write_bytes(made)
-        module.load(folder, "x")
+        module.load(made, folder, "x")
 
     def known(made: Input) -> None:
         from mlsys_core.errors import InvalidInputError
