@@ -360,3 +360,11 @@ def test_shared_tensors_stay_shared_and_hooks_are_refused():
     one.register_forward_hook(print)
     with pytest.raises(InvalidInputError, match="hooks"):
         Writer().write(one, "one")
+
+
+def test_a_category_of_half_a_surrogate_pair_is_kept(tmp_path: Path):
+    frame = pd.DataFrame({"word": ["a", "\ud800", "b\U0001f600"] * 20}, dtype=object)
+    pipeline = make_pipeline(OneHotEncoder(), LogisticRegression()).fit(frame, np.arange(60) % 3 == 1)
+    module = translate(pipeline)
+    again = load(save(module, tmp_path / "artifact"))
+    np.testing.assert_array_equal(again.predict_proba(frame), module.predict_proba(frame))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import jsonschema_rs
 from mlsys_core.errors import InvalidInputError
 
+_SURROGATE = re.compile(r"\\ud[89a-f][0-9a-f]{2}")
 FIRST = 3  # version from which on the schema holds
 
 
@@ -23,7 +25,10 @@ def check_schema(found: dict[str, Any], what: Literal["graph", "program"], path:
     version = found.get("version")
     if isinstance(version, int) and version < FIRST:
         return
-    error = next(_validator(what).iter_errors(found), None)
+    try:
+        error = next(_validator(what).iter_errors(found), None)
+    except UnicodeEncodeError:  # half a surrogate pair, which categories may have and the validator cannot read
+        error = next(_validator(what).iter_errors(json.loads(_SURROGATE.sub("?", json.dumps(found)))), None)
     if error is not None:
         place = "/".join(map(str, error.instance_path)) or "the whole"
         is_not = "it does not describe a module" if what == "graph" else "its description is damaged"
