@@ -169,3 +169,22 @@ def test_a_process_with_threads_does_not_fork():
     assert "only a process with a single thread may fork" in ran.stderr
     assert "sleeper" in ran.stderr
     assert time.monotonic() - started < 25
+
+
+def test_a_signal_that_comes_while_the_front_is_forked_ends_it():
+    life = """
+    import mlsys_core.serving.processes.supervisor as module
+    fork = module.Child
+
+    def forked(name, live):
+        child = fork(name, live)
+        if name == "mlsys-front":
+            os.kill(os.getpid(), signal.SIGTERM)  # is followed here, before the supervisor knows of the front
+        return child
+
+    module.Child = forked
+    def life(link, until, ask, say):
+        time.sleep(3600)
+    """
+    done = subprocess.run(supervised(life), timeout=60, check=False)
+    assert done.returncode == 128 + signal.SIGTERM

@@ -158,6 +158,8 @@ class Generations:
         child = Child("mlsys-generation", live)
         theirs.close()
         self._generations[number] = _Generation(number, settings, token, child, ours, started_s)
+        if self._is_stopping:  # the signal came while this one was forked
+            child.send_signal(signal.SIGTERM)
         self._selector.register(child.fd, selectors.EVENT_READ, number)
         self._selector.register(ours, selectors.EVENT_READ, number)
         if self._is_stopping:  # the signal came while it was forked

@@ -154,6 +154,8 @@ class Supervisor:
         self._selector.register(ours, selectors.EVENT_READ, "link")
         for worker in self._workers.values():
             self._introduce(worker)
+        if self._is_stopping:  # the signal came before there was a front to pass it on to
+            self._front.send_signal(signal.SIGTERM)
 
     def _fork_worker(self, *, told: bool = True) -> None:
         number, self._num_forked = self._num_forked, self._num_forked + 1
