@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.serving.journal.records import MAGIC, record, records
-from mlsys_orca.api.batches.lines import answer_line, identity_of, num_answers, seed_of
+from mlsys_orca.api.batches.lines import answer_line, line_identity, num_answers, seed_of
 from mlsys_orca.api.batches.records import ENDED, Batch, KeptBatch, result_record, results, state_of, state_record
 from mlsys_orca.api.batches.room import MAX_YIELDS, Load, may_start, to_yield
 
@@ -75,10 +75,12 @@ def test_clients_never_wait_behind_what_may_still_yield(num_at_once: int, events
 
 
 def test_what_a_line_draws_depends_on_the_batch_and_the_line_alone():
-    drawn = {identity_of(batch, index, attempt, 5).key for batch in "ab" for index in range(3) for attempt in range(2)}
+    drawn = {
+        line_identity(batch, index, attempt, 5).key for batch in "ab" for index in range(3) for attempt in range(2)
+    }
     assert len(drawn) == 12
-    assert identity_of("a", 1, 0, 5) == identity_of("a", 1, 0, 5)
-    assert identity_of("a", 1, 0, 5).seed == identity_of("a", 1, 1, 5).seed == seed_of("a", 1) != seed_of("a", 2)
+    assert line_identity("a", 1, 0, 5) == line_identity("a", 1, 0, 5)
+    assert line_identity("a", 1, 0, 5).seed == line_identity("a", 1, 1, 5).seed == seed_of("a", 1) != seed_of("a", 2)
 
 
 @pytest.mark.parametrize(
