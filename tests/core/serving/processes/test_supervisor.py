@@ -184,7 +184,7 @@ def test_a_signal_that_comes_while_the_front_is_forked_ends_it():
 
     module.Child = forked
     def life(link, until, ask, say):
-        time.sleep(3600)
+        signal.pause()
     """
     done = subprocess.run(supervised(life), timeout=60, check=False)
     assert done.returncode == 128 + signal.SIGTERM

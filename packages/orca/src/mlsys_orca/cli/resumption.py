@@ -18,7 +18,7 @@ from mlsys_core.posix import lock_file
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far an output file is."""
+    """Progress of an output file."""
 
     num_done: int  # answers that it has
     seed: int  # from which those of lines that bring none follow

@@ -26,7 +26,7 @@ from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput
 
 
 class IterationWatch(Protocol):
-    """Who hears of iterations as they begin and end, in the engine's thread."""
+    """Listener to the begin and end of iterations, called in the engine's thread."""
 
     def begin(self, batch: IterationBatch) -> None:
         """Note that ``batch`` is about to be sent to the ranks."""

@@ -34,7 +34,7 @@ _MESSAGE_NBYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelModel:
-    """How the parts of one model are loaded, and what they say of themselves. Pure data and functions."""
+    """Division of one model, and the functions that load its parts. Plain data."""
 
     tensor_parallel: int
     pipeline_parallel: int

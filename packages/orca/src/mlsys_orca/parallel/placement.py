@@ -37,17 +37,17 @@ class Placement:
 
     @property
     def is_first(self) -> bool:
-        """Whether this stage embeds tokens."""
+        """True if this stage embeds tokens."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether this stage makes logits."""
+        """True if this stage makes logits."""
         return self.stage == self.num_stages - 1
 
     @property
     def is_whole(self) -> bool:
-        """Whether this process has all of the model."""
+        """True if this process has all of the model."""
         return self.num_stages == self.num_ranks == 1
 
     def layers(self, config: ModelConfig) -> range:

@@ -55,7 +55,7 @@ class Contract:
 
     @property
     def refusal(self) -> str:
-        """What is refused, in one line: for programs, which tell no more than that it was found."""
+        """Name the values that are refused, in one line, for programs that cannot say which cell it was."""
         what = [
             "" if self.takes_nan else "NaN",
             "" if self.takes_inf else "infinity",

@@ -1,4 +1,4 @@
-"""What both fine-tuning estimators share: a pipeline is fitted, translated, and trained as long as that pays."""
+"""Base of the fine-tuning estimators: fit a pipeline, translate it, and train it while that pays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much to trust each of several answers: weights by how they did on rows that none of them had learnt from."""
+"""Weights of several answers, by their loss on rows that none of them has learnt from."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Change:
 
     @property
     def num_moved(self) -> int:
-        """How many numbers differ."""
+        """Count of numbers that differ."""
         unit = float(np.abs(self.before).mean()) or 1.0
         return int((np.abs(self.after - self.before) > SMALLEST * unit).sum())
 

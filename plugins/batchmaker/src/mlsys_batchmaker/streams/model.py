@@ -62,7 +62,7 @@ class StreamModel(Protocol):
 
     @property
     def spec(self) -> StreamSpec:
-        """What goes in and comes out."""
+        """Tensors that go in and come out."""
         ...
 
     def stepper(self, states: Sequence[NDArray[Any]]) -> Stepper:

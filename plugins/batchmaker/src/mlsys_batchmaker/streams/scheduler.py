@@ -1,4 +1,4 @@
-"""Which frames run next, and where their streams' states are. Pure: no tensors, no threads, ``now`` is passed in.
+"""Choice of the frames that run next, and of the places of their streams' states. Pure: ``now`` is passed in.
 
 A stream is a recurrent request without an end: one cell a frame, in order. Among the streams that have a frame and none
 in flight, those with the earliest deadlines form the next batch. A stream's state has a slot of the pool; where there
@@ -76,7 +76,7 @@ class StreamScheduler:
 
     @property
     def has_ready(self) -> bool:
-        """Whether a frame may be able to run now."""
+        """True if a frame may be able to run now."""
         return bool(self._ready)
 
     @property
