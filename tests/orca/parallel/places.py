@@ -137,6 +137,13 @@ class Answer:
     largest: list[int]
 
 
+def assert_equal(found: Sequence[Answer], expected: Sequence[Answer]) -> None:
+    """See that all iterations gave the same bits."""
+    for iteration, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(one.logits, other.logits), iteration
+        assert one.largest == other.largest, iteration
+
+
 def run_sliced(path: Path, batches: Sequence[IterationBatch], **options: Any) -> list[Answer]:
     """By one process, its sums in the shape that ranks can share."""
     return run_places(path, batches, ranks=1, stages=1, slices=True, **options)

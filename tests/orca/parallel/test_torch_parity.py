@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ from mlsys_orca.backends.runner import intra_op_threads
 
 from tests.orca.parallel.places import (
     SEQ2SEQ,
-    Answer,
+    assert_equal,
     run_places,
     run_sliced,
     run_whole,
     some_batches,
     some_translations,
-    write_checkpoint,
 )
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -34,24 +32,6 @@ def one_thread() -> Iterator[None]:
     """torch may divide a sum over its threads: their number is part of the promise."""
     with intra_op_threads(1):
         yield
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    made: dict[str, Path] = {}
-
-    def get(name: str) -> Path:
-        if name not in made:
-            made[name] = write_checkpoint(tmp_path_factory.mktemp(name), name)
-        return made[name]
-
-    return get
-
-
-def assert_equal(found: list[Answer], expected: list[Answer]) -> None:
-    for iteration, (one, other) in enumerate(zip(found, expected, strict=True)):
-        assert torch.equal(one.logits, other.logits), iteration
-        assert one.largest == other.largest, iteration
 
 
 @pytest.mark.parametrize("form", FORMS)
