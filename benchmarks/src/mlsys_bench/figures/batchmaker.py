@@ -100,13 +100,15 @@ def voice(name: str) -> str:
     """Return frames a second, the live streams that each case holds, and latencies at one number of them."""
     record = load(name)
     columns = ["case", "frames/s", "streams held", "ours over", f"p50, p99 at {record['streams']:,} (ms)"]
+    columns.append("on real threads (ms)")
     held = record["streams_held"]
     rows = []
     for case, runs in record["peak_frames_per_s"].items():
         found = record["virtual"][case]
         ratio = "" if case == "streams" else f"{held.get('streams', 0) / max(1, held.get(case, 0)):.1f}x"
         times = "too many" if found["is_lost"] else ", ".join(number(found[p] * 1e3, 2) for p in ("p50_s", "p99_s"))
-        rows.append([case, number(median(runs[1:])), f"{held.get(case, 0):,}", ratio, times])
+        real = ", ".join(number(record["real"][case][p] * 1e3, 2) for p in ("p50_s", "p99_s"))
+        rows.append([case, number(median(runs[1:])), f"{held.get(case, 0):,}", ratio, times, real])
     return table(columns, rows)
 
 

@@ -15,6 +15,7 @@ PROCESSORS = {
     "zen3": "Zen 3 (AVX2)",
     "zen5": "Zen 5 (AVX-512, bf16)",
     "zen4": "Zen 4 (AVX-512, bf16)",
+    "emr": "Emerald Rapids (AVX-512, bf16)",
     "icx": "Ice Lake (AVX-512)",
     "spr": "Sapphire Rapids (AVX-512, AMX)",
 }

@@ -64,7 +64,7 @@ def requests_of(number: int, *, prompt: int, answer: int, spread: int = 0) -> li
     return [
         GenerationRequest(
             request_id=f"r{index}",
-            prompt_token_ids=tuple((31 * index + 7 * at) % 40000 + 50 for at in range(prompt)),
+            prompt_token_ids=tuple((31 * index + 7 * at) % 30000 + 300 for at in range(prompt)),
             max_new_tokens=answer - (0 if spread == 0 else (index * 7919) % (spread + 1)),
             sampling=SamplingParams(),
         )
