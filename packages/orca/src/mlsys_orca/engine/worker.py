@@ -16,7 +16,7 @@ from mlsys_core.serving import Finished
 from mlsys_core.serving.processes import FrameReader, frame
 from mlsys_core.serving.processes.box import Box
 from mlsys_core.serving.processes.children import EXIT_UNHANDLED
-from mlsys_orca.backends.native.decoder import NativeKVCache
+from mlsys_orca.backends.native.kv_cache import NativeKVCache
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.core import EngineCore

@@ -10,7 +10,9 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
-from mlsys_orca.backends.native.decoder import NativeDecoder, NativeKVCache, Results, look_up_native
+from mlsys_orca.backends.native.decoder import NativeDecoder, Results
+from mlsys_orca.backends.native.kv_cache import NativeKVCache
+from mlsys_orca.backends.native.lookup import look_up_native
 from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig

@@ -17,7 +17,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
-from mlsys_orca.backends.native.decoder import NativeKVCache
+from mlsys_orca.backends.native.kv_cache import NativeKVCache
 from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.model.adapter_products import AdapterPlace
 from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles

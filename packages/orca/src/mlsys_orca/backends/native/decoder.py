@@ -1,4 +1,4 @@
-"""A decoder that runs natively: the plan bound to packed weights, and the cache that its attention reads."""
+"""A decoder that runs natively: the plan bound to packed weights."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from typing import Any, Self
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError, MemoryPlanError, MlsysError
-from mlsys_core.memory.pages import advise_huge_pages
 from mlsys_core.native import Struct, new, warn_without_kernels
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.factors import Factors
 from mlsys_orca.backends.native.kept import Kept, is_without_memory
-from mlsys_orca.backends.native.library import PANEL, RUN, address
+from mlsys_orca.backends.native.kv_cache import NativeKVCache
+from mlsys_orca.backends.native.library import PANEL, address
+from mlsys_orca.backends.native.lookup import look_up_native
 from mlsys_orca.backends.native.lowering import LoweringError, lower
 from mlsys_orca.backends.native.packing import PackedLinear, pack, pack_bias
 from mlsys_orca.backends.native.plan import Attend, GatherRows, Gemm, Normalise, Operator, Reduce
 from mlsys_orca.model.blocks import Decoder
-from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.kv_cache import Empty, KVCache
-from mlsys_orca.model.layers import LayerNorm, RMSNorm, Rotaries, Rotary, look_up
-from mlsys_orca.model.weights.quantized import Matrix, QuantizedMatrix
-from mlsys_orca.scheduling.batch import BlockCopy
+from mlsys_orca.model.layers import LayerNorm, RMSNorm, Rotaries, Rotary
+from mlsys_orca.model.weights.quantized import QuantizedMatrix
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -45,49 +44,6 @@ _ADDERS = {  # by struct
     "GatherRows": "orca_add_gather_rows",
     "Reduce": "orca_add_reduce",
 }
-
-
-class NativeKVCache:
-    """Keys and values of all layers, block by block, in the order that native attention reads.
-
-    Blocks stand in runs of 64, layer after layer in each: memory is taken as requests come, by all layers of a run and
-    not of all blocks. A block's keys of one head stand feature after feature, its values token after token; where pairs
-    of bf16 are multiplied, two features, and two tokens, stand side by side.
-
-    Args:
-        config: The model's shape.
-        num_blocks: The scheduler's number of blocks.
-        dtype: fp32 or bf16.
-        empty: Makes a tensor of a shape and a dtype; None: as torch does.
-    """
-
-    block_size = PANEL
-
-    def __init__(self, config: ModelConfig, *, num_blocks: int, dtype: torch.dtype, empty: Empty | None = None) -> None:
-        self.num_blocks = num_blocks
-        self.dtype = dtype
-        self.kind = "floats"  # how the program reads it: program.cpp, CacheKind
-        if dtype == torch.bfloat16:
-            self.kind = "pairs" if library.load().orca_attends_in_pairs(config.head_dim) else "halves"
-        heads = (-(-num_blocks // RUN), config.num_layers, RUN, config.num_kv_heads)
-        empty = empty or _empty
-        self.keys = empty((*heads, config.head_dim, PANEL), dtype)
-        self.values = empty((*heads, PANEL, -(-config.head_dim // PANEL) * PANEL), dtype)
-        for tensor in (self.keys, self.values):
-            advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all blocks' keys and values; what the last run has beside them is never touched."""
-        return (self.keys.nbytes + self.values.nbytes) * self.num_blocks // (len(self.keys) * RUN)
-
-    def copy_blocks(self, block_copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks; see :meth:`mlsys_orca.model.kv_cache.KVCache.copy_blocks`."""
-        if not block_copies:
-            return
-        sources, destinations = (torch.tensor(blocks) for blocks in zip(*block_copies, strict=True))
-        for tensor in (self.keys, self.values):
-            tensor[destinations // RUN, :, destinations % RUN] = tensor[sources // RUN, :, sources % RUN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,10 +346,6 @@ def to_native(model: DecoderModel, *, backend: str = "auto", kept: Kept | None =
     return model
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype)
-
-
 def new_kv_cache(
     model: DecoderModel, *, num_blocks: int, block_size: int = PANEL, empty: Empty | None = None
 ) -> KVCache | NativeKVCache:
@@ -420,34 +372,3 @@ def _even_parts(num_rows: int, most_rows: int) -> list[tuple[int, int]]:
     """Return ranges of at most ``most_rows`` rows, as even as can be."""
     parts = max(1, -(-num_rows // most_rows))
     return [(num_rows * part // parts, num_rows * (part + 1) // parts) for part in range(parts)]
-
-
-def look_up_native(table: Matrix, ids: Tensor) -> Tensor:
-    """Return rows of a table like :func:`~mlsys_orca.model.layers.look_up`; a table in codes takes one native call.
-
-    Raises:
-        IndexError: there is no such row.
-    """
-    if not isinstance(table, QuantizedMatrix):
-        return look_up(table, ids)
-    codes, scales, offsets = (
-        None if part is None else part.contiguous() for part in (table.codes, table.scales, table.offsets)
-    )
-    native = library.load()
-    matrix = new(
-        native.structs["Codes"],
-        codes=address(codes),
-        scales=address(scales),
-        offsets=address(offsets),
-        rows=table.out_features,
-        K=table.in_features,
-        group_size=table.group_size,
-        bits=table.bits,
-        has_halves=table.scales.dtype == torch.float16,
-    )
-    ids = ids.contiguous()
-    found = torch.empty(len(ids), table.in_features)
-    count = native.orca_look_up(byref(matrix), ids.data_ptr(), len(ids), found.data_ptr())
-    if count < len(ids):
-        raise IndexError(f"there is no token {ids[count]}: the embedding has {table.out_features} rows")
-    return found
