@@ -3,7 +3,7 @@
 ``stages`` and ``ranks``: of the model; without them one worker runs all of it. ``step`` and ``number``: the first
 worker is killed when it comes to that step for that time. ``poison``: a token id; a rank that computes three of them in
 a row in a prompt crashes. ``policy``, ``kv_tokens``, ``speculate`` and ``replicas``: as of the command. ``missing``:
-holders find no model.
+holders find no model. ``gate``: a path; the port is printed at once, and holders load when there is such a file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def main() -> int:
         def load_poisoned(place: Placement) -> Any:
             if options.get("missing"):
                 path.unlink()
+            while "gate" in options and not Path(options["gate"]).exists():
+                time.sleep(0.01)
             shard: Any = load(place)
             shard.__class__ = Poisoned
             return shard
@@ -76,9 +79,12 @@ def main() -> int:
     http = HttpConfig(validation_status=400, open_paths=("/health",))
 
     def on_ready(service: ModelService, address: ServerAddress) -> None:
-        print(address.port, flush=True)
+        if "gate" not in options:
+            print(address.port, flush=True)
 
     with BoundPort("127.0.0.1", 0, config=http, error_format=ERROR_FORMAT) as bound:
+        if "gate" in options:
+            print(bound.address.port, flush=True)
         return serve_supervised(
             loaded,
             "tiny",

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from mlsys_core.serving.processes import can_supervise
@@ -48,6 +49,18 @@ def test_a_divided_model_answers_as_one_process_to_the_bit(
         assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
         groups = options.get("replicas", 1) + 1
         assert len(ranks_of(server)) == options.get("ranks", 1) * options.get("stages", 1) * groups
+
+
+def test_clients_are_told_that_the_parts_are_loading(start: Any, tmp_path: Path) -> None:
+    with start(stages=2, gate=str(tmp_path / "gate")) as server:
+        holders = psutil.Process(server.process.pid).children
+        while {each.name() for each in holders()} < {"orca 0.0", "orca 1.0"}:
+            assert server.process.poll() is None
+        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        assert httpx.get(f"{server.url}/v1/models").json()["error"]["code"] == "loading"
+        (tmp_path / "gate").touch()
+        while httpx.get(f"{server.url}/health").status_code != 200:
+            assert server.process.poll() is None
 
 
 @pytest.mark.parametrize("step", ["started", "planned", "computed", "half sent", "sent"])

@@ -81,9 +81,10 @@ def serve_supervised(
     with ExitStack() as stack:
         holders = None
         if parallel is not None:
-            bound.pause()  # who has threads cannot fork
             holders = stack.enter_context(Holders(parallel, num_replicas=config.num_replicas))
-            holders.start()
+            with bound.paused():  # who has threads cannot fork
+                holders.fork()
+            holders.wait()
             loaded = with_parts(loaded, holders)
         available_nbytes = available_memory_nbytes(loaded.device) // config.num_replicas
         shape, _, _ = plan_engine(loaded, config, available_nbytes, installed_plugins().registry)

@@ -93,14 +93,22 @@ class Holders:
         self.close()
 
     def start(self) -> None:
-        """Fork the holders and wait until each has its part. This process must have a single thread.
+        """Fork the holders and wait for their parts: :meth:`fork`, then :meth:`wait`."""
+        self.fork()
+        self.wait()
+
+    def fork(self) -> None:
+        """Fork the holders, which begin to load. This process must have a single thread."""
+        for each in self.standing:
+            each.fork()
+
+    def wait(self) -> None:
+        """Wait until each holder has its part.
 
         Raises:
             InvalidInputError: a part cannot be loaded.
             ServingError: a holder has ended before it had its part.
         """
-        for each in self.standing:
-            each.fork()
         for each, told in zip(self.standing, self._reports, strict=True):
             assert each.child is not None
             poll = select.poll()

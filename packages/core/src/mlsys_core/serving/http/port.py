@@ -10,7 +10,8 @@ import asyncio
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -89,6 +90,15 @@ class BoundPort:
             self._responder.stop()
             self._responder.thread.join()
             self._responder = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hold the answering thread back, so that this process can fork; connections wait meanwhile."""
+        has_answered = self._responder is not None
+        self.pause()
+        yield
+        if has_answered:
+            self.answer()
 
     def close(self) -> None:
         """Release the port; idempotent."""
