@@ -29,7 +29,7 @@ MEMORY_NBYTES = 80 << 20  # of each node's object store
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A node of two cores, where the test and the first process run."""
+    """A node of one core, where the test and the first process run: two workers never fit it."""
     from ray.cluster_utils import Cluster
 
     before = set(_ray_processes())
@@ -38,7 +38,7 @@ def cluster() -> Iterator[Any]:
         patch.setenv("OMP_NUM_THREADS", "1")
         cluster = Cluster(
             initialize_head=True,
-            head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": MEMORY_NBYTES},
+            head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": MEMORY_NBYTES},
         )
         ray.init(address=cluster.address, log_to_driver=False, logging_level="warning")
         yield cluster
@@ -85,6 +85,7 @@ def test_two_nodes_come_to_what_one_process_does(cluster: Any, tmp_path: Path, m
         save(*args)
         if nodes:
             cluster.remove_node(nodes.pop(), allow_graceful=False)
+            cluster.add_node(num_cpus=1, object_store_memory=MEMORY_NBYTES)
 
     monkeypatch.setattr(checkpoint, "save", lose_a_node)
     with pytest.warns(UserWarning, match="a training worker is lost.*goes on from its last checkpoint"):
