@@ -211,10 +211,12 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path)
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("launcher", ["local", "ray"])
-def test_two_processes_come_to_what_one_does(launcher: str) -> None:
+@pytest.mark.parametrize("launcher", ["local", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))])
+def test_two_processes_come_to_what_one_does(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if launcher == "ray":
         pytest.importorskip("ray")
+        monkeypatch.setenv("RAY_ADDRESS", "local")  # no other cluster of this machine
+        monkeypatch.setenv("RAY_worker_niceness", "0")
     one = tuned(level="L4", epochs=2, lr=0.01, n_threads=1)
     two = tuned(level="L4", epochs=2, lr=0.01, n_threads=1, n_processes=2, launcher=launcher)
     np.testing.assert_allclose(two.module.predict_proba(X), one.module.predict_proba(X), atol=2e-4)
@@ -228,10 +230,10 @@ def test_no_thread_outlives_the_group() -> None:
     program = """if True:
         import os, time, torch
         from mlsys_windtunnel.finetune.launch import group
-        from mlsys_windtunnel.finetune.processes import free_port
+        from mlsys_windtunnel.finetune.processes import meeting_point
 
         before = len(os.listdir("/proc/self/task"))
-        with group(f"tcp://127.0.0.1:{free_port('127.0.0.1')}", 1, 0):
+        with group(meeting_point("127.0.0.1"), 1, 0):
             torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
             torch.distributed.all_reduce(torch.ones(1))
             assert len(os.listdir("/proc/self/task")) > before

@@ -6,12 +6,11 @@ The others run :func:`work` with what they need sent to them, join the group, ta
 from __future__ import annotations
 
 import copy
-import datetime
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from mlsys_core.errors import MlsysError
@@ -19,11 +18,20 @@ from torch import distributed, multiprocessing
 
 from mlsys_windtunnel.finetune.launch_ray import on_cluster
 from mlsys_windtunnel.finetune.options import TrainingOptions
-from mlsys_windtunnel.finetune.processes import WorkerLostError, free_port
+from mlsys_windtunnel.finetune.processes import (
+    TIMEOUT,
+    Address,
+    WorkerLostError,
+    come_to,
+    meeting_point,
+    wait_for_all,
+)
 from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.finetune.rows import Batch, Rows
 
-TIMEOUT = datetime.timedelta(minutes=10)  # of a step: another process has died if it takes longer
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
 MAX_LOSSES = 3  # of workers, in one training, before it fails
 Job = tuple[Tunable, Rows, Batch | None, TrainingOptions, float]
 Result = TypeVar("Result")
@@ -72,22 +80,27 @@ def processes(job: Job) -> Iterator[None]:
         yield
         return
     with (
-        on_cluster(work, job, options.n_processes) if options.launcher == "ray" else _locally(job) as address,
-        group(address, options.n_processes, 0),
+        on_cluster(work, job, options.n_processes) if options.launcher == "ray" else _locally(job) as store,
+        group(store, options.n_processes, 0),
     ):
         yield
 
 
 @contextmanager
-def group(address: str, count: int, rank: int) -> Iterator[None]:
+def group(store: TCPStore, count: int, rank: int) -> Iterator[None]:
     """Open torch.distributed's default group for the time of the block.
 
     A module of torch has the default group as default arguments. Imported inside the block (the first optimiser of a
     process does so) it would keep the group for ever, and gloo's threads with it, which may abort a process that ends.
+
+    Args:
+        store: Where its processes meet.
+        count: Processes.
+        rank: This one's number; the first has 0.
     """
     importlib.import_module("torch.distributed.nn.functional")
 
-    distributed.init_process_group("gloo", address, TIMEOUT, count, rank)
+    distributed.init_process_group("gloo", store=store, timeout=TIMEOUT, world_size=count, rank=rank)
     try:
         yield
     finally:
@@ -95,8 +108,9 @@ def group(address: str, count: int, rank: int) -> Iterator[None]:
 
 
 @contextmanager
-def _locally(job: Job) -> Iterator[str]:
-    address = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
+def _locally(job: Job) -> Iterator[TCPStore]:
+    store = meeting_point("127.0.0.1")
+    address = ("127.0.0.1", store.port)
     context = multiprocessing.get_context("spawn")
     count, threads = job[3].n_processes, torch.get_num_threads()
     started = [
@@ -104,8 +118,15 @@ def _locally(job: Job) -> Iterator[str]:
     ]
     for process in started:
         process.start()
+
+    def check() -> None:
+        ended = [process.exitcode for process in started if process.exitcode is not None]
+        if ended:
+            raise MlsysError(f"a training process ended with exit status {ended[0]} before the training began")
+
     try:
-        yield address
+        wait_for_all(store, count, check)
+        yield store
     except BaseException:
         for process in started:
             process.terminate()
@@ -118,12 +139,12 @@ def _locally(job: Job) -> Iterator[str]:
         raise MlsysError(f"a training process ended with exit status {failed[0]}; its own message is above")
 
 
-def work(job: Job, address: str, rank: int, num_threads: int) -> None:
+def work(job: Job, address: Address, rank: int, num_threads: int) -> None:
     """Train in a process other than the first."""
     from mlsys_windtunnel.finetune.train import Trainer
 
     tunable, rows, evaluation, options, final_sharpness = job
     torch.set_num_threads(num_threads)
     tunable = copy.deepcopy(tunable)  # what torch sends shares memory with the first process, which trains its own
-    with group(address, options.n_processes, rank):
+    with group(come_to(address, rank), options.n_processes, rank):
         Trainer(tunable, rows, evaluation, options, final_sharpness=final_sharpness).run()

@@ -10,23 +10,26 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from mlsys_core.errors import MissingDependencyError, MlsysError
 
-from mlsys_windtunnel.finetune.processes import WorkerLostError, free_port
+from mlsys_windtunnel.finetune.processes import WorkerLostError, meeting_point, wait_for_all
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 ROOM_TIMEOUT_S = 60.0  # within which the cluster must have a core for each worker
 CAUSE_TIMEOUT_S = 60.0  # within which Ray knows why a worker does not answer
 
 
 @contextmanager
-def on_cluster(work: Callable[..., None], job: Any, count: int) -> Iterator[str]:
-    """Run the other processes on the cluster for the time of the block; yield the address of their group.
+def on_cluster(work: Callable[..., None], job: Any, count: int) -> Iterator[TCPStore]:
+    """Run the other processes on the cluster for the time of the block; yield the store where they have met.
 
     Args:
-        work: Called in each with the job, the address, the process's rank and its number of threads.
+        work: Called in each with the job, the store's address, the process's rank and its number of threads.
         job: What it needs.
         count: Processes, with the first.
 
@@ -53,17 +56,20 @@ def on_cluster(work: Callable[..., None], job: Any, count: int) -> Iterator[str]
                 )
             yield from _run(ray, work, job, count, bundles)
         finally:
+            # Kills the workers that are left. ray.cancel() may end this process with them: Ray 2.60 aborts where a task
+            # is cancelled between its result and its removal from the list of pending ones (task_manager.cc:1329).
             ray.util.remove_placement_group(bundles)
     finally:
         if is_ours:
             ray.shutdown()
 
 
-def _run(ray: Any, work: Callable[..., None], job: Any, count: int, bundles: Any) -> Iterator[str]:
+def _run(ray: Any, work: Callable[..., None], job: Any, count: int, bundles: Any) -> Iterator[TCPStore]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     host = ray.util.get_node_ip_address()
-    address = f"tcp://{host}:{free_port(host)}"
+    store = meeting_point(host)
+    address = (host, store.port)
     kept = ray.put(job)
     pending = []
     for rank in range(1, count):
@@ -71,15 +77,18 @@ def _run(ray: Any, work: Callable[..., None], job: Any, count: int, bundles: Any
         # A task that Ray begins again would come to a group that has ended.
         remote = ray.remote(num_cpus=1, max_retries=0, scheduling_strategy=place)(work)
         pending.append(remote.remote(kept, address, rank, torch.get_num_threads()))
+
+    def check() -> None:
+        for task in ray.wait(pending, timeout=0)[0]:
+            raise _failure(ray, task) or MlsysError("a training process ended before the training began")
+
     try:
-        yield address
+        wait_for_all(store, count, check)
+        yield store
         _raise_cause(ray, pending, None)
     except RuntimeError:  # gloo's, when a connection breaks
         _raise_cause(ray, pending, CAUSE_TIMEOUT_S)
         raise
-    finally:
-        for each in pending:
-            ray.cancel(each, force=True)
 
 
 def _raise_cause(ray: Any, pending: list[Any], timeout_s: float | None) -> None:
@@ -96,11 +105,22 @@ def _raise_cause(ray: Any, pending: list[Any], timeout_s: float | None) -> None:
         ended, pending = ray.wait(pending, timeout=left_s)
         if not ended:
             raise WorkerLostError(f"a training worker is lost: it did not answer for {timeout_s:.0f} s")
-        try:
-            ray.get(ended[0])
-        except ray.exceptions.RayTaskError as error:
-            if not isinstance(error.cause, RuntimeError):
-                raise MlsysError(f"a training process failed: {error.cause}") from error
-        except ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise WorkerLostError(f"a training worker is lost: {reason[0]}") from error
+        failure = _failure(ray, ended[0])
+        if failure is not None and not isinstance(failure.__cause__, RuntimeError):
+            raise failure
+
+
+def _failure(ray: Any, task: Any) -> MlsysError | None:
+    """Return what an ended task failed of, with the worker's own error as its cause; None if it did not fail."""
+    try:
+        ray.get(task)
+    except ray.exceptions.RayTaskError as error:
+        failure = MlsysError(f"a training process failed: {error.cause}")
+        failure.__cause__ = error.cause
+        return failure
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        lost = WorkerLostError(f"a training worker is lost: {reason[0]}")
+        lost.__cause__ = error
+        return lost
+    return None

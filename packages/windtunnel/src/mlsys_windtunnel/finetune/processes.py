@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from mlsys_core.errors import MlsysError
 from torch import Tensor, distributed
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+TIMEOUT = datetime.timedelta(minutes=10)  # of a step: another process has died if it takes longer
+POLL_S = 0.02  # between two looks at who has come
+Address = tuple[str, int]  # host name or IP address, port
 
 
 class WorkerLostError(MlsysError):
@@ -71,9 +80,34 @@ class Processes:
         return content.numpy().tobytes()
 
 
-def free_port(host: str) -> int:
-    """Return a port that nobody listens at now, of an address of this machine."""
-    with socket.socket() as free:
-        free.bind((host, 0))
-        port: int = free.getsockname()[1]
-    return port
+def meeting_point(host: str) -> TCPStore:
+    """Open the store at which a group's processes meet, in the first of them; ``port`` of it is a free one.
+
+    The port is taken from the start, so no other program can have it before the group needs it.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    return TCPStore(host, 0, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
+
+
+def come_to(address: Address, rank: int) -> TCPStore:
+    """Connect to the first process's store, and say there that this process has come."""
+    from torch._C._distributed_c10d import TCPStore
+
+    store = TCPStore(*address, is_master=False, timeout=TIMEOUT)
+    store.set(f"came/{rank}", "")
+    return store
+
+
+def wait_for_all(store: TCPStore, count: int, check: Callable[[], None]) -> None:
+    """Wait in the first process until the others have come.
+
+    Args:
+        store: Their meeting point.
+        count: Processes, with the first.
+        check: Called again and again; raises once one of them cannot come.
+    """
+    others = [f"came/{rank}" for rank in range(1, count)]
+    while not store.check(others):
+        check()
+        time.sleep(POLL_S)
