@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from mlsys_core.plugins import installed_plugins
@@ -13,8 +14,15 @@ from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest
 
 
-def requests_of(number: int, *, seed: int = 0, longest: int = 40) -> list[GenerationRequest]:
-    """Prompts of which some begin alike, with different ways to choose."""
+def requests_of(
+    number: int,
+    *,
+    seed: int = 0,
+    longest: int = 40,
+    has_encoder: bool = False,
+    adapters: Sequence[str | None] = (None,),
+) -> list[GenerationRequest]:
+    """Prompts of which some begin alike, with different ways to choose, under ``adapters`` in turn."""
     chance = random.Random(seed)
     beginning = [chance.randrange(2, 258) for _ in range(20)]
     made = []
@@ -25,13 +33,16 @@ def requests_of(number: int, *, seed: int = 0, longest: int = 40) -> list[Genera
                 SamplingParams(allowed_token_ids=(4, 5)),
                 SamplingParams(temperature=0.8, seed=index, top_p=0.9),
                 SamplingParams(num_logprobs=2, presence_penalty=0.5),
-                SamplingParams(num_prompt_logprobs=0),
+                SamplingParams(num_prompt_logprobs=None if has_encoder else 0),
             ]
         )
+        prompt = tuple(beginning[: chance.choice([0, 20])] + own)
         made.append(
             GenerationRequest(
                 request_id=f"r{index}",
-                prompt_token_ids=tuple(beginning[: chance.choice([0, 20])] + own),
+                prompt_token_ids=(*prompt, 0) if has_encoder else prompt,
+                num_encoder_tokens=len(prompt) if has_encoder else 0,
+                adapter=adapters[index % len(adapters)],
                 max_new_tokens=chance.choice([2, 8, 24]),
                 sampling=sampling,
                 stop_token_ids=frozenset([1]),
@@ -44,10 +55,16 @@ class Run:
     """A loop over an executor, driven by hand."""
 
     def __init__(
-        self, executor: Executor[IterationBatch, IterationOutput], policy: str, *, num_blocks: int, drafts: int = 0
+        self,
+        executor: Executor[IterationBatch, IterationOutput],
+        policy: str,
+        *,
+        num_blocks: int,
+        drafts: int = 0,
+        most_tokens: int = 24,
     ) -> None:
         self.tables = BlockTables(num_blocks=num_blocks)
-        options = {"max_batch_tokens": 24} if policy == "chunked" else {}
+        options = {"max_batch_tokens": most_tokens} if policy == "chunked" else {}
         registry = installed_plugins().registry
         limits: dict[str, Any] = {"block_tables": self.tables, "max_batch_size": 3, "max_model_len": 64}
         self.scheduler: Any = make_scheduler(policy, registry, **limits, options=options)

@@ -49,7 +49,16 @@ def test_a_digest_tells_forms_and_files_apart(six_layers: Path, tmp_path: Path) 
 
 
 def test_options_that_a_divided_model_has_not_are_refused() -> None:
-    given: dict[str, Any] = {"--compiler": None, "--adapter": ["a=b"]}
+    given: dict[str, Any] = {"--device cuda": False, "--compiler": "nimble"}
     refuse_divided(given, tensor_parallel=1, pipeline_parallel=1)
-    with pytest.raises(InvalidInputError, match="without --adapter"):
-        refuse_divided(given, tensor_parallel=1, pipeline_parallel=2)
+    for divided in ({"pipeline_parallel": 2}, {"sliced": True}):
+        with pytest.raises(InvalidInputError, match="without --compiler"):
+            refuse_divided(given, **{"tensor_parallel": 1, "pipeline_parallel": 1, **divided})
+
+
+def test_adapters_on_an_encoder_decoder_are_refused(checkpoints: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"tensor_parallel": 2, "pipeline_parallel": 1, "dtype": "fp32"}
+    _, model = divide(checkpoints("t5"), **options)
+    assert not model.takes_adapters
+    with pytest.raises(InvalidInputError, match="adapters go on decoders alone"):
+        divide(checkpoints("t5"), **options, takes_adapters=True)

@@ -17,9 +17,11 @@ from mlsys_orca.cli.options import (
     Dtype,
     PipelineParallel,
     ReplicaThreads,
+    Sliced,
     TensorParallel,
     Weights,
     adapter_directories,
+    is_divided,
     num_threads_of,
     refuse_divided,
 )
@@ -59,6 +61,7 @@ def generate(
     threads: ReplicaThreads = 0,
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
+    sliced: Sliced = False,
 ) -> None:
     """Answer each line of a file; the answers are JSON lines, in the file's order.
 
@@ -75,15 +78,25 @@ def generate(
     if source != "-" and not Path(source).is_file():
         raise InvalidInputError(f"there is no file {source!r}; give a file with a prompt per line, or -")
     degrees: Any = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
-    refuse_divided({f"--device {device}": device != "cpu", "--adapter": adapter, "--compiler": compiler}, **degrees)
+    refuse_divided({f"--device {device}": device != "cpu", "--compiler": compiler}, **degrees, sliced=sliced)
     # Whatever answers depend on, and is not in the input.
     settings = {"model": model, "adapters": adapter, "raw": raw, "max_tokens": max_tokens, "temperature": temperature}
     settings |= {"top_p": top_p, "seed": seed, "dtype": dtype, "weights": weights, "device": device}
     settings |= {"chat_template": None if chat_template is None else str(chat_template)}
+    if sliced or tensor_parallel > 1:
+        settings["sliced"] = True
     with going_on(output, source, settings, resumes=resume) as standing:
         parallel = None
-        if max(degrees.values()) > 1:
-            loaded, parallel = find_divided(model, dtype, weights=weights, chat_template=chat_template, **degrees)
+        if is_divided(**degrees, sliced=sliced):
+            loaded, parallel = find_divided(
+                model,
+                dtype,
+                weights=weights,
+                slices=sliced or None,
+                adapters=adapter_directories(adapter or []),
+                chat_template=chat_template,
+                **degrees,
+            )
         else:
             loaded = load(
                 model,

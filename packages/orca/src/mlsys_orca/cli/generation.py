@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlsys_core.collector import collect_as_usual, kept_out_of_collections
-from mlsys_core.errors import InvalidInputError
+from mlsys_orca.cli.options import is_divided
 from mlsys_orca.loading.named import load
 from mlsys_orca.parallel.named import find_divided
 
@@ -45,6 +45,7 @@ class Fixed:
     takes_adapters: bool  # while it runs
     runs_in_torch: bool  # not in native kernels
     model_control: bool
+    sliced: bool  # torch's operators sum as ranks do
     journal: JournalConfig | None  # None: files and batches are kept until the server ends
     supervises: bool  # in several processes
     banner: Callable[[ModelService, ServerAddress], None]
@@ -70,11 +71,16 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
         torch.set_num_threads(1)  # threads do not survive a fork
     degrees = {name: fixed.engine[name] for name in ("tensor_parallel", "pipeline_parallel")}
     parallel = None
-    if max(degrees.values()) > 1:
-        if settings.adapters:
-            raise InvalidInputError("a divided model takes no adapters yet: leave them out")
+    if is_divided(**degrees, sliced=fixed.sliced):
         loaded, parallel = find_divided(
-            settings.model, settings.dtype, weights=settings.weights, chat_template=fixed.chat_template, **degrees
+            settings.model,
+            settings.dtype,
+            weights=settings.weights,
+            slices=fixed.sliced or None,
+            adapters=settings.adapters,
+            takes_adapters=fixed.takes_adapters,
+            chat_template=fixed.chat_template,
+            **degrees,
         )
     else:
         loaded = _load_whole(settings, fixed, generation)

@@ -22,9 +22,11 @@ from mlsys_orca.cli.options import (
     PipelineParallel,
     Replicas,
     ReplicaThreads,
+    Sliced,
     TensorParallel,
     Weights,
     adapter_directories,
+    is_divided,
     num_threads_of,
     refuse_divided,
 )
@@ -64,6 +66,7 @@ def serve(
     replicas: Replicas = 1,
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
+    sliced: Sliced = False,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests per iteration of a replica at most.")] = 8,
     max_model_len: MaxModelLen = None,
     policy: Annotated[
@@ -132,11 +135,7 @@ def serve(
     from mlsys_orca.scheduling.policy import find_policy
 
     degrees = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
-    refuse_divided(
-        {f"--device {device}": device != "cpu", "--adapter": adapter, "--enable-lora": enable_lora}
-        | {"--compiler": compiler, "--encoder": encoder},
-        **degrees,
-    )
+    refuse_divided({f"--device {device}": device != "cpu", "--compiler": compiler}, **degrees, sliced=sliced)
     find_policy(policy, installed_plugins().registry)  # before the model is loaded
     http = server.http_config(
         title="mlsys orca",
@@ -178,11 +177,13 @@ def serve(
         takes_adapters=enable_lora,
         runs_in_torch=compiler is not None,
         model_control=model_control,
+        sliced=sliced,
         journal=kept,
         supervises=supervises,
         banner=lambda service, address: typer.echo("\n".join(["", *_banner(service, address), ""]), err=True),
     )
-    with server.bind(http, error_format=ERROR_FORMAT, answers=not supervises and max(degrees.values()) == 1) as bound:
+    answers = not supervises and not is_divided(**degrees, sliced=sliced)
+    with server.bind(http, error_format=ERROR_FORMAT, answers=answers) as bound:
         if not supervises:
             raise typer.Exit(live(settings, fixed, bound))
         from mlsys_core.serving.processes import Generations

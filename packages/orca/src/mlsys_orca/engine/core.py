@@ -29,7 +29,6 @@ from mlsys_orca.backends.runner import Runner, intra_op_threads
 from mlsys_orca.engine.client import EngineConfig, EngineCounts, EngineShape, PoolCounts
 from mlsys_orca.engine.iteration_trace import Run, record_iterations
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.model.adapters import AdaptedDecoder
 from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, BlockTables, KVCache, kv_nbytes_per_token
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput
 from mlsys_orca.scheduling.policy import GenerationScheduler, make_scheduler
@@ -104,7 +103,7 @@ def plan_engine(
         * block_tables.block_size
         * kv_nbytes_per_token(loaded.config, loaded.model.dtype),
         adapters=dict(loaded.adapters) or {name: name for name in getattr(loaded.model, "adapters", ())},
-        takes_adapters=isinstance(loaded.model, AdaptedDecoder),
+        takes_adapters=loaded.takes_adapters,
         has_encoder=loaded.config.encoder is not None,
         is_batch_invariant=is_native,
         streams_tokens=getattr(scheduler, "streams_tokens", True),

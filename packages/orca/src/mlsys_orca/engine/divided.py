@@ -34,4 +34,5 @@ def group_shape(
         vocab_size=whole.vocab_size,
         num_blocks=shape.num_blocks,
         num_threads=config.num_threads,
+        takes_adapters=model.takes_adapters,
     )

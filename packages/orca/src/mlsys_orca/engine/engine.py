@@ -7,6 +7,7 @@ reads tokens as iterations complete; closing the stream early cancels the reques
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import Registry
@@ -17,7 +18,7 @@ from mlsys_orca.engine.divided import group_shape
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import Streams, TokenStream
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
+from mlsys_orca.model.adapters import AdapterFiles, AdapterHolder
 from mlsys_orca.parallel.executor import ParallelExecutor
 from mlsys_orca.parallel.group import Group, Holders
 
@@ -99,9 +100,10 @@ class Engine(EngineClient):
     async def _drop(self, key: str) -> None:
         self._model().remove(key)
 
-    def _model(self) -> AdaptedDecoder:
-        assert isinstance(self._loaded.model, AdaptedDecoder)
-        return self._loaded.model
+    def _model(self) -> AdapterHolder:
+        model: Any = self._loaded.model
+        holder: AdapterHolder = model if self._group is None else self._group.adapters
+        return holder
 
     def close(self) -> None:
         """Stop: unfinished requests are cancelled. Idempotent."""

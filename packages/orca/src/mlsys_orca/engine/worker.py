@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,10 +25,11 @@ from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.engine.deadline import IterationDeadline
 from mlsys_orca.engine.work_watch import WorkWatch, die_with
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
+from mlsys_orca.model.adapters import AdapterFiles, AdapterHolder
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.parallel.executor import ParallelExecutor
 from mlsys_orca.parallel.group import Group, Holders
+from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.parallel.wiring import GroupShape
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SamplingParams
 from mlsys_orca.scheduling.request import GenerationResult
@@ -69,9 +71,12 @@ class Worker:
         self._loading: dict[str, threading.Thread] = {}  # by the adapter's key
         self._told: dict[str, tuple[int, ...]] = {}  # block tables that the front knows, by request
         self._ranks: ParallelExecutor | None = None  # None: the model runs here
+        model: Any = settings.loaded.model
+        self._adapted: AdapterHolder | None = model if settings.loaded.takes_adapters else None
         if settings.holders is not None and settings.group is not None:
             group = Group(settings.holders, settings.group)
             die_with(group)
+            self._adapted = None if self._adapted is None else group.adapters
             self._ranks = group.executor(watch=self._watch)
         ranks: Any = self._ranks
         self._core = EngineCore(
@@ -114,18 +119,17 @@ class Worker:
                 thread.start()
             case wire.UnloadAdapter():
                 self._finish_loading(command.key)
-                self._adapted.remove(command.key)
-
-    @property
-    def _adapted(self) -> AdaptedDecoder:
-        model = self._settings.loaded.model
-        assert isinstance(model, AdaptedDecoder), "the front has checked it"
-        return model
+                assert self._adapted is not None, "the front has checked it"
+                with suppress(GroupBrokenError):  # this worker ends with its ranks
+                    self._adapted.remove(command.key)
 
     def _load_adapter(self, command: wire.LoadAdapter) -> None:
         error = None
+        assert self._adapted is not None, "the front has checked it"
         try:
             self._adapted.add(command.key, AdapterFiles(command.source, command.config, command.weights))
+        except GroupBrokenError:  # this worker ends with its ranks: the front waits for the next one
+            return
         except MlsysError as raised:
             error = str(raised)
         self._send(wire.AdapterLoaded(command.key, error))
@@ -164,8 +168,7 @@ class Worker:
         request_id = str(command.handle)
         if command.adapter is not None:
             self._finish_loading(command.adapter)
-            model = self._settings.loaded.model
-            if isinstance(model, AdaptedDecoder) and command.adapter not in model.adapters:
+            if self._adapted is not None and command.adapter not in self._adapted.adapters:
                 error = f"this worker could not load the adapter {command.adapter!r}"
                 self._send(wire.Ended(command.handle, None, None, error, is_input_error=False))
                 return

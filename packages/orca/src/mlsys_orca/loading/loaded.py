@@ -10,6 +10,7 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_orca.backends.native.decoder import NativeDecoder
+from mlsys_orca.model.adapters import AdaptedDecoder
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.weights.quantized import weights_nbytes
@@ -33,11 +34,12 @@ class DividedModel:
         model: Has the whole model's configuration, dtype and device.
         nbytes: Of the weights of all parts.
         is_native: The parts run as native programs.
+        takes_adapters: They take LoRA adapters.
     """
 
-    def __init__(self, model: DecoderModel, *, nbytes: int, is_native: bool) -> None:
+    def __init__(self, model: DecoderModel, *, nbytes: int, is_native: bool, takes_adapters: bool = False) -> None:
         self.config, self.dtype, self.device = model.config, model.dtype, model.device
-        self.nbytes, self.is_native = nbytes, is_native
+        self.nbytes, self.is_native, self.takes_adapters = nbytes, is_native, takes_adapters
 
     def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
         """Refuse.
@@ -66,6 +68,12 @@ class LoadedModel:
         """True if the model runs in native kernels, so that a request gets the same bits in any batch."""
         model = self.model
         return model.is_native if isinstance(model, DividedModel) else isinstance(model, NativeDecoder)
+
+    @property
+    def takes_adapters(self) -> bool:
+        """True if LoRA adapters may come while the model runs."""
+        model = self.model
+        return model.takes_adapters if isinstance(model, DividedModel) else isinstance(model, AdaptedDecoder)
 
     @property
     def weights_nbytes(self) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -88,6 +88,27 @@ def read_adapter(path: Path | str, *, max_nbytes: int | None = None) -> AdapterF
                 raise InvalidInputError(f"{where / name} has {nbytes:,} bytes; {most:,} are the most here")
             contents[name] = (where / name).read_bytes()
     return AdapterFiles(str(where), contents[CONFIG_FILE], contents[WEIGHTS_FILE])
+
+
+class AdapterHolder(Protocol):
+    """A model, or the processes that have its parts, with the adapters that requests may name."""
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """Keys that a request may give."""
+        ...
+
+    def add(self, key: str, files: AdapterFiles) -> None:
+        """Add an adapter; from any thread. A key that is there stays as it is.
+
+        Raises:
+            InvalidInputError: it does not fit the model, or is damaged; nothing of it is added.
+        """
+        ...
+
+    def remove(self, key: str) -> None:
+        """Forget an adapter that no request uses any more; from any thread."""
+        ...
 
 
 class AdaptedDecoder:

@@ -48,6 +48,7 @@ class MasterLinks:
     down: ControlChannel  # to the controller of the first stage
     ups: Sequence[tuple[Placement, ControlChannel]]  # from every rank
     results: ResultsIn  # of the ranks of the last stage
+    adapters: Sequence[tuple[Placement, ControlChannel]] = ()  # to every rank, for LoRA adapters
 
 
 @dataclass(slots=True)
@@ -111,7 +112,7 @@ class ParallelExecutor:
         for place, channel in self._links.ups:
             answer = _receive(place, channel, timeout_s)
             if not isinstance(answer, messages.Serving):
-                raise ServingError(f"{_name(place)} answered {answer!r} to the choice of a replica")
+                raise ServingError(f"{place.name} answered {answer!r} to the choice of a replica")
 
     def submit(self, batch: IterationBatch) -> None:
         """Take ``batch``; the next ``wait`` sends it.
@@ -157,7 +158,7 @@ class ParallelExecutor:
             return
         self._is_closed = True
         self._links.down.close()
-        for _, channel in self._links.ups:
+        for _, channel in (*self._links.ups, *self._links.adapters):
             channel.close()
         os.close(self._interrupt)
 
@@ -198,7 +199,7 @@ class ParallelExecutor:
 
     def _note(self, place: Placement, message: messages.ToMaster) -> None:
         if not isinstance(message, messages.Done):
-            raise ServingError(f"{_name(place)} said {type(message).__name__}, out of turn")
+            raise ServingError(f"{place.name} said {type(message).__name__}, out of turn")
         for flight in self._flights:
             if flight.number == message.number:
                 flight.missing.discard(place.rank)
@@ -242,12 +243,12 @@ def greet(links: MasterLinks, expected: messages.Hello, *, timeout_s: float | No
         left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
         hello = _receive(place, channel, left_s)
         if not isinstance(hello, messages.Hello):
-            raise ServingError(f"{_name(place)} said {type(hello).__name__} before it had greeted")
+            raise ServingError(f"{place.name} said {type(hello).__name__} before it had greeted")
         for what in ("version", "recipe", "model"):
             theirs, ours = getattr(hello, what), getattr(expected, what)
             if theirs != ours:
                 raise ServingError(
-                    f"{_name(place)} has {what} {theirs!r} and the master {ours!r}: install the same package and model "
+                    f"{place.name} has {what} {theirs!r} and the master {ours!r}: install the same package and model "
                     "on all"
                 )
         hellos.append(hello)
@@ -259,13 +260,9 @@ def _receive(place: Placement, channel: ControlChannel, timeout_s: float | None)
         poll = select.poll()
         poll.register(channel.fileno(), select.POLLIN)
         if not poll.poll(timeout_s * 1e3):
-            raise ServingError(f"{_name(place)} did not come within {timeout_s:.0f} s")
+            raise ServingError(f"{place.name} did not come within {timeout_s:.0f} s")
     payload = channel.receive()
     if payload is None:
-        raise GroupBrokenError(f"{_name(place)} is gone")
+        raise GroupBrokenError(f"{place.name} is gone")
     message: messages.ToMaster = messages.decode_to_master(payload)
     return message
-
-
-def _name(place: Placement) -> str:
-    return f"rank {place.rank} of stage {place.stage}"

@@ -19,6 +19,7 @@ from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving.processes import Death
 from mlsys_core.serving.processes.standing import Standing
 
+from mlsys_orca.parallel.adapters import GroupAdapters
 from mlsys_orca.parallel.executor import IterationWatch, MasterLinks, ParallelExecutor, greet
 from mlsys_orca.parallel.holder import Failed, HolderSettings, Loaded, ask_for_rank, decode_died, decode_report, hold
 from mlsys_orca.parallel.messages import Done, Hello
@@ -43,6 +44,8 @@ class ParallelModel:
     expected: Hello  # of a rank with the master's code and model
     reducer_of: Callable[[Placement, int], Reducer] | None = None
     new_reducer: Callable[[GroupShape], int] | None = None  # makes the memory in which the ranks of a stage meet
+    takes_adapters: bool = False  # LoRA adapters, also while it runs
+    adapters: frozenset[str] = frozenset()  # keys of those that parts have when they are loaded
 
     @property
     def places(self) -> list[Placement]:
@@ -161,6 +164,7 @@ class Group:
         self.shape = shape
         self.lives = holders.ask(wiring)
         self.links: MasterLinks = wiring.links()
+        self.adapters = GroupAdapters(self.links.adapters, model.adapters)
         try:
             self.hellos = greet(self.links, model.expected, timeout_s=timeout_s)
         except GroupBrokenError as error:

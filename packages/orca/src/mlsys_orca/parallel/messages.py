@@ -41,6 +41,21 @@ class Serve(msgspec.Struct, array_like=True, tag=1, frozen=True):
     replica: int
 
 
+class LoadAdapter(msgspec.Struct, array_like=True, tag=2, frozen=True):
+    """Master to ranks, on the adapters' channel: add your part of a LoRA adapter."""
+
+    key: str  # that requests give
+    source: str  # the directory, for messages
+    config: bytes
+    weights: bytes  # safetensors, of the whole model
+
+
+class UnloadAdapter(msgspec.Struct, array_like=True, tag=3, frozen=True):
+    """Master to ranks, on the adapters' channel: forget an adapter; no request uses it any more."""
+
+    key: str
+
+
 class Hello(msgspec.Struct, array_like=True, tag=10, frozen=True):
     """Rank to master: it is there. A master that has other code or another model refuses it."""
 
@@ -66,11 +81,21 @@ class Done(msgspec.Struct, array_like=True, tag=12, frozen=True):
     was_waiting: bool  # this step's message was there when the iteration before had ended
 
 
+class AdapterLoaded(msgspec.Struct, array_like=True, tag=13, frozen=True):
+    """Rank to master, on the adapters' channel: the rank has its part of an adapter, or cannot have it."""
+
+    key: str
+    error: str | None  # None: it has
+
+
 ToRank = Step | Serve
 ToMaster = Hello | Serving | Done
+AboutAdapters = LoadAdapter | UnloadAdapter
 encode = msgspec.msgpack.Encoder().encode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 decode_to_master = msgspec.msgpack.Decoder(ToMaster).decode
+decode_about_adapters = msgspec.msgpack.Decoder(AboutAdapters).decode
+decode_adapter_loaded = msgspec.msgpack.Decoder(AdapterLoaded).decode
 
 
 def step_of(number: int, batch: IterationBatch, *, wanted: Sequence[int], needs_logits: bool) -> Step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +22,19 @@ def find_divided(
     tensor_parallel: int,
     pipeline_parallel: int,
     weights: str | None = None,
+    slices: bool | None = None,
+    adapters: Mapping[str, str] | None = None,
+    takes_adapters: bool = False,
     chat_template: Path | None = None,
 ) -> tuple[LoadedModel, ParallelModel]:
     """Resolve ``model``; return all of it but the weights, and its parts, which holders are to load.
 
+    ``adapters`` are directories by name; with ``takes_adapters`` more may come later. ``slices``: see
+    :func:`~mlsys_orca.parallel.loading.load_shard`.
+
     Raises:
-        InvalidInputError: there is no such model, or it does not divide so or fit the memory.
+        InvalidInputError: there is no such model, or it does not divide so or fit the memory; or an adapter cannot be
+            read, or the model takes none.
     """
     import torch
     from mlsys_core.config import settings
@@ -35,6 +43,7 @@ def find_divided(
 
     from mlsys_orca.loading.load import check_forms
     from mlsys_orca.loading.named import read_template
+    from mlsys_orca.model.adapters import read_adapter
     from mlsys_orca.parallel.parts import divide
 
     if why := can_supervise():
@@ -48,6 +57,9 @@ def find_divided(
         pipeline_parallel=pipeline_parallel,
         dtype=dtype,
         weights=form,
+        slices=slices,
+        takes_adapters=takes_adapters,
+        adapters={name: read_adapter(path) for name, path in (adapters or {}).items()},
     )
     if chat_template is not None:
         loaded = replace(loaded, chat_template=read_template(chat_template, loaded))

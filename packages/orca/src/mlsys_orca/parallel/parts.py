@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mlsys_orca.backends.native import library
 from mlsys_orca.loading.load import default_dtype, model_files
 from mlsys_orca.loading.loaded import DividedModel, LoadedModel
 from mlsys_orca.loading.room import weights_nbytes_at_least
+from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.weights.checkpoint import Checkpoint, WeightForm
 from mlsys_orca.model.weights.gguf_file import GgufFile
@@ -36,6 +38,9 @@ def divide(
     pipeline_parallel: int,
     dtype: str | None = None,
     weights: WeightForm | None = None,
+    slices: bool | None = None,
+    takes_adapters: bool = False,
+    adapters: Mapping[str, AdapterFiles] | None = None,
 ) -> tuple[LoadedModel, ParallelModel]:
     """Return a model without weights, and its parts.
 
@@ -45,23 +50,31 @@ def divide(
         pipeline_parallel: Stages.
         dtype: As of ``load_model``.
         weights: Likewise.
+        slices: As of :func:`~mlsys_orca.parallel.loading.load_shard`.
+        takes_adapters: LoRA adapters may come while it runs.
+        adapters: Those that are there from the start, by name; with any, more may come.
 
     Raises:
-        InvalidInputError: there is no model at ``path``, it does not divide so, or it does not fit the memory.
+        InvalidInputError: there is no model at ``path``, it does not divide so, it takes no adapters, or it does not
+            fit the memory.
     """
     place = Placement(num_stages=pipeline_parallel, num_ranks=tensor_parallel)
     loaded = load_head_only(path, dtype=dtype, placement=place)
     whole = loaded.config
-    if whole.encoder is not None:
-        raise InvalidInputError(
-            f"{loaded.name} has an encoder, and models of two halves are not divided: leave out --tensor-parallel and "
-            "--pipeline-parallel"
-        )
+    given = {files.key_of(name): files for name, files in (adapters or {}).items()}
+    takes_adapters = takes_adapters or bool(given)
+    if takes_adapters and whole.encoder is not None:
+        raise InvalidInputError(f"{loaded.name} has an encoder, and adapters go on decoders alone: leave them out")
+    loaded = replace(loaded, adapters={name: files.key_of(name) for name, files in (adapters or {}).items()})
     _check_room(path, loaded.name, dtype=dtype or default_dtype(), weights=weights)
-    model = digest_of(path, whole, dtype=str(loaded.model.dtype), weights=weights)
+    recipe = (weights, slices, takes_adapters)
+    model = digest_of(path, whole, dtype=str(loaded.model.dtype), weights=repr(recipe))
 
     def load(place: Placement) -> Shard:
-        return load_shard(path, place, dtype=dtype, weights=weights)
+        shard = load_shard(path, place, dtype=dtype, weights=weights, slices=slices, takes_adapters=takes_adapters)
+        for key, files in given.items():
+            shard.add_adapter(key, files)
+        return shard
 
     def hello_of(shard: Shard) -> Hello:
         place = shard.placement
@@ -82,6 +95,8 @@ def divide(
         expected=Hello(0, 0, __version__, recipe_of(), model, needs_logits=False, nbytes=0),
         reducer_of=reducer_of if tensor_parallel > 1 else None,
         new_reducer=new_reducer if tensor_parallel > 1 else None,
+        takes_adapters=takes_adapters,
+        adapters=frozenset(given),
     )
 
 
@@ -89,7 +104,9 @@ def with_parts(loaded: LoadedModel, holders: Holders) -> LoadedModel:
     """Return ``loaded`` with what its holders, which have started, say of its parts."""
     nbytes = sum(report.nbytes for report in holders.loaded)
     is_native = all(report.is_native for report in holders.loaded)
-    return replace(loaded, model=DividedModel(loaded.model, nbytes=nbytes, is_native=is_native))
+    takes = holders.model.takes_adapters
+    divided = DividedModel(loaded.model, nbytes=nbytes, is_native=is_native, takes_adapters=takes)
+    return replace(loaded, model=divided)
 
 
 def layout_rows(whole: ModelConfig, holders: Holders) -> list[tuple[str, str]]:
@@ -98,7 +115,10 @@ def layout_rows(whole: ModelConfig, holders: Holders) -> list[tuple[str, str]]:
     rows = [("layout", layout_of(places))]
     for place, report in zip(places, holders.loaded, strict=True):
         part = shard_config(whole, place)
-        what = f"{part.num_layers} layers, {part.num_heads} heads, {part.intermediate_size} features of the MLP"
+        layers = f"{part.num_layers} layers"
+        if part.encoder is not None:
+            layers = f"{part.encoder.num_layers} layers of the encoder, {part.num_layers} of the decoder"
+        what = f"{layers}, {part.num_heads} heads, {part.intermediate_size} features of the MLP"
         rows.append((f"stage {place.stage}, rank {place.rank}", f"{what}, {report.nbytes / 2**20:.0f} MiB"))
     return rows
 

@@ -46,6 +46,11 @@ class Placement:
         return self.stage == self.num_stages - 1
 
     @property
+    def name(self) -> str:
+        """Words for it in messages."""
+        return f"rank {self.rank} of stage {self.stage}"
+
+    @property
     def is_whole(self) -> bool:
         """True if this process has all of the model."""
         return self.num_stages == self.num_ranks == 1

@@ -16,6 +16,7 @@ from mlsys_orca.backends.native.kv_cache import NativeKVCache
 from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.parallel import messages
+from mlsys_orca.parallel.adapters import following
 from mlsys_orca.parallel.channels import RankLinks
 from mlsys_orca.parallel.shard import Shard
 
@@ -48,6 +49,8 @@ class Rank:
             ServingError: a step came before a replica was named.
         """
         links = self._links
+        if links.adapters is not None:
+            following(self._shard, links.adapters)
         links.up.send(messages.encode(self._hello))
         with torch.inference_mode():
             while (payload := links.down.receive()) is not None:

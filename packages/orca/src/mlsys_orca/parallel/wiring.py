@@ -31,6 +31,7 @@ class GroupShape(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     num_blocks: int  # of keys and values
     num_threads: int  # of each rank
+    takes_adapters: bool = False  # LoRA adapters may come while it runs
 
     @property
     def places(self) -> list[Placement]:
@@ -73,6 +74,7 @@ class RankWires(msgspec.Struct, frozen=True, kw_only=True):
     states_out: tuple[int, tuple[int, ...]] | None = None  # memory, counters
     results: int | None = None
     reducer: int | None = None
+    adapters: int | None = None
 
     def fds(self) -> list[int]:
         """Return all of them, in a fixed order."""
@@ -97,6 +99,7 @@ class RankWires(msgspec.Struct, frozen=True, kw_only=True):
             else (new(self.states_out[0]), tuple(map(new, self.states_out[1]))),
             results=None if self.results is None else new(self.results),
             reducer=None if self.reducer is None else new(self.reducer),
+            adapters=None if self.adapters is None else new(self.adapters),
         )
 
     def links(self, shape: GroupShape, place: Placement) -> RankLinks:
@@ -118,6 +121,7 @@ class RankWires(msgspec.Struct, frozen=True, kw_only=True):
             states_in=states_in,
             states_out=states_out,
             results=results,
+            adapters=None if self.adapters is None else SocketChannel(socket.socket(fileno=self.adapters)),
         )
 
 
@@ -130,6 +134,7 @@ class Wiring:
     ups: dict[Placement, int]  # the master's ends
     results: int
     ranks: dict[Placement, RankWires]
+    adapters: dict[Placement, int]  # the master's ends
 
     @classmethod
     def new(cls, shape: GroupShape, *, new_reducer: Callable[[], int] | None = None) -> Wiring:
@@ -141,6 +146,7 @@ class Wiring:
         """
         ups = {place: _pair() for place in shape.places}
         downs = {place: _pair() for place in shape.places}  # (sender's, the rank's)
+        adapters = {place: _pair() for place in shape.places if shape.takes_adapters}
         results = new_memory("orca-results", shape.max_in_flight * shape.results_nbytes)
         stages = range(shape.pipeline_parallel)
         nbytes = shape.max_in_flight * states_nbytes(shape.max_tokens, shape.hidden_size)
@@ -162,6 +168,7 @@ class Wiring:
                 else None,
                 results=os.dup(results) if place.is_last else None,
                 reducer=None if (fd := reducers[place.stage]) is None else os.dup(fd),
+                adapters=adapters[place][1] if place in adapters else None,
             )
         for fd in (*rings.values(), *(fd for fd in reducers.values() if fd is not None)):
             os.close(fd)
@@ -172,6 +179,7 @@ class Wiring:
             ups={place: pair[0] for place, pair in ups.items()},
             results=results,
             ranks=ranks,
+            adapters={place: pair[0] for place, pair in adapters.items()},
         )
 
     def hand_over(self, place: Placement) -> None:
@@ -185,9 +193,14 @@ class Wiring:
         os.close(self.results)
         return MasterLinks(
             down=SocketChannel(socket.socket(fileno=self.down)),
-            ups=[(place, SocketChannel(socket.socket(fileno=fd))) for place, fd in self.ups.items()],
+            ups=_channels(self.ups),
             results=results,
+            adapters=_channels(self.adapters),
         )
+
+
+def _channels(fds: dict[Placement, int]) -> list[tuple[Placement, SocketChannel]]:
+    return [(place, SocketChannel(socket.socket(fileno=fd))) for place, fd in fds.items()]
 
 
 def _follows(other: Placement, place: Placement) -> bool:
