@@ -20,13 +20,38 @@ def collect_seldom() -> None:
 def collect_as_usual() -> None:
     """Have garbage be looked for as Python does by itself: often, and each time for a moment only.
 
+    What the start has made is exempt: all else a first look would go through it, in each forked process anew.
+
     Example:
         >>> collect_seldom()
         >>> collect_as_usual()
-        >>> gc.get_threshold() == _USUAL
+        >>> gc.get_threshold() == _USUAL, gc.get_freeze_count() > 0
+        (True, True)
+        >>> gc.unfreeze()
+    """
+    gc.freeze()
+    gc.set_threshold(*_USUAL)
+
+
+@contextmanager
+def collecting_seldom() -> Iterator[None]:
+    """Have garbage be looked for seldom within the block, which imports much; leave alone who chose other settings.
+
+    Example:
+        >>> before = gc.get_threshold()
+        >>> with collecting_seldom():
+        ...     import json
+        >>> gc.get_threshold() == before
         True
     """
-    gc.set_threshold(*_USUAL)
+    before = gc.get_threshold()
+    if before == _USUAL:
+        gc.set_threshold(*_SELDOM)
+    try:
+        yield
+    finally:
+        if before == _USUAL and gc.get_threshold() == _SELDOM:
+            gc.set_threshold(*before)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
+from mlsys_core.collector import collecting_seldom
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 
 
@@ -26,7 +27,8 @@ def resolve(reference: str) -> Any:
     if not module_name or not attribute:
         raise InvalidInputError(f"{reference!r} is not a lazy reference: write 'package.module:attribute'")
     try:
-        module = importlib.import_module(module_name)
+        with collecting_seldom():
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"{reference!r} cannot be imported: {error}") from error
     try:

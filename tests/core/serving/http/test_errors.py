@@ -211,8 +211,12 @@ async def test_another_format_for_all_errors(router: Router, make_app: Any, clie
 
 
 async def test_the_shape_is_in_the_openapi_document(router: Router, make_app: Any, client_of: Any) -> None:
-    async with client_of(make_app(router, title="front", version="1.2.3")) as client:
+    app: FastAPI = make_app(router, title="front", version="1.2.3")
+    async with client_of(app) as client:
+        assert app.openapi_schema is None  # no start waits for it
         document = (await client.get("/openapi.json")).json()
+        assert app.openapi_schema == document == (await client.get("/openapi.json")).json()
+        assert "/openapi.json" not in document["paths"]
     assert document["info"] == {"title": "front", "version": "1.2.3"}
     for path, operations in document["paths"].items():
         for operation in operations.values():

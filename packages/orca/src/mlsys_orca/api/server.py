@@ -90,7 +90,6 @@ def make_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(service.warm_up)
-        await asyncio.to_thread(app.openapi)  # which is kept: the first who asks for it must not hold up the others
         engine.start()
         try:
             await engine.ready()

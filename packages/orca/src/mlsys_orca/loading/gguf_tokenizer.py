@@ -114,14 +114,14 @@ def _check_vocabulary(get: Callable[..., Any]) -> None:
         InvalidInputError: one is not.
     """
     tokens = get("tokens", [])
-    if not _all_are(tokens, str) or not _all_are(get("merges", []), str):
+    if not _all_are(tokens, {str}) or not _all_are(get("merges", []), {str}):
         raise InvalidInputError("the file's vocabulary is damaged: tokens and merges are lists of texts")
     if max(map(len, tokens), default=0) > _MAX_TOKEN_CHARS:
         raise InvalidInputError(
             f"the file's vocabulary is damaged: a token has {max(map(len, tokens))} characters, and none has more than "
             f"{_MAX_TOKEN_CHARS}"
         )
-    if not _all_are(get("token_type", []), int) or not _all_are(get("scores", []), int | float):
+    if not _all_are(get("token_type", []), {int, bool}) or not _all_are(get("scores", []), {int, bool, float}):
         raise InvalidInputError("the file's vocabulary is damaged: token types and scores are lists of numbers")
     if not all(map(math.isfinite, get("scores", []))):
         raise InvalidInputError("the file's vocabulary is damaged: a score is not finite")
@@ -134,8 +134,8 @@ def _check_vocabulary(get: Callable[..., Any]) -> None:
             )
 
 
-def _all_are(values: object, kind: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+def _all_are(values: object, kinds: set[type]) -> bool:
+    return isinstance(values, list) and set(map(type, values)) <= kinds
 
 
 _MAX_TOKEN_CHARS = 4096
