@@ -22,7 +22,8 @@ from mlsys_core.serving.oip import GrpcConfig, ModelRepository, create_oip_app, 
 from mlsys_core.serving.tracing import TraceConfig
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.serve.models import ServedModel
-from mlsys_dvabatch.stages.models.bert import BertConfig, BertStages
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.zoo import Loaded
 

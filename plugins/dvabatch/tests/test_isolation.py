@@ -15,7 +15,8 @@ from mlsys_dvabatch.cli.serving_options import prepare
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.load import EarlyExitPolicy
-from mlsys_dvabatch.stages.models.bert import BertConfig, BertStages
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
@@ -133,8 +134,8 @@ def test_an_encoder_that_sees_its_padding_is_refused(is_packed: bool):
     model.isolation.require(64)
 
     class Careless(BertStages):
-        def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-            return super()._embed(tokens, positions) * tokens.shape[0 if is_packed else 1]
+        def _embed(self, tokens: Tensor, types: Tensor | None, positions: Tensor) -> Tensor:
+            return super()._embed(tokens, types, positions) * tokens.shape[0 if is_packed else 1]
 
     careless = Careless(config, 2, is_packed=is_packed).eval()
     careless.norm = nn.Identity()

@@ -13,9 +13,10 @@ from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.models import resolve_model
 from mlsys_core.serving import ServeRequest
-from mlsys_dvabatch.serve.models import tokenizer_of
-from mlsys_dvabatch.stages.models.bert import BertConfig, BertStages
+from mlsys_dvabatch.serve.tokens import tokenizer_of
+from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.models.bert_folder import load_bert
+from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.profile import boundary_nbytes
 from mlsys_dvabatch.stages.zoo import load
 from numpy.typing import NDArray

@@ -11,7 +11,7 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import ServeRequest
-from mlsys_dvabatch.serve.models import tokenizer_of
+from mlsys_dvabatch.serve.tokens import tokenizer_of
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.models.bert_folder import load_bert
 from mlsys_dvabatch.stages.zoo import Loaded
@@ -107,14 +107,23 @@ def test_modes_by_name_and_without_files(source: tuple[Path, Any], tmp_path: Pat
 
 MEAN = {"pooling_mode_mean_tokens": True}
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "a classifier": (
-        {},
-        {"architectures": ["BertForSequenceClassification"]},
-        "'BertForSequenceClassification', whose",
-    ),
+    "a classifier without its head": ({}, {"architectures": ["BertForSequenceClassification"]}, "pooler.dense.weight"),
     "tags": (modules(MEAN), {"architectures": ["BertForTokenClassification"]}, "'BertForTokenClassification', whose"),
     "questions": ({}, {"architectures": "BertForQuestionAnswering"}, "whose head is more than the encoder"),
-    "a dense layer": (modules(MEAN, (*MODULES[:2], "Dense")), {}, "got Transformer, Pooling, Dense; known here are"),
+    "a norm between": (modules(MEAN, (*MODULES, "Dense")), {}, "got Transformer, Pooling, Normalize, Dense; known"),
+    "another module": (modules(MEAN, (*MODULES[:2], "LayerNorm")), {}, "got Transformer, Pooling, LayerNorm; known"),
+    "a dense layer's file": (modules(MEAN, (*MODULES[:2], "Dense")), {}, "Dense/config.json cannot be read"),
+    "a dense layer's size": (
+        modules(MEAN, (*MODULES[:2], "Dense")) | {"Dense/config.json": {"in_features": 23, "out_features": 4}},
+        {},
+        "a product of 23 to 4 numbers, behind vectors of 24",
+    ),
+    "a dense layer's activation": (
+        modules(MEAN, (*MODULES[:2], "Dense"))
+        | {"Dense/config.json": {"in_features": 24, "out_features": 4, "activation_function": "torch.nn.Mish"}},
+        {},
+        "the activation 'Mish' is not known",
+    ),
     "no pooling": (modules(MEAN, MODULES[:1]), {}, "got Transformer; known"),
     "another folder": (
         {**modules(MEAN), "modules.json": [{"type": "Transformer", "path": "0_BERT"}]},
@@ -129,19 +138,27 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "outside": (
         {"modules.json": [{"type": "Transformer"}, {"type": "Pooling", "path": "../../x"}]},
         {},
-        "outside of the folder",
+        "outside of the encoder",
     ),
     "no list": ({"modules.json": {}}, {}, "a list of objects"),
     "damaged": ({"modules.json": "[" * 100_000}, {}, "cannot be read"),
     "a prompt": (
         {"config_sentence_transformers.json": {"default_prompt_name": "query"}},
         {},
-        "the prompt 'query' first",
+        "'query', which is none of its prompts",
+    ),
+    "pooling without the prompt": (
+        {
+            **modules({**MEAN, "include_prompt": False}),
+            "config_sentence_transformers.json": {"prompts": {"query": "find: "}},
+        },
+        {},
+        "pooling without the prompt",
     ),
     "tokens": ({"sentence_bert_config.json": {"max_seq_length": "many"}}, {}, "max_seq_length is 'many'"),
     "a decoder": ({}, {"is_decoder": True}, "got is_decoder True; only False is computed here"),
     "relative positions": ({}, {"position_embedding_type": "relative_key"}, "only 'absolute' is computed here"),
-    "another activation": ({}, {"hidden_act": "relu"}, "only 'gelu' is computed here"),
+    "another activation": ({}, {"hidden_act": "mish"}, "computed here are gelu"),
     "no heads": ({}, {"num_attention_heads": 0}, "num_attention_heads is 0: a whole number from 1"),
     "heads": ({}, {"num_attention_heads": 5}, "that the heads divide"),
     "no size": ({}, {"hidden_size": None}, "hidden_size is None"),

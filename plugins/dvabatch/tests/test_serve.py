@@ -17,7 +17,8 @@ from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
 from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
 from mlsys_dvabatch.serve.models import ServedModel, StageMetrics
-from mlsys_dvabatch.stages.models.bert import BertConfig, BertStages
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel

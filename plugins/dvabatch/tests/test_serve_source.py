@@ -10,7 +10,8 @@ from mlsys_core.serving.oip import ModelRepository, create_oip_app
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.serve.models import ServedModel, StageMetrics
 from mlsys_dvabatch.serve.source import ServedSource
-from mlsys_dvabatch.stages.models.bert import BertConfig, BertStages
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.zoo import Loaded
 from prometheus_client import CollectorRegistry

@@ -7,7 +7,8 @@ from pathlib import Path
 import networkx as nx
 from mlsys_core.profiling import ProfileTable, UnitProfile
 from mlsys_dvabatch.scheduling.costs import TableCosts, unit_name
-from mlsys_dvabatch.stages.models.bert import BertConfig, BertStages
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.slicing.exits import ExitingModel
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.zoo import Loaded

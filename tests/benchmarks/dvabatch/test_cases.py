@@ -16,7 +16,8 @@ from mlsys_bench.dvabatch.workloads import GLUE_LIKE, backlog, lengths_like, poi
 from mlsys_core.errors import MlsysError
 from mlsys_dvabatch.executors.runner import StageRunner
 from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
-from mlsys_dvabatch.stages.models.bert import BertConfig, BertStages
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.profile import profile_stages
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of

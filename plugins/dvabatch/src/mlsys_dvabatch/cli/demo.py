@@ -19,7 +19,7 @@ from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
-from mlsys_dvabatch.serve.models import tokenizer_of
+from mlsys_dvabatch.serve.tokens import tokenizer_of
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.profile import profile_stages
 from mlsys_dvabatch.stages.zoo import load

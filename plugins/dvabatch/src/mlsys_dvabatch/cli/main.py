@@ -105,17 +105,21 @@ def serve(
 ) -> None:
     """Serve models over the Open Inference Protocol (REST, and gRPC with --grpc-port).
 
+    Encoders also answer texts over /v1/embeddings, /v1/rerank and text-embeddings-inference's routes.
+
     Example: mlsys dvabatch serve all-minilm-l6-v2 unet --policy auto --qos-ms 200 --grpc-port 8001
     """
     import torch
     from mlsys_core.config import settings
     from mlsys_core.device import get_device
     from mlsys_core.serving.http import serve as serve_app
-    from mlsys_core.serving.oip import ModelRepository, create_oip_app
-    from mlsys_core.serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
+    from mlsys_core.serving.oip import ModelRepository
+    from mlsys_core.serving.oip.app import DEFAULT_CONFIG
     from mlsys_dvabatch.cli.serving_options import prepare
     from mlsys_dvabatch.serve.models import ServedModel, StageMetrics
     from mlsys_dvabatch.serve.source import ServedSource
+    from mlsys_dvabatch.serve.text_app import create_app
+    from mlsys_dvabatch.serve.text_routes import TEXT_ERRORS
     from prometheus_client import CollectorRegistry
     from rich.console import Console
 
@@ -154,7 +158,7 @@ def serve(
         return model
 
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys dvabatch")
-    with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
+    with oip.grpc(server.host) as grpc, server.bind(http, error_format=TEXT_ERRORS) as bound:
         source = ServedSource(build)
         served = []
         for argument in models:
@@ -162,7 +166,7 @@ def serve(
                 served.append(source.add(argument))
         registry = CollectorRegistry()
         registry.register(StageMetrics(source))
-        api = create_oip_app(
+        api = create_app(
             ModelRepository(served, source=source),
             config=http,
             grpc=grpc,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
+from mlsys_dvabatch.serve.encoder_tensors import encoder_tensors, token_rows
+from mlsys_dvabatch.serve.tokens import TextTokens, tokenizer_of
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
@@ -85,8 +87,10 @@ class ServedModel:
         self._model = loaded.model
         traces = EngineTraces(_members)
         self._client = _Listener(self.executions, loaded.name, traces)
-        self._tokenizer = tokenizer_of(loaded) if isinstance(self._model, BertStages) else None
+        self.texts = _texts_of(loaded)  # None: the model takes no text
         self.spec = self._spec(loaded, max_batch_size)
+        self.max_batch_size, self.max_waiting = max_batch_size, max_waiting
+        self._most_at_once = max(max_batch_size, min(4 * max_batch_size, max_waiting // 2))
         self.clock = WallClock()
         self.engine = Engine(
             self._model,
@@ -106,13 +110,26 @@ class ServedModel:
         """Run all rows of a request; the first that fails fails the request, and the others are given up."""
         size = sum(_size(array) for array in request.inputs.values())
         rows, lengths = await self._threads.run(self._checked_rows, request, size=size)
-        if len(rows) == 1:
-            results = [await self._submit(f"{request.key}.0", rows[0], lengths[0], request)]
-        else:
-            results = await self._submit_all(rows, lengths, request)
+        results = await self._run(request.key, rows, lengths, priority=request.priority, deadline_s=request.deadline_s)
         columns = [result if isinstance(result, tuple) else (result,) for result in results]
         stacked = [np.stack(column) for column in zip(*columns, strict=True)]
         return InferResponse({tensor.name: array for tensor, array in zip(self.spec.outputs, stacked, strict=True)})
+
+    async def run_rows(self, rows: Sequence[Any], key: str) -> list[Any]:
+        """Return each row's answer: an array, or a tuple of arrays of several outputs.
+
+        The first row that fails fails all, and the others are given up.
+
+        Args:
+            rows: As the staged model takes them; any number: they are batched with those of other requests.
+            key: Of these rows; no other that runs has it.
+
+        Raises:
+            InvalidInputError: The model does not take a row.
+            QueueFullError: Too many rows wait already.
+        """
+        lengths = await self._threads.run(lambda: [self._model.check(row) for row in rows], size=64 * len(rows))
+        return await self._run(key, rows, lengths)
 
     async def close(self) -> None:
         """Stop the engine."""
@@ -124,11 +141,27 @@ class ServedModel:
         rows = self._rows(request.inputs, request.num_rows)
         return rows, [self._model.check(row) for row in rows]
 
-    async def _submit_all(self, rows: list[Any], lengths: list[int], request: InferRequest) -> list[Any]:
-        tasks = [
-            asyncio.ensure_future(self._submit(f"{request.key}.{number}", row, length, request))
-            for number, (row, length) in enumerate(zip(rows, lengths, strict=True))
-        ]
+    async def _run(
+        self,
+        key: str,
+        rows: Sequence[Any],
+        lengths: Sequence[int],
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> list[Any]:
+        # A request of many rows leaves room in the queue for others, and always fills the next batches.
+        room = asyncio.Semaphore(self._most_at_once)
+
+        async def submit(number: int) -> Any:
+            name = f"{key}.{number}"
+            request = ServeRequest(name, rows[number], length=lengths[number], priority=priority, deadline_s=deadline_s)
+            async with room:
+                return await self._client.submit(self.engine.loop, request, name)
+
+        if len(rows) == 1:
+            return [await submit(0)]
+        tasks = [asyncio.ensure_future(submit(number)) for number in range(len(rows))]
         try:
             return await asyncio.gather(*tasks)
         except BaseException:
@@ -137,19 +170,9 @@ class ServedModel:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _submit(self, key: str, row: Any, length: int, request: InferRequest) -> Any:
-        serve_request = ServeRequest(key, row, length=length, priority=request.priority, deadline_s=request.deadline_s)
-        return await self._client.submit(self.engine.loop, serve_request, key)
-
     def _spec(self, loaded: Loaded, max_batch_size: int) -> ModelSpec:
         if isinstance(self._model, BertStages):
-            inputs: tuple[TensorSpec, ...]
-            outputs: tuple[TensorSpec, ...]
-            ids = TensorSpec("input_ids", DataType.INT64, (-1, -1), optional=self._tokenizer is not None)
-            mask = TensorSpec("attention_mask", DataType.INT64, (-1, -1), optional=True)
-            text = TensorSpec("text", DataType.BYTES, (-1, 1), optional=True, utf8_only=True)
-            inputs = (ids, mask, text) if self._tokenizer is not None else (ids, mask)
-            outputs = (TensorSpec("embedding", DataType.FP32, (-1, self._model.config.embedding_size)),)
+            inputs, outputs = encoder_tensors(self._model, has_texts=self.texts is not None)
         else:
             columns = zip(self._model.input_names, self._model.program.example, self._model.may_be_missing, strict=True)
             inputs = tuple(
@@ -176,26 +199,21 @@ class ServedModel:
         if "text" in inputs:
             if "input_ids" in inputs:
                 raise InvalidInputError("got text and input_ids: give one of them")
-            assert self._tokenizer is not None
-            assert isinstance(self._model, BertStages)
+            assert self.texts is not None
             texts = [value.decode() for value in inputs["text"][:, 0]]
-            if self._model.config.form.is_lower_case:
-                texts = [text.lower() for text in texts]
-            return [np.array(encoded.ids) for encoded in self._tokenizer.encode_batch(texts)]
-        if "input_ids" not in inputs:
-            raise InvalidInputError("got neither text nor input_ids: give one of them")
-        tokens = inputs["input_ids"]
-        mask = inputs.get("attention_mask")
-        if mask is None:
-            return list(tokens)
-        kept = mask != 0
-        if kept.shape != tokens.shape:
-            raise InvalidInputError(
-                f"attention_mask is {list(kept.shape)}, input_ids {list(tokens.shape)}: make them alike"
-            )
-        if (kept[:, 1:] & ~kept[:, :-1]).any():
-            raise InvalidInputError("attention_mask has a 0 before a 1: pad on the right")
-        return [row[keep] for row, keep in zip(tokens, kept, strict=True)]
+            if "text_pair" in inputs:
+                others = [value.decode() for value in inputs["text_pair"][:, 0]]
+                return self.texts.encode_pairs(list(zip(texts, others, strict=True)), is_cut=True)
+            return self.texts.encode(texts, is_cut=True)
+        if "text_pair" in inputs:
+            raise InvalidInputError("got text_pair without text: give both")
+        return token_rows(inputs)
+
+
+def _texts_of(loaded: Loaded) -> TextTokens | None:
+    if not isinstance(loaded.model, BertStages) or (tokenizer := tokenizer_of(loaded)) is None:
+        return None
+    return TextTokens(tokenizer, loaded.model.config)
 
 
 def _members(batch: StageTask | RequestBatch[Any]) -> list[str]:
@@ -223,20 +241,6 @@ def _type(value: Tensor) -> DataType:
     except KeyError:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
         raise InvalidInputError(f"a model with {value.dtype} tensors cannot be served; allowed: {allowed}") from None
-
-
-def tokenizer_of(loaded: Loaded) -> Any:
-    """Return the tokenizer beside a model's weights, without padding, or None."""
-    if loaded.folder is None or not (loaded.folder / "tokenizer.json").is_file():
-        return None
-    from tokenizers import Tokenizer
-
-    assert isinstance(loaded.model, BertStages)
-    tokenizer = Tokenizer.from_file(str(loaded.folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    config = loaded.model.config
-    tokenizer.enable_truncation(min(config.form.max_tokens or config.max_length, config.max_length))
-    return tokenizer
 
 
 class StageMetrics:

@@ -15,8 +15,9 @@ from mlsys_core.plugins.compilers import find_module_compiler
 from mlsys_core.plugins.loading import LoadContext, endings, find_loader, load_with
 from mlsys_core.plugins.specs import ModelLoaderSpec
 from mlsys_dvabatch.scheduling.costs import TableCosts, catch_up_s, unit_name
-from mlsys_dvabatch.stages.models.bert import BERT_BASE, BERT_LARGE, MINILM, BertConfig, BertStages
+from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.models.bert_folder import load_bert
+from mlsys_dvabatch.stages.models.config import BERT_BASE, BERT_LARGE, MINILM, BertConfig
 from mlsys_dvabatch.stages.models.vision import SHAPES
 from mlsys_dvabatch.stages.profile import boundary_nbytes, profile_operators
 from mlsys_dvabatch.stages.slicing.exits import ExitingModel
@@ -55,7 +56,12 @@ class Loaded:
         """Return a payload of ``length`` units."""
         generator = torch.Generator().manual_seed(length)
         if isinstance(self.model, BertStages):
-            return torch.randint(1000, self.model.config.vocab_size, (length,), generator=generator).numpy()
+            return torch.randint(
+                min(1000, self.model.config.vocab_size // 2),
+                self.model.config.vocab_size,
+                (length,),
+                generator=generator,
+            ).numpy()
         return self.model.example
 
     def to_networkx(self, costs: TableCosts) -> Graph:

@@ -49,6 +49,7 @@ def create_oip_app(
     config: HttpConfig | None = None,
     grpc: GrpcConfig | None = None,
     model_control: bool = False,
+    error_format: ErrorFormat = ERROR_FORMAT,
     registry: CollectorRegistry | None = None,
     clock: Clock | None = None,
     logger: structlog.typing.FilteringBoundLogger | None = None,
@@ -60,6 +61,7 @@ def create_oip_app(
         config: limits, keys, names, for gRPC too; default ``DEFAULT_CONFIG``.
         grpc: address of the gRPC server; None serves REST alone.
         model_control: let clients load and unload models of the repository's source.
+        error_format: the shape of errors; another, where the app gets routes of other protocols too.
         registry: of metrics; subsystems register their collectors in it.
         clock: of deadlines; give it the serving loop's. Default ``WallClock``.
         logger: default one that writes ``config.log_format`` to stderr.
@@ -93,7 +95,7 @@ def create_oip_app(
         config,
         routers=[control_router(repository, readiness, model_control=model_control)],
         lifespan=lifespan,
-        error_format=ERROR_FORMAT,
+        error_format=error_format,
         readiness=readiness,
         registry=registry,
         clock=clock,

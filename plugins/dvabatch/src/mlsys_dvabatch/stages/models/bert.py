@@ -1,9 +1,8 @@
-"""BERT-like encoders in stages: padded or token-packed batches, sentence embeddings at the end (all-MiniLM-L6-v2)."""
+"""BERT-like encoders in stages: padded or token-packed batches, a vector or logits at the end (all-MiniLM-L6-v2)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,83 +13,18 @@ from mlsys_core.serving.isolation import Draw, Kind
 from mlsys_core.serving.request import ServeRequest
 from mlsys_dvabatch.stages.activations import Packed, Padded, to_host
 from mlsys_dvabatch.stages.isolation import IsolationCheck
-from mlsys_dvabatch.stages.models.sentence import SentenceForm
+from mlsys_dvabatch.stages.models.config import BertConfig
+from mlsys_dvabatch.stages.models.layers import ACTIVATIONS, Head, Layer, Places, bias_of, norm_of, rotations
+from mlsys_dvabatch.stages.models.pooling import pool_packed, pool_padded
 from torch import Tensor, nn
 from torch.nn import functional
 
 
-@dataclass(frozen=True, slots=True)
-class BertConfig:
-    """Shape of an encoder."""
-
-    hidden_size: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    intermediate_size: int = 3072
-    vocab_size: int = 30522
-    max_length: int = 512
-    layer_norm_eps: float = 1e-12
-    form: SentenceForm = field(default_factory=SentenceForm)  # from the last layer to a request's vector
-
-    @property
-    def embedding_size(self) -> int:
-        """Numbers of a request's vector."""
-        return self.hidden_size * len(self.form.poolings)
-
-
-BERT_BASE = BertConfig()
-BERT_LARGE = BertConfig(hidden_size=1024, num_layers=24, num_heads=16, intermediate_size=4096)
-MINILM = BertConfig(hidden_size=384, num_layers=6, num_heads=12, intermediate_size=1536)
-
-
-class Layer(nn.Module):
-    """One encoder layer, normalised after each sum.
-
-    Our own: transformers' layers take padded rows only, and Orca's are built on its own kernels.
-    """
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        size = config.hidden_size
-        self.num_heads = config.num_heads
-        self.query_key_value = nn.Linear(size, 3 * size)
-        self.attention_output = nn.Linear(size, size)
-        self.attention_norm = nn.LayerNorm(size, config.layer_norm_eps)
-        self.up = nn.Linear(size, config.intermediate_size)
-        self.down = nn.Linear(config.intermediate_size, size)
-        self.output_norm = nn.LayerNorm(size, config.layer_norm_eps)
-
-    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        """Run the layer on ``hidden`` [requests, tokens, features].
-
-        ``mask`` is [requests, 1, 1, tokens], True where there is a token.
-        """
-        num, length, size = hidden.shape
-        packed = self.query_key_value(hidden).view(num, length, 3, self.num_heads, size // self.num_heads)
-        query, key, value = packed.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self._rest(hidden, mixed.transpose(1, 2).reshape(num, length, size))
-
-    def forward_packed(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Run the layer on ``hidden`` [tokens of all requests, features]; attention stays within each request."""
-        size = hidden.shape[-1]
-        packed = self.query_key_value(hidden).view(-1, 3, self.num_heads, size // self.num_heads).permute(1, 2, 0, 3)
-        mixed = [
-            functional.scaled_dot_product_attention(*(part[None] for part in own))[0]
-            for own in zip(*(torch.split(packed[which], list(lengths), 1) for which in range(3)), strict=True)
-        ]
-        return self._rest(hidden, torch.cat(mixed, 1).transpose(0, 1).reshape(-1, size))
-
-    def _rest(self, hidden: Tensor, mixed: Tensor) -> Tensor:
-        hidden = self.attention_norm(hidden + self.attention_output(mixed))
-        out: Tensor = self.output_norm(hidden + self.down(functional.gelu(self.up(hidden))))
-        return out
-
-
 class BertStages(nn.Module):
-    """An encoder cut into stages of whole layers; from a request's token ids, an array, it makes a vector.
+    """An encoder cut into stages of whole layers; from a request's token ids, an array, it makes a vector or logits.
 
-    The embedding belongs to the first stage, pooling and normalisation to the last.
+    A request is [tokens], or [2, tokens] where the encoder has types of tokens: ids, and the type of each. The
+    embedding belongs to the first stage, pooling, normalisation and head to the last.
 
     Args:
         config: shape.
@@ -105,11 +39,21 @@ class BertStages(nn.Module):
         super().__init__()
         self.config = config
         self.is_packed = is_packed
-        self.words = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.positions = nn.Embedding(config.max_length, config.hidden_size)
-        self.token_type = nn.Parameter(torch.zeros(config.hidden_size))
-        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        size = config.hidden_size
+        self.words = nn.Embedding(config.vocab_size, size)
+        if config.has_positions:
+            self.positions = nn.Embedding(config.max_length + config.position_offset, size)
+        if config.num_token_types:
+            self.token_types = nn.Parameter(torch.zeros(config.num_token_types, size))
+        if config.num_buckets:
+            self.relative = nn.Parameter(torch.zeros(config.num_buckets, config.num_heads))
+        self.norm = norm_of(config)
+        self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_layers))
+        self.last_norm = norm_of(config) if config.is_pre_norm else nn.Identity()
+        self.denses = nn.ModuleList(
+            nn.Linear(dense.in_features, dense.out_features, bias=dense.has_bias) for dense in config.form.denses
+        )
+        self.head = None if config.head is None else Head(config, config.head)
         self.isolation = IsolationCheck("the encoder", self, most=8)
         self.cut(num_stages)
 
@@ -134,30 +78,54 @@ class BertStages(nn.Module):
         Raises:
             InvalidInputError: it is not a vector of token ids that the model takes.
         """
-        if not isinstance(payload, np.ndarray) or payload.ndim != 1 or payload.dtype not in (np.int32, np.int64):
+        if not isinstance(payload, np.ndarray) or payload.dtype not in (np.int32, np.int64) or not self._fits(payload):
             is_array = isinstance(payload, np.ndarray)
             what = f"{payload.dtype} of shape {list(payload.shape)}" if is_array else type(payload).__name__
             raise InvalidInputError(f"got {what}: a request is a vector of token ids, int32 or int64")
-        if not 1 <= len(payload) <= self.config.max_length:
-            raise InvalidInputError(f"got {len(payload)} tokens: the model takes 1 to {self.config.max_length}")
-        if int(payload.min()) < 0 or int(payload.max()) >= self.config.vocab_size:
+        length = payload.shape[-1]
+        if not 1 <= length <= self.config.max_length:
+            raise InvalidInputError(f"got {length} tokens: the model takes 1 to {self.config.max_length}")
+        ids, types = payload if payload.ndim == 2 else (payload, payload[:0])
+        if int(ids.min()) < 0 or int(ids.max()) >= self.config.vocab_size:
             raise InvalidInputError(
-                f"token ids from {int(payload.min())} to {int(payload.max())}: the vocabulary has "
+                f"token ids from {int(ids.min())} to {int(ids.max())}: the vocabulary has "
                 f"0 to {self.config.vocab_size - 1}"
             )
-        return len(payload)
+        if len(types) and (int(types.min()) < 0 or int(types.max()) >= self.config.num_token_types):
+            raise InvalidInputError(
+                f"token types from {int(types.min())} to {int(types.max())}: the model has 0 to "
+                f"{self.config.num_token_types - 1}"
+            )
+        return int(length)
+
+    def _fits(self, payload: npt.NDArray[Any]) -> bool:
+        return payload.ndim == 1 or (payload.ndim == 2 and len(payload) == 2 and self.config.num_token_types > 0)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.words.weight.device
 
     def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Padded | Packed:
-        """Return the token ids of a batch; embeddings are made in the first stage."""
-        lengths = [len(request.payload) for request in requests]
+        """Return the token ids of a batch, and their types where any request has some."""
+        rows = [request.payload for request in requests]
+        lengths = [row.shape[-1] for row in rows]
+        if any(row.ndim == 2 for row in rows):
+            rows = [row if row.ndim == 2 else np.stack([row, np.zeros_like(row)]) for row in rows]
+        else:
+            rows = [row[None] for row in rows]
         if self.is_packed:
-            packed = np.concatenate([request.payload for request in requests], dtype=np.int64)
-            return Packed(torch.from_numpy(packed)[:, None].to(self.token_type.device), tuple(lengths))
-        tokens = np.zeros((len(requests), max(padded_length, *lengths)), np.int64)
-        for row, request in enumerate(requests):
-            tokens[row, : lengths[row]] = request.payload
-        device = self.token_type.device
-        return Padded({"tokens": torch.from_numpy(tokens).to(device), "length": torch.tensor(lengths, device=device)})
+            packed = np.concatenate(rows, axis=1, dtype=np.int64)
+            return Packed(torch.from_numpy(packed).T.to(self.device), tuple(lengths))
+        tokens = np.zeros((len(rows), len(rows[0]), max(padded_length, *lengths)), np.int64)
+        for number, row in enumerate(rows):
+            tokens[number, :, : lengths[number]] = row
+        return Padded(
+            {
+                "tokens": torch.from_numpy(tokens).to(self.device),
+                "length": torch.tensor(lengths, device=self.device),
+            }
+        )
 
     def run(self, stage: int, values: Any) -> Any:
         """Run the layers of one stage; see :class:`~mlsys_dvabatch.stages.activations.StageModel`."""
@@ -167,7 +135,7 @@ class BertStages(nn.Module):
     @property
     def tolerance(self) -> float:
         """Tolerance of the isolation check; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
-        return float(torch.finfo(self.token_type.dtype).eps ** 0.5)
+        return float(torch.finfo(self.words.weight.dtype).eps ** 0.5)
 
     def draw(self) -> Draw:
         """Draw vectors of token ids; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
@@ -189,42 +157,62 @@ class BertStages(nn.Module):
         return [[vector] for vector in self.results(values)]
 
     def results(self, values: Any) -> list[npt.NDArray[np.float32]]:
-        """Return one vector [features] for each request, copied out of its batch."""
+        """Return one vector [features] or [labels] for each request, copied out of its batch."""
         return list(to_host(values.tokens if self.is_packed else values.tensors["hidden"]).copy())
 
-    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        hidden: Tensor = self.norm(self.words(tokens) + self.positions(positions) + self.token_type)
-        return hidden
+    def _embed(self, tokens: Tensor, types: Tensor | None, positions: Tensor) -> Tensor:
+        hidden: Tensor = self.words(tokens)
+        if self.config.has_positions:
+            hidden = hidden + self.positions(positions + self.config.position_offset)
+        if self.config.num_token_types:
+            hidden = hidden + (self.token_types[0] if types is None else self.token_types[types])
+        out: Tensor = self.norm(hidden)
+        return out
+
+    def _places(self, positions: Tensor, longest: int) -> Places:
+        config = self.config
+        turns = rotations(config.thetas, positions, config.hidden_size // config.num_heads)
+        return Places(positions, turns, bias_of(self.relative, longest) if config.num_buckets else None)
 
     def _run_padded(self, stage: int, layers: Any, values: Padded) -> Padded:
         lengths = values.tensors["length"]
-        if stage:
-            hidden = values.tensors["hidden"]
-        else:
-            tokens = values.tensors["tokens"]
-            hidden = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
-        mask = torch.arange(hidden.shape[1], device=hidden.device)[None] < lengths[:, None]
+        first = values.tensors["hidden" if stage else "tokens"]
+        width = first.shape[1] if stage else first.shape[2]
+        positions = torch.arange(width, device=first.device)
+        hidden = first if stage else self._embed(first[:, 0], first[:, 1] if first.shape[1] > 1 else None, positions)
+        places = self._places(positions, width)
+        mask = positions[None] < lengths[:, None]
+        seen = None if bool(mask.all()) else mask[:, None, None]
         for layer in layers:
-            hidden = layer(hidden, None if bool(mask.all()) else mask[:, None, None])
+            hidden = layer(hidden, seen, places)
         if stage == self.num_stages - 1:
-            hidden = self.config.form.pool(hidden, mask, lengths)
+            hidden = self.last_norm(hidden)
+            hidden = self._answer(pool_padded(self._poolings, hidden, mask, lengths))
         return Padded({"hidden": hidden, "length": lengths})
 
     def _run_packed(self, stage: int, layers: Any, values: Packed) -> Packed:
         hidden, lengths = values.tokens, values.lengths
+        positions = torch.cat([torch.arange(length, device=hidden.device) for length in lengths])
         if not stage:
-            positions = torch.cat([torch.arange(length, device=hidden.device) for length in lengths])
-            hidden = self._embed(hidden[:, 0], positions)
+            hidden = self._embed(hidden[:, 0], hidden[:, 1] if hidden.shape[1] > 1 else None, positions)
+        places = self._places(positions, max(lengths))
         for layer in layers:
-            hidden = layer.forward_packed(hidden, lengths)
+            hidden = layer.forward_packed(hidden, lengths, places)
         if stage < self.num_stages - 1:
             return Packed(hidden, lengths)
-        vectors = [
-            self.config.form.pool(
-                part[None],
-                part.new_ones(1, len(part), dtype=torch.bool),
-                torch.tensor([len(part)], device=part.device),
-            )
-            for part in torch.split(hidden, list(lengths))
-        ]
-        return Packed(torch.cat(vectors), (1,) * len(lengths))
+        vectors = self._answer(pool_packed(self._poolings, self.last_norm(hidden), lengths))
+        return Packed(vectors, (1,) * len(lengths))
+
+    @property
+    def _poolings(self) -> tuple[str, ...]:
+        return self.config.form.poolings if self.config.head is None else (self.config.head.pooling,)
+
+    def _answer(self, vectors: Tensor) -> Tensor:
+        """Return what requests get for their pooled states: logits, or vectors through the folder's Dense modules."""
+        if self.head is not None:
+            logits: Tensor = self.head(vectors)
+            return logits
+        form = self.config.form
+        for module, dense in zip(self.denses, form.denses, strict=True):
+            vectors = ACTIVATIONS[dense.activation](module(vectors))
+        return functional.normalize(vectors, dim=-1) if form.is_normalised else vectors

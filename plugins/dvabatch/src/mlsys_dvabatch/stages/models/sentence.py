@@ -1,43 +1,16 @@
-"""Sentence vectors as a folder of sentence-transformers asks for them: pooling, normalisation, cutting of texts."""
+"""Sentence vectors as a folder of sentence-transformers asks for them: prompts, pooling, Dense, length, cutting."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from mlsys_core.errors import InvalidInputError
-from torch import Tensor
-from torch.nn import functional
+from mlsys_dvabatch.stages.models.pooling import POOLINGS
 
-_PLAIN = ("Model", "ForMaskedLM", "ForPreTraining")  # architectures whose encoder alone gives sentence vectors
-
-
-def _mean(hidden: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-    return (hidden * mask).sum(1) / lengths
-
-
-def _weighted(hidden: Tensor, mask: Tensor, _: Tensor) -> Tensor:
-    weights = mask * torch.arange(1, hidden.shape[1] + 1, device=hidden.device)[None, :, None]
-    return (hidden * weights).sum(1) / weights.sum(1)
-
-
-def _last(hidden: Tensor, _: Tensor, lengths: Tensor) -> Tensor:
-    return hidden[torch.arange(len(hidden), device=hidden.device), lengths[:, 0].long() - 1]
-
-
-# Of hidden [requests, tokens, features], mask [requests, tokens, 1] and lengths [requests, 1]; in the order of results.
-POOLINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "cls": lambda hidden, _, __: hidden[:, 0],
-    "max": lambda hidden, mask, _: hidden.masked_fill(~mask, -torch.inf).amax(1),
-    "mean": _mean,
-    "mean_sqrt_len_tokens": lambda hidden, mask, lengths: (hidden * mask).sum(1) / lengths.sqrt(),
-    "weightedmean": _weighted,
-    "lasttoken": _last,
-}
 _KEYS = {  # of a pooling's config.json
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -46,82 +19,125 @@ _KEYS = {  # of a pooling's config.json
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_DENSE_ACTIVATIONS = {"Tanh": "tanh", "Identity": "identity", "ReLU": "relu", "GELU": "gelu", "Sigmoid": "sigmoid"}
+_LARGEST = 1 << 20  # of a Dense module's sizes
+_MOST_MODULES = 16
+_MOST_PROMPT_CHARS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class DenseForm:
+    """Dense module of a folder: a product and an activation."""
+
+    path: str  # folder of its weights, below the encoder's
+    in_features: int
+    out_features: int
+    has_bias: bool
+    activation: str  # a name of layers.ACTIVATIONS
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceForm:
-    """Rules of a folder for cutting texts to tokens, and for pooling last hidden states to a request's vector."""
+    """Rules of a folder for turning texts into tokens, and last hidden states into a request's vector."""
 
-    poolings: tuple[str, ...] = ("mean",)  # of :data:`POOLINGS`; their vectors are put one after another
-    is_normalised: bool = True  # to length 1
+    poolings: tuple[str, ...] = ("mean",)  # of pooling.POOLINGS; their vectors are put one after another
+    is_normalised: bool = True  # to length 1, at the end
     max_tokens: int | None = None  # longer texts are cut; None: as many as the model takes
     is_lower_case: bool = False  # texts are, before they are cut into tokens
+    denses: tuple[DenseForm, ...] = ()  # behind the pooling, in this order
+    prompts: tuple[tuple[str, str], ...] = ()  # name and what goes before a text
+    default_prompt: str | None = None  # name of the prompt for texts without one
 
-    def pool(self, hidden: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-        """Return a vector of each request.
+    def prompt(self, name: str | None) -> str:
+        """Return what goes before a text.
 
         Args:
-            hidden: Last hidden states, [requests, tokens, features].
-            mask: True where there is a token, [requests, tokens].
-            lengths: Tokens of each request, [requests].
+            name: Of a prompt; None: the folder's default, if it has one.
+
+        Raises:
+            InvalidInputError: The folder has no such prompt.
         """
-        parts = [POOLINGS[name](hidden, mask[..., None], lengths[:, None]) for name in self.poolings]
-        vector = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return functional.normalize(vector, dim=-1) if self.is_normalised else vector
+        known = dict(self.prompts)
+        name = self.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in known:
+            there = ", ".join(known) or "none"
+            raise InvalidInputError(f"prompt_name is {name!r}; this model's prompts are: {there}")
+        return known[name]
 
 
-def read_sentence_form(folder: Path, config: Mapping[str, Any]) -> SentenceForm:
+def read_sentence_form(folder: Path, hidden_size: int, *, has_head: bool) -> SentenceForm:
     """Return what ``folder`` asks for; a folder without ``modules.json`` gets the mean of its tokens, of length 1.
 
     Args:
         folder: In Hugging Face layout.
-        config: Its ``config.json``.
+        hidden_size: Features of a token's state.
+        has_head: True for a classifier, whose pooling is its own.
 
     Raises:
         InvalidInputError: It asks for something else than a sentence vector, or for one that is not known here.
     """
-    architectures = config.get("architectures") or []
-    for name in architectures if isinstance(architectures, list) else [architectures]:
-        if not str(name).endswith(_PLAIN):
-            raise InvalidInputError(
-                f"{folder}: got architecture {name!r}, whose head is more than the encoder; served here are sentence "
-                "vectors of plain encoders: export this model with torch.export and serve the .pt2"
-            )
     texts = _object(folder / "sentence_bert_config.json") if (folder / "sentence_bert_config.json").is_file() else {}
     max_tokens = texts.get("max_seq_length")
     if max_tokens is not None and (not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1):
         raise InvalidInputError(f"{folder}: max_seq_length is {max_tokens!r}: give a whole number of tokens from 1 on")
-    prompts = folder / "config_sentence_transformers.json"
-    if prompts.is_file() and (name := _object(prompts).get("default_prompt_name")) is not None:
-        raise InvalidInputError(
-            f"{folder}: texts are to get the prompt {name!r} first, which is not done here; set default_prompt_name to "
-            f"null in {prompts.name} and let clients send it"
-        )
-    poolings: tuple[str, ...] = ("mean",)
-    is_normalised = True
-    if (folder / "modules.json").is_file():
-        poolings, is_normalised = _modules(folder, config.get("hidden_size"))
-    return SentenceForm(poolings, is_normalised, max_tokens, bool(texts.get("do_lower_case", False)))
+    is_lower_case = bool(texts.get("do_lower_case", False))
+    if has_head:
+        if (folder / "modules.json").is_file() and _kinds(folder)[0] != ["Transformer"]:
+            raise InvalidInputError(f"{folder}: got modules behind a classifier's head, which are not computed here")
+        return SentenceForm(max_tokens=max_tokens, is_lower_case=is_lower_case)
+    prompts, default = _prompts(folder)
+    if not (folder / "modules.json").is_file():
+        return SentenceForm(max_tokens=max_tokens, is_lower_case=is_lower_case, prompts=prompts, default_prompt=default)
+    poolings, denses, is_normalised = _modules(folder, hidden_size, has_prompts=any(text for _, text in prompts))
+    return SentenceForm(poolings, is_normalised, max_tokens, is_lower_case, denses, prompts, default)
 
 
-def _modules(folder: Path, hidden_size: object) -> tuple[tuple[str, ...], bool]:
-    """Read ``modules.json``: an encoder, its pooling, and perhaps normalisation."""
+def _prompts(folder: Path) -> tuple[tuple[tuple[str, str], ...], str | None]:
+    """Read the prompts of ``config_sentence_transformers.json`` and the name of the default one."""
+    path = folder / "config_sentence_transformers.json"
+    if not path.is_file():
+        return (), None
+    raw = _object(path)
+    prompts, default = raw.get("prompts") or {}, raw.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(
+        isinstance(text, str) and len(text) <= _MOST_PROMPT_CHARS for text in prompts.values()
+    ):
+        raise InvalidInputError(f"{path}: prompts is no object of texts by name")
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise InvalidInputError(f"{path}: default_prompt_name is {default!r}, which is none of its prompts")
+    return tuple(prompts.items()), default
+
+
+def _kinds(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the last part of each module's type, and the modules."""
     modules = _read(folder / "modules.json")
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
         raise InvalidInputError(f"{folder / 'modules.json'}: a list of objects is needed")
-    kinds = [str(each.get("type", "")).rsplit(".", 1)[-1] for each in modules]
-    if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]) or modules[0].get("path"):
+    return [str(each.get("type", "")).rsplit(".", 1)[-1] for each in modules], modules
+
+
+def _modules(
+    folder: Path, hidden_size: int, *, has_prompts: bool
+) -> tuple[tuple[str, ...], tuple[DenseForm, ...], bool]:
+    """Read ``modules.json``: an encoder, its pooling, Dense modules, and perhaps normalisation."""
+    kinds, modules = _kinds(folder)
+    is_normalised = len(kinds) > 2 and kinds[-1] == "Normalize"
+    between = kinds[2 : len(kinds) - is_normalised]
+    is_known = kinds[:2] == ["Transformer", "Pooling"] and set(between) <= {"Dense"} and len(kinds) <= _MOST_MODULES
+    if not is_known or modules[0].get("path"):
         raise InvalidInputError(
-            f"{folder / 'modules.json'}: got {', '.join(kinds) or 'no modules'}; known here are Transformer (in the "
-            "folder itself), Pooling and Normalize, in this order"
+            f"{folder / 'modules.json'}: got {', '.join(kinds[:_MOST_MODULES]) or 'no modules'}; known here are "
+            "Transformer (in the folder itself), Pooling, Dense and Normalize, in this order"
         )
-    path = folder / str(modules[1].get("path", "")) / "config.json"
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise InvalidInputError(f"{folder / 'modules.json'}: its pooling lies outside of the folder")
+    path = _inside(folder, modules[1]) / "config.json"
     asked = _object(path)
     size = asked.get("word_embedding_dimension", asked.get("embedding_dimension", hidden_size))
     if size != hidden_size:
         raise InvalidInputError(f"{path}: pools vectors of {size!r} numbers, and the encoder gives {hidden_size!r}")
+    if has_prompts and not asked.get("include_prompt", True):
+        raise InvalidInputError(f"{path}: pooling without the prompt (include_prompt) is not done here")
     mode = asked.get("pooling_mode")
     named: Sequence[object] = mode if isinstance(mode, list) else [] if mode is None else [mode]
     wanted = {str(name) for name in named}
@@ -130,7 +146,39 @@ def _modules(folder: Path, hidden_size: object) -> tuple[tuple[str, ...], bool]:
         raise InvalidInputError(
             f"{path}: asks for the pooling {', '.join(sorted(wanted)) or 'of no mode'}; known are {', '.join(POOLINGS)}"
         )
-    return tuple(name for name in POOLINGS if name in wanted), len(kinds) == 3
+    denses, width = [], hidden_size * len(wanted)
+    for module in modules[2 : 2 + len(between)]:
+        denses.append(_dense(folder, module, width))
+        width = denses[-1].out_features
+    return tuple(name for name in POOLINGS if name in wanted), tuple(denses), is_normalised
+
+
+def _dense(folder: Path, module: Mapping[str, Any], width: int) -> DenseForm:
+    path = _inside(folder, module) / "config.json"
+    raw = _object(path)
+    sizes = raw.get("in_features"), raw.get("out_features")
+    if sizes[0] != width or not isinstance(sizes[1], int) or not 1 <= sizes[1] <= _LARGEST:
+        raise InvalidInputError(f"{path}: a product of {sizes[0]!r} to {sizes[1]!r} numbers, behind vectors of {width}")
+    activation = str(raw.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
+    if activation not in _DENSE_ACTIVATIONS:
+        known = ", ".join(_DENSE_ACTIVATIONS)
+        raise InvalidInputError(f"{path}: the activation {activation!r} is not known here; {known} are")
+    for key in ("module_input_name", "module_output_name"):
+        if raw.get(key, "sentence_embedding") not in (None, "sentence_embedding"):
+            raise InvalidInputError(
+                f"{path}: {key} is {raw[key]!r}; only the sentence's vector goes through Dense here"
+            )
+    if raw.get("use_residual"):
+        raise InvalidInputError(f"{path}: a Dense that adds its input (use_residual) is not computed here")
+    is_biased = bool(raw.get("bias", True))
+    return DenseForm(str(module.get("path", "")), width, sizes[1], is_biased, _DENSE_ACTIVATIONS[activation])
+
+
+def _inside(folder: Path, module: Mapping[str, Any]) -> Path:
+    path = folder / str(module.get("path", ""))
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise InvalidInputError(f"{folder / 'modules.json'}: a module's folder lies outside of the encoder's folder")
+    return path
 
 
 def _object(path: Path) -> dict[str, Any]:

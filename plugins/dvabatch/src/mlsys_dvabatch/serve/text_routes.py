@@ -1,0 +1,117 @@
+"""``/v1/embeddings`` and ``/v1/rerank`` (``/v2/rerank``) over the encoders of a server, and their errors' format."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Mapping
+
+from fastapi import Response
+from mlsys_core.serving.http import ErrorFormat, ErrorInfo, Router
+from mlsys_core.serving.http.errors import openai_body
+from mlsys_core.serving.http.threads import RequestThreads
+from mlsys_core.serving.oip.app import ERROR_FORMAT, OipError
+from mlsys_dvabatch.serve.tei_routes import TEI_PATHS, error_type
+from mlsys_dvabatch.serve.text_fields import (
+    Embedding,
+    EmbeddingList,
+    EmbeddingRequest,
+    RankedDocument,
+    RerankAnswer,
+    RerankRequest,
+    RerankResult,
+    TextUsage,
+    each_input,
+)
+from mlsys_dvabatch.serve.text_service import Cutting, Floats, TextService
+from pydantic import BaseModel
+
+_OPENAI_PATHS = ("/v1/", "/v2/rerank")
+
+
+def text_error_body(info: ErrorInfo) -> Mapping[str, object]:
+    """Return the body of an error in the words of the route's protocol: OpenAI's, TEI's, or Open Inference's."""
+    if info.path.startswith(_OPENAI_PATHS):
+        return openai_body(info)
+    if info.path in TEI_PATHS:
+        return {"error": info.message, "error_type": error_type(info.status)}
+    return ERROR_FORMAT.body(info)
+
+
+TEXT_ERRORS = ErrorFormat(body=text_error_body, model=OipError)
+
+
+def add_text_routes(router: Router, service: TextService, threads: RequestThreads) -> None:
+    """Add OpenAI's and Cohere's routes.
+
+    Args:
+        router: To add to.
+        service: The encoders.
+        threads: For writing large answers.
+    """
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, object]:
+        """List the encoders that take texts."""
+        listed = [{"id": name, "object": "model", "created": 0, "owned_by": "mlsys"} for name in service.names()]
+        return {"object": "list", "data": listed}
+
+    @router.post("/v1/embeddings", response_model=EmbeddingList)
+    async def embeddings(body: EmbeddingRequest) -> Response:
+        """Return the vectors of texts."""
+        with service.encoder(body.model) as encoder:
+            vectors, num_tokens = await encoder.vectors(
+                each_input(body.input),
+                cutting=Cutting(is_cut=body.truncate),
+                prompt_name=body.prompt_name,
+                dimensions=body.dimensions,
+            )
+            name = encoder.name
+        is_text = body.encoding_format == "base64"
+        return await threads.run(
+            lambda: to_json(
+                EmbeddingList(data=_embeddings(vectors, is_base64=is_text), model=name, usage=_usage(num_tokens))
+            ),
+            size=vectors.nbytes,
+        )
+
+    @router.post("/v1/rerank", response_model=RerankAnswer)
+    @router.post("/v2/rerank", response_model=RerankAnswer, include_in_schema=False)
+    async def rerank(body: RerankRequest) -> Response:
+        """Rank documents by their fit to a query: a cross-encoder's score, or the cosine of an encoder's vectors."""
+        texts = body.texts
+        with service.encoder(body.model) as encoder:
+            scores, num_tokens = await encoder.scores(body.query, texts, cutting=Cutting(is_cut=body.truncate))
+            name = encoder.name
+        results = [
+            RerankResult(
+                index=index,
+                relevance_score=score,
+                document=RankedDocument(text=texts[index]) if body.return_documents else None,
+            )
+            for index, score in ranked(scores)[: body.top_n]
+        ]
+        answer = RerankAnswer(id=f"rerank-{uuid.uuid4().hex}", model=name, results=results, usage=_usage(num_tokens))
+        return to_json(answer)
+
+
+def ranked(scores: Floats) -> list[tuple[int, float]]:
+    """Return index and score of each text, best first; equal ones in the order in which they came."""
+    listed = scores.tolist()
+    return [(index, listed[index]) for index in sorted(range(len(listed)), key=lambda index: -listed[index])]
+
+
+def to_json(answer: BaseModel) -> Response:
+    """Return an answer as JSON, without the fields that are None."""
+    return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
+
+
+def _embeddings(vectors: Floats, *, is_base64: bool) -> list[Embedding]:
+    if is_base64:
+        texts = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+        return [Embedding.model_construct(index=index, embedding=text) for index, text in enumerate(texts)]
+    return [Embedding.model_construct(index=index, embedding=list_) for index, list_ in enumerate(vectors.tolist())]
+
+
+def _usage(num_tokens: int) -> TextUsage:
+    return TextUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)

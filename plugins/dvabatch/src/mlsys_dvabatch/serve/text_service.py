@@ -1,0 +1,212 @@
+"""Texts to vectors, scores and labels, through the encoders of a repository and their policies."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.http import HttpError
+from mlsys_core.serving.http.threads import RequestThreads
+from mlsys_core.serving.oip import ModelRepository
+from mlsys_dvabatch.serve.models import ServedModel
+from mlsys_dvabatch.serve.tokens import Side, TextTokens
+from mlsys_dvabatch.stages.models.config import HeadConfig
+
+Floats = npt.NDArray[np.float32]
+_PAIR_CHARS = 64  # beside its text, that a pair of texts counts for
+
+
+class WrongModelError(HttpError):
+    """The model is not of the kind that the route needs."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, http_status=424, error_code="wrong_model", param="model")
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """Rule for texts that are too long."""
+
+    is_cut: bool = False
+    side: Side = "Right"
+
+
+class TextEncoder:
+    """One encoder of the repository, for the routes. Made for one request.
+
+    Args:
+        model: With texts.
+        threads: For tokenising what is large.
+        key: Of the request; unique.
+    """
+
+    def __init__(self, model: ServedModel, threads: RequestThreads, key: str) -> None:
+        assert model.texts is not None
+        self.model, self._threads, self._key = model, threads, key
+        self.texts: TextTokens = model.texts
+        self.name = model.spec.name
+
+    @property
+    def head(self) -> HeadConfig | None:
+        """Classifier of the encoder; None: it gives vectors."""
+        return self.texts.config.head
+
+    async def vectors(
+        self,
+        inputs: Sequence[str | list[int]],
+        *,
+        cutting: Cutting,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+    ) -> tuple[Floats, int]:
+        """Return the vectors of texts or token ids, [inputs, numbers], and the tokens of all.
+
+        Args:
+            inputs: Texts, or their token ids with marks.
+            cutting: What becomes of texts that are too long; token ids are never cut.
+            prompt_name: See :meth:`.tokens.TextTokens.encode`.
+            dimensions: The first so many numbers, scaled to length 1; None: all.
+
+        Raises:
+            WrongModelError: The model is a classifier.
+            InvalidInputError: More dimensions than there are, no such prompt, or token ids that the model lacks.
+            InputTooLongError: A text is too long and not to be cut.
+        """
+        if self.head is not None:
+            raise WrongModelError(f"{self.name!r} is a classifier, which has no vectors: use /v1/rerank or /predict")
+        size = self.texts.config.embedding_size
+        if dimensions is not None and dimensions > size:
+            raise InvalidInputError(f"dimensions is {dimensions}; the vectors of {self.name!r} have {size}")
+        texts = [each for each in inputs if isinstance(each, str)]
+        encoded = iter(
+            await self._threads.run(
+                lambda: self.texts.encode(texts, prompt_name=prompt_name, is_cut=cutting.is_cut, side=cutting.side),
+                size=sum(map(len, texts)),
+            )
+        )
+        rows = [next(encoded) if isinstance(each, str) else np.array(each, np.int64) for each in inputs]
+        found = np.stack(await self.model.run_rows(rows, self._key))
+        if dimensions is not None and dimensions < size:
+            found = unit(found[:, :dimensions])
+        return found, _num_tokens(rows)
+
+    async def logits(self, texts: Sequence[str | tuple[str, str]], *, cutting: Cutting) -> tuple[Floats, int]:
+        """Return a classifier's logits for texts and pairs of texts, [texts, labels], and the tokens of all."""
+        if self.head is None:
+            raise WrongModelError(f"{self.name!r} gives vectors and is no classifier: use /embed or /v1/embeddings")
+
+        def encode() -> list[Any]:
+            options: Any = {"is_cut": cutting.is_cut, "side": cutting.side}
+            return [
+                self.texts.encode([each], **options)[0]
+                if isinstance(each, str)
+                else self.texts.encode_pairs([each], **options)[0]
+                for each in texts
+            ]
+
+        size = sum(len(each) if isinstance(each, str) else sum(map(len, each)) + _PAIR_CHARS for each in texts)
+        rows = await self._threads.run(encode, size=size)
+        return np.stack(await self.model.run_rows(rows, self._key)), _num_tokens(rows)
+
+    async def scores(
+        self, query: str, texts: Sequence[str], *, cutting: Cutting, is_raw: bool = False
+    ) -> tuple[Floats, int]:
+        """Return how well each text fits a query, [texts], and the tokens of all.
+
+        A cross-encoder's score is the sigmoid of its one logit (raw: the logit); an encoder's the cosine of vectors.
+
+        Raises:
+            WrongModelError: The model is a classifier of several labels.
+        """
+        if self.head is None:
+            vectors, num_tokens = await self.vectors([query, *texts], cutting=cutting)
+            vectors = unit(vectors)
+            cosines: Floats = vectors[1:] @ vectors[0]
+            return cosines, num_tokens
+        if len(self.head.labels) > 1:
+            labels = len(self.head.labels)
+            raise WrongModelError(f"{self.name!r} tells {labels} labels apart and ranks nothing: use /predict")
+        logits, num_tokens = await self.logits([(query, text) for text in texts], cutting=cutting)
+        return logits[:, 0] if is_raw else sigmoid(logits[:, 0]), num_tokens
+
+
+class TextService:
+    """The encoders of a repository.
+
+    Args:
+        repository: Of all models of the server.
+        threads: Of the server, for large requests.
+    """
+
+    def __init__(self, repository: ModelRepository, threads: RequestThreads) -> None:
+        self._repository, self._threads = repository, threads
+        self._numbers = itertools.count()
+
+    def names(self) -> list[str]:
+        """Return the names of all encoders that take texts."""
+        found = {version.spec.name for version in self._repository.versions() if _takes_texts(version.model)}
+        return sorted(found)
+
+    @contextmanager
+    def encoder(self, name: str | None = None) -> Iterator[TextEncoder]:
+        """Hold an encoder for one request.
+
+        Args:
+            name: Of the model; None: the only encoder.
+
+        Raises:
+            UnknownModelError: There is no such model.
+            WrongModelError: It takes no texts.
+            InvalidInputError: No name, and not one encoder.
+        """
+        if name is None:
+            names = self.names()
+            if len(names) != 1:
+                raise InvalidInputError(
+                    f"this server has {len(names)} encoders ({', '.join(names) or 'none'}): name one as the model of "
+                    "/v1/embeddings or /v1/rerank, or serve one only"
+                )
+            name = names[0]
+        version = self._repository.find(name)
+        model = version.model
+        if not isinstance(model, ServedModel) or model.texts is None:
+            raise WrongModelError(f"{name!r} takes no texts: it is no encoder with a tokenizer.json")
+        version.hold()
+        try:
+            yield TextEncoder(model, self._threads, f"text {next(self._numbers)}")
+        finally:
+            version.release()
+
+
+def unit(vectors: Floats) -> Floats:
+    """Return vectors of length 1; one of zeros stays."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    scaled: Floats = vectors / np.maximum(lengths, 1e-12).astype(np.float32)
+    return scaled
+
+
+def sigmoid(logits: Floats) -> Floats:
+    """Return the sigmoid of each logit."""
+    found: Floats = (1 / (1 + np.exp(-np.clip(logits, -80, 80)))).astype(np.float32)
+    return found
+
+
+def softmax(logits: Floats) -> Floats:
+    """Return the softmax of each row."""
+    parts = np.exp(logits - logits.max(-1, keepdims=True))
+    found: Floats = parts / parts.sum(-1, keepdims=True)
+    return found
+
+
+def _takes_texts(model: object) -> bool:
+    return isinstance(model, ServedModel) and model.texts is not None
+
+
+def _num_tokens(rows: Sequence[npt.NDArray[np.int64]]) -> int:
+    return sum(row.shape[-1] for row in rows)

@@ -1,0 +1,111 @@
+"""Texts to the token ids of an encoder: prompts, marks, pairs, and texts that are too long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.http import HttpError
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.models.config import BertConfig
+from mlsys_dvabatch.stages.zoo import Loaded
+
+Side = Literal["Left", "Right"]
+
+
+class InputTooLongError(HttpError):
+    """A text has more tokens than the model takes, and is not to be cut."""
+
+    def __init__(self, num_tokens: int, max_tokens: int) -> None:
+        super().__init__(
+            f"a text has {num_tokens} tokens, and the model takes {max_tokens}: split it, or send truncate: true to "
+            "have it cut",
+            http_status=413,
+            error_code="input_too_long",
+            param="truncate",
+        )
+
+
+class TextTokens:
+    """The tokenizer of one encoder.
+
+    Args:
+        tokenizer: Of the folder, without padding; it cuts at the folder's limit.
+        config: The encoder's shape.
+    """
+
+    def __init__(self, tokenizer: Any, config: BertConfig) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        left = type(tokenizer).from_str(tokenizer.to_str())
+        left.enable_truncation(config.max_tokens, direction="left")
+        self._cutting = {"Right": tokenizer, "Left": left}
+
+    def encode(
+        self, texts: Sequence[str], *, prompt_name: str | None = None, is_cut: bool = False, side: Side = "Right"
+    ) -> list[npt.NDArray[np.int64]]:
+        """Return the token ids of texts, marks among them.
+
+        Args:
+            texts: Any.
+            prompt_name: Of the prompt that goes before each; None: the folder's default.
+            is_cut: Cut texts that are too long, at the end of ``side``.
+            side: "Left" or "Right".
+
+        Raises:
+            InvalidInputError: No such prompt, or a text is no valid Unicode.
+            InputTooLongError: A text is too long and not to be cut.
+        """
+        prompt = self.config.form.prompt(prompt_name)
+        return self._encoded([prompt + text for text in texts], is_cut=is_cut, side=side)
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, is_cut: bool = False, side: Side = "Right"
+    ) -> list[npt.NDArray[np.int64]]:
+        """Return the token ids of pairs of texts, and where the model has types, [2, tokens] with the types.
+
+        Where a pair is cut, the longer text of it loses tokens first. Raises as :meth:`encode`.
+        """
+        return self._encoded(list(pairs), is_cut=is_cut, side=side)
+
+    def _encoded(self, texts: list[Any], *, is_cut: bool, side: Side) -> list[npt.NDArray[np.int64]]:
+        if self.config.form.is_lower_case:
+            texts = [each.lower() if isinstance(each, str) else tuple(map(str.lower, each)) for each in texts]
+        try:
+            found = self._cutting[side].encode_batch(texts)
+        except (UnicodeError, TypeError) as error:
+            raise InvalidInputError(f"a text cannot be encoded: {error}; send valid Unicode") from error
+        if not is_cut:
+            for each in found:
+                if each.overflowing:
+                    raise InputTooLongError(self._num_tokens(each), self.config.max_tokens)
+        return [self._payload(each) for each in found]
+
+    def _payload(self, encoding: Any) -> npt.NDArray[np.int64]:
+        ids = np.array(encoding.ids, np.int64)
+        if self.config.num_token_types < 2 or not any(encoding.type_ids):
+            return ids
+        return np.stack([ids, np.array(encoding.type_ids, np.int64)])
+
+    @staticmethod
+    def _num_tokens(encoding: Any) -> int:
+        """Return the tokens of a text before it was cut; for pairs, those at least that were lost."""
+        marks: int = sum(encoding.special_tokens_mask)
+        lengths = [len(each.ids) - marks for each in (encoding, *encoding.overflowing)]
+        return marks + sum(length for length in lengths if length > 0)
+
+
+def tokenizer_of(loaded: Loaded) -> Any:
+    """Return the tokenizer beside a model's weights, without padding, or None."""
+    if loaded.folder is None or not (loaded.folder / "tokenizer.json").is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    assert isinstance(loaded.model, BertStages)
+    tokenizer = Tokenizer.from_file(str(loaded.folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(loaded.model.config.max_tokens)
+    return tokenizer
