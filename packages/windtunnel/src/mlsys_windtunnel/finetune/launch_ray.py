@@ -45,7 +45,7 @@ def on_cluster(work: Callable[..., None], job: Any, count: int) -> Iterator[TCPS
     num_workers = count - 1
     is_ours = not ray.is_initialized()
     if is_ours:
-        ray.init(logging_level=logging.WARNING)
+        ray.init(logging_level=logging.WARNING, include_dashboard=False)  # if it starts one
     try:
         bundles = ray.util.placement_group([{"CPU": 1}] * num_workers, strategy="SPREAD")
         try:
