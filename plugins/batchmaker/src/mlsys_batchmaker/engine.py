@@ -28,6 +28,7 @@ from mlsys_core.serving import (
 )
 from mlsys_core.serving.isolation import NOT_FINITE, is_finite
 from mlsys_core.serving.protocols import Executor
+from mlsys_core.serving.score import BatchSource
 from mlsys_core.serving.tracing import EngineTrace, EngineTraces
 from torch import Tensor
 
@@ -179,6 +180,7 @@ class Engine:
         self._numbers = itertools.count()
         self.scheduler, pools = make_scheduler(model, self.config)
         self._traces = EngineTraces(self.scheduler.members)
+        self.score_source = BatchSource(self._traces, label_of=self._label)
         workers = make_workers(model, pools, self.config, clock)
         executors: list[Executor[Round, RoundOutput]] = [
             make_executor(worker, self.config, clock, number) for number, worker in enumerate(workers)
@@ -253,6 +255,10 @@ class Engine:
     def close(self) -> None:
         """Stop; unfinished requests are cancelled. Idempotent."""
         self._loop.stop()
+
+    def _label(self, batch: Round) -> str:
+        """Return the name of a round on the score: its cells."""
+        return ", ".join(dict.fromkeys(self.model.layout.cells[task.cell].name for task in batch.tasks))
 
     def on_output(self, batch: Round, output: RoundOutput, now: float) -> None:
         """See :class:`mlsys_core.serving.Listener`."""

@@ -73,25 +73,33 @@ def view(
 
     Example: mlsys trace view run.json.gz --output run.html --no-open
     """
-    import webbrowser
-
     from mlsys_core.profiling import read_trace
-    from mlsys_core.profiling.files import atomic_write
     from mlsys_core.profiling.timeline import timeline_html
 
-    page = output or file.with_name(file.name.removesuffix(".gz").removesuffix(".json") + ".html")
-    if page.resolve() == file.resolve():
-        raise InvalidInputError(f"--output {page} is the trace itself: name another file")
-    recording = read_trace(file)
-    try:
-        with atomic_write(page) as target:
-            target.write(timeline_html(recording, title=file.name).encode())
-    except OSError as error:
-        raise InvalidInputError(f"cannot write {page}: {error}; name another file with --output") from error
-    typer.echo(f"wrote {page}")
+    page = _page_path(file, output)
+    _write_page(page, timeline_html(read_trace(file), title=file.name))
     typer.echo(f"for Perfetto, open https://ui.perfetto.dev and drop {file} on it; it stays on your machine")
-    if open_page and not webbrowser.open(page.resolve().as_uri()):
-        typer.echo(f"found no browser; open {page} in one", err=True)
+    _show(page, open_page=open_page)
+
+
+@app.command(name="open")
+def open_recording(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A recording of the score, .json or .json.gz.")],
+    output: Annotated[Path | None, typer.Option(help="The page to write; beside FILE if not given.")] = None,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+) -> None:
+    """Open a recording of the score in the page that servers show at /, offline.
+
+    Recordings come from the page, or from a server: curl http://127.0.0.1:8000/ui/score/recording?seconds=60
+
+    Example: mlsys trace open score.json --no-open
+    """
+    from mlsys_core.serving.score import read_recording, recording_page
+
+    recording = read_recording(file)
+    page = _page_path(file, output)
+    _write_page(page, recording_page(recording.model_dump(mode="json"), title=file.name))
+    _show(page, open_page=open_page)
 
 
 @app.command()
@@ -123,6 +131,36 @@ def export(
     if not output.exists():
         raise PluginError(f"exporter {to!r} of {registry.owner(spec)} wrote no {output}")
     typer.echo(f"wrote {output}")
+
+
+def _page_path(file: Path, output: Path | None) -> Path:
+    """Return the path of the page for ``file``.
+
+    Raises:
+        InvalidInputError: it is the file itself.
+    """
+    page = output or file.with_name(file.name.removesuffix(".gz").removesuffix(".json") + ".html")
+    if page.resolve() == file.resolve():
+        raise InvalidInputError(f"--output {page} is the trace itself: name another file")
+    return page
+
+
+def _write_page(page: Path, text: str) -> None:
+    from mlsys_core.profiling.files import atomic_write
+
+    try:
+        with atomic_write(page) as target:
+            target.write(text.encode())
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {page}: {error}; name another file with --output") from error
+    typer.echo(f"wrote {page}")
+
+
+def _show(page: Path, *, open_page: bool) -> None:
+    import webbrowser
+
+    if open_page and not webbrowser.open(page.resolve().as_uri()):
+        typer.echo(f"found no browser; open {page} in one", err=True)
 
 
 def _print(console: Console, result: RecordingSummary, limit: int) -> None:

@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlsys_core.device import get_device
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.plugins.specs import PolicySpec
 from mlsys_core.serving.http import HttpConfig, Readiness, create_app
+from mlsys_core.serving.score import Board, Score
 from prometheus_client import CollectorRegistry
 
 from mlsys_orca.api.batches.file_routes import MAX_UPLOAD_NBYTES
@@ -23,6 +26,7 @@ from mlsys_orca.api.resume.keeper import AnswerKeeper
 from mlsys_orca.api.routes import make_router
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.engine.engine import Engine, EngineConfig
+from mlsys_orca.engine.score.replay import replay
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.parallel.group import Holders, ParallelModel
 from mlsys_orca.parallel.parts import with_parts
@@ -117,6 +121,36 @@ def make_app(
         readiness=readiness,
         registry=registry,
         logger=logger,
+        score=make_score(service),
+    )
+
+
+def make_score(service: ModelService) -> Score:
+    """Return the score of a service, and what replays a recording of it under another policy."""
+    engine, loaded = service.engine, service.loaded
+    shape, config = engine.shape, engine.config
+    registry = installed_plugins().registry
+
+    def facts() -> dict[str, Any]:
+        return {
+            "model": service.name,
+            "policy": config.policy,
+            "policies": sorted(spec.name for spec in registry.all(PolicySpec) if spec.kind == "scheduling"),
+            "protocol": "openai",
+            "chat": loaded.chat_template is not None,
+            "max_batch_size": config.max_batch_size,
+            "max_waiting": config.max_waiting,
+            "max_model_len": shape.max_model_len,
+            "num_blocks": shape.num_blocks,
+            "block_size": shape.block_size,
+            "num_lanes": config.num_replicas,
+            "num_draft_tokens": config.num_draft_tokens,
+        }
+
+    sources = [] if engine.score_source is None else [engine.score_source]
+    return Score(
+        Board(system="orca", unit="iteration", facts=facts, sources=lambda: sources),
+        replay=lambda recording, policy: replay(recording, policy, shape=shape, config=config, registry=registry),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.serving.score import Source
 from mlsys_orca.engine.adapters import AdapterTable
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import KnownAnswer, Requests, Streams, TokenStream
@@ -130,6 +131,7 @@ class EngineClient(ABC):
     ) -> None:
         self.shape, self.config, self.stats = shape, config, stats
         stats.model = shape.name
+        self.score_source: Source | None = None  # what shows its iterations on the score
         self.num_of_batches = 0  # of the unfinished requests, those of batches, which nobody waits behind
         self._requests, self._streams = requests, streams
         self._adapters = AdapterTable(shape.adapters)

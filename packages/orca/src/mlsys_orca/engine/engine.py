@@ -15,6 +15,7 @@ from mlsys_core.serving import LoopRecorder
 from mlsys_orca.engine.client import BusyError, EngineClient, EngineConfig, EngineCounts, EngineShape
 from mlsys_orca.engine.core import EngineCore, plan_kv_tokens
 from mlsys_orca.engine.divided import group_shape
+from mlsys_orca.engine.score.local import LocalScore
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import Streams, TokenStream
 from mlsys_orca.loading.loaded import LoadedModel
@@ -79,8 +80,10 @@ class Engine(EngineClient):
         super().__init__(core.shape, config, core.loop, streams, stats)
         self.core, self._loaded = core, loaded
         self.block_tables, self.pool = core.block_tables, core.pool  # to be read
+        self.score_source = score = LocalScore(core, streams, stats.traces)
         if core.pool is not None:
             core.pool.on_placed = stats.placed
+            core.pool.on_preempted = score.preempted
 
     @property
     def failure(self) -> BaseException | None:

@@ -33,6 +33,7 @@ class RemoteEngine(EngineClient):
         streams.is_live = shape.streams_tokens
         self._fleet = Fleet(shape, config, link, boxes, streams, stats)
         super().__init__(shape, config, self._fleet, streams, stats)
+        self.score_source = self._fleet.score
 
     @property
     def failure(self) -> BaseException | None:

@@ -87,7 +87,13 @@ class TokenStream:
         self._is_closed = True  # until it has a sink: an id in use is another stream's
         streams.open(request.request_id, asyncio.get_running_loop(), self._items.put_nowait)
         self._is_closed = False
-        self._trace = stats.traces.open(request.request_id, operation="generate", model=stats.model)
+        self._trace = stats.traces.open(
+            request.request_id,
+            operation="generate",
+            model=stats.model,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            max_new_tokens=request.max_new_tokens,
+        )
         reason = None
         if known is not None:
             self._num_known = len(known.tokens)
@@ -149,6 +155,7 @@ class TokenStream:
         if self._trace is not None:
             self._trace.facts["gen_ai.usage.input_tokens"] = len(self.request.prompt_token_ids)
             self._trace.facts["gen_ai.usage.output_tokens"] = self._num_tokens
+        if self._stats.traces:
             self._stats.traces.close(self.request.request_id, reason)
 
     def _note(self, token: SampledToken) -> None:
@@ -185,6 +192,9 @@ class Streams:
 
     def __init__(self) -> None:
         self.is_live = True  # False: tokens are handed over with their request's result, not as iterations complete
+        self.tap: Callable[[IterationBatch, IterationOutput], None] | None = (
+            None  # hears of each iteration that ran here
+        )
         self._sinks: dict[str, tuple[asyncio.AbstractEventLoop, Callable[[Any], None]]] = {}
 
     def open(self, request_id: str, loop: asyncio.AbstractEventLoop, put: Callable[[Any], None]) -> None:
@@ -203,6 +213,8 @@ class Streams:
 
     def on_output(self, batch: IterationBatch | None, output: IterationOutput, now: float) -> None:
         """Deliver one iteration's tokens."""
+        if (tap := self.tap) is not None and batch is not None:
+            tap(batch, output)
         if not self.is_live:
             return
         deliveries: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}

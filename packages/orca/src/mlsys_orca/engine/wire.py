@@ -101,6 +101,7 @@ class Seal(msgspec.Struct, array_like=True):
     handle: int
     num_computed_tokens: int
     block_table: tuple[int, ...] | None  # None: as told before
+    num_rows: int = 0  # that the iteration ran of it, guesses among them
 
 
 class Iteration(msgspec.Struct, array_like=True, tag=10):

@@ -196,7 +196,10 @@ class Worker:
                 table = sequence.block_table
                 is_told = self._told.get(part.request_id) is table
                 self._told[part.request_id] = table
-                seals.append(wire.Seal(int(part.request_id), sequence.num_computed_tokens, None if is_told else table))
+                computed = sequence.num_computed_tokens
+                seals.append(
+                    wire.Seal(int(part.request_id), computed, None if is_told else table, part.stop - part.start)
+                )
         tokens = tuple(
             wire.Token(
                 int(token.request_id), token.token_id, token.logprob, token.top_logprobs, token.num_cached_tokens

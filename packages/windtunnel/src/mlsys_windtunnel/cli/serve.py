@@ -54,7 +54,7 @@ def serve(
     with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
         source = PipelineSource(build)
         repository = ModelRepository([source.add(path) for path in models], source=source)
-        api = create_oip_app(repository, config=http, grpc=grpc, model_control=oip.model_control)
+        api = create_oip_app(repository, config=http, grpc=grpc, model_control=oip.model_control, system="windtunnel")
         api.include_router(rows_router(repository))
 
         def tell(address: ServerAddress) -> None:

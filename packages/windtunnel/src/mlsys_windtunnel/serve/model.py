@@ -24,6 +24,7 @@ from mlsys_core.serving.oip import (
     ModelSpec,
     TensorSpec,
 )
+from mlsys_core.serving.score import BatchSource
 from mlsys_core.serving.tracing import EngineTraces
 
 from mlsys_windtunnel.export.host_parts import MISSING_TEXTS, Code, Codes, Column, HostPlan, keys_of
@@ -71,6 +72,7 @@ class ServedPipeline:
         self.clock = WallClock()
         self.spec = self._spec(name, max_batch_size)
         traces = EngineTraces(lambda batch: [request.request_id for request in batch.requests])
+        self.score_source = BatchSource(traces, label_of=lambda _: name)
         self._client: LoopClient[Any, Any, Any] = LoopClient(model=name, traces=traces)
         self._executor: ThreadExecutor[RequestBatch[Columns], list[Any]] = ThreadExecutor(self._run, name=name)
         scheduler: ZeroBatch[Columns, Any] = ZeroBatch(max_batch_size=max_batch_size, max_waiting=max_waiting)

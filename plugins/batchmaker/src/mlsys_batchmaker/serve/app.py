@@ -72,4 +72,6 @@ def make_app(
         model_control=model_control,
         registry=registry,
         logger=logger,
+        system="batchmaker",
+        unit="round",
     )

@@ -54,6 +54,7 @@ class OipModel:
         self.executions = Executions()
         self.is_closed = False
         self.engine = Engine(model, config, on_round=self._count)
+        self.score_source = self.engine.score_source
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Return the whole answer."""

@@ -172,6 +172,8 @@ def serve(
             grpc=grpc,
             model_control=oip.model_control,
             registry=registry,
+            system="dvabatch",
+            unit="task",
         )
 
         def tell(address: ServerAddress) -> None:

@@ -22,6 +22,7 @@ from mlsys_core.serving.oip import (
     ModelSpec,
     TensorSpec,
 )
+from mlsys_core.serving.score import BatchSource
 from mlsys_core.serving.tracing import EngineTraces
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.costs import StageCosts
@@ -86,6 +87,7 @@ class ServedModel:
         self._threads = RequestThreads("dvabatch")
         self._model = loaded.model
         traces = EngineTraces(_members)
+        self.score_source = BatchSource(traces, label_of=_label)
         self._client = _Listener(self.executions, loaded.name, traces)
         self.texts = _texts_of(loaded)  # None: the model takes no text
         self.spec = self._spec(loaded, max_batch_size)
@@ -218,6 +220,13 @@ def _texts_of(loaded: Loaded) -> TextTokens | None:
 
 def _members(batch: StageTask | RequestBatch[Any]) -> list[str]:
     return [request.request_id for request in batch.requests]
+
+
+def _label(batch: StageTask | RequestBatch[Any]) -> str:
+    """Return the name of a batch on the score: its stages."""
+    if isinstance(batch, RequestBatch):
+        return "whole model"
+    return f"stage {batch.stage + 1}" + (f"-{batch.last_stage + 1}" if batch.last_stage > batch.stage else "")
 
 
 def _size(array: np.ndarray[Any, Any]) -> int:

@@ -72,6 +72,9 @@ class ServerOptions:
         str | None,
         typer.Option(help="Address of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request."),
     ] = None
+    no_ui: Annotated[
+        bool, typer.Option("--no-ui", help="Serve no page at /: the live score, and a chat where the model can.")
+    ] = False
     log_level: Annotated[
         str, typer.Option(help="debug, info (a line for each request), warning (only trouble) or error.")
     ] = "info"
@@ -99,6 +102,7 @@ class ServerOptions:
             base or HttpConfig(),
             **fields,
             api_keys=frozenset(self.keys()),
+            has_ui=not self.no_ui,
             tls=self._tls(),
             traces=self._traces(),
             cors_origins=tuple(self.cors_origin or ()),

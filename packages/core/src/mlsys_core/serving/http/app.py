@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -39,6 +39,7 @@ from mlsys_core.serving.http.middleware.trace import TraceMiddleware, Tracing
 from mlsys_core.serving.http.routing import JsonRoute
 from mlsys_core.serving.http.threads import LARGE, RequestThreads
 from mlsys_core.serving.protocols import Clock
+from mlsys_core.serving.score.front import Score, ScoreFront
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]]
 
@@ -73,6 +74,7 @@ def create_app(
     clock: Clock | None = None,
     logger: structlog.typing.FilteringBoundLogger | None = None,
     new_request_id: Callable[[], str] | None = None,
+    score: Score | None = None,
 ) -> FastAPI:
     """Return an app with ``routers`` and all services that a model server needs around them (``docs/http.md``).
 
@@ -89,6 +91,7 @@ def create_app(
         clock: of deadlines and durations; give it the serving loop's. Default ``WallClock``.
         logger: default one that writes ``config.log_format`` to stderr.
         new_request_id: makes ids of requests that bring none; default 32 random hexadecimal digits.
+        score: the page at ``/`` shows it, if ``config.has_ui``; None: there is no page.
 
     Returns:
         The app; ``runtime_of(app)`` has the parts.
@@ -102,6 +105,11 @@ def create_app(
     logger = logger or make_logger(config.log_format, level=config.log_level)
     readiness = readiness or Readiness()
     threads = RequestThreads("mlsys-front")
+    ui = ScoreFront(score, threads) if score is not None and config.has_ui else None
+    if score is not None:
+        on_drain, on_retire = [_closing(score), *on_drain], [_closing(score), *on_retire]
+    if ui is not None:  # the page is open, and asks for the key; its events are not
+        config = replace(config, open_paths=(*config.open_paths, "/"))
     runtime = HttpRuntime(
         config=config,
         readiness=readiness,
@@ -140,7 +148,10 @@ def create_app(
     _describe_in_thread(app, threads)
     app.router.route_class = JsonRoute
     app.state.mlsys_http = runtime
-    for router in (health_router(readiness, runtime.metrics.registry), *routers):
+    own = [health_router(readiness, runtime.metrics.registry)]
+    if ui is not None:
+        own.append(ui.router())
+    for router in (*own, *routers):
         app.include_router(router)
     return app
 
@@ -159,6 +170,15 @@ def _describe_in_thread(app: FastAPI, threads: RequestThreads) -> None:
         return answer
 
     app.router.routes[place] = Route(given.path, document, name=given.name, include_in_schema=False)
+
+
+def _closing(score: Score) -> DrainHook:
+    """Return a hook that has the pages of ``score`` leave, which would else hold the drain up."""
+
+    async def close() -> None:
+        score.board.close()
+
+    return close
 
 
 def runtime_of(app: FastAPI) -> HttpRuntime:

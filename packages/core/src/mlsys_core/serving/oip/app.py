@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from fastapi import FastAPI
@@ -20,6 +21,7 @@ from mlsys_core.serving.oip.models.repository import ModelRepository
 from mlsys_core.serving.oip.rest.control import control_router
 from mlsys_core.serving.oip.rest.routes import inference_routes
 from mlsys_core.serving.protocols import Clock
+from mlsys_core.serving.score import Board, Score, Source
 
 DEFAULT_CONFIG = HttpConfig(
     max_body_nbytes=64 * 1024 * 1024, open_paths=("/health/*", "/metrics", "/v2/health/*"), validation_status=400
@@ -53,6 +55,8 @@ def create_oip_app(
     registry: CollectorRegistry | None = None,
     clock: Clock | None = None,
     logger: structlog.typing.FilteringBoundLogger | None = None,
+    system: str = "",
+    unit: str = "batch",
 ) -> FastAPI:
     """Return an app that serves ``repository``; it loads all models first, and closes them at the end.
 
@@ -65,6 +69,8 @@ def create_oip_app(
         registry: of metrics; subsystems register their collectors in it.
         clock: of deadlines; give it the serving loop's. Default ``WallClock``.
         logger: default one that writes ``config.log_format`` to stderr.
+        system: name of the subsystem, for the score's page; models with an attribute ``score_source`` are on it.
+        unit: name of a column there.
 
     Returns:
         The app, for ``mlsys_core.serving.http.serve`` or ``BackgroundServer``. A model that cannot be loaded, or a port
@@ -100,10 +106,24 @@ def create_oip_app(
         registry=registry,
         clock=clock,
         logger=logger,
+        score=Score(_board(repository, system or config.title, unit)),
     )
     engine = Engine(repository, clock, runtime_of(app).threads)
     app.router.routes[:0] = inference_routes(engine, config)  # first, as most requests are for them
     return app
+
+
+def _board(repository: ModelRepository, system: str, unit: str) -> Board:
+    """Return the board of all models that can be watched, those that come later among them."""
+
+    def sources() -> list[Source]:
+        found = [getattr(version.model, "score_source", None) for version in repository.versions()]
+        return [source for source in found if source is not None]
+
+    def facts() -> dict[str, Any]:
+        return {"models": [version.spec.name for version in repository.versions()], "protocol": "oip"}
+
+    return Board(system=system, unit=unit, facts=facts, sources=sources)
 
 
 def grpc_address_of(app: FastAPI) -> ServerAddress:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 Fact = str | int | float | bool
 MAX_NOTED_BATCHES = 16  # of a request, one by one; all are in its sums
@@ -72,6 +72,22 @@ class RequestTrace:
 current_trace: ContextVar[RequestTrace | None] = ContextVar("current_trace", default=None)
 
 
+class Watcher(Protocol):
+    """Hears of all requests of an engine and of its batches, while somebody looks on. From any thread."""
+
+    def opened(self, request_id: str, **facts: Any) -> None:
+        """Note that a request was submitted, with what is known of it."""
+        ...
+
+    def ran(self, batch: Any, request_ids: Sequence[str], started_s: float, ended_s: float) -> None:
+        """Note a batch; ids may be empty where ``batch`` says more."""
+        ...
+
+    def closed(self, request_id: str, reason: str) -> None:
+        """Note that a request has left."""
+        ...
+
+
 class EngineTraces:
     """Traced requests of one engine that have not ended. From any thread.
 
@@ -89,18 +105,24 @@ class EngineTraces:
         (1, 0.5)
     """
 
-    __slots__ = ("_members", "_running")
+    __slots__ = ("_members", "_running", "watcher")
 
     def __init__(self, members: Callable[[Any], Sequence[str]]) -> None:
         self._members = members
         self._running: dict[str, EngineTrace] = {}
+        self.watcher: Watcher | None = None  # who looks on: the score, while a page shows it; None: nobody does
 
     def __bool__(self) -> bool:
-        """Return whether any request is traced."""
-        return bool(self._running)
+        """Return whether any request is traced, or somebody looks on."""
+        return bool(self._running) or self.watcher is not None
 
-    def open(self, request_id: str, *, operation: str, model: str) -> EngineTrace | None:
-        """Trace a request from now on if its client's request is traced; call it in that request's context."""
+    def open(self, request_id: str, *, operation: str, model: str, **facts: Any) -> EngineTrace | None:
+        """Trace a request from now on if its client's request is traced; call it in that request's context.
+
+        ``facts`` are for who looks on.
+        """
+        if (watcher := self.watcher) is not None:
+            watcher.opened(request_id, **facts)
         request = current_trace.get()
         if request is None or request_id in self._running:
             return None
@@ -114,8 +136,14 @@ class EngineTraces:
 
     def on_batch(self, batch: Any, started_s: float, ended_s: float) -> None:
         """Note a batch that ran; before the scheduler hears of its end, which may forget who was in it."""
+        watcher = self.watcher
+        if not self._running and watcher is None:
+            return
+        members = self._members(batch)
+        if watcher is not None:
+            watcher.ran(batch, members, started_s, ended_s)
         if self._running:
-            self.note_batch(self._members(batch), started_s, ended_s)
+            self.note_batch(members, started_s, ended_s)
 
     def note_batch(self, request_ids: Sequence[str], started_s: float, ended_s: float) -> None:
         """Note that these requests ran in one batch."""
@@ -132,6 +160,8 @@ class EngineTraces:
 
     def close(self, request_id: str, reason: str) -> None:
         """Note that a request has left; ids that are not traced are ignored."""
+        if (watcher := self.watcher) is not None:
+            watcher.closed(request_id, reason)
         part = self._running.pop(request_id, None)
         if part is not None:
             part.ended_s, part.reason = time.perf_counter(), reason

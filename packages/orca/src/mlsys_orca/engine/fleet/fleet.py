@@ -21,6 +21,7 @@ from mlsys_orca.engine.fleet.listeners import Listeners
 from mlsys_orca.engine.fleet.replica import Replica
 from mlsys_orca.engine.fleet.routing import choose
 from mlsys_orca.engine.fleet.totals import summed
+from mlsys_orca.engine.score.remote import RemoteScore
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import Streams
 from mlsys_orca.engine.worker_channel import WorkerChannel
@@ -54,7 +55,10 @@ class Fleet:
     ) -> None:
         self.failure: BaseException | None = None
         self.recoveries = Recoveries()
-        handles, listeners = count(), Listeners(streams, stats, self.recoveries)
+        self.score = RemoteScore(
+            stats.traces, lambda: [live for each in self.replicas for live in each.ledger.by_arrival()]
+        )
+        handles, listeners = count(), Listeners(streams, stats, self.recoveries, self.score)
         self.replicas = [Replica(number, shape, handles, listeners) for number in range(config.num_replicas)]
         self._max_batch_size, self._block_size = config.max_batch_size, shape.block_size
         self._link, self._boxes = link, boxes

@@ -11,6 +11,7 @@ from mlsys_core.serving import Finished, FinishReason
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import Recoveries
 from mlsys_orca.engine.recovery import LiveRequest
+from mlsys_orca.engine.score.remote import RemoteScore
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import Streams
 from mlsys_orca.scheduling.batch import IterationOutput
@@ -24,13 +25,15 @@ class Listeners:
     streams: Streams
     stats: EngineStats
     recoveries: Recoveries
+    score: RemoteScore
 
     def on_output(self, output: IterationOutput) -> None:
         """Pass an iteration's items on to who reads them."""
         self.streams.on_output(None, output, 0.0)
 
-    def on_iteration(self, live_of: Mapping[int, LiveRequest], report: wire.Iteration) -> None:
-        """Note in the traces of requests who ran beside them."""
+    def on_iteration(self, number: int, live_of: Mapping[int, LiveRequest], report: wire.Iteration) -> None:
+        """Note an iteration of a replica before its effect is known: in the traces of requests, and on the score."""
+        self.score.ran_at(number, live_of, report)
         handles = report.handles()
         names = [live_of[handle].request.request_id if handle in live_of else "" for handle in handles]
         self.stats.traces.note_batch(names, report.started_s, report.ended_s)

@@ -139,6 +139,7 @@ class Replica:
         )
         for live in running:
             self._listeners.stats.traces.note(live.request.request_id, "worker died", **{"mlsys.death": str(death)})
+            self._listeners.score.interrupted(live.request.request_id)
         for live in verdict.failed:
             self._recoveries.num_poisoned += 1
             if self._leave(live.handle) is not None:
@@ -206,6 +207,7 @@ class Replica:
             case wire.Lost():
                 for handle in report.handles:
                     if (live := self.ledger.live.get(handle)) is not None:
+                        self._listeners.score.preempted(live.request.request_id)
                         if self._order.is_open:
                             live.block_table, live.num_computed_tokens = (), 0
                         else:  # it was held, and a suspect needed them
@@ -224,7 +226,7 @@ class Replica:
         self._now = report.counts
         self._profile = report.slowest_s, report.most_tokens
         if self._listeners.stats.traces:
-            self._listeners.on_iteration(self.ledger.live, report)
+            self._listeners.on_iteration(self.number, self.ledger.live, report)
         self._listeners.on_output(seal(self.ledger.live, report))
         for token in report.tokens:
             if (live := self.ledger.live.get(token.handle)) is not None:

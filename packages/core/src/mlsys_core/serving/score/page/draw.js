@@ -1,0 +1,157 @@
+// The score on a canvas: bars of milliseconds above, squares below, and where a click falls.
+import { causeColor, colors, fit, KINDS } from "./theme.js";
+
+const LEFT = 58;
+const BARS = 96;
+const ROW = 16;
+const MIN_ROWS = 8;
+const FONT = "11px system-ui, sans-serif";
+
+export class ScoreView {
+  constructor(canvas, model) {
+    this.canvas = canvas;
+    this.model = model;
+    this.width = 14; // of a column
+    this.last = null; // index of the rightmost column; null: the newest
+    this.selected = null; // {row, n}: n is a column's number, since indices move
+    this.rows = [];
+    this.from = 0;
+    this.to = -1;
+  }
+
+  // Columns that fit.
+  get capacity() {
+    return Math.max(1, Math.floor((this.canvas.clientWidth - LEFT - 4) / this.width));
+  }
+
+  indexOf(number) {
+    const columns = this.model.columns;
+    return columns.length ? number - columns[0].n : -1;
+  }
+
+  draw() {
+    const { model, canvas } = this;
+    const count = model.columns.length;
+    this.to = this.last === null ? count - 1 : Math.min(this.last, count - 1);
+    this.from = Math.max(0, this.to - this.capacity + 1);
+    this.rows = count ? model.rowsIn(this.from, this.to) : [];
+    const width = canvas.clientWidth;
+    const height = BARS + 10 + Math.max(MIN_ROWS, this.rows.length) * ROW + 6;
+    const context = fit(canvas, width, height);
+    context.font = FONT;
+    context.textBaseline = "middle";
+    const color = colors();
+    const scale = this.scale();
+    this.drawAxis(context, color, width, scale);
+    this.rows.forEach((row, i) => {
+      const y = BARS + 10 + i * ROW;
+      context.fillStyle = i % 2 ? color("--panel") : color("--stripe");
+      context.fillRect(LEFT, y, width - LEFT, ROW);
+      context.fillStyle = color("--quiet");
+      context.textAlign = "right";
+      context.fillText(String(row), LEFT - 8, y + ROW / 2);
+    });
+    for (let i = this.from; i <= this.to; i++) this.drawColumn(context, color, i, scale);
+  }
+
+  scale() {
+    let most = 1;
+    for (let i = this.from; i <= this.to; i++) most = Math.max(most, this.model.columns[i].ms);
+    const step = 10 ** Math.floor(Math.log10(most));
+    return [1, 2, 5, 10].map((factor) => factor * step).find((top) => top >= most);
+  }
+
+  drawAxis(context, color, width, scale) {
+    context.textAlign = "right";
+    context.fillStyle = color("--quiet");
+    context.strokeStyle = color("--line");
+    for (const share of [0, 0.5, 1]) {
+      const y = BARS - share * (BARS - 14) + 0.5;
+      context.beginPath();
+      context.moveTo(LEFT, y);
+      context.lineTo(width, y);
+      context.stroke();
+      context.fillText(share ? `${share * scale} ms` : "0", LEFT - 8, y);
+    }
+  }
+
+  drawColumn(context, color, index, scale) {
+    const column = this.model.columns[index];
+    const x = LEFT + (index - this.from) * this.width;
+    const gap = this.width > 6 ? 2 : 1;
+    let y = BARS;
+    for (const [cause, ms] of Object.entries(column.split)) {
+      const height = (ms / scale) * (BARS - 14);
+      context.fillStyle = causeColor(color, cause);
+      context.fillRect(x, y - height, this.width - gap, height);
+      y -= height;
+    }
+    for (const square of column.squares) this.drawSquare(context, color, x, gap, square);
+    if (this.selected && column.n === this.selected.n) {
+      const i = this.rows.indexOf(this.selected.row);
+      context.strokeStyle = color("--ink");
+      context.lineWidth = 2;
+      if (i >= 0) context.strokeRect(x - 1, BARS + 10 + i * ROW, this.width, ROW);
+      context.strokeRect(x - 1, 12, this.width, BARS - 11);
+      context.lineWidth = 1;
+    }
+  }
+
+  // Each kind has a shape of its own, so that colour is not needed to tell them apart.
+  drawSquare(context, color, x, gap, [row, kind, tokens]) {
+    const y = BARS + 10 + this.rows.indexOf(row) * ROW;
+    const width = this.width - gap;
+    context.fillStyle = color(KINDS[kind].color);
+    if (kind === "x") {
+      context.fillRect(x, y + ROW / 2 - 1.5, width, 3);
+      context.fillRect(x + width / 2 - 1.5, y + 2, 3, ROW - 4);
+    } else if (kind === "d") context.fillRect(x, y + 5, width, ROW - 9);
+    else if (kind === "g") {
+      context.fillRect(x, y + 5, width, ROW - 9);
+      for (let i = 1; i < Math.min(tokens, 5); i++) context.fillRect(x + (i - 1) * 3, y + 1, 2, 3);
+    } else {
+      context.fillRect(x, y + 1, width, ROW - 2);
+      if (kind === "r") {
+        context.fillStyle = color("--panel");
+        context.fillRect(x + width / 2 - 1.5, y + ROW / 2 - 1.5, 3, 3);
+      }
+    }
+  }
+
+  // The square, or the column, at a point of the canvas: {row, n}; row is null above the squares.
+  at(x, y) {
+    const index = this.from + Math.floor((x - LEFT) / this.width);
+    if (x < LEFT || index > this.to || index < this.from || !this.model.columns[index]) return null;
+    const row = this.rows[Math.floor((y - BARS - 10) / ROW)];
+    return { n: this.model.columns[index].n, row: y < BARS + 10 || row === undefined ? null : row };
+  }
+
+  // Move the selection to the nearest square in a direction; keeps it in view.
+  move(dx, dy) {
+    const columns = this.model.columns;
+    if (!columns.length) return;
+    if (!this.selected || this.indexOf(this.selected.n) < 0) {
+      const index = this.to;
+      this.selected = { n: columns[index].n, row: columns[index].squares[0] ? columns[index].squares[0][0] : null };
+      return;
+    }
+    let { row, n } = this.selected;
+    let index = this.indexOf(n);
+    if (dy) {
+      const present = columns[index].squares.map((square) => square[0]).sort((a, b) => a - b);
+      const next = present.indexOf(row) + dy;
+      if (present.length) row = present[Math.max(0, Math.min(present.length - 1, next))];
+    }
+    if (dx) {
+      let next = index + dx;
+      while (row !== null && columns[next] && !columns[next].at.has(row)) next += dx;
+      if (columns[next]) index = next;
+    }
+    this.selected = { row, n: columns[index].n };
+    this.reveal(index);
+  }
+
+  reveal(index) {
+    if (index < this.from || index > this.to) this.last = Math.min(this.model.columns.length - 1, index + (this.capacity >> 1));
+  }
+}

@@ -1,0 +1,148 @@
+// Why a token waited, from the columns alone. Pure: no document, no clock.
+
+const RUN = "pdgr"; // kinds of squares that ran
+
+// Place of the token before the one of `row` at columns[index]: its column's index, or -1 for the first token.
+export function previousToken(model, row, index) {
+  let next = index;
+  for (let i = index - 1; i >= 0; i--) {
+    const square = model.columns[i].at.get(row);
+    if (!square || !RUN.includes(square[1])) continue;
+    if ("dg".includes(square[1]) || "dg".includes(model.columns[next].at.get(row)[1])) return i;
+    next = i;
+  }
+  return -1;
+}
+
+// The wait that ended with the square of `row` in columns[index]: {total, parts}, each part {cause, row, ms}.
+// Causes: queue, held (not in the batch), preempted, between (iterations), prefill (its own), again (its own, once
+// more), beside (another row's prefill), run (its own decode, shared with others).
+export function explain(model, row, index) {
+  const last = model.columns[index];
+  const previous = previousToken(model, row, index);
+  const facts = model.rows.get(row) || {};
+  const first = model.columns.findIndex((column) => column.at.has(row));
+  let begin;
+  if (previous >= 0) begin = model.columns[previous].end;
+  else if (facts.opened !== null && facts.opened !== undefined) begin = facts.opened;
+  else begin = model.columns[first].t;
+  const spent = new Map();
+  const add = (cause, ms, other = 0) => {
+    if (ms <= 0) return;
+    const key = `${cause} ${other}`;
+    const part = spent.get(key) || { cause, row: other, ms: 0 };
+    part.ms += ms;
+    spent.set(key, part);
+  };
+  let at = begin;
+  let others = 0;
+  let idle = previous >= 0 ? "between" : "queue";
+  for (let i = Math.max(0, previous + 1); i <= index; i++) {
+    const column = model.columns[i];
+    if (column.lane !== last.lane || column.end <= begin) continue;
+    const square = column.at.get(row);
+    if (square && !RUN.includes(square[1])) idle = "preempted";
+    if (column.t > at) add(idle, column.t - at);
+    const overlap = column.end - Math.max(at, column.t);
+    at = Math.max(at, column.end);
+    if (!square || !RUN.includes(square[1])) {
+      add(idle === "between" ? "held" : idle, overlap);
+      continue;
+    }
+    idle = "between";
+    const share = column.ms > 0 ? overlap / column.ms : 0;
+    const left = share * divide(column, row, (cause, ms, other) => add(cause, share * ms, other));
+    others = Math.max(others, column.squares.filter(([, kind]) => kind === "d" || kind === "g").length - 1);
+    add("run", left);
+  }
+  const parts = [...spent.values()].sort((a, b) => b.ms - a.ms);
+  return { total: Math.max(0, last.end - begin), parts, others, from: begin, to: last.end };
+}
+
+// Give out a column's prefill time by the rows of each; return what is left: the decodes.
+function divide(column, row, give) {
+  const ms = column.split.prefill || 0;
+  const prefills = column.squares.filter(([, kind]) => kind === "p" || kind === "r");
+  const total = prefills.reduce((sum, square) => sum + square[2], 0);
+  if (!total || !ms) return column.ms;
+  for (const [other, kind, count] of prefills) {
+    const part = (ms * count) / total;
+    if (other !== row) give("beside", part, other);
+    else give(kind === "r" ? "again" : "prefill", part, 0);
+  }
+  return column.ms - ms;
+}
+
+export function format(ms) {
+  return ms >= 10000 ? `${(ms / 1000).toFixed(1)} s` : ms >= 10 ? ms.toFixed(0) : ms.toFixed(1);
+}
+
+// The explanation as a sentence: "41 ms: 12 in the queue, 29 beside request 17's prefill".
+export function sentence(wait, unit = "iteration") {
+  const words = {
+    queue: () => "in the queue",
+    held: () => `while the ${unit} ran without it`,
+    preempted: () => "preempted, until there were blocks again",
+    between: () => `between two ${unit}s`,
+    prefill: () => "for its own prefill",
+    again: () => "to compute again what it had lost",
+    beside: (part) => `beside request ${part.row}'s prefill`,
+    run: () => (wait.others > 0 ? `running with ${wait.others} other${wait.others > 1 ? "s" : ""}` : "running"),
+  };
+  const total = wait.total >= 10000 ? format(wait.total) : `${format(wait.total)} ms`;
+  const shown = wait.parts.filter((part) => part.ms >= 0.05);
+  const parts = shown.map((part) => `${format(part.ms)} ${words[part.cause](part)}`);
+  return `${total}: ${parts.join(", ") || "nothing to wait for"}`;
+}
+
+// The longest waits that ended in columns[from..to]: [{row, index, total}], the longest first.
+export function longestWaits(model, from, to, count) {
+  const found = [];
+  const ended = new Map(); // row -> end of its last token
+  for (let i = 0; i <= to; i++) {
+    const column = model.columns[i];
+    for (const [row, kind] of column.squares) {
+      if (!"dg".includes(kind)) continue;
+      const before = ended.get(row);
+      ended.set(row, column.end);
+      if (before !== undefined && i >= from) found.push({ row, index: i, total: column.end - before });
+    }
+  }
+  return found.sort((a, b) => b.total - a.total).slice(0, count);
+}
+
+// Latencies of all rows: {first: [ms], between: [ms], tokens, ms}.
+export function latencies(model) {
+  const first = [];
+  const between = [];
+  const seen = new Map();
+  let tokens = 0;
+  model.columns.forEach((column) => {
+    for (const [row, kind, count] of column.squares) {
+      const state = seen.get(row) || { last: null, prefilled: null };
+      seen.set(row, state);
+      if (kind === "p" || kind === "r") {
+        if (state.last === null) state.prefilled = column.end;
+      } else if (kind === "d" || kind === "g") {
+        tokens += count;
+        const opened = (model.rows.get(row) || {}).opened;
+        if (state.last === null && state.prefilled !== null) {
+          tokens += 1;
+          if (opened !== null && opened !== undefined) first.push(state.prefilled - opened);
+        }
+        const before = state.last === null ? state.prefilled : state.last;
+        if (before !== null) between.push(column.end - before);
+        state.last = column.end;
+      }
+    }
+  });
+  const columns = model.columns;
+  const ms = columns.length ? columns[columns.length - 1].end - columns[0].t : 0;
+  return { first, between, tokens, ms };
+}
+
+export function percentile(values, share) {
+  if (!values.length) return null;
+  const sorted = [...values].sort((a, b) => a - b);
+  return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
+}

@@ -1,0 +1,90 @@
+"""One iteration as a column of the score: the kinds of its squares and the split of its time. No clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlsys_core.serving.score import Board, Kind, Square
+from mlsys_core.serving.score.split import PrefillSplit
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One request's part of an iteration that ran."""
+
+    request_id: str
+    num_rows: int  # tokens that ran, guesses among them
+    is_decode: bool  # one token after others, and guesses
+    num_new: int  # tokens that came of it
+    block_table: tuple[int, ...]
+    num_cached: int = 0  # of its prompt, found in kept blocks; with its first token
+    num_prompt_tokens: int | None = None
+    max_new_tokens: int | None = None
+
+
+class IterationFeed:
+    """Writer of iterations to a board. From one thread at a time.
+
+    Args:
+        board: Where they go.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self._splits: dict[int, PrefillSplit] = {}  # by lane
+        self._preempted: list[str] = []  # not on the board yet
+        self._behind: set[str] = set()  # requests that compute again what they had computed
+
+    def preempted(self, request_id: str) -> None:
+        """Note that a request's K/V blocks go to others."""
+        self._preempted.append(request_id)
+        self._behind.add(request_id)
+
+    def interrupted(self, request_id: str) -> None:
+        """Note that the worker of a running request has died."""
+        self._behind.add(request_id)
+
+    def add(
+        self, start_s: float, end_s: float, parts: Sequence[Part], *, num_free_blocks: int | None = None, lane: int = 0
+    ) -> None:
+        """Add a column.
+
+        Args:
+            start_s: When the iteration began, on the board's clock.
+            end_s: When it ended.
+            parts: Its requests.
+            num_free_blocks: K/V blocks that nobody holds.
+            lane: Number of the replica.
+        """
+        board = self.board
+        # The next iteration is made before this one is told of: whoever ran in this one was preempted after it.
+        ran = {part.request_id for part in parts}
+        preempted = [request_id for request_id in self._preempted if request_id not in ran]
+        self._preempted = [request_id for request_id in self._preempted if request_id in ran]
+        squares = [Square(board.row(request_id).number, Kind.PREEMPTED, 0) for request_id in preempted]
+        tables: dict[int, tuple[int, ...]] = {}
+        num_decode_rows = num_prefill_rows = 0
+        for part in parts:
+            row = board.row(
+                part.request_id, num_prompt_tokens=part.num_prompt_tokens, max_new_tokens=part.max_new_tokens
+            )
+            tables[row.number] = part.block_table
+            if part.num_cached:
+                board.note_cached(row, part.num_cached)
+            if part.is_decode:
+                num_decode_rows += part.num_rows
+                is_guessed = part.num_new > 1
+                kind, num_tokens = (Kind.GUESSED, part.num_new) if is_guessed else (Kind.DECODE, 1)
+                squares.append(Square(row.number, kind, num_tokens, part.num_rows - 1))
+            else:
+                num_prefill_rows += part.num_rows
+                kind = Kind.RECOVERED if part.request_id in self._behind else Kind.PREFILL
+                squares.append(Square(row.number, kind, part.num_rows))
+            if part.num_new and part.request_id not in self._preempted:
+                self._behind.discard(part.request_id)
+        split = self._splits.setdefault(lane, PrefillSplit())
+        split_ms = split.divide(
+            1000 * (end_s - start_s), num_decode_rows=num_decode_rows, num_prefill_rows=num_prefill_rows
+        )
+        board.add(start_s, end_s, squares, split_ms=split_ms, lane=lane, num_free_blocks=num_free_blocks, tables=tables)

@@ -1,0 +1,110 @@
+"""The score of an engine in worker processes, from what they report. In the front's event loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from mlsys_core.serving.score import Board
+from mlsys_core.serving.tracing import EngineTraces
+from mlsys_orca.engine import wire
+from mlsys_orca.engine.recovery import LiveRequest
+from mlsys_orca.engine.score.feed import IterationFeed, Part
+
+
+class RemoteScore:
+    """Source of all replicas' iterations: :class:`mlsys_core.serving.score.Source`.
+
+    Args:
+        traces: Requests are told to it, by the streams.
+        live: Returns the requests that have not ended.
+    """
+
+    def __init__(self, traces: EngineTraces, live: Callable[[], Iterable[LiveRequest]]) -> None:
+        self._traces, self._live = traces, live
+        self._feed: IterationFeed | None = None
+
+    def begin(self, board: Board) -> None:
+        """Write every iteration to ``board`` from now on. Idempotent."""
+        if self._feed is not None:
+            return
+        self._feed, self._traces.watcher = IterationFeed(board), self
+        for live in self._live():
+            board.found(
+                live.request.request_id,
+                is_waiting=not live.has_begun,
+                num_prompt_tokens=len(live.request.prompt_token_ids),
+                max_new_tokens=live.request.max_new_tokens,
+            )
+
+    def end(self) -> None:
+        """Write no more."""
+        self._traces.watcher = self._feed = None
+
+    def opened(self, request_id: str, **facts: Any) -> None:
+        """Note that a request was submitted."""
+        if self._feed is not None:
+            self._feed.board.opened(request_id, **facts)
+
+    def closed(self, request_id: str, reason: str) -> None:
+        """Note that a request has left."""
+        if self._feed is not None:
+            self._feed.board.closed(request_id, reason)
+
+    def preempted(self, request_id: str) -> None:
+        """Note that a request's K/V blocks go to others."""
+        if self._feed is not None:
+            self._feed.preempted(request_id)
+
+    def interrupted(self, request_id: str) -> None:
+        """Note that the worker that ran a request has died."""
+        if self._feed is not None:
+            self._feed.interrupted(request_id)
+
+    def ran(self, batch: Any, request_ids: Sequence[str], started_s: float, ended_s: float) -> None:
+        """Do nothing: iterations come as reports."""
+
+    def ran_at(self, number: int, live_of: Mapping[int, LiveRequest], report: wire.Iteration) -> None:
+        """Note an iteration of a replica, before its effect on ``live_of``."""
+        if self._feed is not None:
+            self._feed.add(
+                report.started_s,
+                report.ended_s,
+                parts_of(live_of, report),
+                num_free_blocks=report.counts.num_free_blocks,
+                lane=number,
+            )
+
+
+def parts_of(live_of: Mapping[int, LiveRequest], report: wire.Iteration) -> list[Part]:
+    """Return what ran of each request, by what its front knows of it from before. Pure."""
+    num_new = Counter(token.handle for token in report.tokens)
+    cached = {token.handle: token.num_cached_tokens for token in report.tokens if token.num_cached_tokens}
+    seals = {state.handle: state for state in report.seals}
+    parts = []
+    for handle in dict.fromkeys([*seals, *num_new]):
+        live = live_of.get(handle)
+        if live is None:
+            continue
+        state = seals.get(handle)  # None: the request has ended by this iteration
+        num_left = len(live.request.prompt_token_ids) + len(live.tokens) - live.num_computed_tokens
+        is_decode = num_left <= 1 and live.num_computed_tokens > 0
+        if state is not None and state.num_rows:
+            num_rows = state.num_rows
+        else:
+            num_rows = num_new[handle] if is_decode else num_left - cached.get(handle, 0)
+        table = live.block_table if state is None or state.block_table is None else state.block_table
+        parts.append(
+            Part(
+                live.request.request_id,
+                max(1, num_rows),
+                is_decode,
+                num_new[handle],
+                tuple(table),
+                cached.get(handle, 0),
+                len(live.request.prompt_token_ids),
+                live.request.max_new_tokens,
+            )
+        )
+    return parts

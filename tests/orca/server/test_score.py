@@ -1,0 +1,166 @@
+"""Orca on the score: an engine's iterations, a worker's reports, and the same requests under another policy."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.serving.score import parse_recording
+from mlsys_orca.engine import wire
+from mlsys_orca.engine.client import EngineCounts
+from mlsys_orca.engine.recovery import LiveRequest
+from mlsys_orca.engine.score.remote import parts_of
+from mlsys_orca.engine.score.replay import replay
+from mlsys_orca.scheduling.batch import SampledToken
+from mlsys_orca.scheduling.request import GenerationRequest
+
+from tests.orca.server.conftest import Serve
+
+
+def record(url: str, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+    """Serve ``prompts`` at once while a page looks on; return what it saw."""
+    with httpx.stream("GET", url + "/ui/score/events", timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)  # the snapshot: the engine is watched from now on
+        body = {"model": "tiny", "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            answers = list(
+                threads.map(
+                    lambda prompt: httpx.post(url + "/v1/completions", json={**body, "prompt": prompt}, timeout=60),
+                    prompts,
+                )
+            )
+        assert [answer.status_code for answer in answers] == [200] * len(prompts)
+        return httpx.get(url + "/ui/score/recording").json()
+
+
+def tally(recording: dict[str, Any]) -> dict[int, dict[str, int]]:
+    """Return, for each row, its rows of prefill and the tokens that its decodes gave."""
+    found: dict[int, dict[str, int]] = defaultdict(lambda: {"prefill": 0, "decode": 0, "again": 0})
+    names = {"p": "prefill", "d": "decode", "g": "decode", "r": "again", "x": "again"}
+    for column in recording["columns"]:
+        for row, kind, num_tokens, _ in column["squares"]:
+            found[row][names[kind]] += num_tokens
+    return dict(found)
+
+
+def test_every_token_is_on_the_score(serve: Serve):
+    prompts = [[5 + i] * (3 + 7 * i) for i in range(5)]
+    with serve(http={"has_ui": True}, policy_options={"max_batch_tokens": 16}) as (url, engine):
+        assert engine.stats.traces.watcher is None, "nobody looks on yet"
+        recording = record(url, prompts, 6)
+    parse_recording(json.dumps(recording))
+    by_prompt = {row["prompt"]: row for row in recording["rows"]}
+    assert sorted(by_prompt) == [len(prompt) for prompt in prompts]
+    counts = tally(recording)
+    for num_prompt, row in by_prompt.items():
+        assert row["reason"] == "length"
+        assert row["opened"] <= row["ended"]
+        assert row["max_new"] == 6
+        # The last token of a prompt may be a chunk of its own, which counts as a decode.
+        assert num_prompt + 5 == counts[row["row"]]["prefill"] + counts[row["row"]]["decode"]
+    for column in recording["columns"]:
+        assert sum(column["split"].values()) == pytest.approx(column["ms"], abs=0.01)
+        assert len(column["squares"]) <= 4
+        assert sum(square[2] for square in column["squares"]) <= 16
+        assert 0 <= column["free"] <= engine.shape.num_blocks
+    facts = recording["facts"]
+    assert facts["policy"] == "chunked"
+    assert "paged" in facts["policies"]
+    assert facts["num_blocks"] == engine.shape.num_blocks
+
+
+def test_preempted_requests_compute_again(serve: Serve):
+    prompts = [[5 + i] * 20 for i in range(3)]
+    options = {"policy": "paged", "num_kv_tokens": 96, "policy_options": {"watermark": 0.0}}
+    with serve(http={"has_ui": True}, **options) as (url, engine):
+        recording = record(url, prompts, 40)
+        num_preemptions = engine.counts().pool.num_preemptions
+    squares = [square for column in recording["columns"] for square in column["squares"]]
+    assert sum(kind == "x" for _, kind, _, _ in squares) == num_preemptions > 0
+    assert sum(kind == "r" for _, kind, _, _ in squares) == num_preemptions
+    held: dict[int, list[int]] = {}
+    for column in recording["columns"]:
+        for row, kind, _, _ in column["squares"]:
+            if kind == "x":
+                held.pop(row, None)
+        for row, first, blocks in column.get("tables", ()):
+            held[row] = [*held.get(row, [])[:first], *blocks]
+        blocks = [block for table in held.values() for block in table]
+        assert all(0 <= block < engine.shape.num_blocks for block in blocks)
+
+
+def test_a_worker_s_report_gives_the_same_parts():
+    request = GenerationRequest(request_id="a", prompt_token_ids=(1,) * 10, max_new_tokens=4)
+    live = {handle: LiveRequest(handle, request) for handle in range(4)}
+    live[1].tokens, live[1].num_computed_tokens = [SampledToken("a", 3)], 10  # decodes
+    live[2].tokens, live[2].num_computed_tokens = [SampledToken("a", 3)], 10  # decodes with guesses
+    live[3].tokens, live[3].num_computed_tokens = [SampledToken("a", 3)] * 3, 12  # ends: it has no seal
+    report = wire.Iteration(
+        tokens=tuple(wire.Token(handle, 7, None, (), cached) for handle, cached in [(1, 0), (2, 0), (2, 0), (3, 0)]),
+        scored=(),
+        seals=(wire.Seal(0, 8, (4,), 6), wire.Seal(1, 11, None, 1), wire.Seal(2, 12, (5, 6), 4)),
+        counts=EngineCounts(num_blocks=8, num_free_blocks=4, pool=None),
+        slowest_s=0.0,
+        most_tokens=0,
+        started_s=1.0,
+        ended_s=2.0,
+    )
+    report = wire.decode_report(wire.encode(report))
+    parts = parts_of(live, report)
+    found = [(part.num_rows, part.is_decode, part.num_new, part.block_table) for part in parts]
+    assert found == [(6, False, 0, (4,)), (1, True, 1, ()), (4, True, 2, (5, 6)), (1, True, 1, ())]
+
+
+@pytest.mark.parametrize("policy", ["orca", "paged", "chunked", "request-level"])
+def test_the_same_requests_under_another_policy(serve: Serve, policy: str):
+    prompts = [[5 + i] * (3 + 7 * i) for i in range(5)]
+    with serve(http={"has_ui": True}) as (url, engine):
+        recording = record(url, prompts, 6)
+        simulated = httpx.post(url + "/ui/score/replay", params={"policy": policy}, json=recording, timeout=60)
+        assert simulated.status_code == 200, simulated.text
+        unknown = httpx.post(url + "/ui/score/replay", params={"policy": "fastest"}, json=recording)
+        assert unknown.status_code == 400
+        assert "fastest" in unknown.json()["error"]["message"]
+        broken = httpx.post(url + "/ui/score/replay", params={"policy": policy}, json={**recording, "columns": [1]})
+        assert broken.status_code == 400
+        assert "columns.0" in broken.json()["error"]["message"]
+    result = simulated.json()
+    again = replay(
+        parse_recording(json.dumps(recording)),
+        policy,
+        shape=engine.shape,
+        config=engine.config,
+        registry=installed_plugins().registry,
+    )
+    assert [column["t"] for column in result["columns"]] == [column["t"] for column in again["columns"]], (
+        "deterministic"
+    )
+    assert result["facts"]["simulated"]
+    assert result["facts"]["policy"] == policy
+    assert all(row["reason"] == "done" for row in result["rows"])
+    assert len(result["rows"]) == 5
+    counts = tally(result)
+    for row in result["rows"]:
+        wanted = row["prompt"] + row["max_new"] - 1
+        ran = counts[row["row"]]["prefill"] + counts[row["row"]]["decode"]
+        # Under request-level scheduling who is done early runs on, until the last of its batch is done.
+        assert ran >= wanted if policy == "request-level" else ran == wanted
+    for before, after in zip(result["columns"], result["columns"][1:], strict=False):
+        assert after["t"] >= before["t"] + before["ms"] - 0.01, "one iteration at a time"
+
+
+def test_a_recording_of_another_system_has_no_iterations(serve: Serve):
+    with serve(http={"has_ui": True}) as (url, _):
+        recording = httpx.get(url + "/ui/score/recording").json()
+        empty = httpx.post(url + "/ui/score/replay?policy=orca", json=recording)
+        assert empty.status_code == 400
+        assert "no request that ran" in empty.json()["error"]["message"]
+        other = httpx.post(url + "/ui/score/replay?policy=orca", json={**recording, "system": "dvabatch"})
+        assert other.status_code == 400
+        assert "replay one of Orca" in other.json()["error"]["message"]
