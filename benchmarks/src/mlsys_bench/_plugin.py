@@ -49,6 +49,7 @@ SUITES = {
     "orca-scale": ("Throughput and cost of a divided model, by degrees.", "orca.scale:run", ("cpu",)),
     "orca-gap": ("Time of the last stage between two iterations.", "orca.scale:run_gap", ("cpu",)),
     "orca-bubbles": ("Idle share of a pipeline: request-level against iteration-level.", "orca.bubbles:run", ("cpu",)),
+    "orca-parity": ("Answers of divided models beside one process's, to the bit.", "orca.parity:run", ("cpu",)),
     "orca-overhead": ("Cost of an iteration outside the model.", "orca.overhead:run", ("cpu",)),
     "orca-startup": ("Seconds from a server's start to its first token.", "orca.startup:run", ("cpu",)),
     "orca-weights": ("Memory and predictions of each form of weights.", "orca.weights:run", ("cpu",)),

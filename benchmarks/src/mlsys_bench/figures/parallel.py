@@ -1,10 +1,30 @@
-"""Tables of Orca's divided models: throughput by degrees, gaps between iterations, bubbles of a pipeline."""
+"""Tables of Orca's divided models: parity, throughput by degrees, gaps between iterations, bubbles of a pipeline."""
 
 from __future__ import annotations
 
 from mlsys_bench.figures.results import load, number, table
 
 _MODELS = {"8-heads": "Llama of 8 heads, bf16", "8-heads-fp32": "Llama of 8 heads, fp32"}
+
+
+def parity(*names: str) -> str:
+    """Return a row for each model and degree of each file: what was compared, and what differed."""
+    columns = ["model", "kernels", "TP", "PP", "policies equal", "iterations", "preempted", "shared tokens"]
+    columns += ["right guesses", "under adapters", "cancelled", "blocks left"]
+    rows, model = [], ""
+    for row in (row for name in names for row in load(name)["rows"]):
+        cells = [row["model"] if row["model"] != model else "", row["kernels"], str(row["ranks"]), str(row["stages"])]
+        counts = [
+            row["iterations"],
+            row["preempted"],
+            row["shared_tokens"],
+            row["right_guesses"],
+            row["under_adapters"],
+        ]
+        cells += [row["equal"], *(f"{count:,}" for count in counts), row["requests_cancelled"], str(row["blocks_left"])]
+        model = row["model"]
+        rows.append(cells)
+    return table(columns, rows)
 
 
 def scale(*names: str) -> str:

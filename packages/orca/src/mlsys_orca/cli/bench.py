@@ -195,3 +195,19 @@ def bubbles(quick: Quick = False, model: Model = DEFAULT_MODEL, dtype: Dtype = N
     Example: mlsys orca bench bubbles --quick
     """
     run_named("orca-bubbles", quick=quick, device="cpu", threads=1, out=output, model=model, dtype=dtype)
+
+
+@app.command()
+def parity(
+    quick: Quick = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="A model of the table, like t5 or 'llama + LoRA'; repeat. By default all."),
+    ] = None,
+    output: Out = RESULTS,
+) -> None:
+    """Compare divided models with one process to the bit, under every policy, in processes; print the table.
+
+    Example: mlsys orca bench parity --quick --only llama
+    """
+    run_named("orca-parity", quick=quick, device="cpu", threads=1, out=output, only=tuple(only or ()))
