@@ -8,6 +8,7 @@ there may be several at a time: one that serves and one that waits.
 from __future__ import annotations
 
 import select
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -16,12 +17,21 @@ from typing import Self
 
 import msgspec
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.serving.processes import Death
+from mlsys_core.serving.processes import Death, is_stopped
 from mlsys_core.serving.processes.standing import Standing
 
 from mlsys_orca.parallel.adapters import GroupAdapters
 from mlsys_orca.parallel.executor import IterationWatch, MasterLinks, ParallelExecutor, greet
-from mlsys_orca.parallel.holder import Failed, HolderSettings, Loaded, ask_for_rank, decode_died, decode_report, hold
+from mlsys_orca.parallel.holder import (
+    Born,
+    Failed,
+    HolderSettings,
+    Loaded,
+    ask_for_rank,
+    decode_report,
+    decode_told,
+    hold,
+)
 from mlsys_orca.parallel.messages import Done, Hello
 from mlsys_orca.parallel.placement import Placement, all_places
 from mlsys_orca.parallel.shard import GroupBrokenError, Reducer, Shard
@@ -30,6 +40,7 @@ from mlsys_orca.parallel.wiring import GroupShape, Wiring
 
 RANK_TIMEOUT_S = 60.0  # for all ranks of a group to come
 _CAUSE_S = 2.0  # from the loss of a rank to the word of what it died of
+_LOOK_S = 1.0  # between two looks whether a signal has stopped a rank
 _MESSAGE_NBYTES = 4096
 
 
@@ -162,6 +173,7 @@ class Group:
         make = model.new_reducer
         wiring = Wiring.new(shape, new_reducer=None if make is None else lambda: make(shape))
         self.shape = shape
+        self._pids: set[int] = set()  # of ranks
         self.lives = holders.ask(wiring)
         self.links: MasterLinks = wiring.links()
         self.adapters = GroupAdapters(self.links.adapters, model.adapters)
@@ -201,10 +213,13 @@ class Group:
     def cause(self, timeout_s: float | None) -> Death | None:
         """Wait for the end of a rank that did not end for want of a neighbour, and return it.
 
+        A rank that a signal has stopped, at two looks, counts as one that was killed.
+
         Returns:
             None: none was told within ``timeout_s``, or all have ended without a word, as when their holders died.
         """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        suspects: set[int] = set()  # ranks that were stopped at the last look
         poll, left = select.poll(), {life.fileno(): life for life in self.lives.values() if life.fileno() >= 0}
         for fd in left:
             poll.register(fd, select.POLLIN)
@@ -212,10 +227,19 @@ class Group:
             left_s = None if until_s is None else until_s - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return None
-            for fd, _ in poll.poll(None if left_s is None else left_s * 1e3):
+            ready = poll.poll(1e3 * (_LOOK_S if left_s is None else min(left_s, _LOOK_S)))
+            stopped = set() if ready else {pid for pid in self._pids if is_stopped(pid)}
+            if stopped & suspects:
+                return Death(None, signal.SIGSTOP)
+            suspects = stopped
+            for fd, _ in ready:
+                told = _told(left[fd].recv(_MESSAGE_NBYTES))
+                if isinstance(told, Born):
+                    self._pids.add(told.pid)
+                    continue
                 poll.unregister(fd)
-                data = left.pop(fd).recv(_MESSAGE_NBYTES)
-                death = _death(data)
+                del left[fd]
+                death = told
                 if death is not None and death.exit_code != 0:
                     return death
                 if until_s is None:  # the first that went for want of a neighbour: who it was is told soon
@@ -228,14 +252,13 @@ class Group:
             life.close()
 
 
-def _death(data: bytes) -> Death | None:
-    if not data:
-        return None
+def _told(data: bytes) -> Born | Death | None:
+    """Return what a life socket said; None: its other end is gone."""
     try:
-        died = decode_died(data)
+        told = decode_told(data)
     except msgspec.MsgspecError:
         return None
-    return Death(died.exit_code, died.signal, died.is_out_of_memory)
+    return told if isinstance(told, Born) else Death(told.exit_code, told.signal, told.is_out_of_memory)
 
 
 def layout_of(places: Sequence[Placement]) -> str:

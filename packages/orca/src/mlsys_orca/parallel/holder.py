@@ -40,8 +40,14 @@ class Ask(msgspec.Struct, frozen=True):
     wires: RankWires
 
 
-class Died(msgspec.Struct, frozen=True):
-    """A rank has ended; on its life socket."""
+class Born(msgspec.Struct, frozen=True, tag=0):
+    """A rank lives; the first word on its life socket."""
+
+    pid: int
+
+
+class Died(msgspec.Struct, frozen=True, tag=1):
+    """A rank has ended; the last word there."""
 
     exit_code: int | None
     signal: int | None
@@ -65,7 +71,7 @@ class Failed(msgspec.Struct, frozen=True, tag=1):
 
 
 decode_report = msgspec.msgpack.Decoder(Loaded | Failed).decode
-decode_died = msgspec.msgpack.Decoder(Died).decode
+decode_told = msgspec.msgpack.Decoder(Born | Died).decode
 _encode = msgspec.msgpack.Encoder().encode
 _decode_ask = msgspec.msgpack.Decoder(Ask).decode
 
@@ -143,6 +149,8 @@ def _fork(settings: HolderSettings, shard: Shard, hello: Hello, others: list[soc
         return live_as_rank(settings, shard, hello, ask.shape, wires)
 
     child = Child("mlsys-rank", live)
+    with suppress(OSError):  # who asked is gone, which the socket's end tells
+        life.send(_encode(Born(child.pid)))
     for fd in fds[1:]:
         os.close(fd)
     return _RankChild(child, life)
