@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from mlsys_core.serving.http import HttpConfig
 from mlsys_core.serving.oip import InferRequest, ModelRepository, create_oip_app
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
@@ -203,3 +206,23 @@ def test_the_event_loop_runs_no_operator_of_torch(kind: str):
         assert {array.shape[0] for array in response.outputs.values()} == {3}
 
     asyncio.run(ask())
+
+
+def test_tasks_of_stages_are_on_the_score():
+    served, _ = encoder(InputPolicy(), is_packed=False)
+    app = create_oip_app(ModelRepository([served]), config=HttpConfig(has_ui=True), system="dvabatch", unit="task")
+    body = {
+        "inputs": [{"name": served.spec.inputs[0].name, "datatype": "INT64", "shape": [2, 3], "data": [1, 2, 3] * 2}]
+    }
+    with TestClient(app) as client, ThreadPoolExecutor(1) as thread:
+        recording = thread.submit(client.get, "/ui/score/recording?seconds=1")
+        while served.score_source.is_idle:
+            time.sleep(0.01)
+        assert client.post("/v2/models/tiny/infer", json=body).status_code == 200
+        data = recording.result().json()
+    assert data["system"] == "dvabatch"
+    assert data["facts"]["models"] == ["tiny"]
+    assert [row["reason"] for row in data["rows"]] == ["done", "done"]
+    stages = {column["label"] for column in data["columns"]}
+    assert stages <= {"stage 1", "stage 2", "stage 1-2"}
+    assert stages

@@ -31,6 +31,11 @@ class BatchSource:
         self._traces, self._label_of, self._lane = traces, label_of, lane
         self._board: Board | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """True if nobody looks on."""
+        return self._traces.watcher is not self
+
     def begin(self, board: Board) -> None:
         """See :class:`~.board.Source`."""
         self._board, self._traces.watcher = board, self
