@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 import typer
 from typer.core import TyperGroup
 
+from mlsys_core.cli.help_style import show_help_alike
 from mlsys_core.errors import PluginError
 from mlsys_core.lazy import resolve
 from mlsys_core.plugins.registry import Registry
@@ -37,6 +38,7 @@ def load_command(spec: AppSpec) -> Any:
     app._add_completion = False  # the root offers completion for all
     command = typer.main.get_command(app)
     command.name = spec.name
+    show_help_alike(command)
     return command
 
 
