@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/*.md", "packages/*/README.md", "plugins/*/README.md")
+SHELLS = ("bash", "sh", "console")
+FOLDERS = ("start", "tutorials", "how-to", "explain")  # of docs, beside its own pages
+PAGES = ("README.md", "docs/*.md", *(f"docs/{folder}/*.md" for folder in FOLDERS), "p*/*/README.md")
 # A fence, or a comment that begins <!-- python: code that readers need not see, run in its place.
 _BLOCK = re.compile(
     r"^```(?P<language>[a-z]+)[^\n]*\n(?P<shown>.*?)^```$|^<!-- (?P<hidden_language>[a-z]+)\n(?P<hidden>.*?)^-->$",

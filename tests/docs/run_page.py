@@ -1,15 +1,23 @@
-"""Run the Python blocks of a page one after another, as a reader would who pastes them: ``python run_page.py PAGE``."""
+"""Run the blocks of a page one after another, as a reader would who pastes them: ``python run_page.py PAGE``.
+
+On the pages of :data:`ALL_RUN` shell blocks run too; one that only serves goes on beside those that follow.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
-from tests.docs.blocks import blocks_of
+from tests.docs.blocks import SHELLS, blocks_of
+from tests.docs.serving import serving
 
 _PORT = re.compile(r"(?<=:)80\d\d(?=\b)|(?<=port=)80\d\d\b|(?<=--port )80\d\d\b|(?<=-port )80\d\d\b")
+_SERVES = re.compile(r"mlsys \w+ serve [^\n]*\n?")
+ALL_RUN = ("start", "tutorials", "how-to")  # folders of the documentation
 
 
 def on_free_ports(page: str) -> str:
@@ -23,16 +31,26 @@ def on_free_ports(page: str) -> str:
 
 
 def run(page: Path) -> None:
-    """Run the blocks in one namespace; a traceback names the page's lines."""
+    """Run the blocks, Python's in one namespace; a traceback names the page's lines."""
     names = {"__name__": "__main__"}
     for block in blocks_of(on_free_ports(page.read_text(encoding="utf-8"))):
-        if block.language != "python":
-            continue
-        try:
-            exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
-        except SystemExit as end:
-            if end.code:
-                raise
+        if block.language == "python":
+            try:
+                exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
+            except SystemExit as end:
+                if end.code:
+                    raise
+        elif block.language in SHELLS and page.parent.name in ALL_RUN:
+            run_shell(block.text)
+
+
+def run_shell(text: str) -> None:
+    """Run shell commands in this folder; what only serves is started, and ends with this process."""
+    if _SERVES.fullmatch(text):
+        serving(text)
+        return
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True, env=os.environ | {"PATH": path})
 
 
 if __name__ == "__main__":

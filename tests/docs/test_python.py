@@ -1,4 +1,4 @@
-"""Every Python snippet of the README and the docs runs as it stands on its page."""
+"""Every Python snippet of the README and the docs runs as it stands on its page; on some pages shell commands too."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT, blocks_of, pages
-from tests.docs.run_page import on_free_ports
+from tests.docs.run_page import ALL_RUN, on_free_ports
 
-WITH_PYTHON = [
-    page for page in pages() if any(block.language == "python" for block in blocks_of(page.read_text(encoding="utf-8")))
+THAT_RUN = [
+    page
+    for page in pages()
+    if page.parent.name in ALL_RUN
+    or any(block.language == "python" for block in blocks_of(page.read_text(encoding="utf-8")))
 ]
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", THAT_RUN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
     words = [sys.executable, "-m", "tests.docs.run_page", str(page)]

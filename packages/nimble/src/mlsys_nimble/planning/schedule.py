@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from mlsys_core.graphs import Graph, new_graph
+
 from mlsys_nimble.planning.layout import Layout
 from mlsys_nimble.planning.planner import Assignment, Piece
 from mlsys_nimble.planning.storage import Storage

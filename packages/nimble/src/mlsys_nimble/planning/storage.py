@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlsys_core.memory import MemoryPlan, plan_offsets_for_conflicts
+
 from mlsys_nimble.ir.program import ValueId
 from mlsys_nimble.planning.layout import Layout
 from mlsys_nimble.planning.streams import Bits

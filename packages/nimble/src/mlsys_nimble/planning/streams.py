@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.graphs import Graph, new_graph
+
 from mlsys_nimble.ir.graph import Edge, OperatorGraph
 
 MAX_OPERATORS = 50_000  # reachability then takes 0.3 GB

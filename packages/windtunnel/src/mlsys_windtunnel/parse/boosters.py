@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
+
 from mlsys_windtunnel.parse.names import known_name, public_name
 
 

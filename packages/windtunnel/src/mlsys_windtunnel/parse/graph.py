@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mlsys_core.graphs import Graph, new_graph
+
 from mlsys_windtunnel.checks.table import InputRules
 
 METHODS = ("predict", "labels", "predict_proba", "predict_log_proba", "decision_function")

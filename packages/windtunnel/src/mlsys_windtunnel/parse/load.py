@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
+
 from mlsys_windtunnel.parse.boosters import as_estimator
 
 _PICKLES = (".joblib", ".pkl", ".pickle")
@@ -97,6 +98,7 @@ def _load_booster(path: Path, suffix: str, *, trust_code: bool) -> Any:
 
 def _load_skops(path: Path, *, trust_code: bool) -> Any:
     import skops.io
+
     from mlsys_windtunnel.parse.skops_trees import checked_trees
     from mlsys_windtunnel.parse.tree_safety import check_trees
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from mlsys_windtunnel.parse.functions import why_not_undone
 from mlsys_windtunnel.parse.graph import METHODS, FittedSize
 from mlsys_windtunnel.parse.names import known_name

@@ -12,6 +12,7 @@ from numbers import Integral
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
+
 from mlsys_windtunnel.parse.boosters import as_estimator, catboost_names, reads_by_name
 from mlsys_windtunnel.parse.expand import concatenated, expand, expand_features, join, num_outputs, width_of_answer
 from mlsys_windtunnel.parse.fitted_size import fitted_size

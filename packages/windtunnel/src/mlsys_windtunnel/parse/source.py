@@ -11,6 +11,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+
 from mlsys_windtunnel.checks.table import InputRules, Objects
 from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.parse.boosters import category_columns_of, labels_are_names, reads_by_name

@@ -13,12 +13,13 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from mlsys_batchmaker.native.form import HasForm
-from mlsys_batchmaker.native.runner import PackedCell, gives, pack_or_none
-from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES, CellSpec, Port, Stop
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.isolation import draw_like, require_isolated
 from torch import Tensor, nn
+
+from mlsys_batchmaker.native.form import HasForm
+from mlsys_batchmaker.native.runner import PackedCell, gives, pack_or_none
+from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES, CellSpec, Port, Stop
 
 ModuleClass = TypeVar("ModuleClass", bound=type[nn.Module])
 _MANY_WEIGHTS = 1 << 20  # above which a cell is tried at fewer batch sizes

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
 from mlsys_batchmaker.cells.cell import cell
 from mlsys_batchmaker.native.form import Form, LayerForm
 from mlsys_batchmaker.plan.spec import Port
-from torch import Tensor, nn
-from torch.nn import functional
 
 
 class GRUWeights(nn.Module):

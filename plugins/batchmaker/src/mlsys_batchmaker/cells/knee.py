@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from mlsys_batchmaker.cells.lstm import LSTMCell
 from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.profiling.profile_table import ProfileTable, measure
+
+from mlsys_batchmaker.cells.lstm import LSTMCell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

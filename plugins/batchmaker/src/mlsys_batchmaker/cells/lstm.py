@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from mlsys_batchmaker.cells.cell import cell
-from mlsys_batchmaker.native.form import Form, LayerForm
-from mlsys_batchmaker.plan.spec import Port
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 from torch.nn import functional
+
+from mlsys_batchmaker.cells.cell import cell
+from mlsys_batchmaker.native.form import Form, LayerForm
+from mlsys_batchmaker.plan.spec import Port
 
 
 @cell

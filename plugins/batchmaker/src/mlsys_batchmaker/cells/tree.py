@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor, nn
+
 from mlsys_batchmaker.cells.cell import cell
 from mlsys_batchmaker.native.form import Form, LayerForm
 from mlsys_batchmaker.plan.spec import Port
-from torch import Tensor, nn
 
 
 @cell

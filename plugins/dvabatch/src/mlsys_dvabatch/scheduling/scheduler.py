@@ -16,6 +16,7 @@ from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving.protocols import Finished, FinishReason, WorkerId
 from mlsys_core.serving.queue import RequestQueue
 from mlsys_core.serving.request import ServeRequest
+
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.pipeline import Pipeline
 from mlsys_dvabatch.scheduling.policies.base import New, Policy, State, Stretch

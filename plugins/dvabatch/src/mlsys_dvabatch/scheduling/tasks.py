@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlsys_core.serving.request import ServeRequest
+
 from mlsys_dvabatch.scheduling.table import Part
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from mlsys_core.serving.queue import RequestQueue
 from mlsys_core.serving.request import ServeRequest
+
 from mlsys_dvabatch.scheduling.costs import StageCosts, least_request_s
 from mlsys_dvabatch.scheduling.pipeline import Pipeline
 from mlsys_dvabatch.scheduling.policies.planner import Planner, planner_for

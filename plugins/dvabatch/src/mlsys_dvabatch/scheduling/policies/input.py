@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from mlsys_core.serving.request import ServeRequest
+
 from mlsys_dvabatch.scheduling.costs import remaining_s
 from mlsys_dvabatch.scheduling.policies.base import Mode, New, Policy, State, Stretch
 from mlsys_dvabatch.scheduling.policies.decisions import BatchCost, cluster, cluster_by_bounds

@@ -14,10 +14,11 @@ from functools import lru_cache
 from math import lgamma
 
 import numpy as np
-from mlsys_dvabatch.scheduling.costs import StageCosts, catch_up_s, least_request_s, remaining_s
-from mlsys_dvabatch.scheduling.policies.decisions import HYSTERESIS, planned_split, sizes_by_cost
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
+
+from mlsys_dvabatch.scheduling.costs import StageCosts, catch_up_s, least_request_s, remaining_s
+from mlsys_dvabatch.scheduling.policies.decisions import HYSTERESIS, planned_split, sizes_by_cost
 
 TASK_S = 100e-6  # of the loop and its threads for one task, docs/serving-loop.md
 LONGEST_RUN_S = 0.02  # a run of stages that nobody is asked in between: cancelled requests leave after it

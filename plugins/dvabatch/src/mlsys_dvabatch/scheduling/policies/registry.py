@@ -8,6 +8,7 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError, PluginError
 from mlsys_core.plugins import Registry
 from mlsys_core.plugins.specs import PolicySpec
+
 from mlsys_dvabatch.scheduling.costs import StageCosts, remaining_s
 from mlsys_dvabatch.scheduling.policies.base import Policy
 

@@ -1,0 +1,1 @@
+"""Stream assignment, memory plans and schedules; pure."""

@@ -1,0 +1,1 @@
+"""Fitted pipelines as graphs of operators."""

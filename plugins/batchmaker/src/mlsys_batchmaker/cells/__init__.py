@@ -1,0 +1,1 @@
+"""Cell types, and the check that their rows can be batched."""

@@ -1,0 +1,1 @@
+"""Batch table, queues and policies; pure."""
