@@ -76,6 +76,19 @@ def test_a_copy_answers_as_the_file_to_the_bit(make_gguf: Make, copies: Copies, 
     assert again.nbytes == load(path, None, dtype=dtype).nbytes
 
 
+def test_either_form_of_activations_has_a_copy_of_its_own(make_gguf: Make, copies: Copies) -> None:
+    path, forms = make_gguf(kind=Q.Q4_0), ("float", "int8")
+    plain = {form: logits(load(path, None, activations=form)) for form in forms}
+    assert not torch.equal(plain["float"], plain["int8"])
+    for _ in range(2):
+        for form in forms:
+            again = load(path, copies, activations=form)
+            assert torch.equal(logits(again), plain[form])
+            assert again.num_integer_products == (len(again.linears) if form == "int8" else 0)
+    assert again._copy is not None
+    assert len(files(copies)) == 2
+
+
 def test_kinds_that_differ_within_a_product_are_kept(
     make_gguf: Make, copies: Copies, weights: dict[str, np.ndarray]
 ) -> None:

@@ -23,7 +23,14 @@ from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest
 from torch import Tensor
 
-FORMS = {"fp32": ("fp32", "float"), "bf16": ("bf16", "float"), "int8": ("fp32", "int8"), "int4": ("bf16", "int4")}
+FORMS: dict[str, dict[str, Any]] = {
+    "fp32": {"dtype": "fp32", "weights": "float"},
+    "bf16": {"dtype": "bf16", "weights": "float"},
+    "int8": {"dtype": "fp32", "weights": "int8", "activations": "float"},
+    "int4": {"dtype": "bf16", "weights": "int4", "activations": "float"},
+    "int8-products": {"dtype": "bf16", "weights": "int8", "activations": "int8"},
+    "int4-products": {"dtype": "fp32", "weights": "int4", "activations": "int8"},
+}
 POLICIES: dict[str, dict[str, Any]] = {
     "orca": {},
     "paged": {},
@@ -86,8 +93,7 @@ def some_requests() -> list[GenerationRequest]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_request_gets_the_same_bits_under_any_policy_and_in_any_batch(make_gguf: Any, form: str, policy: str) -> None:
-    dtype, weights = FORMS[form]
-    model = load_model(make_gguf(), dtype=dtype, weights=weights, backend="native").model  # type: ignore[arg-type]
+    model = load_model(make_gguf(), **FORMS[form], backend="native").model
     assert isinstance(model, NativeDecoder)
     requests = some_requests()
     alone: dict[tuple[str, int], Tensor] = {}
@@ -144,8 +150,7 @@ def test_an_iteration_of_many_rows_is_cut_without_a_trace(make_gguf: Any, monkey
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("wanted", [[20], [3, 20, 21], [], [0, 5, 6, 7, 8, 22]], ids=str)
 def test_rows_that_nobody_asks_for_change_nothing(make_gguf: Any, form: str, wanted: list[int]) -> None:
-    dtype, weights = FORMS[form]
-    model = load_model(make_gguf(), dtype=dtype, weights=weights, backend="native").model  # type: ignore[arg-type]
+    model = load_model(make_gguf(), **FORMS[form], backend="native").model
     assert isinstance(model, NativeDecoder)
     builder = BatchBuilder()
     for block, num_tokens in enumerate((21, 1, 1)):  # a prompt beside two tokens

@@ -26,8 +26,9 @@ NATIVE = [name for name in CASES if name != "mixtral"]
 FORMS: dict[str, dict[str, Any]] = {
     "fp32": {"dtype": "fp32", "weights": "float"},
     "bf16": {"dtype": "bf16", "weights": "float"},
-    "int8": {"dtype": "bf16", "weights": "int8"},
-    "int4": {"dtype": "fp32", "weights": "int4"},
+    "int8": {"dtype": "bf16", "weights": "int8", "activations": "float"},
+    "int4": {"dtype": "fp32", "weights": "int4", "activations": "float"},
+    "int4-products": {"dtype": "fp32", "weights": "int4", "activations": "int8"},
 }
 BLOCKS = {  # a GGUF of llama's shape
     "llama.embedding_length": 256,
@@ -101,9 +102,10 @@ def test_threads_change_no_bit(checkpoints: Any, threads: int) -> None:
 def test_a_ggufs_blocks_are_cut_between_groups(make_gguf: Any, kind: str, dtype: str) -> None:
     path = make_gguf(BLOCKS, tensors=stored_as(tensors_of(8, 4, 32, 2 * 256, hidden=256, seed=3), kind))
     batches = some_batches(260)
-    expected = run_whole(path, batches, dtype=dtype, backend="native")
+    options: dict[str, Any] = {"dtype": dtype, "activations": "int8" if dtype == "bf16" else "float"}
+    expected = run_whole(path, batches, backend="native", **options)
     for ranks, stages in ((2, 1), (4, 1), (2, 2)):
-        assert_equal(run_places(path, batches, ranks=ranks, stages=stages, dtype=dtype), expected)
+        assert_equal(run_places(path, batches, ranks=ranks, stages=stages, **options), expected)
 
 
 def test_a_rank_reads_and_holds_its_part(make_gguf: Any) -> None:

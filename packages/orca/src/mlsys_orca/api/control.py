@@ -57,6 +57,7 @@ class ReloadBody(BaseModel):
     adapters: dict[str, str] | None = None  # name -> directory; of another model, none by default
     dtype: str | None = None
     weights: str | None = None
+    activations: str | None = None
 
     def changes(self) -> dict[str, Any]:
         """Return the settings that change."""

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from mlsys_core.cli.registered import Device
-from mlsys_orca.cli.options import Dtype, Model, PipelineParallel, TensorParallel, Weights, refuse_divided
+from mlsys_orca.cli.options import (
+    ActivationsForm,
+    Dtype,
+    Model,
+    PipelineParallel,
+    TensorParallel,
+    Weights,
+    refuse_divided,
+)
 from mlsys_orca.loading.named import DEFAULT_MODEL, load
 from mlsys_orca.parallel.named import find_divided
 
@@ -18,6 +26,7 @@ def explain(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = None,
     weights: Weights = None,
+    activations: ActivationsForm = None,
     device: Device = "cpu",
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
@@ -37,14 +46,14 @@ def explain(
         from mlsys_orca.parallel.group import Holders
         from mlsys_orca.parallel.parts import layout_rows, with_parts
 
-        loaded, parts = find_divided(model, dtype, weights=weights, **degrees)
+        loaded, parts = find_divided(model, dtype, weights=weights, activations=activations, **degrees)
         with Holders(parts) as holders:
             holders.start()
             loaded, layout = with_parts(loaded, holders), layout_rows(loaded.config, holders)
             rows = [*_rows(loaded, tokens), *layout]
     else:
-        loaded = load(model, dtype, device=device, weights=weights)
-        rows = _rows(loaded, tokens)
+        loaded = load(model, dtype, device=device, weights=weights, activations=activations)
+        rows = [*_rows(loaded, tokens), ("activations", _activations(loaded))]
     table = Table(box=box.SIMPLE, show_header=False)
     for name, value in rows:
         table.add_row(name, value)
@@ -59,3 +68,13 @@ def _rows(loaded: LoadedModel, tokens: int) -> list[tuple[str, str]]:
 
     fit = fit_of(loaded, available_nbytes=available_memory_nbytes(loaded.device), tokens_per_request=tokens)
     return fit.rows()
+
+
+def _activations(loaded: LoadedModel) -> str:
+    """Return the form in which rows meet the weights."""
+    from mlsys_orca.backends.native.decoder import NativeDecoder
+
+    if not isinstance(loaded.model, NativeDecoder) or not (whole := loaded.model.num_integer_products):
+        return "float"
+    count = len(loaded.model.linears)
+    return f"int8 in {whole} of {count} products" + ("" if whole == count else ", float in the others")

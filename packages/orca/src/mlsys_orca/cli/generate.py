@@ -12,6 +12,7 @@ from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
 from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.options import (
+    ActivationsForm,
     Adapters,
     ChatTemplateFile,
     Dtype,
@@ -57,6 +58,7 @@ def generate(
     chat_template: ChatTemplateFile = None,
     dtype: Dtype = None,
     weights: Weights = None,
+    activations: ActivationsForm = None,
     device: Device = "cpu",
     threads: ReplicaThreads = 0,
     tensor_parallel: TensorParallel = 1,
@@ -82,6 +84,7 @@ def generate(
     # Whatever answers depend on, and is not in the input.
     settings = {"model": model, "adapters": adapter, "raw": raw, "max_tokens": max_tokens, "temperature": temperature}
     settings |= {"top_p": top_p, "seed": seed, "dtype": dtype, "weights": weights, "device": device}
+    settings |= {} if activations is None else {"activations": activations}
     settings |= {"chat_template": None if chat_template is None else str(chat_template)}
     if sliced or tensor_parallel > 1:
         settings["sliced"] = True
@@ -92,6 +95,7 @@ def generate(
                 model,
                 dtype,
                 weights=weights,
+                activations=activations,
                 slices=sliced or None,
                 adapters=adapter_directories(adapter or []),
                 chat_template=chat_template,
@@ -103,6 +107,7 @@ def generate(
                 dtype,
                 device=device,
                 weights=weights,
+                activations=activations,
                 adapters=adapter_directories(adapter or []),
                 runs_in_torch=compiler is not None,
                 chat_template=chat_template,

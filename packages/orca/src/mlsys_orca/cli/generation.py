@@ -30,6 +30,7 @@ class GenerationSettings:
     adapters: Mapping[str, str] = field(default_factory=dict)  # name -> directory
     dtype: str | None = None
     weights: str | None = None
+    activations: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,7 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
             settings.model,
             settings.dtype,
             weights=settings.weights,
+            activations=settings.activations,
             slices=fixed.sliced or None,
             adapters=settings.adapters,
             takes_adapters=fixed.takes_adapters,
@@ -134,6 +136,7 @@ def _load_whole(settings: GenerationSettings, fixed: Fixed, generation: Generati
         settings.dtype,
         device=fixed.device,
         weights=settings.weights,
+        activations=settings.activations,
         adapters=settings.adapters,
         takes_adapters=fixed.takes_adapters,
         runs_in_torch=fixed.runs_in_torch,

@@ -11,7 +11,7 @@ from mlsys_orca.cli.chaos import chaos
 from mlsys_orca.cli.embed import embed
 from mlsys_orca.cli.explain import explain
 from mlsys_orca.cli.generate import generate
-from mlsys_orca.cli.options import Dtype, Model, Threads, Weights, num_threads_of
+from mlsys_orca.cli.options import ActivationsForm, Dtype, Model, Threads, Weights, num_threads_of
 from mlsys_orca.cli.reload import reload
 from mlsys_orca.cli.serve import serve
 from mlsys_orca.loading.named import DEFAULT_MODEL, load
@@ -40,6 +40,7 @@ def chat(
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer at most.")] = 512,
     dtype: Dtype = None,
     weights: Weights = None,
+    activations: ActivationsForm = None,
     device: Device = "cpu",
     threads: Threads = 0,
     memory_pool: BlockPoolName = None,
@@ -50,7 +51,7 @@ def chat(
     """
     import asyncio
 
-    loaded = load(model, dtype, device=device, weights=weights)
+    loaded = load(model, dtype, device=device, weights=weights, activations=activations)
     from mlsys_orca.api.chat_messages import Message
     from mlsys_orca.api.server import make_service, model_name
     from mlsys_orca.cli.terminal_chat import Conversation, converse

@@ -23,6 +23,14 @@ Weights = Annotated[
         "quantised while loading, smaller and a little less exact. By default packed where that is fast, else float."
     ),
 ]
+ActivationsForm = Annotated[
+    str | None,
+    typer.Option(
+        "--activations",
+        help="With packed weights: int8: rows are quantised too, and whole numbers are multiplied, which is "
+        "faster and a little less exact. float: rows stay as they are, the default.",
+    ),
+]
 Threads = Annotated[
     int, typer.Option(min=0, help="Threads of the model's operators; 0: all cores this process may use.")
 ]

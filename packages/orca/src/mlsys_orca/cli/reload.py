@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from mlsys_core.errors import ServingError
-from mlsys_orca.cli.options import Adapters, Dtype, Weights, adapter_directories
+from mlsys_orca.cli.options import ActivationsForm, Adapters, Dtype, Weights, adapter_directories
 
 _OUT_OF_TIME = 504
 _LOOK_S = 0.2  # between two looks how many requests are left
@@ -23,6 +23,7 @@ def reload(
     adapter: Adapters = None,
     dtype: Dtype = None,
     weights: Weights = None,
+    activations: ActivationsForm = None,
     api_key: Annotated[
         str | None,
         typer.Option(help="Sent as bearer token.", envvar=["MLSYS_ORCA_API_KEY", "MLSYS_SERVE_API_KEY"]),
@@ -38,6 +39,7 @@ def reload(
     import httpx
 
     fields: dict[str, Any] = {"model": model, "name": name, "dtype": dtype, "weights": weights}
+    fields["activations"] = activations
     if adapter is not None:
         fields["adapters"] = adapter_directories(adapter)
     body = {key: value for key, value in fields.items() if value is not None}

@@ -14,6 +14,7 @@ from mlsys_core.cli.serving import ServerOptions, serve_command
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.generation import Fixed, GenerationSettings, live
 from mlsys_orca.cli.options import (
+    ActivationsForm,
     Adapters,
     ChatTemplateFile,
     Dtype,
@@ -61,6 +62,7 @@ def serve(
     chat_template: ChatTemplateFile = None,
     dtype: Dtype = None,
     weights: Weights = None,
+    activations: ActivationsForm = None,
     device: Device = "cpu",
     threads: ReplicaThreads = 0,
     replicas: Replicas = 1,
@@ -152,7 +154,12 @@ def serve(
         typer.echo(f"mlsys: all runs in one process: {why_single}", err=True)
     supervises = why_single is None
     settings = GenerationSettings(
-        model=model, name=name, adapters=adapter_directories(adapter or []), dtype=dtype, weights=weights
+        model=model,
+        name=name,
+        adapters=adapter_directories(adapter or []),
+        dtype=dtype,
+        weights=weights,
+        activations=activations,
     )
     fixed = Fixed(
         http=http,

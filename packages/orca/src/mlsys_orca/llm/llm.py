@@ -68,6 +68,7 @@ class LLM:
         *,
         dtype: str | None = None,
         weights: str | None = None,
+        activations: str | None = None,
         device: str = "cpu",
         threads: int = 0,
         adapters: Mapping[str, str] | None = None,
@@ -95,6 +96,7 @@ class LLM:
             dtype,
             device=device,
             weights=weights,
+            activations=activations,
             adapters=adapters,
             chat_template=None if chat_template is None else Path(chat_template),
         )

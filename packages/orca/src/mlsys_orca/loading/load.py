@@ -18,6 +18,7 @@ from mlsys_core.errors import DeviceError, InvalidInputError
 
 from mlsys_orca.backends.native.decoder import NativeDecoder, to_native
 from mlsys_orca.backends.native.kept import Copies, NotedCheckpoint, can_be_kept
+from mlsys_orca.backends.native.packing import ACTIVATIONS, Activations
 from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.backends.triton import to_gpu
 from mlsys_orca.loading.gguf import load_gguf
@@ -44,6 +45,7 @@ def load_model(
     num_threads: int = 1,
     progress: Progress | None = None,
     copies: Copies | None = None,
+    activations: Activations | None = None,
 ) -> LoadedModel:
     """Load a model, whatever its format: what the path holds decides.
 
@@ -64,6 +66,9 @@ def load_model(
             where the cores are free: dequantising is many small operators, each of which waits for the whole team.
         progress: Called with the bytes of weights read so far and those in all.
         copies: Where a packed copy of a quantised GGUF is kept, which later loads map; None: nowhere.
+        activations: Form of the rows that meet packed weights in native products: ``"int8"``: quantised, with a scale
+            for each group of 16 or 32 features, and multiplied as whole numbers, which is faster and a little less
+            exact; ``"float"``: as they are. None: the default, float in torch's operators.
 
     Raises:
         InvalidInputError: there is no model at ``path``, it is damaged, or it needs something that is not implemented.
@@ -76,7 +81,7 @@ def load_model(
         >>> loaded.tokenizer.eos_ids  # doctest: +SKIP
         frozenset({2})
     """
-    check_forms(dtype=dtype, weights=weights, backend=backend)
+    check_forms(dtype=dtype, weights=weights, backend=backend, activations=activations)
     target = usable_device(device)
     wanted = DTYPES[dtype or default_dtype(target)]
     where, load = model_files(path)
@@ -84,21 +89,41 @@ def load_model(
         if backend == "torch" or (backend == "auto" and target.type == "cuda"):
             loaded = load(where, dtype=wanted, device=target, weights=weights or "float", progress=progress)
             model = loaded.model if backend == "torch" else to_gpu(loaded.model)
-            return replace(loaded, model=model, device=device)
+            return _checked(replace(loaded, model=model, device=device), activations)
         is_packed = load is load_gguf and weights in (None, "packed")
-        if is_packed and copies and target.type == "cpu" and (copy := copies.path_of(where)):
-            loaded, model = _load_with_copy(where, copies, copy, dtype=wanted, backend=backend, progress=progress)
+        if (
+            is_packed
+            and copies
+            and target.type == "cpu"
+            and (copy := copies.path_of(where, activations=activations or ACTIVATIONS))
+        ):
+            loaded, model = _load_with_copy(
+                where, copies, copy, dtype=wanted, backend=backend, progress=progress, activations=activations
+            )
         else:
             loaded = load(where, dtype=wanted, device=target, weights=weights or "packed", progress=progress)
-            model = to_native(loaded.model, backend=backend)
+            model = to_native(loaded.model, backend=backend, activations=activations)
         if model is loaded.model and weights is None and has_packed_weights(model):  # slow in torch's operators
             loaded = load(where, dtype=wanted, device=target, weights="float", progress=progress)
-            return replace(loaded, device=device)
-        return replace(loaded, model=model, device=device)
+            return _checked(replace(loaded, device=device), activations)
+        return _checked(replace(loaded, model=model, device=device), activations)
 
 
-def check_forms(*, dtype: str | None, weights: str | None, backend: str) -> None:
-    """See that the names of a dtype, a form of weights and a backend are known.
+def _checked(loaded: LoadedModel, activations: str | None) -> LoadedModel:
+    """Return ``loaded``.
+
+    Raises:
+        InvalidInputError: quantised rows were asked for, and it runs where there are none.
+    """
+    if activations == "int8" and not isinstance(loaded.model, NativeDecoder):
+        raise InvalidInputError(
+            f"{loaded.name} does not run in native products, which alone take activations in int8: leave that out"
+        )
+    return loaded
+
+
+def check_forms(*, dtype: str | None, weights: str | None, backend: str, activations: str | None = None) -> None:
+    """See that the names of a dtype, a form of weights, a backend and a form of activations are known.
 
     Raises:
         InvalidInputError: one is not.
@@ -107,6 +132,8 @@ def check_forms(*, dtype: str | None, weights: str | None, backend: str) -> None
         raise InvalidInputError(f"the dtype {dtype!r} is not known; {', '.join(DTYPES)} are")
     if weights is not None and weights not in get_args(WeightForm):
         raise InvalidInputError(f"weights {weights!r} are not known; {', '.join(get_args(WeightForm))} are")
+    if activations is not None and activations not in get_args(Activations):
+        raise InvalidInputError(f"activations {activations!r} are not known; {', '.join(get_args(Activations))} are")
     if backend not in BACKENDS:
         raise InvalidInputError(f"the backend {backend!r} is not known; {', '.join(BACKENDS)} are")
 
@@ -127,7 +154,14 @@ def model_files(path: Path | str) -> tuple[Path, Callable[..., LoadedModel]]:
 
 
 def _load_with_copy(
-    where: Path, copies: Copies, copy: Path, *, dtype: torch.dtype, backend: str, progress: Progress | None
+    where: Path,
+    copies: Copies,
+    copy: Path,
+    *,
+    dtype: torch.dtype,
+    backend: str,
+    progress: Progress | None,
+    activations: Activations | None,
 ) -> tuple[LoadedModel, DecoderModel]:
     """Load a GGUF and lower it: from its packed copy, or from the file, and then write that."""
     kept = copies.find(copy)
@@ -140,7 +174,7 @@ def _load_with_copy(
     load = partial(load_gguf, where, dtype=dtype, device=torch.device("cpu"), weights="packed", progress=progress)
     loaded = load(noted=note)
     is_new = kept is None and can_be_kept(loaded.model, noted[0])  # before the weights are taken
-    model = to_native(loaded.model, backend=backend, kept=kept)
+    model = to_native(loaded.model, backend=backend, kept=kept, activations=activations)
     if kept is not None and model is loaded.model:  # kernels that wrote the copy are gone: read the weights after all
         loaded = load()
         return loaded, loaded.model

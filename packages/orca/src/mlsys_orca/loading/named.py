@@ -22,6 +22,7 @@ def load(
     *,
     device: str = "cpu",
     weights: str | None = None,
+    activations: str | None = None,
     adapters: Mapping[str, str] | None = None,
     takes_adapters: bool = False,
     runs_in_torch: bool = False,
@@ -57,7 +58,8 @@ def load(
             from mlsys_orca.loading.room import check_room
 
             check_room(path, dtype=dtype, weights=weights, runs_in_torch=in_torch, device=device)
-        given = {"dtype": dtype, "weights": weights, "backend": "torch" if in_torch else None}
+        given = {"dtype": dtype, "weights": weights, "activations": activations}
+        given["backend"] = "torch" if in_torch else None
         context = LoadContext(
             device=device,
             progress=lambda done, total: progress.update(task, completed=done, total=total),

@@ -20,7 +20,7 @@ ENGINE, OWN = "orca", "orca-llm"
 
 def load_registered(path: Path, context: LoadContext) -> LoadedModel:
     """Load a GGUF file or a Hugging Face directory; Orca's own loader, see :func:`load_model` for what it refuses."""
-    options = context.taken("dtype", "weights", "backend")
+    options = context.taken("dtype", "weights", "activations", "backend")
     chosen = settings()
     copies = Copies(chosen.cache_dir / "packed", chosen.packed_nbytes)
     return load_model(path, device=context.device, progress=context.progress, copies=copies, **options)

@@ -15,6 +15,7 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 from torch import Tensor
 
 from mlsys_orca.backends.native.lowering import LoweringError
+from mlsys_orca.backends.native.packing import Activations
 from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.loading.load import DTYPES, check_forms, default_dtype, model_files
 from mlsys_orca.loading.loaded import LoadedModel
@@ -99,6 +100,7 @@ def load_shard(
     progress: Progress | None = None,
     slices: bool | None = None,
     takes_adapters: bool = False,
+    activations: Activations | None = None,
 ) -> Shard:
     """Load the part of a model at ``placement``; no more of the file is read, and no more is held.
 
@@ -117,6 +119,7 @@ def load_shard(
             places of a model take the same.
         takes_adapters: LoRA adapters may be added (:meth:`.torch_shard.TorchShard.add_adapter`); the part runs in
             torch's operators.
+        activations: As of ``load_model``.
 
     Raises:
         InvalidInputError: as ``load_model``, or the model does not divide so.
@@ -127,9 +130,11 @@ def load_shard(
         >>> shard = load_shard("model.gguf", Placement(rank=1, num_ranks=3))  # doctest: +SKIP
         >>> shard.join(reducer, num_threads=1).run(inputs, None, out, kv_cache)  # doctest: +SKIP
     """
-    check_forms(dtype=dtype, weights=weights, backend=backend)
+    check_forms(dtype=dtype, weights=weights, backend=backend, activations=activations)
     if takes_adapters and backend == "native":
         raise InvalidInputError("adapters need torch's operators: leave out backend='native'")
+    if takes_adapters and activations == "int8":
+        raise InvalidInputError("adapters need torch's operators, which take no activations in int8: leave that out")
     where, load = model_files(path)
     wanted = DTYPES[dtype or default_dtype()]
     found: list[Any] = []
@@ -154,9 +159,9 @@ def load_shard(
             try:
                 if not isinstance(model, Decoder):
                     raise LoweringError(f"a model by {type(model).__name__}")
-                return NativeShard(model, found[0], placement)
+                return NativeShard(model, found[0], placement, activations=activations)
             except MlsysError as error:
-                if backend == "native":
+                if backend == "native" or activations == "int8":
                     raise
                 _log.info("the part runs in torch: %s", error)
         load(where, weights=weights or "float", read=read_slices, **options)

@@ -22,6 +22,7 @@ def find_divided(
     tensor_parallel: int,
     pipeline_parallel: int,
     weights: str | None = None,
+    activations: str | None = None,
     slices: bool | None = None,
     adapters: Mapping[str, str] | None = None,
     takes_adapters: bool = False,
@@ -49,7 +50,7 @@ def find_divided(
     if why := can_supervise():
         raise InvalidInputError(f"a model cannot be divided here: {why}")
     torch.set_num_threads(1)  # threads do not survive the fork of the processes to come
-    check_forms(dtype=dtype, weights=weights, backend="auto")
+    check_forms(dtype=dtype, weights=weights, backend="auto", activations=activations)
     form: WeightForm | None = weights  # type: ignore[assignment]  # checked
     loaded, parts = divide(
         resolve_model(model, settings().cache_dir),
@@ -57,6 +58,7 @@ def find_divided(
         pipeline_parallel=pipeline_parallel,
         dtype=dtype,
         weights=form,
+        activations=activations,  # type: ignore[arg-type]  # checked
         slices=slices,
         takes_adapters=takes_adapters,
         adapters={name: read_adapter(path) for name, path in (adapters or {}).items()},

@@ -13,6 +13,7 @@ from torch import Tensor
 from mlsys_orca.backends.native.decoder import NativeDecoder, Results
 from mlsys_orca.backends.native.kv_cache import NativeKVCache
 from mlsys_orca.backends.native.lookup import look_up_native
+from mlsys_orca.backends.native.packing import Activations
 from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
@@ -32,18 +33,25 @@ class NativeShard:
         decoder: The part, in torch's modules; gives its weights away.
         whole: The whole model's configuration.
         placement: The part's place.
+        activations: As of :class:`NativeDecoder`.
 
     Raises:
         LoweringError: the decoder has a part without a native operator.
         MissingDependencyError: there is no C++ compiler.
     """
 
-    def __init__(self, decoder: Decoder, whole: ModelConfig, placement: Placement) -> None:
+    def __init__(
+        self, decoder: Decoder, whole: ModelConfig, placement: Placement, *, activations: Activations | None = None
+    ) -> None:
         self.config, self.whole, self.placement = decoder.config, whole, placement
         self.dtype = decoder.dtype
         self.device = decoder.device
         self._decoder = NativeDecoder(
-            decoder, slices=num_slices(whole), num_ranks=placement.num_ranks, has_head=placement.is_last
+            decoder,
+            activations=activations,
+            slices=num_slices(whole),
+            num_ranks=placement.num_ranks,
+            has_head=placement.is_last,
         )
         self.needs_logits = whole.logit_softcap is not None
         self._reducer: Reducer | None = None

@@ -13,6 +13,7 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 
 from mlsys_orca import __version__
 from mlsys_orca.backends.native import library
+from mlsys_orca.backends.native.packing import Activations
 from mlsys_orca.loading.load import default_dtype, model_files
 from mlsys_orca.loading.loaded import DividedModel, LoadedModel
 from mlsys_orca.loading.room import weights_nbytes_at_least
@@ -38,6 +39,7 @@ def divide(
     pipeline_parallel: int,
     dtype: str | None = None,
     weights: WeightForm | None = None,
+    activations: Activations | None = None,
     slices: bool | None = None,
     takes_adapters: bool = False,
     adapters: Mapping[str, AdapterFiles] | None = None,
@@ -50,6 +52,7 @@ def divide(
         pipeline_parallel: Stages.
         dtype: As of ``load_model``.
         weights: Likewise.
+        activations: Likewise.
         slices: As of :func:`~mlsys_orca.parallel.loading.load_shard`.
         takes_adapters: LoRA adapters may come while it runs.
         adapters: Those that are there from the start, by name; with any, more may come.
@@ -67,11 +70,19 @@ def divide(
         raise InvalidInputError(f"{loaded.name} has an encoder, and adapters go on decoders alone: leave them out")
     loaded = replace(loaded, adapters={name: files.key_of(name) for name, files in (adapters or {}).items()})
     _check_room(path, loaded.name, dtype=dtype or default_dtype(), weights=weights)
-    recipe = (weights, slices, takes_adapters)
+    recipe = (weights, activations, slices, takes_adapters)
     model = digest_of(path, whole, dtype=str(loaded.model.dtype), weights=repr(recipe))
 
     def load(place: Placement) -> Shard:
-        shard = load_shard(path, place, dtype=dtype, weights=weights, slices=slices, takes_adapters=takes_adapters)
+        shard = load_shard(
+            path,
+            place,
+            dtype=dtype,
+            weights=weights,
+            activations=activations,
+            slices=slices,
+            takes_adapters=takes_adapters,
+        )
         for key, files in given.items():
             shard.add_adapter(key, files)
         return shard

@@ -22,7 +22,7 @@ from mlsys_orca.backends.native.kv_cache import NativeKVCache
 from mlsys_orca.backends.native.library import PANEL, address
 from mlsys_orca.backends.native.lookup import look_up_native
 from mlsys_orca.backends.native.lowering import LoweringError, lower
-from mlsys_orca.backends.native.packing import PackedLinear, pack, pack_bias
+from mlsys_orca.backends.native.packing import ACTIVATIONS, Activations, PackedLinear, pack, pack_bias
 from mlsys_orca.backends.native.plan import Attend, GatherRows, Gemm, Normalise, Operator, Reduce
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
@@ -68,6 +68,7 @@ class NativeDecoder:
     Args:
         decoder: Gives its weights away and can't run itself any more.
         kept: The copy that has the weights which ``decoder`` only says the shapes of.
+        activations: ``"int8"``: rows that meet packed codes are quantised too; None: the default of this version.
         part: What :func:`~.lowering.lower` is told of a decoder that is a part of one.
 
     Raises:
@@ -79,7 +80,9 @@ class NativeDecoder:
         >>> Runner(decoder, new_kv_cache(decoder, num_blocks=64)).run(batch)  # doctest: +SKIP
     """
 
-    def __init__(self, decoder: Decoder, *, kept: Kept | None = None, **part: Any) -> None:
+    def __init__(
+        self, decoder: Decoder, *, kept: Kept | None = None, activations: Activations | None = None, **part: Any
+    ) -> None:
         if decoder.device.type != "cpu" or decoder.dtype not in _DTYPES:
             raise LoweringError(f"{decoder.dtype} on {decoder.device}")
         self.config = decoder.config
@@ -97,6 +100,7 @@ class NativeDecoder:
         self.largest: NDArray[np.int64] | None = None  # [num_sampled] of the last call: where a row's largest logit is
         self._kept: list[Tensor | PackedLinear] = []  # what the operators point to
         self._copy = kept
+        self.activations = activations or ACTIVATIONS
         self.linears: list[PackedLinear | None] = []  # of the plan's products; None: one that was not quantised
         number = {name: index for index, name in enumerate(self.plan.widths)}
         self._operators = [self._bind(operator, number) for operator in self.plan.operators]
@@ -124,6 +128,11 @@ class NativeDecoder:
     def nbytes(self) -> int:
         """Bytes of packed weights, all but the embedding's."""
         return sum(kept.nbytes for kept in self._kept)
+
+    @property
+    def num_integer_products(self) -> int:
+        """Number of the plan's products that multiply whole numbers."""
+        return sum(each is not None and each.is_integer for each in self.linears)
 
     def __call__(self, inputs: ForwardInputs, kv_cache: KVCache | NativeKVCache) -> Tensor:
         """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size], or [.., 0].
@@ -276,7 +285,7 @@ class NativeDecoder:
             packed = self._copy.linear(len(self.linears), bias, takes_bf16=takes_bf16)
             linear.take_weight()
         else:
-            packed = pack(linear, is_gated=is_gated, takes_bf16=takes_bf16)
+            packed = pack(linear, is_gated=is_gated, takes_bf16=takes_bf16, activations=self.activations)
         self.linears.append(packed if is_quantised else None)
         return packed
 
@@ -318,13 +327,16 @@ class NativeDecoder:
         return address(values)
 
 
-def to_native(model: DecoderModel, *, backend: str = "auto", kept: Kept | None = None) -> DecoderModel:
+def to_native(
+    model: DecoderModel, *, backend: str = "auto", kept: Kept | None = None, activations: Activations | None = None
+) -> DecoderModel:
     """Convert ``model`` to a native decoder.
 
     Args:
         model: A decoder of ours gives its weights away.
         backend: ``"auto"``: where it can't be, the model comes back as it is, and the log says why.
         kept: The copy that the model's quantised weights are in.
+        activations: As of :class:`NativeDecoder`.
 
     Raises:
         MlsysError: it can't be, and ``backend`` is ``"native"``.
@@ -332,7 +344,7 @@ def to_native(model: DecoderModel, *, backend: str = "auto", kept: Kept | None =
     try:
         if not isinstance(model, Decoder):
             raise LoweringError(f"a model by {type(model).__name__}")
-        return NativeDecoder(model, kept=kept)
+        return NativeDecoder(model, kept=kept, activations=activations)
     except MlsysError as error:
         if backend == "native":
             raise

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "amx.h"
+#include "integer.h"
 #include "operators.h"
 #include "rows.h"
 #include "scratch.h"
@@ -10,15 +11,15 @@ namespace orca {
 
 constexpr int FEW_ROWS = 4;  // that each thread rather prepares for itself than waits for
 
-// The rows that a GEMM multiplies: a register's, or rows prepared from it (normalised, rounded to bf16). Few rows are
+// The rows that a GEMM multiplies: a register's, or rows prepared from it (normalised, rounded to bf16, quantised). Few rows are
 // prepared by each thread for itself, within its first claim: a late thread may not read what later operators write.
 class GemmInput {
   public:
     GemmInput(const Gemm& op, const Register& source, int count, Scratch& own)
         : source(source), norm(op.norm), K(op.matrix.K), count(count),
-          in_pairs(op.matrix.is_in_pairs()), lda(in_pairs ? K / 2 : K), ready(source.floats),
-          own(own) {
-        if (source.is_bf16 || (norm.kind == NO_NORM && !in_pairs)) return;
+          in_pairs(op.matrix.is_in_pairs()), in_codes(op.matrix.is_in_quads()), matrix(op.matrix),
+          lda(in_codes ? CodedRow::size(matrix) : in_pairs ? K / 2 : K), ready(source.floats), own(own) {
+        if (source.is_bf16 || (norm.kind == NO_NORM && !in_pairs && !in_codes)) return;
         ready = nullptr;
         // Where the result is added to its own source, all rows are prepared before any is written.
         by_all = count > FEW_ROWS || op.source == op.target;
@@ -28,10 +29,14 @@ class GemmInput {
 
     void use(const float* rows) { ready = rows; }
 
-    void prepare(int row, float* all) const {
+    // `spare`: room for K floats.
+    void prepare(int row, float* all, float* spare) const {
         const float* from = source.floats + (int64_t)row * K;
         float* to = all + row * lda;
-        if (norm.kind == NO_NORM)
+        if (in_codes) {
+            if (norm.kind != NO_NORM) normalise(norm, from, spare);
+            quantise_row(norm.kind == NO_NORM ? from : spare, matrix, to);
+        } else if (norm.kind == NO_NORM)
             convert_row(from, (uint16_t*)to, K);
         else if (in_pairs)
             normalise(norm, from, (uint16_t*)to);
@@ -41,8 +46,8 @@ class GemmInput {
 
     const float* rows() {
         if (!ready) {
-            float* to = own.grow((count + AMX_TILE_ROWS) * lda);
-            for (int row = 0; row < count; row++) prepare(row, to);
+            float* to = own.grow((count + AMX_TILE_ROWS) * lda + K);
+            for (int row = 0; row < count; row++) prepare(row, to, to + (count + AMX_TILE_ROWS) * lda);
             ready = to;
         }
         return ready;
@@ -52,8 +57,13 @@ class GemmInput {
     const Register& source;
     const Norm& norm;
     const int K, count;
-    const bool in_pairs;
-    const int64_t lda;  // of the prepared rows
+    const bool in_pairs, in_codes;
+    const Matrix& matrix;
+
+  public:
+    const int64_t lda;  // of the prepared rows, in floats
+
+  private:
     const float* ready;
     Scratch& own;
     bool by_all = false;

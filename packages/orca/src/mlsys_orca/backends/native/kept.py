@@ -24,7 +24,7 @@ from mlsys_core.native.recipes import recipe
 from mlsys_core.native.store import problem_of
 from mlsys_core.profiling.files import atomic_write
 from mlsys_orca.backends.native.library import PROGRAM
-from mlsys_orca.backends.native.packing import PackedLinear
+from mlsys_orca.backends.native.packing import Activations, PackedLinear
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout
@@ -33,7 +33,7 @@ from torch import Tensor
 
 _log = logging.getLogger(__name__)
 
-MAGIC, FORMAT, SUFFIX = b"MLSYSPK1", 1, ".packed"
+MAGIC, FORMAT, SUFFIX = b"MLSYSPK1", 2, ".packed"
 _ALIGNMENT = 4096
 _LEAST_NBYTES = 16 << 20  # smaller files load as quickly without
 _NUM_PROBES, _PROBE_NBYTES = 256, 4096
@@ -52,7 +52,7 @@ class Kept:
         entry = self.header["linears"][number]
         codes, scales, offsets = self._parts(entry)
         assert codes is not None
-        return PackedLinear(entry["kind"], entry["k"], codes, bias, scales, offsets, takes_bf16)
+        return PackedLinear(entry["kind"], entry["k"], codes, bias, scales, offsets, takes_bf16, entry["centre"])
 
     def table(self) -> QuantizedMatrix | None:
         """Return the embedding's table, if that is quantised."""
@@ -148,12 +148,15 @@ class Copies:
     folder: Path
     most_nbytes: int
 
-    def path_of(self, source: Path) -> Path | None:
-        """Return where the copy of ``source`` is or will be; None: none is kept of so small a file, or none at all."""
+    def path_of(self, source: Path, *, activations: Activations = "float") -> Path | None:
+        """Return where the copy of ``source`` is or will be, packed for rows in that form.
+
+        None: none is kept of so small a file, or none at all.
+        """
         size = source.stat().st_size
         if self.most_nbytes <= size or size < _LEAST_NBYTES or problem_of(self.folder.resolve()):
             return None
-        return self.folder / f"{source.stem[:60]}-{_identity(source)}{SUFFIX}"
+        return self.folder / f"{source.stem[:60]}-{_identity(source, activations)}{SUFFIX}"
 
     def find(self, path: Path) -> Kept | None:
         """Open the copy at ``path``; None if there is none, or it is not whole."""
@@ -200,7 +203,8 @@ class Copies:
             return found
 
         entries: list[Any] = [
-            None if each is None else {"kind": each.kind, "k": each.k, **placed(each)} for each in linears
+            None if each is None else {"kind": each.kind, "k": each.k, "centre": each.centre, **placed(each)}
+            for each in linears
         ]
         placed_table = None if table is None else placed(table)
         header = {"format": FORMAT, "linears": entries, "table": placed_table, "matrices": noted.matrices, "nbytes": 0}
@@ -242,7 +246,7 @@ class Copies:
             raise OSError(f"the disk has no room for {2 * nbytes:,} bytes")
 
 
-def _identity(source: Path) -> str:
+def _identity(source: Path, activations: str) -> str:
     """Return a hash of what ``source`` is: its size and times, bytes from all over it, and what packs it.
 
     All of a large file is not read: that would take as long as loading it. Its time of change (ctime) cannot be set,
@@ -253,7 +257,8 @@ def _identity(source: Path) -> str:
     weights = Path(__file__).parents[2] / "model" / "weights"
     code += [weights / "gguf_blocks.py", weights / "quantized.py"]
     key = recipe(PROGRAM.source, NATIVE, headers=PROGRAM.headers).key
-    digest = hashlib.sha256(f"{FORMAT} {key} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode())
+    times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
+    digest = hashlib.sha256(f"{FORMAT} {activations} {key} {status.st_size} {times}".encode())
     for file in code:
         digest.update(file.read_bytes())
     with source.open("rb") as file_:

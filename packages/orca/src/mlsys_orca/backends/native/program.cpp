@@ -15,6 +15,7 @@
 #include "epilogue.h"
 #include "gemm.h"
 #include "gemm_input.h"
+#include "integer.h"
 #include "lookup.h"
 #include "meeting.h"
 #include "operators.h"
@@ -168,7 +169,8 @@ class Program {
         if (!rows) return;
         GemmInput input(op, registers[op.source], rows, own_memory[thread].rows);
         if (input.is_prepared_by_all()) {
-            for_each_row(thread, rows, K, [&](int row) { input.prepare(row, prepared); });
+            float* spare = own_memory[thread].rows.grow(K);
+            for_each_row(thread, rows, K, [&](int row) { input.prepare(row, prepared, spare); });
             input.use(prepared);
         }
         float* scratch = own_memory[thread].tiles.grow(
@@ -178,6 +180,8 @@ class Program {
             case BF16: run_tiles<Bf16Panel>(op, target, thread, rows, input, scratch); break;
             case INT8: run_quantised<Int8Panel>(op, target, thread, rows, input, scratch); break;
             case INT4: run_quantised<Int4Panel>(op, target, thread, rows, input, scratch); break;
+            case INT8_QUADS: run_tiles<Int8Quads>(op, target, thread, rows, input, scratch); break;
+            case INT4_QUADS: run_tiles<Int4Quads>(op, target, thread, rows, input, scratch); break;
             case BF16_PAIRS:
                 is_by_amx(op) ? run_by_amx<PairsPanel>(op, target, thread, rows, input, scratch)
                                       : run_tiles<PairsPanel, true>(op, target, thread, rows, input, scratch);
@@ -212,7 +216,8 @@ class Program {
     void run_tiles(const Gemm& op, const Register& target, int thread, int rows, GemmInput& input, float* scratch) {
         const int K = op.matrix.K, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
         // Where a panel is read as it stands, the next rows find it in the second-level cache; else it was decoded for all.
-        constexpr bool AS_IT_IS = std::is_same_v<Panel, F32Panel> || std::is_same_v<Panel, PairsPanel>;
+        constexpr bool IN_QUADS = std::is_same_v<Panel, Int8Quads> || std::is_same_v<Panel, Int4Quads>;
+        constexpr bool AS_IT_IS = IN_QUADS || std::is_same_v<Panel, F32Panel> || std::is_same_v<Panel, PairsPanel>;
         int wanted = blocks_of_rows(rows, AS_IT_IS ? NEAR_TILE_ROWS : MAX_TILE_ROWS, across);
         if (wanted > 1) wanted = (wanted + pool.size - 1) / pool.size * pool.size;  // that threads have rows of their own
         const int block = std::max((rows + wanted - 1) / wanted, std::min(rows, MIN_TILE_ROWS));
@@ -232,7 +237,9 @@ class Program {
                 };
                 const float* rows = from + (int64_t)first * K + part.begin;
                 const uint32_t* pairs = (const uint32_t*)from + ((int64_t)first * K + part.begin) / 2;
-                if constexpr (!IN_PAIRS)
+                if constexpr (IN_QUADS)
+                    multiply_tile_of_codes<Panel>(op.matrix, panel, part, some, from + first * input.lda, input.lda, to, begins);
+                else if constexpr (!IN_PAIRS)
                     multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, part, some, rows, K, scratch, to, begins);
                 else if constexpr (std::is_same_v<Panel, PairsPanel>)
                     multiply_tile_of_pairs(op.matrix, panel, part, some, pairs, K / 2, 2 * (int64_t)K * PANEL, to, begins);

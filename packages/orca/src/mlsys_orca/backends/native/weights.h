@@ -20,23 +20,27 @@ constexpr bool HAS_PAIRS = true;
 constexpr bool HAS_PAIRS = false;
 #endif
 
-MLSYS_ENUM(Kind, F32, BF16, INT8, INT4, BF16_PAIRS);
+MLSYS_ENUM(Kind, F32, BF16, INT8, INT4, BF16_PAIRS, INT8_QUADS, INT4_QUADS);  // the last two: integer.h
 
 // What the caller describes, as it arrives through ctypes.
 struct Matrix {
     Kind kind;
     int32_t N;            // output features
     int32_t K;            // input features
-    int32_t group_size;   // input features that share a scale; INT8 and INT4
+    int32_t group_size;   // input features that share a scale; codes
     const void* codes;    // packed weights
-    const void* scales;   // [panels, K / group_size, 16], INT8 and INT4: weight = scale * code + offset
+    const void* scales;   // [panels, K / group_size, 16], codes: weight = scale * (code - centre) + offset
     const void* offsets;  // as scales; null: 0
     int32_t has_halves;   // scales and offsets are fp16, else fp32
     int32_t takes_bf16;   // INT8 and INT4: rows and decoded weights may be rounded to bf16
+    int32_t centre;       // INT4_QUADS; others: 0
     int32_t panels() const { return (N + PANEL - 1) / PANEL; }
-    bool is_in_pairs() const { return kind == BF16_PAIRS || (HAS_PAIRS && takes_bf16 && group_size % 2 == 0); }
+    bool is_in_quads() const { return kind == INT8_QUADS || kind == INT4_QUADS; }
+    bool is_in_pairs() const {
+        return kind == BF16_PAIRS || (HAS_PAIRS && takes_bf16 && group_size % 2 == 0 && !is_in_quads());
+    }
 };
-MLSYS_STRUCT(Matrix, kind, N, K, group_size, codes, scales, offsets, has_halves, takes_bf16);
+MLSYS_STRUCT(Matrix, kind, N, K, group_size, codes, scales, offsets, has_halves, takes_bf16, centre);
 
 // Input features of a product that are summed together: all of them, or one slice.
 struct Features {

@@ -1,0 +1,165 @@
+// Products of codes by codes: rows quantised to int8, a scale for each group of features, and exact sums in int32.
+//
+// An element of the result is one fp32 sum over the groups from first to last: += (sum of code * row's code) * (scale *
+// row's scale), fused, then += offset * (row's scale * sum of row's codes). The whole numbers are exact, so one row and
+// a thousand give the same bits, on every instruction set.
+#pragma once
+
+#include <mlsys/dot.h>
+#include <mlsys/gemm.h>
+
+#include "gemm.h"
+
+namespace orca {
+
+constexpr int QUAD = 4;  // neighbouring features whose bytes share a lane
+constexpr int INTEGER_MR = LANES == 16 ? 6 : 4;   // rows of one call
+constexpr int INTEGER_PANELS = LANES == 16 ? 2 : 1;  // that many rows meet at once; few meet two
+constexpr int FEW_INTEGER_ROWS = LANES == 16 ? INTEGER_MR : 2;
+constexpr int INTEGER_KC = 4096;  // features whose rows and panels stay in the caches
+
+// One quantised row: [K] codes, then by group: scales, sums of codes, and their products.
+struct CodedRow {
+    static int64_t size(const Matrix& m) { return m.K / 4 + 3 * (int64_t)(m.K / m.group_size); }  // in floats
+    int8_t* codes;
+    float* scales;
+    int32_t* sums;
+    float* shifts;
+    CodedRow(const float* row, const Matrix& m)
+        : codes((int8_t*)row), scales((float*)row + m.K / 4), sums((int32_t*)scales + m.K / m.group_size),
+          shifts(scales + 2 * (m.K / m.group_size)) {}
+};
+
+// Quantise a row, group by group: the largest magnitude becomes 127, the nearest codes, ties to even. A group with an
+// infinity or a NaN makes NaN of what it meets. One whose numbers are all below 1e-30 counts as zero.
+inline void quantise_row(const float* x, const Matrix& m, float* out) {
+    const CodedRow row(out, m);
+    for (int g = 0; g < m.K / m.group_size; g++) {
+        const float* from = x + g * m.group_size;
+        vf most{}, strange{};
+        for (int i = 0; i < m.group_size; i += LANES) {
+            const vf values = load(from + i);
+            most = larger(most, mlsys::abs(values));
+            strange += values - values;
+        }
+        const float top = largest(most);
+        const bool is_finite = sum(strange) == 0.0f, is_some = is_finite && top >= 1e-30f;
+        const float factor = is_some ? 127.0f / top : 0.0f;
+        vi total{};
+        for (int i = 0; i < m.group_size; i += LANES) {
+            vi codes{};
+            if (is_some) codes = (vi)(load(from + i) * splat(factor) + splat(0x1.8p23f)) - splat_int(0x4b400000);
+            total += codes;
+            const vb bytes = __builtin_convertvector(codes, vb);
+            std::memcpy(row.codes + g * m.group_size + i, &bytes, sizeof bytes);
+        }
+        int32_t count = 0;
+        for (int i = 0; i < LANES; i++) count += total[i];
+        row.scales[g] = is_finite ? (is_some ? top / 127.0f : 0.0f) : NAN;
+        row.sums[g] = count;
+        row.shifts[g] = row.scales[g] * (float)count;
+    }
+}
+
+// Panels of codes as whole numbers, [K / 4][16][4]; a line is what one lane's bytes of all 16 columns take.
+struct Int8Quads : Scales {
+    using Dot = mlsys::ByteDot;
+    static constexpr int QUADS = 1;  // of a line
+    const uint8_t* codes;            // with 128 added
+    Int8Quads(const Matrix& m, int panel, int begin = 0)
+        : Scales(m, panel, begin), codes((const uint8_t*)m.codes + ((int64_t)panel * m.K + begin) * PANEL) {}
+    void read(int64_t line, int v, Dot::Weights (&out)[QUADS]) const {
+        out[0] = Dot::weights(load_as<vi>(codes + (line * PANEL + v * LANES) * QUAD));
+    }
+    void prefetch(int64_t line) const { __builtin_prefetch(codes + PREFETCH_NBYTES + line * PANEL * QUAD); }
+};
+
+// Two quads share their bytes: the even one has the low halves.
+struct Int4Quads : Scales {
+    using Dot = mlsys::NibbleDot;
+    static constexpr int QUADS = 2;
+    const uint8_t* codes;
+    Int4Quads(const Matrix& m, int panel, int begin = 0)
+        : Scales(m, panel, begin), codes((const uint8_t*)m.codes + ((int64_t)panel * m.K + begin) / 2 * PANEL) {}
+    void read(int64_t line, int v, Dot::Weights (&out)[QUADS]) const {
+        const vu bytes = load_as<vu>(codes + (line * PANEL + v * LANES) * QUAD);
+        out[0] = (vi)(bytes & 0x0f0f0f0fu);
+        out[1] = (vi)((bytes >> 4) & 0x0f0f0f0fu);
+    }
+    void prefetch(int64_t line) const { __builtin_prefetch(codes + PREFETCH_NBYTES + line * PANEL * QUAD); }
+};
+
+// c[r][p * 16 + n] (+)= groups `begin` to `end` of row r times panel p; `a`: coded rows, `lda` floats apart, and the first
+// feature of panels is `from` in them. It goes on from `c` where `begin` is not 0.
+template <class Panel, int MR, int PANELS>
+inline void multiply_codes(
+    const Matrix& m, const float* a, int64_t lda, int from, const Panel* panels, int begin, int end, float* c, int ldc) {
+    using Dot = typename Panel::Dot;
+    constexpr int WIDE = PANELS * VECS;
+    const CodedRow first(a, m);
+    const int lines = m.group_size / QUAD / Panel::QUADS, before = from / m.group_size;
+    const int32_t centre = (m.kind == INT8_QUADS ? 128 : m.centre) - Dot::SUBTRACTED;
+    const RowsOfA<int32_t, MR> rows((const int32_t*)(first.codes + from), lda);
+    vf sums[MR][WIDE] = {};
+    if (begin)
+        for (int r = 0; r < MR; r++)
+            for (int j = 0; j < WIDE; j++) sums[r][j] = load(c + r * ldc + j * LANES);
+    for (int g = begin; g < end; g++) {
+        vi whole[MR][WIDE] = {};
+        for (int64_t line = (int64_t)g * lines; line < (int64_t)(g + 1) * lines; line++) {
+            typename Dot::Weights weights[WIDE][Panel::QUADS];
+            for (int p = 0; p < PANELS; p++) panels[p].prefetch(line);
+            for (int j = 0; j < WIDE; j++) panels[j / VECS].read(line, j % VECS, weights[j]);
+#pragma GCC unroll 2
+            for (int q = 0; q < Panel::QUADS; q++)
+#pragma GCC unroll 16
+                for (int r = 0; r < MR; r++) {
+                    const vi x = splat_int(rows.at(r, line * Panel::QUADS + q));
+                    for (int j = 0; j < WIDE; j++) whole[r][j] = Dot::add(whole[r][j], weights[j][q], x);
+                }
+        }
+        const int64_t at = before + g;
+        Scaled shared[PANELS];
+        for (int p = 0; p < PANELS; p++) shared[p] = panels[p].group(g);
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; r++) {
+            const vf scale = splat(first.scales[r * lda + at]), shift = splat(first.shifts[r * lda + at]);
+            const vi less = splat_int(centre * first.sums[r * lda + at]);
+            for (int j = 0; j < WIDE; j++) {
+                const vf product = __builtin_convertvector(Dot::total(whole[r][j]) - less, vf);
+                sums[r][j] = fma(product, shared[j / VECS].scale[j % VECS] * scale, sums[r][j]);
+                if (m.offsets) sums[r][j] = fma(shared[j / VECS].offset[j % VECS], shift, sums[r][j]);
+            }
+        }
+    }
+    store_rows(sums, c, ldc);
+}
+
+// As `multiply_codes` for 1 to INTEGER_MR rows against two panels.
+template <class Panel, int MR = INTEGER_MR>
+inline void multiply_coded_rows(
+    int mr, const Matrix& m, const float* a, int64_t lda, int from, const Panel (&panels)[2], int begin, int end, float* c) {
+    if constexpr (MR > 1)
+        if (mr < MR) return multiply_coded_rows<Panel, MR - 1>(mr, m, a, lda, from, panels, begin, end, c);
+    constexpr int AT_ONCE = MR <= FEW_INTEGER_ROWS ? 2 : INTEGER_PANELS;
+    for (int p = 0; p < 2; p += AT_ONCE)
+        multiply_codes<Panel, MR, AT_ONCE>(m, a, lda, from, panels + p, begin, end, c + p * PANEL, 2 * PANEL);
+}
+
+// M coded rows times two panels from `first`, over some features, into `sums` [M][32]. `begins`: as in `multiply_tile`.
+template <class Panel, class Begins>
+inline void multiply_tile_of_codes(
+    const Matrix& m, int first, Features some_of, int M, const float* a, int64_t lda, float* sums, Begins&& begins) {
+    const Panel panels[2] = {Panel(m, first, some_of.begin), Panel(m, first + 1, some_of.begin)};
+    const int groups = some_of.size / m.group_size, most = INTEGER_KC / m.group_size;
+    const int parts = (groups + most - 1) / most, part = (groups + parts - 1) / parts;
+    for (int begin = 0; begin < groups; begin += part)
+        for_row_groups(M, INTEGER_MR, [&](int row, int some) {
+            if (!begin) begins(row, some);
+            multiply_coded_rows(
+                some, m, a + row * lda, lda, some_of.begin, panels, begin, std::min(groups, begin + part),
+                sums + row * 2 * PANEL);
+        });
+}
+
+}  // namespace orca
