@@ -154,8 +154,19 @@ def make_score(service: ModelService) -> Score:
     )
 
 
-def find_encoder(name: str, *, device: str = "cpu") -> TextEncoder:
+def find_encoder(
+    name: str,
+    *,
+    device: str = "cpu",
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    slices: bool | None = None,
+    num_threads: int = 1,
+) -> TextEncoder:
     """Load the encoder called ``name`` in 'mlsys models list', or in a directory; clients call it by that name.
+
+    With degrees, or ``slices``, it is divided as the model beside it is: its ``holders`` are to be started. One that
+    those degrees do not divide stays whole.
 
     Raises:
         InvalidInputError: there is none, or it needs something that is not implemented.
@@ -166,7 +177,15 @@ def find_encoder(name: str, *, device: str = "cpu") -> TextEncoder:
 
     from mlsys_orca.engine.encoder_loaders import load_encoder_by_name
 
-    encoder = load_encoder_by_name(resolve_model(name, settings().cache_dir), LoadContext(device=device))
+    path = resolve_model(name, settings().cache_dir)
+    encoder = None
+    if tensor_parallel * pipeline_parallel > 1 or slices:
+        from mlsys_orca.engine.divided_encoder import divides, load_divided_encoder
+
+        degrees: Any = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
+        if divides(path, **degrees):
+            encoder = load_divided_encoder(path, **degrees, slices=slices, num_threads=num_threads)
+    encoder = encoder or load_encoder_by_name(path, LoadContext(device=device))
     encoder.name = model_name(name)
     return encoder
 

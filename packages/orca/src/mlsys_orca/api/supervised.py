@@ -86,6 +86,12 @@ def serve_supervised(
                 holders.fork()
             holders.wait()
             loaded = with_parts(loaded, holders)
+        of_encoder = None if encoder is None else encoder.holders
+        if of_encoder is not None:
+            stack.enter_context(of_encoder)
+            with bound.paused():
+                of_encoder.fork()
+            of_encoder.wait()
         available_nbytes = available_memory_nbytes(loaded.device) // config.num_replicas
         shape, _, _ = plan_engine(loaded, config, available_nbytes, installed_plugins().registry)
         if control.generation is not None and not control.generation.is_alone:
@@ -114,7 +120,7 @@ def serve_supervised(
             Worker(replace(settings, crash_points=points), end, boxes.box(number)).run()
 
         kept = stack.enter_context(kept_or_passing(journal))  # of all fronts to come
-        standing = () if holders is None else holders.standing
+        standing = [each for some in (holders, of_encoder) if some is not None for each in some.standing]
         return Supervisor(
             front, worker, num_workers=config.num_replicas, boxes=boxes, budget=budget, standing=standing
         ).run()

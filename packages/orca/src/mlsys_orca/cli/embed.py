@@ -5,15 +5,28 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from mlsys_core.cli.registered import Device
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.cli.options import Dtype, Threads, num_threads_of
+from mlsys_orca.cli.options import (
+    Dtype,
+    PipelineParallel,
+    ReplicaThreads,
+    Sliced,
+    TensorParallel,
+    is_divided,
+    num_threads_of,
+    refuse_divided,
+)
+
+if TYPE_CHECKING:
+    from mlsys_orca.engine.embedding import TextEncoder
 
 DEFAULT_ENCODER = "all-minilm-l6-v2"
 _LINES = 256  # embedded and written at a time
@@ -27,7 +40,10 @@ def embed(
     truncate: Annotated[bool, typer.Option(help="Cut texts that are too long, instead of refusing them.")] = False,
     dtype: Dtype = None,
     device: Device = "cpu",
-    threads: Threads = 0,
+    threads: ReplicaThreads = 0,
+    tensor_parallel: TensorParallel = 1,
+    pipeline_parallel: PipelineParallel = 1,
+    sliced: Sliced = False,
 ) -> None:
     """Turn each line into a vector: JSON lines with "text" and "embedding" on standard output.
 
@@ -39,12 +55,15 @@ def embed(
     from rich.console import Console
     from rich.progress import Progress
 
+    degrees: Any = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
+    refuse_divided({f"--device {device}": device != "cpu"}, **degrees, sliced=sliced)
     path = resolve_model(model, settings().cache_dir)
     if source != "-" and not Path(source).is_file():
         raise InvalidInputError(
             f"there is no file {source!r}; give a file with a text per line, or - for standard input"
         )
     with (
+        _divided(path, dtype, threads, **degrees, sliced=sliced) as divided,
         sys.stdin if source == "-" else Path(source).open(encoding="utf-8") as texts,
         Progress(console=Console(stderr=True), transient=True) as progress,
     ):
@@ -60,7 +79,8 @@ def embed(
             progress=lambda done, total: progress.update(task, completed=done, total=total),
             options={} if dtype is None else {"dtype": dtype},
         )
-        encoder, place = load_encoder_by_name(path, context), get_device(device)
+        encoder = divided or load_encoder_by_name(path, context)
+        place = get_device(device)
         total = None if source == "-" else Path(source).stat().st_size
         progress.reset(task, description="embedding", total=total)
         with intra_op_threads(num_threads_of(threads)):
@@ -69,6 +89,35 @@ def embed(
                 for line, vector in zip(lines, vectors.tolist(), strict=True):
                     typer.echo(json.dumps({"text": line, "embedding": vector}))
                 progress.advance(task, sum(len(line.encode()) + 1 for line in lines))
+
+
+@contextmanager
+def _divided(
+    path: Path, dtype: str | None, threads: int, *, tensor_parallel: int, pipeline_parallel: int, sliced: bool
+) -> Iterator[TextEncoder | None]:
+    """Have processes load the parts of a divided encoder, before this one has threads; None: it is not divided."""
+    if not is_divided(tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel, sliced=sliced):
+        yield None
+        return
+    import torch
+    from mlsys_core.serving.processes import can_supervise
+    from mlsys_orca.engine.divided_encoder import load_divided_encoder
+
+    if why := can_supervise():
+        raise InvalidInputError(f"an encoder cannot be divided here: {why}")
+    torch.set_num_threads(1)  # threads do not survive a fork
+    encoder = load_divided_encoder(
+        path,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        dtype=dtype,
+        slices=sliced or None,
+        num_threads=num_threads_of(threads, replicas=tensor_parallel * pipeline_parallel),
+    )
+    assert encoder.holders is not None
+    with encoder.holders as holders:
+        holders.start()
+        yield encoder
 
 
 def _groups(texts: TextIO) -> Iterator[list[str]]:

@@ -92,7 +92,15 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
     from mlsys_orca.engine.engine import EngineConfig
 
     config = EngineConfig(**fixed.engine, policy_options=_policy_options(fixed, loaded))
-    found = None if fixed.encoder is None else find_encoder(fixed.encoder, device=fixed.device)
+    found = None
+    if fixed.encoder is not None:
+        found = find_encoder(
+            fixed.encoder,
+            device=fixed.device,
+            **degrees,
+            slices=fixed.sliced or None,
+            num_threads=fixed.engine["num_threads"],
+        )
     name = settings.name or model_name(settings.model)
     control = ModelControl(fixed.model_control, generation)
     collect_as_usual()  # the start is over
@@ -117,6 +125,8 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
                 parallel=parallel,
                 control=control,
             )
+        if found is not None and found.holders is not None:
+            serving.enter_context(found.holders).start()
         service = make_service(loaded, name, config, encoder=found, parallel=parallel)
         app = make_app(service, fixed.http, journal=fixed.journal, control=control)
         return serve_http(app, bound=bound, on_ready=lambda address: on_ready(service, address))

@@ -11,26 +11,27 @@ does not depend on the texts beside it, but for rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.loading.huggingface import read_json, read_tokenizer
+from mlsys_orca.loading.encoder_files import encoder_directory, read_encoder_files
 from mlsys_orca.loading.load import DTYPES, default_dtype, usable_device
-from mlsys_orca.loading.pooling import Pooling, PoolingMode, read_pooling
-from mlsys_orca.model.encoder import Encoder, spans_of
+from mlsys_orca.loading.pooling import Pooling, PoolingMode
+from mlsys_orca.model.decoder import AttentionSpan
+from mlsys_orca.model.encoder import PairHead, spans_of
 from mlsys_orca.model.encoder_family import EncoderConfig
-from mlsys_orca.model.families import encoder_family
-from mlsys_orca.model.limits import check_numbers
 from mlsys_orca.model.weights.checkpoint import Progress
 from mlsys_orca.model.weights.damage import readable
 from mlsys_orca.model.weights.safetensors_file import SafetensorsDirectory
 from mlsys_orca.text.tokenizer import LEAST_MAX_CHARS, Tokenizer
 from torch import Tensor
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from mlsys_orca.parallel.group import Holders
 
 DEFAULT_BATCH_TOKENS = 4096  # more gives products nothing, and takes memory
 
@@ -56,6 +57,24 @@ def pack(lengths: Sequence[int], max_batch_tokens: int) -> Iterator[range]:
         yield range(start, len(lengths))
 
 
+class States(Protocol):
+    """Forward of an encoder, here or in other processes."""
+
+    @property
+    def head(self) -> PairHead | None:
+        """For whoever scores pairs."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids and positions are to lie."""
+        ...
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, spans: Sequence[AttentionSpan]) -> Tensor:
+        """Return the states of all tokens; see :class:`~mlsys_orca.model.encoder.Encoder`."""
+        ...
+
+
 class TextEncoder:
     """An encoder with its tokenizer and pooling. One caller at a time.
 
@@ -68,12 +87,13 @@ class TextEncoder:
     """
 
     def __init__(
-        self, name: str, *, config: EncoderConfig, encoder: Encoder, tokenizer: Tokenizer, pooling: Pooling
+        self, name: str, *, config: EncoderConfig, encoder: States, tokenizer: Tokenizer, pooling: Pooling
     ) -> None:
         self.name = name
         self.config = config
         self.pooling = pooling
         self.max_tokens = min(pooling.max_tokens or config.max_positions, config.max_positions)
+        self.holders: Holders | None = None  # processes that have its parts; whoever starts others starts them, too
         self._encoder = encoder
         self._tokenizer = tokenizer
 
@@ -211,7 +231,7 @@ class TextEncoder:
         """Return the states of all tokens, and the starts and lengths of the texts."""
         lengths = torch.tensor([len(text) for text in texts])
         token_ids = torch.tensor([token_id for text in texts for token_id in text])
-        device = self._encoder.embedding.table.device
+        device = self._encoder.device
         states = self._encoder(token_ids.to(device), positions.to(device), spans_of(lengths.tolist())).float()
         return states, lengths.cumsum(0) - lengths, lengths
 
@@ -255,51 +275,17 @@ def load_encoder(
         >>> load_encoder("all-MiniLM-L6-v2").embed([[101, 7592, 102]]).shape  # doctest: +SKIP
         torch.Size([1, 384])
     """
-    where = Path(path).expanduser()
-    if dtype is not None and dtype not in DTYPES:
-        raise InvalidInputError(f"the dtype {dtype!r} is not known; {', '.join(DTYPES)} are")
-    if not where.is_dir():
-        raise InvalidInputError(f"{where} is no directory; encoders are read from Hugging Face directories")
+    where = encoder_directory(path, dtype=dtype)
     with readable(where):
-        return _load_encoder(where, dtype, device, pooling, normalize, progress)
-
-
-def _load_encoder(
-    where: Path,
-    dtype: str | None,
-    device: str,
-    pooling: PoolingMode | None,
-    normalize: bool | None,
-    progress: Progress | None,
-) -> TextEncoder:
-    steps = read_pooling(where)
-    steps = replace(
-        steps,
-        mode=steps.mode if pooling is None else pooling,
-        normalize=steps.normalize if normalize is None else normalize,
-    )
-    files = where / steps.encoder
-    raw = read_json(files / "config.json")
-    check_numbers(raw)
-    family = encoder_family(str(raw.get("model_type")))
-    config = replace(family.from_huggingface(raw), scores_pairs=_scores_pairs(raw))
-    target = usable_device(device)
-    return TextEncoder(
-        where.name,
-        config=config,
-        encoder=family.load(
-            config,
-            SafetensorsDirectory(files),
+        found = read_encoder_files(where, pooling=pooling, normalize=normalize)
+        target = usable_device(device)
+        encoder = found.family.load(
+            found.config,
+            SafetensorsDirectory(found.path),
             dtype=DTYPES[dtype or default_dtype(target)],
             device=target,
             progress=progress,
-        ),
-        tokenizer=read_tokenizer(files, read_json(files / "tokenizer_config.json", optional=True)),
-        pooling=steps,
-    )
-
-
-def _scores_pairs(raw: Mapping[str, Any]) -> bool:
-    """Return whether ``config.json`` is that of a classifier with one number for an answer."""
-    is_classifier = any(str(name).endswith("ForSequenceClassification") for name in raw.get("architectures") or ())
-    return is_classifier and len(raw.get("id2label") or range(raw.get("num_labels", 2))) == 1
+        )
+        return TextEncoder(
+            found.name, config=found.config, encoder=encoder, tokenizer=found.tokenizer(), pooling=found.pooling
+        )

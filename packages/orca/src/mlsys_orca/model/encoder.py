@@ -104,6 +104,11 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.last_norm = last_norm or nn.Identity()
 
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.embedding.table.device
+
     def forward(self, token_ids: Tensor, positions: Tensor, spans: Sequence[AttentionSpan]) -> Tensor:
         """Return the states of all tokens.
 

@@ -33,6 +33,7 @@ class EncoderConfig:
     intermediate_size: int  # features inside the MLP
     num_layers: int
     num_heads: int
+    head_dim: int | None = None  # features per head; None: hidden_size over num_heads
     max_positions: int  # tokens of a text
     position_offset: int = 0  # row of the position table for position 0
     num_token_types: int = 0  # rows of the token-type table; a text alone is of type 0; 0: there is no table
@@ -40,6 +41,11 @@ class EncoderConfig:
     activation: str = "gelu"  # of the MLP; a name of layers.ACTIVATIONS
     relative_positions: RelativePositions | None = None  # beside the learned ones, one table for all layers
     scores_pairs: bool = False  # a head gives a pair of texts one number: a cross-encoder
+
+    @property
+    def attention_size(self) -> int:
+        """Features of all heads."""
+        return self.num_heads * (self.head_dim or self.hidden_size // self.num_heads)
 
     @property
     def num_position_rows(self) -> int:
@@ -69,6 +75,7 @@ class EncoderFamily:
         dtype: torch.dtype,
         device: torch.device,
         progress: Progress | None = None,
+        read_by: Callable[..., OperatorReader] = OperatorReader,
     ) -> Encoder:
         """Read the weights.
 
@@ -78,20 +85,21 @@ class EncoderFamily:
             dtype: Dtype of the computation.
             device: Where.
             progress: Called with bytes read and bytes in all.
+            read_by: Makes the reader of operators.
 
         Raises:
             InvalidInputError: a tensor is missing, misshapen or unknown to this family.
         """
         reader = WeightReader(checkpoint, progress=progress)
         with torch.inference_mode():
-            read = OperatorReader(reader, self.stems, dtype=dtype, device=device, eps=config.norm_eps)
+            read = read_by(reader, self.stems, dtype=dtype, device=device, eps=config.norm_eps)
             encoder = _build(config, read, self.head_activation)
         reader.finish(lambda name: name.startswith(self.ignorable_prefixes) or name.endswith(".position_ids"))
         return encoder
 
 
 def _build(config: EncoderConfig, read: OperatorReader, head_activation: str) -> Encoder:
-    table = read.tensor("embedding", (config.vocab_size, config.hidden_size))
+    table = read.matrix({"embedding": config.vocab_size}, config.hidden_size)
     options = AttentionOptions(is_causal=False, bias=_bias(config, read))
     return Encoder(
         embedding=Embedding(table, positions=_positions(config, read), offset=config.position_offset),
@@ -130,11 +138,11 @@ def _bias(config: EncoderConfig, read: OperatorReader) -> Tensor | None:
 
 
 def _layer(config: EncoderConfig, read: OperatorReader, options: AttentionOptions, index: int) -> PostNormLayer:
-    hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
+    hidden, inner, at, heads = config.hidden_size, config.intermediate_size, (index,), config.attention_size
     return PostNormLayer(
         attention=RowAttention(
-            qkv=read.linear({"q": hidden, "k": hidden, "v": hidden}, hidden, at=at, bias=True),
-            output=read.linear({"o": hidden}, hidden, at=at, bias=True),
+            qkv=read.linear({"q": heads, "k": heads, "v": heads}, hidden, at=at, bias=True),
+            output=read.linear({"o": hidden}, heads, at=at, bias=True),
             num_heads=config.num_heads,
             options=options,
         ),

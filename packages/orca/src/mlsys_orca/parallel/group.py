@@ -70,9 +70,10 @@ class Holders:
     Args:
         model: Its parts.
         num_replicas: Engines that have keys and values of their own.
+        name: Of the processes, before their places.
     """
 
-    def __init__(self, model: ParallelModel, *, num_replicas: int = 1) -> None:
+    def __init__(self, model: ParallelModel, *, num_replicas: int = 1, name: str = "orca") -> None:
         self.model = model
         self.standing: list[Standing] = []
         self.loaded: list[Loaded] = []  # by place, after start()
@@ -97,8 +98,8 @@ class Holders:
             self._reports.append(told)
             self._ends += [ours, theirs, told, tells]
             self._memories.append(memory)
-            name = f"orca {place.stage}.{place.rank}"
-            self.standing.append(Standing(name, lambda settings=settings: hold(settings)))  # type: ignore[misc]
+            title = f"{name} {place.stage}.{place.rank}"
+            self.standing.append(Standing(title, lambda settings=settings: hold(settings)))  # type: ignore[misc]
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,9 +87,31 @@ def divide(
             shard.add_adapter(key, files)
         return shard
 
+    parts = parallel_model(whole, load, model, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel)
+    return loaded, replace(parts, takes_adapters=takes_adapters, adapters=frozenset(given))
+
+
+def parallel_model(
+    whole: ModelConfig,
+    load: Callable[[Placement], Shard],
+    digest: str,
+    *,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+) -> ParallelModel:
+    """Return the parts of a model that ``load`` loads, and the memory in which they meet.
+
+    Args:
+        whole: The model's configuration.
+        load: Loads a part.
+        digest: Tells the model from all others.
+        tensor_parallel: Ranks of each stage.
+        pipeline_parallel: Stages.
+    """
+
     def hello_of(shard: Shard) -> Hello:
         place = shard.placement
-        return Hello(place.stage, place.rank, __version__, recipe_of(), model, shard.needs_logits, shard.nbytes)
+        return Hello(place.stage, place.rank, __version__, recipe_of(), digest, shard.needs_logits, shard.nbytes)
 
     def reducer_of(place: Placement, fd: int) -> Reducer:
         nbytes = SharedReducer.nbytes_needed(whole, num_ranks=place.num_ranks)
@@ -98,16 +120,14 @@ def divide(
     def new_reducer(shape: GroupShape) -> int:
         return new_memory("orca-sums", SharedReducer.nbytes_needed(whole, num_ranks=shape.tensor_parallel))
 
-    return loaded, ParallelModel(
+    return ParallelModel(
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
         load=load,
         hello_of=hello_of,
-        expected=Hello(0, 0, __version__, recipe_of(), model, needs_logits=False, nbytes=0),
+        expected=Hello(0, 0, __version__, recipe_of(), digest, needs_logits=False, nbytes=0),
         reducer_of=reducer_of if tensor_parallel > 1 else None,
         new_reducer=new_reducer if tensor_parallel > 1 else None,
-        takes_adapters=takes_adapters,
-        adapters=frozenset(given),
     )
 
 
