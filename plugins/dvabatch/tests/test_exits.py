@@ -13,8 +13,8 @@ from mlsys_core.cli.main import run
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.oip import ModelRepository, create_oip_app
-from mlsys_dvabatch.cli.serving_options import prepare
 from mlsys_dvabatch.serve.models import ServedModel
+from mlsys_dvabatch.serve.preparing import prepare
 from torch import Tensor, nn
 
 

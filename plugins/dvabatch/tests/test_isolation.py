@@ -11,10 +11,10 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import Collector, FinishReason, ServeRequest
 from mlsys_core.serving.baselines import DelayBatch, StaticBatch, ZeroBatch
-from mlsys_dvabatch.cli.serving_options import prepare
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.load import EarlyExitPolicy
+from mlsys_dvabatch.serve.preparing import prepare
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.simulated import parse_stages

@@ -115,8 +115,8 @@ def serve(
     from mlsys_core.serving.http import serve as serve_app
     from mlsys_core.serving.oip import ModelRepository
     from mlsys_core.serving.oip.app import DEFAULT_CONFIG
-    from mlsys_dvabatch.cli.serving_options import prepare
     from mlsys_dvabatch.serve.models import ServedModel, StageMetrics
+    from mlsys_dvabatch.serve.preparing import prepare
     from mlsys_dvabatch.serve.source import ServedSource
     from mlsys_dvabatch.serve.text_app import create_app
     from mlsys_dvabatch.serve.text_routes import TEXT_ERRORS

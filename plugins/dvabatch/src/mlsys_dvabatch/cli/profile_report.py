@@ -10,10 +10,10 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.graphs import write_graph
 from mlsys_core.memory.plan import format_nbytes
 from mlsys_core.profiling import ProfileTable
-from mlsys_dvabatch.cli.serving_options import profiled
 from mlsys_dvabatch.engine import NO_EXITS
 from mlsys_dvabatch.scheduling.costs import TableCosts, catch_up_s, unit_name
 from mlsys_dvabatch.scheduling.policies.registry import choose
+from mlsys_dvabatch.serve.preparing import profiled
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.profile import (
     BATCH_SIZES,

@@ -71,6 +71,7 @@ class ServedModel:
         max_batch_size: most rows in a batch, and in one request.
         max_waiting: most rows waiting.
         num_threads: cores to use.
+        threads: for what requests bring and get, closed with the model; None: the event loop's, and one for large work.
     """
 
     def __init__(
@@ -82,14 +83,16 @@ class ServedModel:
         max_batch_size: int = 64,
         max_waiting: int = 1024,
         num_threads: int | None = None,
+        threads: RequestThreads | None = None,
     ) -> None:
         self.executions = Executions()
-        self._threads = RequestThreads("dvabatch")
+        self.threads = threads or RequestThreads("dvabatch")
+        self.staged = loaded.model
         self._model = loaded.model
         traces = EngineTraces(_members)
         self.score_source = BatchSource(traces, label_of=_label)
         self._client = _Listener(self.executions, loaded.name, traces)
-        self.texts = _texts_of(loaded)  # None: the model takes no text
+        self.texts = texts_of(loaded)  # None: the model takes no text
         self.spec = self._spec(loaded, max_batch_size)
         self.max_batch_size, self.max_waiting = max_batch_size, max_waiting
         self._most_at_once = max(max_batch_size, min(4 * max_batch_size, max_waiting // 2))
@@ -111,7 +114,7 @@ class ServedModel:
     async def infer(self, request: InferRequest) -> InferResponse:
         """Run all rows of a request; the first that fails fails the request, and the others are given up."""
         size = sum(_size(array) for array in request.inputs.values())
-        rows, lengths = await self._threads.run(self._checked_rows, request, size=size)
+        rows, lengths = await self.threads.run(self._checked_rows, request, size=size)
         results = await self._run(request.key, rows, lengths, priority=request.priority, deadline_s=request.deadline_s)
         columns = [result if isinstance(result, tuple) else (result,) for result in results]
         stacked = [np.stack(column) for column in zip(*columns, strict=True)]
@@ -130,13 +133,13 @@ class ServedModel:
             InvalidInputError: The model does not take a row.
             QueueFullError: Too many rows wait already.
         """
-        lengths = await self._threads.run(lambda: [self._model.check(row) for row in rows], size=64 * len(rows))
+        lengths = await self.threads.run(lambda: [self._model.check(row) for row in rows], size=64 * len(rows))
         return await self._run(key, rows, lengths)
 
     async def close(self) -> None:
         """Stop the engine."""
         await asyncio.to_thread(self.engine.close)
-        self._threads.close()
+        self.threads.close()
 
     def _checked_rows(self, request: InferRequest) -> tuple[list[Any], list[int]]:
         """Return the rows and their lengths, all checked before any is submitted."""
@@ -212,7 +215,8 @@ class ServedModel:
         return token_rows(inputs)
 
 
-def _texts_of(loaded: Loaded) -> TextTokens | None:
+def texts_of(loaded: Loaded) -> TextTokens | None:
+    """Return the tokenizer of an encoder; None: it has none, or the model is no encoder."""
     if not isinstance(loaded.model, BertStages) or (tokenizer := tokenizer_of(loaded)) is None:
         return None
     return TextTokens(tokenizer, loaded.model.config)

@@ -1,4 +1,4 @@
-"""Turn the options of ``mlsys dvabatch serve`` and ``profile`` into models, costs and policies."""
+"""Turn the options of ``mlsys dvabatch serve`` and ``profile``, and of services, into models, costs and policies."""
 
 from __future__ import annotations
 
@@ -77,6 +77,35 @@ def prepare(
     )
     if compiler is not None and isinstance(loaded.model, BertStages):
         raise InvalidInputError(f"{name}: encoders run as they are; --compiler is for models that are sliced")
+    return prepare_loaded(
+        loaded,
+        cache_dir,
+        policy=policy,
+        mode=mode,
+        qos_s=qos_s,
+        max_batch_size=max_batch_size,
+        max_waiting=max_waiting,
+        window_s=window_s,
+        num_stages=num_stages,
+        progress=progress,
+    )
+
+
+def prepare_loaded(
+    loaded: Loaded,
+    cache_dir: Path,
+    *,
+    policy: str = "auto",
+    mode: str = "cost-aware",
+    qos_s: float = 0.2,
+    max_batch_size: int = 64,
+    max_waiting: int = 1024,
+    window_s: float = 0.005,
+    num_stages: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Prepared:
+    """Profile a loaded model unless that was done before, and make its policy. Raises as :func:`prepare`."""
+    name = loaded.name
     loaded.model.isolation.require(max_batch_size)
     if policy in WHOLE:  # these ask for no costs
         costs = profiled(loaded, cache_dir, max_batch_size=1, progress=progress)

@@ -1,0 +1,92 @@
+"""``POST /predict`` of a service: a request's own form to a model's, and back, by two functions of Python.
+
+BatchMaker's and DVABatch's services are this route over their engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.http.json_body import parse_json
+from mlsys_core.serving.http.routing import Router
+from mlsys_core.serving.http.threads import RequestThreads
+
+_REFUSALS = (ValueError, KeyError, TypeError)  # of preprocessing: the client's fault
+
+
+@dataclass(frozen=True, slots=True)
+class Processing:
+    """Functions before and behind a model.
+
+    Example:
+        >>> Processing(before=lambda body: body["x"]).made({"x": 3})
+        3
+    """
+
+    before: Callable[[Any], Any] | None = None  # a request's body -> what the model takes; None: as it is
+    behind: Callable[[Any], Any] | None = None  # what the model gives -> what JSON can hold; None: as it is
+
+    def made(self, body: Any) -> Any:
+        """Return the model's input for a body: a JSON value, or bytes.
+
+        Raises:
+            InvalidInputError: The function raised it, or a ValueError, KeyError or TypeError: 400.
+        """
+        if self.before is None:
+            return body
+        try:
+            return self.before(body)
+        except InvalidInputError:
+            raise
+        except _REFUSALS as error:
+            raise InvalidInputError(f"the request was refused: {type(error).__name__}: {error}") from error
+
+    def answer(self, result: Any) -> Any:
+        """Return the answer for what the model gave."""
+        return result if self.behind is None else self.behind(result)
+
+
+def predict_router(
+    run: Callable[[Any], Awaitable[Any]],
+    processing: Processing,
+    threads: RequestThreads,
+    *,
+    fit: Callable[[Any], Any] = lambda made: made,
+) -> Router:
+    """Return a router with ``POST /predict``.
+
+    Args:
+        run: The model: what ``fit`` gave -> result.
+        processing: Called in ``threads``, like reading the body and writing the answer.
+        threads: With some for small work, unless both functions take microseconds.
+        fit: What ``processing.before`` made -> what the model takes, with errors that teach.
+    """
+    router = Router()
+
+    @router.post("/predict")
+    async def predict(request: Request) -> Response:
+        """Answer one request: a JSON value, or bytes where the content type names no JSON."""
+        content = await request.body()
+        is_json = "json" in request.headers.get("content-type", "json")
+        made = await threads.run(
+            lambda: fit(processing.made(parse_json(content) if is_json else content)), size=len(content)
+        )
+        result = await run(made)
+        answer = await threads.run(lambda: to_json(processing.answer(result), fallback=_plain))
+        return Response(answer, media_type="application/json")
+
+    return router
+
+
+def _plain(value: Any) -> Any:
+    """Return an array or number of NumPy or torch as JSON has it."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is nothing that JSON can hold")

@@ -1,0 +1,185 @@
+"""A model with pre- and post-processing in Python, served with the cells of all requests batched."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from fastapi import FastAPI
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.http import BackgroundServer, ServerAddress, serve
+from mlsys_core.serving.http.predict import Processing, predict_router
+from mlsys_core.serving.http.threads import RequestThreads
+from mlsys_core.serving.oip import ModelRepository, create_oip_app
+from prometheus_client import CollectorRegistry
+
+from mlsys_batchmaker.engine import Engine, EngineConfig
+from mlsys_batchmaker.models.catalogue import NAMES, make_model
+from mlsys_batchmaker.models.model import Model, Payload, Tensor
+from mlsys_batchmaker.models.store import holds_model, load_by_name
+from mlsys_batchmaker.serve.metrics import EngineMetrics
+from mlsys_batchmaker.serve.oip_model import OipModel
+
+
+class Service:
+    """A model of cells, and what stands before and behind it.
+
+    A request is what ``POST /predict`` brings: a JSON value, or bytes where its content is no JSON. ``preprocess``
+    makes the tensors of one sequence or tree of it, by name; cells of all requests are batched; ``postprocess`` makes
+    the answer of the outputs, by name too.
+
+    Args:
+        model: A model, its directory, or a name that ``mlsys batchmaker save`` takes.
+        preprocess: Body -> tensors by name: arrays, lists, numbers or texts. A ValueError, KeyError or TypeError that
+            it raises is the client's fault (400). None: the body is an object of them.
+        postprocess: Outputs, arrays by name -> answer, anything that JSON can hold. None: the outputs.
+        config: Settings of the engine.
+        num_workers: Threads for pre- and post-processing.
+
+    Raises:
+        InvalidInputError: There is no such model.
+
+    Example:
+        >>> from mlsys_batchmaker.models.sequence import lstm_model
+        >>> with Service(lstm_model(num_words=9, hidden_size=8), preprocess=lambda body: {"words": body}) as service:
+        ...     service([1, 2, 3])["hidden"].shape
+        (8,)
+    """
+
+    def __init__(
+        self,
+        model: Model | Path | str,
+        *,
+        preprocess: Callable[[Any], Mapping[str, Any]] | None = None,
+        postprocess: Callable[[Payload], Any] | None = None,
+        config: EngineConfig | None = None,
+        num_workers: int = 2,
+    ) -> None:
+        self.model = model if isinstance(model, Model) else _model_of(model)
+        self._config = EngineConfig() if config is None else config
+        self._processing = Processing(preprocess, postprocess)
+        self._num_workers = num_workers
+        self._engine: Engine | None = None  # of calls without a server; made by the first
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __call__(self, body: Any) -> Any:
+        """Return the answer to one request, without a server; calls of several threads are batched.
+
+        Args:
+            body: As ``preprocess`` takes it.
+
+        Raises:
+            InvalidInputError: The model does not take what preprocessing made.
+        """
+        if self._engine is None:
+            self._engine = Engine(self.model, self._config)
+        payload = self._payload(self._processing.made(body))
+        return self._processing.answer(self._engine.submit(payload).result().outputs)
+
+    def close(self) -> None:
+        """End the engine of calls without a server. Idempotent."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def app(self) -> FastAPI:
+        """Return a new app with ``POST /predict``, the Open Inference Protocol, health and metrics."""
+        threads, numbers = RequestThreads("service", num_small=self._num_workers), itertools.count()
+        served = _Served(self.model, self._config, threads)
+        registry = CollectorRegistry()
+        registry.register(EngineMetrics(lambda: [] if served.is_closed else [served]))
+        app = create_oip_app(ModelRepository([served]), registry=registry)
+
+        async def run(payload: Payload) -> Payload:
+            key = f"predict {next(numbers)}"
+            future = served.engine.submit(payload, request_id=key)
+            try:
+                return (await asyncio.wrap_future(future)).outputs
+            except asyncio.CancelledError:
+                served.engine.cancel(key)
+                raise
+
+        app.include_router(predict_router(run, self._processing, threads, fit=self._payload))
+        return app
+
+    def run(self, port: int = 8000, host: str = "127.0.0.1") -> int:
+        """Serve until SIGTERM or SIGINT, then drain; return the exit code.
+
+        Args:
+            port: 0 takes a free one.
+            host: Address to listen on.
+        """
+
+        def tell(address: ServerAddress) -> None:
+            print(f"{self.model.name}: POST {address.url}/predict", flush=True)
+
+        return serve(self.app(), host, port, on_ready=tell)
+
+    def background(self, port: int = 0) -> AbstractContextManager[BackgroundServer]:
+        """Return a server in a thread, a context manager whose value has the ``url``; for tests and notebooks."""
+        return BackgroundServer(self.app(), port=port)
+
+    def _payload(self, made: Any) -> Payload:
+        """Return the tensors of a request with the model's dtypes.
+
+        Raises:
+            InvalidInputError: One is missing, unknown, or not of its dtype.
+        """
+        inputs = {tensor.name: tensor for tensor in self.model.architecture.inputs}
+        names = ", ".join(inputs)
+        if not isinstance(made, Mapping):
+            raise InvalidInputError(f"got {type(made).__name__}; the model takes tensors by name: {names}")
+        if unknown := sorted(map(str, made.keys() - inputs.keys())):
+            raise InvalidInputError(f"there is no input {unknown[0]!r}; the model takes {names}")
+        if missing := [name for name, tensor in inputs.items() if not tensor.is_optional and name not in made]:
+            raise InvalidInputError(f"the input {missing[0]!r} is missing; the model takes {names}")
+        return {name: _array(inputs[name], value) for name, value in made.items()}
+
+
+class _Served(OipModel):
+    """The model behind the front, which closes the threads of the service with it."""
+
+    def __init__(self, model: Model, config: EngineConfig, threads: RequestThreads) -> None:
+        super().__init__(model, config)
+        self._threads = threads
+
+    async def close(self) -> None:
+        """Stop the engine and the threads."""
+        await super().close()
+        self._threads.close()
+
+
+def _model_of(named: Path | str) -> Model:
+    if named in NAMES:
+        return make_model(str(named))
+    path = Path(named).expanduser()
+    if not path.is_dir() or not holds_model(path):
+        raise InvalidInputError(f"{named!s} is no model: give a model's directory, or one of {', '.join(NAMES)}")
+    return load_by_name(path)
+
+
+def _array(tensor: Tensor, value: Any) -> np.ndarray[Any, Any]:
+    if tensor.dtype == "bytes":
+        many = [value] if isinstance(value, str | bytes) else list(value)
+        found = np.array([each.encode() if isinstance(each, str) else each for each in many], dtype=np.object_)
+    else:
+        found = np.asarray(value)
+        is_whole = found.dtype.kind in "iu"
+        if not is_whole and (found.dtype.kind != "f" or tensor.dtype == "int64"):
+            raise InvalidInputError(f"{tensor.name} takes {tensor.dtype}, got {found.dtype}")
+        found = found.astype(tensor.dtype)
+    if found.ndim != len(tensor.shape) or any(
+        size not in (-1, got) for size, got in zip(tensor.shape, found.shape, strict=True)
+    ):
+        raise InvalidInputError(f"{tensor.name} has shape {list(tensor.shape)} (-1: any), got {list(found.shape)}")
+    return found

@@ -1,0 +1,190 @@
+"""A model with pre- and post-processing in Python, served with its requests batched between stages."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fastapi import FastAPI
+from mlsys_core.config import settings
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving import ServeRequest
+from mlsys_core.serving.http import BackgroundServer, ServerAddress, serve
+from mlsys_core.serving.http.predict import Processing, predict_router
+from mlsys_core.serving.http.threads import RequestThreads
+from mlsys_core.serving.oip import ModelRepository, create_oip_app
+from torch import Tensor, nn
+
+from mlsys_dvabatch.serve.models import ServedModel, texts_of
+from mlsys_dvabatch.serve.preparing import Prepared, prepare, prepare_loaded
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.slicing.exits import ExitingModel
+from mlsys_dvabatch.stages.slicing.partition import even_cuts
+from mlsys_dvabatch.stages.slicing.program import program_of
+from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
+from mlsys_dvabatch.stages.zoo import Loaded
+
+_MOST_STAGES = 4
+
+
+class Service:
+    """A model, and what stands before and behind it.
+
+    A request is what ``POST /predict`` brings: a JSON value, or bytes where its content is no JSON, such as an image.
+    ``preprocess`` makes the model's inputs of it, without the batch dimension; requests are batched between the stages
+    of the model; ``postprocess`` makes the answer, anything that JSON can hold, arrays included.
+
+    Args:
+        model: A torch module in evaluation mode, or a name, file or folder that ``mlsys dvabatch serve`` takes.
+        example: Inputs of one request, [1, ...] each; of a module only.
+        preprocess: Body -> a tensor or array, or a tuple of them; for encoders a text or token ids. A ValueError,
+            KeyError or TypeError that it raises is the client's fault (400). None: the body is the input.
+        postprocess: Output, an array, or a tuple of arrays -> answer. None: the output is the answer.
+        name: Of the model, in routes and metrics.
+        policy: As ``--policy``.
+        exit_confidence: Of ``policy="early-exit"``, as ``--exit-confidence``.
+        max_batch_size: Most requests in a batch.
+        num_threads: Cores of the model; None: all that this process may use.
+        num_workers: Threads for pre- and post-processing.
+
+    Raises:
+        InvalidInputError: The model cannot be batched, mixes requests, or needs an example.
+
+    Example:
+        >>> service = Service(nn.Linear(2, 1).eval(), example=torch.zeros(1, 2), postprocess=lambda y: float(y[0]))
+        >>> isinstance(service([1.0, 2.0]), float)
+        True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Path | str,
+        *,
+        example: Tensor | tuple[Tensor, ...] | None = None,
+        preprocess: Callable[[Any], Any] | None = None,
+        postprocess: Callable[[Any], Any] | None = None,
+        name: str = "model",
+        policy: str = "auto",
+        exit_confidence: float = 0.9,
+        max_batch_size: int = 64,
+        num_threads: int | None = None,
+        num_workers: int = 2,
+    ) -> None:
+        options: Any = {"policy": policy, "max_batch_size": max_batch_size}
+        cache_dir = settings().cache_dir
+        if isinstance(model, nn.Module):
+            if example is None:
+                raise InvalidInputError("a module needs example=, the inputs of one request: tensors of [1, ...]")
+            inputs = example if isinstance(example, tuple) else (example,)
+            loaded = _loaded(model, inputs, name, exit_confidence if policy == "early-exit" else None)
+            self._prepared: Prepared = prepare_loaded(loaded, cache_dir, **options)
+        elif example is not None:
+            raise InvalidInputError("example= is for modules; a file or name has its own")
+        else:
+            self._prepared = prepare(str(model), cache_dir, exit_confidence=exit_confidence, **options)
+        self._is_used = False
+        self.name = self._prepared.loaded.name
+        self.policy = self._prepared.policy_name
+        self._processing = Processing(preprocess, postprocess)
+        self._prepare_options = options | {"policy": self.policy}
+        self._options: Any = {"max_batch_size": max_batch_size, "num_threads": num_threads}
+        self._num_workers = num_workers
+
+    def __call__(self, body: Any) -> Any:
+        """Return the answer to one request, computed here and now: no server, no batch.
+
+        Args:
+            body: As ``preprocess`` takes it.
+
+        Raises:
+            InvalidInputError: The model does not take what preprocessing made.
+        """
+        staged: Any = self._prepared.loaded.model
+        inspect = getattr(staged, "inspect", None)
+        row = _row(staged, texts_of(self._prepared.loaded), self._processing.made(body))
+        length = staged.check(row)
+        with torch.inference_mode():
+            values: Any = staged.collate([ServeRequest("here", row, length=length)], length)
+            for stage in range(staged.num_stages):
+                values = staged.run(stage, values)
+                if inspect is not None and stage < staged.num_stages - 1 and (exits := inspect(stage, values)[0]):
+                    return self._processing.answer(exits[0])
+            (result,) = staged.results(values)
+        return self._processing.answer(result)
+
+    def app(self) -> FastAPI:
+        """Return a new app with ``POST /predict``, the Open Inference Protocol, health and metrics."""
+        prepared = self._prepared
+        if self._is_used:  # a policy is of one engine
+            prepared = prepare_loaded(prepared.loaded, settings().cache_dir, **self._prepare_options)
+        self._is_used = True
+        threads = RequestThreads("service", num_small=self._num_workers)
+        served = ServedModel(prepared.loaded, prepared.costs, prepared.policy, threads=threads, **self._options)
+        app, numbers = create_oip_app(ModelRepository([served])), itertools.count()
+
+        async def run(row: Any) -> Any:
+            (result,) = await served.run_rows([row], f"predict {next(numbers)}")
+            return result
+
+        app.include_router(
+            predict_router(run, self._processing, threads, fit=partial(_row, served.staged, served.texts))
+        )
+        return app
+
+    def run(self, port: int = 8000, host: str = "127.0.0.1") -> int:
+        """Serve until SIGTERM or SIGINT, then drain; return the exit code.
+
+        Args:
+            port: 0 takes a free one.
+            host: Address to listen on.
+        """
+
+        def tell(address: ServerAddress) -> None:
+            print(f"{self.name}: policy {self.policy}, POST {address.url}/predict", flush=True)
+
+        return serve(self.app(), host, port, on_ready=tell)
+
+    def background(self, port: int = 0) -> AbstractContextManager[BackgroundServer]:
+        """Return a server in a thread, a context manager whose value has the ``url``; for tests and notebooks."""
+        return BackgroundServer(self.app(), port=port)
+
+
+def _loaded(model: nn.Module, example: tuple[Tensor, ...], name: str, exit_confidence: float | None) -> Loaded:
+    """Slice a module into stages of even time."""
+    if model.training:
+        raise InvalidInputError("the module is in training mode: call .eval() first")
+    program = program_of(model, example)
+    if exit_confidence is not None:
+        return Loaded(name, ExitingModel(program, exit_confidence))
+    stages = min(_MOST_STAGES, len(program.allowed_cuts) + 1)
+    return Loaded(name, SlicedModel(program, even_cuts(program.timed(4), program.allowed_cuts, stages)))
+
+
+def _row(staged: Any, texts: Any, made: Any) -> Any:
+    """Return what preprocessing made as a row of the model: arrays of the model's own dtypes."""
+    if isinstance(staged, BertStages):
+        if isinstance(made, str):
+            if texts is None:
+                raise InvalidInputError("this encoder has no tokenizer.json: give token ids")
+            return texts.encode([made], is_cut=True)[0]
+        return np.asarray(made, np.int64)
+    arrays = made if isinstance(made, tuple) else (made,)
+    if len(arrays) != len(staged.example):
+        raise InvalidInputError(f"the model takes {len(staged.example)} inputs, got {len(arrays)}")
+    return tuple(_array(value, like) for value, like in zip(arrays, staged.example, strict=True))
+
+
+def _array(value: Any, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    found = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    # Numbers of JSON are as they are written: 1 for 1.0.
+    if found.dtype != like.dtype and found.dtype.kind in "iufb" and like.dtype.kind in "iuf":
+        if found.dtype.kind == "f" and like.dtype.kind != "f":
+            raise InvalidInputError(f"got {found.dtype} numbers for an input of {like.dtype}")
+        found = found.astype(like.dtype)
+    return np.ascontiguousarray(found)

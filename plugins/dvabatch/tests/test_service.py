@@ -1,0 +1,142 @@
+"""A model with Python before and behind it: answers directly and served, batched, errors by their fault."""
+
+from __future__ import annotations
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_dvabatch import Service
+from torch import Tensor, nn
+
+from .texts import write_folder
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLSYS_CACHE_DIR", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+
+
+def label(scores: Any) -> dict[str, Any]:
+    return {"label": int(scores.argmax()), "scores": scores}
+
+
+def test_requests_are_read_batched_and_answered():
+    model = net()
+    service = Service(
+        model, example=torch.zeros(1, 4), preprocess=lambda body: torch.tensor(body["features"]), postprocess=label,
+        num_threads=1, max_batch_size=8,
+    )  # fmt: skip
+    rows = torch.randn(12, 4)
+    with torch.inference_mode():
+        expected = model(rows)
+    assert service({"features": rows[0].tolist()})["label"] == int(expected[0].argmax())
+    for _ in range(2):  # a service may be served again
+        with service.background() as server, ThreadPoolExecutor(12) as pool:
+
+            def ask(row: Tensor, url: str = server.url) -> Any:
+                return httpx.post(f"{url}/predict", json={"features": row.tolist()}, timeout=60).json()
+
+            answers = list(pool.map(ask, rows))
+            tensor = {"name": "input", "datatype": "FP32", "shape": [1, 4], "data": rows[0].tolist()}
+            name = httpx.get(f"{server.url}/v2/models/model").json()["inputs"][0]["name"]
+            oip = httpx.post(f"{server.url}/v2/models/model/infer", json={"inputs": [tensor | {"name": name}]}).json()
+        assert [each["label"] for each in answers] == expected.argmax(-1).tolist()
+        np.testing.assert_allclose([each["scores"] for each in answers], expected, atol=1e-5)
+        np.testing.assert_allclose(oip["outputs"][0]["data"], expected[0], atol=1e-5)
+
+
+def test_faults_are_the_clients_or_the_servers():
+    def read(body: Any) -> Any:
+        if isinstance(body, bytes):
+            return np.load(io.BytesIO(body))
+        if body.get("is_broken"):
+            raise OSError("a secret path")
+        return body["features"]
+
+    service = Service(net(), example=torch.zeros(1, 4), preprocess=read, num_threads=1)
+    with service.background() as server:
+
+        def post(**given: Any) -> httpx.Response:
+            return httpx.post(f"{server.url}/predict", timeout=60, **given)
+
+        raw = io.BytesIO()
+        np.save(raw, np.ones(4, np.float32))
+        image = post(content=raw.getvalue(), headers={"content-type": "application/octet-stream"})
+        assert image.json() == post(json={"features": [1, 1, 1, 1]}).json()
+        assert len(image.json()) == 3
+        for body, says in (
+            ({}, "the request was refused: KeyError: 'features'"),
+            ({"features": [1, 2]}, "takes float32 [4], got float32 [2]"),
+            ({"features": ["a"] * 4}, "takes float32 [4], got"),
+        ):
+            refused = post(json=body)
+            assert refused.status_code == 400
+            assert says in refused.json()["error"]
+        assert post(content=b"{", headers={"content-type": "application/json"}).status_code == 400
+        broken = post(json={"is_broken": True})
+        assert broken.status_code == 500
+        assert "secret" not in broken.text
+    with pytest.raises(InvalidInputError, match="got float64 numbers for an input of int64"):
+        Service(Words().eval(), example=torch.zeros(1, 3, dtype=torch.int64))([1.5, 2, 3])
+
+
+class Words(nn.Module):
+    """Two heads, the first behind half of the work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.first, self.deeper = nn.Embedding(9, 8), nn.Linear(8, 2), nn.Linear(8, 8)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.words(words).mean(1)
+        return self.first(hidden) * 20, self.last(torch.relu(self.deeper(hidden)))
+
+
+def test_requests_leave_at_the_first_head_that_is_sure():
+    model = Words().eval()
+    rows = torch.randint(0, 9, (8, 3))
+    service = Service(
+        model, example=torch.zeros(1, 3, dtype=torch.int64), policy="early-exit", exit_confidence=0.95, num_threads=1,
+        postprocess=lambda result: {"scores": result[0], "head": int(result[1])},
+    )  # fmt: skip
+    with torch.inference_mode():
+        first, last = model(rows)
+    sure = first.softmax(-1).amax(-1) >= 0.95
+    assert 0 < int(sure.sum()) < 8
+    with service.background() as server:
+        served = [httpx.post(f"{server.url}/predict", json=row.tolist(), timeout=60).json() for row in rows]
+    for answer, own, row in zip(served, map(service, rows.tolist()), range(8), strict=True):
+        assert answer["head"] == own["head"] == int(not sure[row])
+        np.testing.assert_allclose(answer["scores"], (first if sure[row] else last)[row], atol=1e-5)
+
+
+def test_encoders_take_texts(tmp_path: Path):
+    write_folder(tmp_path / "small")
+    service = Service(
+        tmp_path / "small", preprocess=lambda body: body["text"], postprocess=lambda vector: {"size": len(vector)}
+    )
+    assert service({"text": "the cat sat"}) == {"size": 24}
+
+
+def test_what_cannot_be_served_is_refused():
+    with pytest.raises(InvalidInputError, match="a module needs example="):
+        Service(net())
+    with pytest.raises(InvalidInputError, match=r"call \.eval"):
+        Service(net().train(), example=torch.zeros(1, 4))
+    with pytest.raises(InvalidInputError, match="has no exits"):
+        Service(net(), example=torch.zeros(1, 4), policy="early-exit")
+    with pytest.raises(InvalidInputError, match="example= is for modules"):
+        Service("unet", example=torch.zeros(1, 4))
