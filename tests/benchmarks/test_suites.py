@@ -27,6 +27,7 @@ SMALL = {
     "orca-native": {},
     "orca-stalls": {"streams": 2},
     "orca-soak": {},
+    "score-cost": {},
     "orca-parity": {"only": ("t5",)},
     "dvabatch-soak": {"policies": ("input", "load-literal")},
 }

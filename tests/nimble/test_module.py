@@ -250,3 +250,13 @@ def test_autocast_has_a_schedule_of_its_own():
                 made, wanted = nimble(x), model(x)
         assert made.dtype == wanted.dtype == torch.bfloat16
         torch.testing.assert_close(made, wanted, rtol=0.02, atol=0.02)
+
+
+def test_it_shows_itself_in_notebooks():
+    model = Nimble(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))
+    assert "call prepare" in model._repr_html_()
+    shown = model.prepare(torch.zeros(1, 4), executor="reference")._repr_html_()
+    assert "<caption>Nimble(Sequential)</caption>" in shown
+    assert "<td>float32 [1, 4]</td>" in shown
+    assert "<td>ReferenceExecutor on cpu</td>" in shown
+    assert "for training" in model.prepare(torch.zeros(1, 4), training=True, executor="reference")._repr_html_()

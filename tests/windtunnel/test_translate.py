@@ -207,3 +207,10 @@ def test_the_entrance_is_the_function_whatever_was_imported_before():
 
     assert entrance is mlsys_windtunnel.convert.translation.translate is translate
     assert isinstance(entrance(LinearRegression().fit([[0.0], [1.0]], [0.0, 1.0])), WindTunnelModule)
+
+
+def test_it_shows_itself_in_notebooks(frame: pd.DataFrame, target: np.ndarray) -> None:
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression()).fit(frame[["a", "b"]], target)
+    shown = translate(pipeline)._repr_html_()
+    assert '<th scope="row">answers</th><td>predict, predict_proba, predict_log_proba, decision_function</td>' in shown
+    assert "<td>no, yes</td>" in shown

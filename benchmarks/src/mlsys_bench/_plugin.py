@@ -55,6 +55,7 @@ SUITES = {
     "orca-weights": ("Memory and predictions of each form of weights.", "orca.weights:run", ("cpu",)),
     "orca-native": ("An iteration on native kernels, torch's operators, memory's bound.", "orca.native:run", ("cpu",)),
     "orca-stalls": ("Gaps between tokens of streams while long prompts arrive.", "orca.stalls:run", ("cpu",)),
+    "score-cost": ("Cost of showing 64 streams live, in turns with and without.", "orca.score_cost:run", ("cpu",)),
     "orca-gpu": ("Triton kernels and whole iterations against torch's operators.", "orca.gpu:run", ("cuda",)),
     "orca-soak": ("Many clients, half of whom leave midway: each answer checked.", "orca.soak:run", ("cpu",)),
     "windtunnel-infer": (

@@ -220,6 +220,7 @@ def test_tasks_of_stages_are_on_the_score():
             time.sleep(0.01)
         assert client.post("/v2/models/tiny/infer", json=body).status_code == 200
         data = recording.result().json()
+    assert '<th scope="row">policy</th><td>InputPolicy</td>' in served.engine._repr_html_()
     assert data["system"] == "dvabatch"
     assert data["facts"]["models"] == ["tiny"]
     assert [row["reason"] for row in data["rows"]] == ["done", "done"]

@@ -159,7 +159,7 @@ def test_what_is_closed_says_so(path: Path) -> None:
 
 def test_it_shows_itself(llm: LLM) -> None:
     assert "max_model_len=96" in repr(llm)
-    assert "<th>K/V blocks</th>" in llm._repr_html_()
+    assert '<th scope="row">K/V blocks</th>' in llm._repr_html_()
 
 
 def test_a_missing_model_names_those_there_are() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Literal
 
@@ -50,6 +51,19 @@ class Section:
     body: Sequence[str | Table | Figure | Dialogue] = ()
     status: Literal["ok", "failed", "skipped"] = "ok"
     data: Mapping[str, object] = field(default_factory=dict)  # the figures as JSON-able values, for machines
+
+
+def facts_html(title: str, facts: Mapping[str, object]) -> str:
+    """Return a small table of facts as HTML, for an object's ``_repr_html_`` in a notebook.
+
+    Example:
+        >>> facts_html("a <model>", {"weights": "256 MiB"})
+        '<table><caption>a &lt;model&gt;</caption><tr><th scope="row">weights</th><td>256 MiB</td></tr></table>'
+    """
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(str(value))}</td></tr>' for name, value in facts.items()
+    )
+    return f"<table><caption>{escape(title)}</caption>{rows}</table>"
 
 
 def render(title: str, sections: Sequence[Section], environment: Mapping[str, str]) -> str:

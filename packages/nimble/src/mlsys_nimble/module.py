@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.report import facts_html
 from torch import nn
 
 from mlsys_nimble.errors import CaptureError
@@ -102,6 +103,26 @@ class Nimble(nn.Module):
             return self._eager(*args, **kwargs)
         with torch.no_grad(), eval_mode(self.model):
             return self._eager(*args, **kwargs)
+
+    def _repr_html_(self) -> str:
+        """Return a table of the schedule used last, for notebooks."""
+        facts: dict[str, object] = {"prepared": "no: call prepare(example_inputs)"}
+        if self._eager is not None:
+            facts = {"prepared": "in parts; the others run eagerly"}
+        elif self._how is not None and self._how.training:
+            facts = {"prepared": "for training"}
+        elif (last := self.prepared) is not None:
+            program, options = last.program, self._how.options if self._how else None
+            inputs = (program.values[value] for value in program.inputs)
+            facts = {
+                "prepared": "for inference",
+                "inputs": ", ".join(f"{each.dtype} {list(each.shape)}" for each in inputs) or "none",
+                "operators": f"{len(program.operators)}, of the model's {len(last.captured.program.operators)}",
+                "executor": f"{type(last.executor).__name__} on {last.captured.device.type}",
+            }
+            if options is not None:
+                facts["precision"] = options.precision
+        return facts_html(f"Nimble({type(self.model).__name__})", facts)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the schedules, which hold threads and memory of this process."""

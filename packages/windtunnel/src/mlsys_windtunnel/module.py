@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from mlsys_core.report import facts_html
 from torch import Tensor, nn
 
 from mlsys_windtunnel.backends.direct.program import direct_program
@@ -78,6 +79,21 @@ class WindTunnelModule(nn.Module):
         """Return where the network's tensors lie; the host, if it has none."""
         tensors = chain(self.network.parameters(), self.network.buffers())
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+    def _repr_html_(self) -> str:
+        """Return a table of the operators and answers, for notebooks."""
+        operators = (type(each).__name__.removesuffix("Module") for each in self.network.operators)
+        num_trained = sum(each.numel() for each in self.parameters() if each.requires_grad)
+        facts: dict[str, object] = {
+            "operators": ", ".join(operators),
+            "input": f"{sum(width for _, width in self.network.frontier)} numbers a row, once encoded",
+            "answers": ", ".join(name for name in METHODS if hasattr(self, name)),
+            "trainable parameters": f"{num_trained:,}",
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+        if self.predictor is not None and self.predictor.classes:
+            facts["classes"] = ", ".join(map(str, self.predictor.classes[:8]))
+        return facts_html("Translated pipeline", facts)
 
     def has_features(self, method: str) -> bool:
         """Return whether a method answers members' answers on the way, not those of the last operator."""

@@ -16,6 +16,7 @@ from typing import Literal, Self
 from mlsys_core.device import get_device
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_core.memory import find_pool
+from mlsys_core.report import facts_html
 from mlsys_core.serving import (
     Clock,
     Finished,
@@ -195,6 +196,19 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _repr_html_(self) -> str:
+        """Return a table of the model and the counters, for notebooks."""
+        cells = ", ".join(dict.fromkeys(cell.name for cell in self.model.layout.cells))
+        counters = self.counters
+        facts = {
+            "cells": cells,
+            "workers": f"{self.config.num_workers} on {self.config.device}",
+            "rounds": f"at most {self.config.max_tasks_to_submit} steps, {self.config.executor}",
+            "unfinished": self.num_unfinished,
+            "tasks so far": f"{counters.tasks:,}, of {counters.effective_batch_size:.1f} cells",
+        }
+        return facts_html(self.model.name, facts)
 
     @property
     def counters(self) -> Counters:

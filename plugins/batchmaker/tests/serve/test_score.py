@@ -12,6 +12,8 @@ def test_each_round_is_a_column() -> None:
     with Engine(lstm_model(num_words=9, hidden_size=8)) as engine:
         board = Board(system="batchmaker", unit="round", sources=lambda: [engine.score_source])
         engine.submit({"words": np.array([1])}).result()
+        assert "<caption>" in engine._repr_html_()
+        assert '<th scope="row">unfinished</th><td>0</td>' in engine._repr_html_()
         board.look()
         futures = [engine.submit({"words": np.arange(1, 3 + n) % 9}) for n in range(3)]
         for future in futures:

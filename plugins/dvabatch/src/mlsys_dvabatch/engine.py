@@ -9,6 +9,7 @@ import torch
 from mlsys_core.device import Device, Event
 from mlsys_core.device.limits import usable_cores
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.report import facts_html
 from mlsys_core.serving import Listener, Scheduler, ServingLoop, ThreadExecutor, WallClock
 from mlsys_core.serving import StreamExecutor as WholeExecutor
 from mlsys_core.serving.protocols import Clock
@@ -103,6 +104,17 @@ class Engine:
             self.scheduler, executors, clock, listener=listener, traces=traces
         )
         self.clock = clock
+        self._facts = {
+            "model": type(model).__name__,
+            "stages": model.num_stages,
+            "policy": type(policy).__name__,
+            "requests in a batch": f"at most {max_batch_size}",
+            "device": "cpu" if device is None else device.kind,
+        }
+
+    def _repr_html_(self) -> str:
+        """Return a table of the settings, for notebooks."""
+        return facts_html("DVABatch engine", {**self._facts, "unfinished": self.loop.num_unfinished})
 
     def __enter__(self) -> Engine:
         self.loop.start()

@@ -10,12 +10,12 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeGuard, overload
 
 from mlsys_core.device.limits import usable_cores
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.report import facts_html
 
 from mlsys_orca.llm.answers import Answer, Piece
 from mlsys_orca.llm.loop_thread import LoopThread
@@ -215,8 +215,7 @@ class LLM:
             "K/V blocks": f"{counts.num_free_blocks} of {counts.num_blocks} free, of {engine.shape.block_size} tokens",
             "policy": f"{engine.config.policy}, at most {engine.config.max_batch_size} requests an iteration",
         }
-        body = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
-        return f"<table><caption>{escape(self._service.name)}</caption>{body}</table>"
+        return facts_html(self._service.name, rows)
 
     def _completion(self, prompt: Prompt) -> dict[str, Any]:
         return {"prompt": prompt if isinstance(prompt, str) else list(prompt)}

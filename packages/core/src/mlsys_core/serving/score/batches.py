@@ -23,8 +23,8 @@ class BatchSource:
         >>> board = Board(system="dvabatch", unit="task", sources=lambda: [BatchSource(traces)])
         >>> board.look()
         >>> traces.on_batch(["a", "b"], 1.0, 1.5)
-        >>> [tuple(square) for square in board.snapshot()["columns"][0]["squares"]]
-        [(1, 'd', 1, 0), (2, 'd', 1, 0)]
+        >>> [square.row for square in board.snapshot()["columns"][0]["squares"]]
+        [1, 2]
     """
 
     def __init__(self, traces: EngineTraces, *, label_of: Callable[[Any], str] = lambda _: "", lane: int = 0) -> None:
