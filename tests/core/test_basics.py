@@ -22,7 +22,7 @@ from mlsys_core.environment import describe_environment
 from mlsys_core.errors import InvalidInputError, MissingDependencyError, MlsysError, PluginError
 from mlsys_core.lazy import resolve
 from mlsys_core.plugins.specs import BenchmarkSpec, DemoStepSpec
-from mlsys_core.report import Dialogue, Figure, Section, Table, render
+from mlsys_core.report import Dialogue, Figure, Section, Story, Table, render
 from rich.console import Console
 
 
@@ -87,7 +87,13 @@ class Links(HTMLParser):
 
 def test_the_report_is_escaped_and_self_contained():
     evil = "<script>alert(1)</script>"
-    body = [evil, Table([evil], [[evil]], evil), Dialogue(evil, evil, evil), Figure("<svg><g/></svg>", evil)]
+    body = [
+        evil,
+        Table([evil], [[evil]], evil),
+        Dialogue(evil, evil, evil),
+        Story(evil, evil, evil, evil),
+        Figure("<svg><g/></svg>", evil),
+    ]
     page = render(evil, [Section(evil, body)], {evil: evil})
     assert evil not in page
     assert "<svg><g/></svg>" in page

@@ -32,6 +32,7 @@ class Figure:
 
     svg: str
     caption: str = ""
+    is_wide: bool = False  # shown at its own size, to be scrolled; else as wide as the page
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,27 @@ class Dialogue:
 
 
 @dataclass(frozen=True, slots=True)
+class Story:
+    """Explanation of a section for readers who do not know the system; it goes first. A sentence or two each."""
+
+    done: str  # what was run, on what
+    matters: str  # why anybody should care
+    reading: str  # how to read the pictures and tables below
+    others: str  # what is usually done instead, and where that is better
+
+    @property
+    def parts(self) -> Sequence[tuple[str, str]]:
+        """Heading and text of each part."""
+        headings = ("What was done", "Why it matters", "How to read it", "What others do")
+        return list(zip(headings, (self.done, self.matters, self.reading, self.others), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
-    """One part of the page: paragraphs (str), tables, figures and dialogues, in order."""
+    """One part of the page: a story, paragraphs (str), tables, figures and dialogues, in order."""
 
     title: str
-    body: Sequence[str | Table | Figure | Dialogue] = ()
+    body: Sequence[str | Story | Table | Figure | Dialogue] = ()
     status: Literal["ok", "failed", "skipped"] = "ok"
     data: Mapping[str, object] = field(default_factory=dict)  # the figures as JSON-able values, for machines
 
@@ -72,7 +89,7 @@ def render(title: str, sections: Sequence[Section], environment: Mapping[str, st
 
     loader = jinja2.PackageLoader("mlsys_core", "templates")
     jinja = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    kinds = {Table: "table", Figure: "figure", Dialogue: "dialogue", str: "text"}
+    kinds = {Table: "table", Figure: "figure", Dialogue: "dialogue", Story: "story", str: "text"}
     parts = [(section, [(kinds[type(item)], item) for item in section.body]) for section in sections]
     return jinja.get_template("report.html").render(title=title, parts=parts, environment=environment)
 

@@ -13,7 +13,7 @@ from mlsys_core.errors import MissingDependencyError
 from mlsys_core.models import resolve_model
 from mlsys_core.plugins.loading import LoadContext
 from mlsys_core.profiling import Recorder
-from mlsys_core.report import Dialogue, Figure, Section, Table
+from mlsys_core.report import Dialogue, Figure, Section, Story, Table
 from mlsys_orca.cli.demo_client import Answer, Client
 from mlsys_orca.engine.iteration_trace import Iteration, iterations_of
 
@@ -38,7 +38,7 @@ AT_ONCE = (
     "Who wrote Hamlet?",
 )
 MAX_TOKENS_AT_ONCE = 48
-GAP_S = 0.2  # between two of the eight
+GAP_S = 0.05  # between two of the eight: all are there before the first has ended
 
 
 def run(context: DemoContext) -> Section:
@@ -130,13 +130,22 @@ def _section(
     return Section(
         "Orca: chat with a real model",
         [
-            f"SmolLM2-135M-Instruct (GGUF Q4_1, computed in {dtype}) on our own OpenAI-compatible server, ready after "
-            f"{load_s:.1f} s, asked through the openai client with streaming.",
+            Story(
+                f"SmolLM2-135M-Instruct (GGUF Q4_1, computed in {dtype}) was loaded into our own OpenAI-compatible "
+                f"server, ready after {load_s:.1f} s. OpenAI's client asked three questions one by one, then "
+                f"{len(AT_ONCE)} at once.",
+                "Answers differ in length, and nobody knows by how much. A server that batches whole requests keeps "
+                "places for those who have finished and lets the others wait. Orca decides anew after each token.",
+                "In the picture a row is a question and a column an iteration of the model. A row ends where its "
+                "answer ends, and the iterations behind it get shorter.",
+                "vLLM and llama.cpp's server batch by the iteration too; Triton's dynamic batcher forms batches of "
+                "whole requests. Compare on your machine: mlsys orca bench, docs/orca-benchmarks.md.",
+            ),
             *(Dialogue(answer.question, answer.text, f"{answer.num_tokens} tokens") for answer in answers),
             Table(["answer", "tokens", "first text (ms)", "then tokens/s"], rows),
             f"{at_once_line}. A request joins with the next iteration and leaves with the one that finishes it.",
             Figure(to_svg(picture), "Which request ran in which iteration, as the engine recorded it."),
-            Table(["question", "answer"], [[answer.question, " ".join(answer.text.split())] for answer in at_once]),
+            *(Dialogue(answer.question, answer.text, f"{answer.num_tokens} tokens") for answer in at_once),
         ],
         data={
             "load_s": round(load_s, 3),
