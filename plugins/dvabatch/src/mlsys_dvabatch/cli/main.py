@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli import completion
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import CompilerName, Device
@@ -76,7 +77,10 @@ def baselines(
 @serve_app.command()
 @serve_command("dvabatch")
 def serve(
-    models: Annotated[list[str], typer.Argument(help="Names, .pt2 or .onnx files, or folders of encoders.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(help="Names, .pt2 or .onnx files, or folders of encoders.", autocompletion=completion.models),
+    ],
     policy: Annotated[
         str, typer.Option(help="auto, a policy (mlsys plugins list), or a baseline: zero, delay, static.")
     ] = "auto",
