@@ -38,6 +38,12 @@ def six_layer_tensors(seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
+def environment_here() -> dict[str, str]:
+    """Return the environment for a process that imports the tests as this one does."""
+    paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Folder of a family's small checkpoint, each written once."""
@@ -76,15 +82,17 @@ def start(six_layers: Path) -> Callable[..., Any]:
     """``with start(**options) as server``: see ``server.py``; nobody and no shared memory is left behind."""
 
     @contextmanager
-    def started(**options: Any) -> Iterator[Server]:
-        command = [sys.executable, str(Path(__file__).with_name("server.py")), str(six_layers), json.dumps(options)]
+    def started(model: Path = six_layers, **options: Any) -> Iterator[Server]:
+        command = [sys.executable, str(Path(__file__).with_name("server.py")), str(model), json.dumps(options)]
         before = set(Path("/dev/shm").iterdir())
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+        environment = environment_here()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         children: list[psutil.Process] = []
         try:
             assert process.stdout is not None
-            server = Server(process, int(process.stdout.readline()))
+            line = process.stdout.readline()
+            assert line, "the server has ended"
+            server = Server(process, int(line))
             if "gate" in options:
                 yield server
                 return

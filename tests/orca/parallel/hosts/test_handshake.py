@@ -177,7 +177,7 @@ def test_a_listener_closes_who_says_nothing_and_waits_for_the_others(monkeypatch
     assert theirs == IDENTITY
     channel.send(b"hello")
     assert other.receive() == b"hello"
-    with pytest.raises(InvalidInputError, match="cannot be listened at: Address already in use; take another --port"):
+    with pytest.raises(InvalidInputError, match="cannot be listened at: Address already in use; take another port"):
         Listener(*listener.address)
     with pytest.raises(ServingError, match=r"no other host joined at 127.0.0.1:\d+ within 0 s"):
         listener.accept(SECRET, IDENTITY, timeout_s=0.05)

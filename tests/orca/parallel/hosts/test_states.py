@@ -1,78 +1,159 @@
-"""States between processes over gloo: they come whole and in order, and a lost stage is an error and no hang."""
+"""Tensors between processes over gloo: they come whole and in order, and a lost process is an error and no hang."""
 
 from __future__ import annotations
 
-import datetime
 import os
 import signal
-import socket
-import subprocess
-import sys
-from pathlib import Path
+import threading
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
+from mlsys_orca.model.slices import add_in_tree
+from mlsys_orca.parallel.hosts.results import DistributedResultsIn, DistributedResultsOut, columns_of
 from mlsys_orca.parallel.hosts.states import DistributedIn, DistributedOut
+from mlsys_orca.parallel.hosts.sums import SumsCarrier
+from mlsys_orca.parallel.hosts.tensors import PutStore, TensorGroup
 from mlsys_orca.parallel.shard import GroupBrokenError
-from torch import distributed
+from mlsys_orca.parallel.tensors.shared_memory import SharedReducer
+
+from tests.orca.parallel.test_placement import config_of
 
 HIDDEN, DEPTH = 8, 2
 SIZES = [3, 1, 5, 2, 4]  # tokens of each iteration
+
+
+def groups_of(size: int) -> list[TensorGroup]:
+    """Processes of one group, in threads: each entry of one store is told to the others."""
+    stores: list[PutStore] = []
+
+    def tell(key: str, value: bytes) -> None:
+        for store in stores:
+            store.put(key, value)
+
+    stores += [PutStore(tell, timeout_s=60) for _ in range(size)]
+    found: list[TensorGroup | None] = [None] * size
+
+    def make(number: int) -> None:
+        found[number] = TensorGroup(stores[number], number, size, address="127.0.0.1")
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [group for group in found if group is not None]
 
 
 def states_of(number: int) -> torch.Tensor:
     return torch.randn(SIZES[number], HIDDEN, generator=torch.Generator().manual_seed(number))
 
 
-def join(address: str, rank: int) -> None:
-    distributed.init_process_group("gloo", address, datetime.timedelta(seconds=60), 2, rank)
+def store_over(way: Connection) -> PutStore:
+    """Return a store whose entries go over a pipe, both ways."""
+    store = PutStore(lambda key, value: way.send((key, value)), timeout_s=60)
+
+    def follow() -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                store.put(*way.recv())
+
+    threading.Thread(target=follow, daemon=True).start()
+    return store
 
 
-def first_stage(address: str) -> None:
-    join(address, 0)
-    out = DistributedOut(hidden_size=HIDDEN, depth=DEPTH, max_tokens=8, receivers=[1])
+def first_stage(way: Connection) -> None:
+    store = store_over(way)
+    out = DistributedOut(TensorGroup(store, 0, 2, address="127.0.0.1"), hidden_size=HIDDEN, depth=DEPTH, receivers=[1])
     for number in range(len(SIZES)):
         out.room(number, SIZES[number]).copy_(states_of(number))
         out.send(number)
-    for number in (len(SIZES), len(SIZES) + 1):
-        out.room(number, 1)  # what was sent has gone
-    os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()
 
 
-def last_stage(address: str, report: str) -> None:
-    join(address, 1)
-    receiver = DistributedIn(hidden_size=HIDDEN, sender=0)
-    equal = [torch.equal(receiver.receive(number, SIZES[number]), states_of(number)) for number in range(len(SIZES))]
-    error = ""
+def test_states_come_in_order_and_a_lost_stage_is_an_error() -> None:
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    stage = context.Process(target=first_stage, args=(theirs,), daemon=True)
+    stage.start()
     try:
-        receiver.receive(len(SIZES), 1)
-    except GroupBrokenError as broken:
-        error = str(broken)
-    Path(report).write_text(f"{all(equal)} {error}")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="ranks run on Linux alone")
-def test_states_come_in_order_and_a_lost_stage_is_an_error(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    report = tmp_path / "report"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    stages = [
-        subprocess.Popen([sys.executable, __file__, *arguments], env=environment)
-        for arguments in (("first", address), ("last", address, str(report)))
-    ]
-    try:
-        assert [stage.wait(120) for stage in stages] == [-signal.SIGKILL, 0]
-        assert report.read_text().startswith("True the stage before this one is gone")
+        store = store_over(ours)
+        receiver = DistributedIn(TensorGroup(store, 1, 2, address="127.0.0.1"), hidden_size=HIDDEN, sender=0)
+        for number, size in enumerate(SIZES):
+            assert torch.equal(receiver.receive(number, size), states_of(number))
+        assert stage.pid is not None
+        os.kill(stage.pid, signal.SIGKILL)
+        with pytest.raises(GroupBrokenError, match="a process of the group is gone"):
+            receiver.receive(len(SIZES), 1)
     finally:
-        for stage in stages:
-            stage.kill()
-            stage.wait()
+        stage.kill()
+        stage.join()
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "first":
-        first_stage(sys.argv[2])
-    else:
-        last_stage(*sys.argv[2:])
+def test_results_of_ranks_are_put_beside_each_other() -> None:
+    vocab, groups = 11, groups_of(4)
+    logits = [torch.randn(rows, vocab) for rows in SIZES]
+    results = DistributedResultsIn(groups[0], ranks=range(1, 4), vocab_size=vocab)
+    outs = []
+    for rank in range(3):
+        columns = columns_of(rank, 3, vocab)
+        outs.append(DistributedResultsOut(groups[1 + rank], columns=columns, vocab_size=vocab, depth=DEPTH))
+    for number, whole in enumerate(logits):
+        for rank, out in enumerate(outs):
+            own = columns_of(rank, 3, vocab)
+            out.logits(number, len(whole))[:, own.start : own.stop] = whole[:, own.start : own.stop]
+            out.send(number)
+        assert torch.equal(results.logits(number, len(whole)), whole)
+        for rank, out in enumerate(outs):
+            out.peaks(number, 2).copy_(torch.tensor([[rank, 1.0], [rank, 2.0]]))
+            out.send(number)
+        assert results.peaks(number, 2)[:, 1].tolist() == [[0, 2], [1, 2], [2, 2]]
+    assert results.logits(9, 0).shape == (0, vocab)  # an iteration of prompts' beginnings: nothing is sent
+    assert results.peaks(9, 0).shape == (3, 0, 2)
+
+
+@pytest.mark.parametrize("hosts", [[0, 1], [0, 1, 2], [0, 0, 1, 1], [0, 1, 1, 1]])
+def test_sums_over_hosts_have_the_bits_of_one_memory(hosts: list[int]) -> None:
+    config, ranks = config_of(head_dim=2), len(hosts)
+    groups = groups_of(1 + ranks)
+    memories = {host: SharedReducer.create(config, num_ranks=ranks) for host in set(hosts)}
+    reducers = [SharedReducer(memories[host], config, rank=rank, num_ranks=ranks) for rank, host in enumerate(hosts)]
+    for host in set(hosts):
+        local = [rank for rank in range(ranks) if hosts[rank] == host]
+        others = {rank: 1 + hosts.index(hosts[rank]) for rank in range(ranks) if hosts[rank] != host}
+        SumsCarrier(reducers[local[0]], groups[1 + local[0]], local=local, others=others).start()
+    slot = reducers[0].slot_size
+    sizes = [1, 300, slot, slot + 5, 3 * slot, 17, 1]  # more than a slot is exchanged in pieces
+    found: list[list[torch.Tensor]] = [[] for _ in hosts]
+
+    def parts(rank: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(rank)
+        return [torch.randn(size, generator=generator) for size in sizes]
+
+    def run(rank: int) -> None:
+        for part in parts(rank):
+            found[rank].append(add_in_tree(reducers[rank].exchange(part), torch.add).clone())
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = [add_in_tree(list(each), torch.add) for each in zip(*map(parts, range(ranks)), strict=True)]
+    for rank in range(ranks):
+        assert all(torch.equal(got, want) for got, want in zip(found[rank], expected, strict=True))
+    for reducer in reducers:
+        reducer.abort()
+
+
+def test_an_aborted_carrier_ends_the_runs_of_its_host() -> None:
+    config, groups = config_of(head_dim=2), groups_of(3)
+    memory = SharedReducer.create(config, num_ranks=2)
+    reducer = SharedReducer(memory, config, rank=0, num_ranks=2)
+    carrier = SumsCarrier(reducer, groups[1], local=[0], others={1: 2})
+    carrier.start()
+    threading.Timer(0.05, reducer.abort).start()
+    with pytest.raises(GroupBrokenError):
+        reducer.exchange(torch.ones(4))  # rank 1 never comes

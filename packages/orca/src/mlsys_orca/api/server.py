@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -28,7 +29,8 @@ from mlsys_orca.api.service import ModelService
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.engine.score.replay import replay
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.parallel.group import Holders, ParallelModel
+from mlsys_orca.parallel.group import ParallelModel
+from mlsys_orca.parallel.hosts.holders import holders_of
 from mlsys_orca.parallel.parts import with_parts
 
 if TYPE_CHECKING:
@@ -42,6 +44,11 @@ if TYPE_CHECKING:
 def available_memory_nbytes(device: str = "cpu") -> int:
     """Return the memory that this process may still take on the device of that name, without swapping."""
     return get_device(device).memory_info().available_nbytes
+
+
+def say_to_terminal(line: str) -> None:
+    """Print a line about the server's state."""
+    print(f"mlsys: {line}", file=sys.stderr, flush=True)
 
 
 def make_service(
@@ -60,7 +67,7 @@ def make_service(
     """
     holders = None
     if parallel is not None:
-        holders = Holders(parallel)
+        holders = holders_of(parallel, say=say_to_terminal)
         try:
             holders.start()
         except BaseException:
@@ -68,6 +75,8 @@ def make_service(
             raise
         loaded = with_parts(loaded, holders)
     available_nbytes = available_memory_nbytes(loaded.device)
+    if holders is not None and holders.available_nbytes is not None:
+        available_nbytes = holders.available_nbytes
     engine = Engine(loaded, config, available_nbytes=available_nbytes, recorder=recorder, holders=holders)
     return ModelService(name, loaded, engine, encoder)
 

@@ -14,7 +14,7 @@ from mlsys_core.serving.processes import Boxes, RestartBudget, Supervisor, Super
 
 from mlsys_orca.api.control import NO_CONTROL, ModelControl
 from mlsys_orca.api.journal_config import JournalConfig, kept_or_passing
-from mlsys_orca.api.server import available_memory_nbytes, make_app
+from mlsys_orca.api.server import available_memory_nbytes, make_app, say_to_terminal
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.engine.client import EngineConfig, EngineShape
@@ -27,6 +27,7 @@ from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.loading.room import require
 from mlsys_orca.model.kv_cache import shared_empty
 from mlsys_orca.parallel.group import Holders, ParallelModel
+from mlsys_orca.parallel.hosts.holders import HostHolders, holders_of
 from mlsys_orca.parallel.parts import with_parts
 from mlsys_orca.text.guides import GuideMaker
 
@@ -79,9 +80,10 @@ def serve_supervised(
         ServingError: this process has threads.
     """
     with ExitStack() as stack:
-        holders = None
+        holders: Holders | HostHolders | None = None
         if parallel is not None:
-            holders = stack.enter_context(Holders(parallel, num_replicas=config.num_replicas))
+            holders = holders_of(parallel, num_replicas=config.num_replicas, say=say_to_terminal)
+            stack.callback(holders.close)
             with bound.paused():  # who has threads cannot fork
                 holders.fork()
             holders.wait()
@@ -93,6 +95,8 @@ def serve_supervised(
                 of_encoder.fork()
             of_encoder.wait()
         available_nbytes = available_memory_nbytes(loaded.device) // config.num_replicas
+        if holders is not None and holders.available_nbytes is not None:
+            available_nbytes = holders.available_nbytes
         shape, _, _ = plan_engine(loaded, config, available_nbytes, installed_plugins().registry)
         if control.generation is not None and not control.generation.is_alone:
             slots = f"{shape.num_kv_tokens} K/V slots in {config.num_replicas} replicas"
@@ -127,7 +131,11 @@ def serve_supervised(
 
 
 def _settings(
-    loaded: LoadedModel, config: EngineConfig, shape: EngineShape, guides: GuideMaker, holders: Holders | None
+    loaded: LoadedModel,
+    config: EngineConfig,
+    shape: EngineShape,
+    guides: GuideMaker,
+    holders: Holders | HostHolders | None,
 ) -> WorkerSettings:
     """Return the settings of workers that run the model, or have ranks run its parts."""
     if holders is not None:

@@ -12,6 +12,16 @@ from mlsys_core.cli import completion
 from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
 from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
+from mlsys_orca.cli.hosts import (
+    ControlOnly,
+    HeartbeatTimeout,
+    JoinTimeout,
+    Listen,
+    Nodes,
+    SecretFile,
+    host_options,
+    refuse_hosts,
+)
 from mlsys_orca.cli.options import (
     ActivationsForm,
     Adapters,
@@ -68,6 +78,12 @@ def generate(
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
     sliced: Sliced = False,
+    nodes: Nodes = None,
+    listen: Listen = None,
+    secret_file: SecretFile = None,
+    control_only: ControlOnly = False,
+    heartbeat_timeout: HeartbeatTimeout = 5.0,
+    join_timeout: JoinTimeout = 300.0,
 ) -> None:
     """Answer each line of a file; the answers are JSON lines, in the file's order.
 
@@ -85,6 +101,16 @@ def generate(
         raise InvalidInputError(f"there is no file {source!r}; give a file with a prompt per line, or -")
     degrees: Any = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
     refuse_divided({f"--device {device}": device != "cpu", "--compiler": compiler}, **degrees, sliced=sliced)
+    refuse_hosts(nodes, {f"--device {device}": device != "cpu", "--adapter": adapter, "--compiler": compiler})
+    hosts = host_options(
+        nodes,
+        listen,
+        secret_file,
+        control_only=control_only,
+        threads=threads,
+        heartbeat_timeout=heartbeat_timeout,
+        join_timeout=join_timeout,
+    )
     # Whatever answers depend on, and is not in the input.
     settings = {"model": model, "adapters": adapter, "raw": raw, "max_tokens": max_tokens, "temperature": temperature}
     settings |= {"top_p": top_p, "seed": seed, "dtype": dtype, "weights": weights, "device": device}
@@ -94,7 +120,7 @@ def generate(
         settings["sliced"] = True
     with going_on(output, source, settings, resumes=resume) as standing:
         parallel = None
-        if is_divided(**degrees, sliced=sliced):
+        if hosts is not None or is_divided(**degrees, sliced=sliced):
             loaded, parallel = find_divided(
                 model,
                 dtype,
@@ -103,8 +129,13 @@ def generate(
                 slices=sliced or None,
                 adapters=adapter_directories(adapter or []),
                 chat_template=chat_template,
+                share=1.0 if hosts is None else hosts.share,
                 **degrees,
             )
+            if hosts is not None:
+                parallel = hosts.divided(
+                    parallel, model, dtype=dtype, weights=weights, activations=activations, slices=sliced or None
+                )
         else:
             loaded = load(
                 model,

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlsys_core.collector import collect_as_usual, kept_out_of_collections
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.cli.hosts import HostOptions
 from mlsys_orca.cli.options import is_divided
 from mlsys_orca.loading.named import load
 from mlsys_orca.parallel.named import find_divided
@@ -49,6 +51,7 @@ class Fixed:
     sliced: bool  # torch's operators sum as ranks do
     journal: JournalConfig | None  # None: files and batches are kept until the server ends
     supervises: bool  # in several processes
+    hosts: HostOptions | None  # the model is on several machines; None: on this one
     banner: Callable[[ModelService, ServerAddress], None]
 
 
@@ -72,7 +75,9 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
         torch.set_num_threads(1)  # threads do not survive a fork
     degrees = {name: fixed.engine[name] for name in ("tensor_parallel", "pipeline_parallel")}
     parallel = None
-    if is_divided(**degrees, sliced=fixed.sliced):
+    if fixed.hosts is not None and generation is not None and not generation.is_alone:
+        raise InvalidInputError("a model on several machines is not replaced while it serves: start the server anew")
+    if fixed.hosts is not None or is_divided(**degrees, sliced=fixed.sliced):
         loaded, parallel = find_divided(
             settings.model,
             settings.dtype,
@@ -82,8 +87,18 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
             adapters=settings.adapters,
             takes_adapters=fixed.takes_adapters,
             chat_template=fixed.chat_template,
+            share=1.0 if fixed.hosts is None else fixed.hosts.share,
             **degrees,
         )
+        if fixed.hosts is not None:
+            parallel = fixed.hosts.divided(
+                parallel,
+                settings.model,
+                dtype=settings.dtype,
+                weights=settings.weights,
+                activations=settings.activations,
+                slices=fixed.sliced or None,
+            )
     else:
         loaded = _load_whole(settings, fixed, generation)
     from mlsys_core.serving.http import serve as serve_http

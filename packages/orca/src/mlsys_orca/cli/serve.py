@@ -13,6 +13,16 @@ from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
 from mlsys_core.cli.serving import ServerOptions, serve_command
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.generation import Fixed, GenerationSettings, live
+from mlsys_orca.cli.hosts import (
+    ControlOnly,
+    HeartbeatTimeout,
+    JoinTimeout,
+    Listen,
+    Nodes,
+    SecretFile,
+    host_options,
+    refuse_hosts,
+)
 from mlsys_orca.cli.options import (
     ActivationsForm,
     Adapters,
@@ -69,6 +79,12 @@ def serve(
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
     sliced: Sliced = False,
+    nodes: Nodes = None,
+    listen: Listen = None,
+    secret_file: SecretFile = None,
+    control_only: ControlOnly = False,
+    heartbeat_timeout: HeartbeatTimeout = 5.0,
+    join_timeout: JoinTimeout = 300.0,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests per iteration of a replica at most.")] = 8,
     max_model_len: MaxModelLen = None,
     policy: Annotated[
@@ -138,11 +154,26 @@ def serve(
 
     degrees = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
     refuse_divided({f"--device {device}": device != "cpu", "--compiler": compiler}, **degrees, sliced=sliced)
+    refuse_hosts(
+        nodes,
+        {f"--device {device}": device != "cpu", "--adapter": adapter, "--enable-lora": enable_lora}
+        | {"--compiler": compiler, "--single-process": single_process, "--model-control": model_control},
+    )
     find_policy(policy, installed_plugins().registry)  # before the model is loaded
     http = server.http_config(
         title="mlsys orca",
         open_paths=("/health", "/health/*", "/metrics"),
         validation_status=400,  # as the protocol's own server answers
+    )
+    hosts = host_options(
+        nodes,
+        listen,
+        secret_file,
+        control_only=control_only,
+        threads=threads,
+        heartbeat_timeout=heartbeat_timeout,
+        join_timeout=join_timeout,
+        tls=http.tls,
     )
     kept = None if journal is None else _journal(journal, journal_fsync, journal_size, journal_keep)
     why_single = "--single-process was given" if single_process else _why_single(device)
@@ -187,9 +218,10 @@ def serve(
         sliced=sliced,
         journal=kept,
         supervises=supervises,
+        hosts=hosts,
         banner=lambda service, address: typer.echo("\n".join(["", *_banner(service, address), ""]), err=True),
     )
-    answers = not supervises and not is_divided(**degrees, sliced=sliced)
+    answers = not supervises and hosts is None and not is_divided(**degrees, sliced=sliced)
     with server.bind(http, error_format=ERROR_FORMAT, answers=answers) as bound:
         if not supervises:
             raise typer.Exit(live(settings, fixed, bound))

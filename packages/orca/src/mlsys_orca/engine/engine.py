@@ -22,6 +22,8 @@ from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.adapters import AdapterFiles, AdapterHolder
 from mlsys_orca.parallel.executor import ParallelExecutor
 from mlsys_orca.parallel.group import Group, Holders
+from mlsys_orca.parallel.hosts.group import HostExecutor, HostGroup
+from mlsys_orca.parallel.hosts.holders import HostHolders
 
 __all__ = ["BusyError", "Engine", "EngineConfig", "TokenStream", "plan_kv_tokens"]
 
@@ -56,7 +58,7 @@ class Engine(EngineClient):
         available_nbytes: int,
         recorder: LoopRecorder | None = None,
         registry: Registry | None = None,
-        holders: Holders | None = None,
+        holders: Holders | HostHolders | None = None,
     ) -> None:
         if config.num_replicas > 1:
             raise InvalidInputError(
@@ -64,7 +66,7 @@ class Engine(EngineClient):
                 "with processes"
             )
         self._holders = holders
-        self._group: Group | None = None
+        self._group: Group | HostGroup | None = None
         streams, stats = Streams(), EngineStats()
         core = EngineCore(
             loaded,
@@ -121,10 +123,10 @@ class Engine(EngineClient):
         return self.core.counts()
 
     def _divided(
-        self, loaded: LoadedModel, shape: EngineShape, config: EngineConfig, holders: Holders
-    ) -> ParallelExecutor:
+        self, loaded: LoadedModel, shape: EngineShape, config: EngineConfig, holders: Holders | HostHolders
+    ) -> ParallelExecutor | HostExecutor:
         """Return an executor over ranks, which have the keys and values of the first replica."""
-        self._group = Group(holders, group_shape(holders.model, loaded.config, shape, config))
+        self._group = holders.group(group_shape(holders.model, loaded.config, shape, config))
         executor = self._group.executor()
         executor.serve(0)
         return executor

@@ -39,6 +39,8 @@ class RemoteEngine(EngineClient):
     def failure(self) -> BaseException | None:
         """Error that ended the engine, or keeps it from serving now: it serves while one replica does."""
         if self._fleet.failure is None and not self._fleet.is_ready:
+            if self._fleet.waits_for is not None:
+                return ServingError(f"parts of the model are not there: {self._fleet.waits_for}")
             return ServingError("no worker runs at the moment; one is being started")
         return self._fleet.failure
 

@@ -48,6 +48,7 @@ class Start(msgspec.Struct, array_like=True, tag=2):
     kept_blocks: dict[int, bytes]  # digests by block, of contents that requests to come may share
     slowest_s: float  # of an iteration so far, by the worker before; 0: unknown
     most_tokens: int  # of an iteration so far
+    kv_identity: str = ""  # of the keys and values that the blocks are in; another one has others
 
 
 class Alone(msgspec.Struct, array_like=True, tag=3):
@@ -153,6 +154,13 @@ class Ready(msgspec.Struct, array_like=True, tag=14):
     """Worker to front: the engine runs."""
 
     counts: EngineCounts
+    kv_identity: str = ""  # of its keys and values: if it is not that of Start, all that were computed are lost
+
+
+class Waiting(msgspec.Struct, array_like=True, tag=17):
+    """Worker to front, again and again before Ready: its ranks are to come."""
+
+    reason: str  # what is missing; empty: nothing, they are on their way
 
 
 class AdapterLoaded(msgspec.Struct, array_like=True, tag=16):
@@ -163,7 +171,7 @@ class AdapterLoaded(msgspec.Struct, array_like=True, tag=16):
 
 
 Command = Start | Submit | Cancel | Alone | LoadAdapter | UnloadAdapter
-Report = Iteration | Lost | Kept | Placed | Ended | Ready | AdapterLoaded
+Report = Iteration | Lost | Kept | Placed | Ended | Ready | Waiting | AdapterLoaded
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode

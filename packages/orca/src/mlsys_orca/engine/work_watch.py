@@ -15,6 +15,7 @@ from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.engine.deadline import IterationDeadline
 from mlsys_orca.engine.iteration_trace import Run
 from mlsys_orca.parallel.group import Group
+from mlsys_orca.parallel.hosts.group import HostGroup
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput
 
@@ -89,7 +90,7 @@ class WorkWatch:
         self._box.begin(handles, limit_s=self.deadline.limit_s(num_tokens))
 
 
-def die_with(group: Group) -> None:
+def die_with(group: Group | HostGroup) -> None:
     """Have this process die as the first of the group's ranks does, by itself or of a signal; watched in a thread."""
 
     def watch() -> None:

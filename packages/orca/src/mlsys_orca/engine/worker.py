@@ -28,7 +28,9 @@ from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.adapters import AdapterFiles, AdapterHolder
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.parallel.executor import ParallelExecutor
-from mlsys_orca.parallel.group import Group, Holders
+from mlsys_orca.parallel.group import Holders
+from mlsys_orca.parallel.hosts.group import HostExecutor
+from mlsys_orca.parallel.hosts.holders import HostHolders
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.parallel.wiring import GroupShape
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SamplingParams
@@ -38,6 +40,7 @@ from mlsys_orca.text.guides import Grammar, GrammarGuide, GuideMaker
 
 _log = logging.getLogger(__name__)
 _RECEIVE_NBYTES = 1 << 16
+_TELL_S = 0.2  # between two words to the front, while ranks are to come
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class WorkerSettings:
     guides: GuideMaker
     kv_caches: Sequence[KVCache | NativeKVCache]  # in shared memory, one for each replica; none: ranks have them
     crash_points: CrashPoints
-    holders: Holders | None = None  # who forks the ranks that run the model; None: the worker runs it
+    holders: Holders | HostHolders | None = None  # who forks the ranks that run the model; None: the worker runs it
     group: GroupShape | None = None  # of the ranks
 
 
@@ -70,11 +73,12 @@ class Worker:
         self._guides: dict[str, GrammarGuide] = {}  # by request
         self._loading: dict[str, threading.Thread] = {}  # by the adapter's key
         self._told: dict[str, tuple[int, ...]] = {}  # block tables that the front knows, by request
-        self._ranks: ParallelExecutor | None = None  # None: the model runs here
+        self._lost: frozenset[int] = frozenset()  # requests whose keys and values were lost before this worker began
+        self._ranks: ParallelExecutor | HostExecutor | None = None  # None: the model runs here
         model: Any = settings.loaded.model
         self._adapted: AdapterHolder | None = model if settings.loaded.takes_adapters else None
         if settings.holders is not None and settings.group is not None:
-            group = Group(settings.holders, settings.group)
+            group = settings.holders.group(settings.group)
             die_with(group)
             self._adapted = None if self._adapted is None else group.adapters
             self._ranks = group.executor(watch=self._watch)
@@ -141,16 +145,16 @@ class Worker:
 
     def _start(self, command: wire.Start) -> None:
         self._reach("started")
+        identity = ""
         if self._ranks is not None:
-            try:
-                self._ranks.serve(command.replica)
-            except ServingError as error:
-                self._watch.fail(error)
+            identity = self._have_ranks_serve(self._ranks, command.replica)
         elif self._core.runner is not None:
             self._core.runner.kv_cache = self._settings.kv_caches[command.replica]
         self._watch.deadline = IterationDeadline(command.slowest_s, most_tokens=command.most_tokens)
         self._hold_all_but(command.alone)
-        if self._core.shape.restores_blocks:
+        if command.kv_identity and command.kv_identity != identity:
+            self._lost = frozenset(command.block_tables)
+        elif self._core.shape.restores_blocks:
             tables = {str(handle): table for handle, table in command.block_tables.items()}
             self._core.block_tables.restore(tables, command.kept_blocks)
             self._told.update(tables)
@@ -158,7 +162,28 @@ class Worker:
             self._send(wire.Kept(dict.fromkeys(command.kept_blocks)))
         self._core.block_tables.note_cache_changes()
         self._core.start()
-        self._send(wire.Ready(self._core.counts()))
+        self._send(wire.Ready(self._core.counts(), identity))
+
+    def _have_ranks_serve(self, ranks: ParallelExecutor | HostExecutor, replica: int) -> str:
+        """Wait for the ranks, and tell the front meanwhile; return the identity of their keys and values."""
+        found: list[str] = []
+
+        def serve() -> None:
+            try:
+                found.append(ranks.serve(replica))
+            except ServingError as error:
+                self._watch.fail(error)
+            except BaseException:  # noqa: BLE001 - the thread's end, and the worker's
+                _log.exception("the ranks cannot serve: this worker ends")
+                os._exit(EXIT_UNHANDLED)
+
+        thread = threading.Thread(target=serve, name="orca-ranks-come", daemon=True)
+        thread.start()
+        thread.join(_TELL_S)
+        while thread.is_alive():
+            self._send(wire.Waiting(ranks.waits_for if isinstance(ranks, HostExecutor) else ""))
+            thread.join(_TELL_S)
+        return found[0]
 
     def _hold_all_but(self, handle: int | None) -> None:
         if self._core.pool is not None:
@@ -179,7 +204,9 @@ class Worker:
                 guide = self._settings.guides.guide(Grammar(command.grammar))
                 self._guides[request_id] = guide
             request = wire.request_of(
-                command, SamplingParams(**sampling, guide=guide), keeps_blocks=self._core.shape.restores_blocks
+                command,
+                SamplingParams(**sampling, guide=guide),
+                keeps_blocks=self._core.shape.restores_blocks and command.handle not in self._lost,
             )
             self._core.loop.submit(request, request_id)
         except InvalidInputError as error:

@@ -103,6 +103,8 @@ class WorkerChannel:
                 self._heard_s = time.monotonic()
                 for payload in self._frames.feed(data):
                     report = wire.decode_report(payload)
+                    if isinstance(report, wire.Waiting):  # it reads no messages meanwhile
+                        self._seen = self._seen[0], self._heard_s + _SILENT_S
                     if isinstance(report, wire.AdapterLoaded):
                         self._on_adapter(self, report)
                     elif self.on_report is not None:

@@ -102,18 +102,23 @@ class ParallelExecutor:
             self._poll.register(fd, select.POLLIN)
         self._is_closed = False
 
-    def serve(self, replica: int, *, timeout_s: float | None = None) -> None:
-        """Have the ranks use a replica's keys and values; return when nobody else writes to them.
+    def serve(self, replica: int, *, timeout_s: float | None = None) -> str:
+        """Have the ranks use a replica's keys and values; return their identity when nobody else writes to them.
+
+        An executor whose ranks say another one has other keys and values: what was computed before is not there.
 
         Raises:
             GroupBrokenError: a rank is gone.
             ServingError: a rank does not answer within ``timeout_s``.
         """
         self._send(messages.Serve(replica))
+        identities = []
         for place, channel in self._links.ups:
             answer = _receive(place, channel, timeout_s)
             if not isinstance(answer, messages.Serving):
                 raise ServingError(f"{place.name} answered {answer!r} to the choice of a replica")
+            identities.append(answer.kv_identity)
+        return " ".join(identities)
 
     def submit(self, batch: IterationBatch) -> None:
         """Take ``batch``; the next ``wait`` sends it.

@@ -32,6 +32,7 @@ from mlsys_orca.parallel.holder import (
     decode_told,
     hold,
 )
+from mlsys_orca.parallel.hosts.settings import HostsSettings
 from mlsys_orca.parallel.messages import Done, Hello
 from mlsys_orca.parallel.placement import Placement, all_places
 from mlsys_orca.parallel.shard import GroupBrokenError, Reducer, Shard
@@ -57,6 +58,7 @@ class ParallelModel:
     new_reducer: Callable[[GroupShape], int] | None = None  # makes the memory in which the ranks of a stage meet
     takes_adapters: bool = False  # LoRA adapters, also while it runs
     adapters: frozenset[str] = frozenset()  # keys of those that parts have when they are loaded
+    hosts: HostsSettings | None = None  # how parts lie on several hosts; None: on this one
 
     @property
     def places(self) -> list[Placement]:
@@ -70,18 +72,28 @@ class Holders:
     Args:
         model: Its parts.
         num_replicas: Engines that have keys and values of their own.
+        places: Places of this host's parts; None: all.
         name: Of the processes, before their places.
     """
 
-    def __init__(self, model: ParallelModel, *, num_replicas: int = 1, name: str = "orca") -> None:
+    available_nbytes: int | None = None  # memory for keys and values, if this machine's does not say it
+
+    def __init__(
+        self,
+        model: ParallelModel,
+        *,
+        num_replicas: int = 1,
+        places: Sequence[Placement] | None = None,
+        name: str = "orca",
+    ) -> None:
         self.model = model
         self.standing: list[Standing] = []
         self.loaded: list[Loaded] = []  # by place, after start()
-        self._requests: dict[Placement, socket.socket] = {}
-        self._reports: list[socket.socket] = []
+        self.requests: dict[Placement, socket.socket] = {}  # ways to the holders
+        self.reports: dict[Placement, socket.socket] = {}  # where they say that they have their parts
         self._memories: list[KvMemory] = []
         self._ends: list[socket.socket] = []
-        for place in model.places:
+        for place in model.places if places is None else places:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             told, tells = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             memory = KvMemory(num_replicas)
@@ -94,8 +106,8 @@ class Holders:
                 requests=theirs,
                 report=tells,
             )
-            self._requests[place] = ours
-            self._reports.append(told)
+            self.requests[place] = ours
+            self.reports[place] = told
             self._ends += [ours, theirs, told, tells]
             self._memories.append(memory)
             title = f"{name} {place.stage}.{place.rank}"
@@ -117,6 +129,10 @@ class Holders:
         for each in self.standing:
             each.fork()
 
+    def group(self, shape: GroupShape) -> Group:
+        """Return a new group of ranks; see :class:`Group`."""
+        return Group(self, shape)
+
     def wait(self) -> None:
         """Wait until each holder has its part.
 
@@ -124,7 +140,7 @@ class Holders:
             InvalidInputError: a part cannot be loaded.
             ServingError: a holder has ended before it had its part.
         """
-        for each, told in zip(self.standing, self._reports, strict=True):
+        for each, told in zip(self.standing, self.reports.values(), strict=True):
             assert each.child is not None
             poll = select.poll()
             poll.register(told, select.POLLIN)
@@ -142,7 +158,7 @@ class Holders:
         """Have a rank forked for each place of a new group; return their life sockets."""
         lives = {}
         for place, wires in wiring.ranks.items():
-            lives[place] = ask_for_rank(self._requests[place], wiring.shape, wires)
+            lives[place] = ask_for_rank(self.requests[place], wiring.shape, wires)
             wiring.hand_over(place)
         return lives
 

@@ -21,6 +21,7 @@ import msgspec
 from mlsys_core.errors import MlsysError
 from mlsys_core.serving.processes import Child, Death
 
+from mlsys_orca.parallel.hosts.member import MemberWires, live_as_member
 from mlsys_orca.parallel.messages import Hello
 from mlsys_orca.parallel.native_shard import NativeShard
 from mlsys_orca.parallel.placement import Placement
@@ -37,7 +38,7 @@ class Ask(msgspec.Struct, frozen=True):
     """Fork a rank. With it come the life socket, and the descriptors that ``wires`` numbers."""
 
     shape: GroupShape
-    wires: RankWires
+    wires: RankWires | MemberWires  # of a group on this host, or on several
 
 
 class Born(msgspec.Struct, frozen=True, tag=0):
@@ -141,12 +142,16 @@ def _serve(settings: HolderSettings, shard: Shard, hello: Hello, ranks: dict[int
 def _fork(settings: HolderSettings, shard: Shard, hello: Hello, others: list[socket.socket]) -> _RankChild | None:
     payload, fds, _, _ = socket.recv_fds(settings.requests, _MESSAGE_NBYTES, _MAX_FDS)
     ask = _decode_ask(payload)
-    life, wires = socket.socket(fileno=fds[0]), ask.wires.renumbered(lambda index: fds[index])
+    life = socket.socket(fileno=fds[0])
 
     def live() -> int:
         for end in (life, *others):
             end.close()
-        return live_as_rank(settings, shard, hello, ask.shape, wires)
+        if isinstance(ask.wires, MemberWires):
+            make = settings.reducer_of if len(fds) > 1 else None
+            make_reducer = None if make is None else lambda: make(settings.place, fds[1])
+            return live_as_member(settings.place, shard, hello, ask.shape, ask.wires, settings.kv_memory, make_reducer)
+        return live_as_rank(settings, shard, hello, ask.shape, ask.wires.renumbered(lambda index: fds[index]))
 
     child = Child("mlsys-rank", live)
     with suppress(OSError):  # who asked is gone, which the socket's end tells
@@ -170,6 +175,7 @@ def live_as_rank(settings: HolderSettings, shard: Shard, hello: Hello, shape: Gr
             wires.links(shape, settings.place),
             lambda replica: joined.new_kv_cache(num_blocks=shape.num_blocks, empty=memory.take(replica)),
             hello=hello,
+            kv_identity=memory.identity,
         ).run()
     return 0
 
@@ -194,6 +200,24 @@ def ask_for_rank(requests: socket.socket, shape: GroupShape, wires: RankWires) -
     places = {fd: index for index, fd in enumerate(fds)}
     payload = _encode(Ask(shape, wires.renumbered(lambda fd: places[fd])))
     socket.send_fds(requests, [payload], fds)
+    theirs.close()
+    return ours
+
+
+def ask_for_member(
+    requests: socket.socket, shape: GroupShape, wires: MemberWires, reducer: int | None
+) -> socket.socket:
+    """Have the holder behind ``requests`` fork a rank of a group on several hosts; return the end of its life socket.
+
+    Args:
+        requests: To the holder.
+        shape: The group's sizes.
+        wires: How the rank joins it.
+        reducer: Descriptor of the memory in which local ranks of its stage meet; None: its stage has one rank.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fds = [theirs.fileno()] if reducer is None else [theirs.fileno(), reducer]
+    socket.send_fds(requests, [_encode(Ask(shape, wires))], fds)
     theirs.close()
     return ours
 

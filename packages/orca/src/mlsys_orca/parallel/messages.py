@@ -71,6 +71,8 @@ class Hello(msgspec.Struct, array_like=True, tag=10, frozen=True):
 class Serving(msgspec.Struct, array_like=True, tag=11, frozen=True):
     """Rank to master: nobody else writes to the replica's keys and values any more."""
 
+    kv_identity: str = ""  # of their memory; another one has other contents
+
 
 class Done(msgspec.Struct, array_like=True, tag=12, frozen=True):
     """Rank of the last stage to master: its part of an iteration's result can be read."""

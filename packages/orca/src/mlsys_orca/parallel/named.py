@@ -27,11 +27,12 @@ def find_divided(
     adapters: Mapping[str, str] | None = None,
     takes_adapters: bool = False,
     chat_template: Path | None = None,
+    share: float = 1.0,
 ) -> tuple[LoadedModel, ParallelModel]:
     """Resolve ``model``; return all of it but the weights, and its parts, which holders are to load.
 
     ``adapters`` are directories by name; with ``takes_adapters`` more may come later. ``slices``: see
-    :func:`~mlsys_orca.parallel.loading.load_shard`.
+    :func:`~mlsys_orca.parallel.loading.load_shard`. ``share`` is the part of the model that this machine is to hold.
 
     Raises:
         InvalidInputError: there is no such model, or it does not divide so or fit the memory; or an adapter cannot be
@@ -62,6 +63,7 @@ def find_divided(
         slices=slices,
         takes_adapters=takes_adapters,
         adapters={name: read_adapter(path) for name, path in (adapters or {}).items()},
+        share=share,
     )
     if chat_template is not None:
         loaded = replace(loaded, chat_template=read_template(chat_template, loaded))

@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlsys_core.device import get_device
 from mlsys_core.errors import InvalidInputError, MlsysError
@@ -31,6 +32,9 @@ from mlsys_orca.parallel.tensors.ring import new_memory
 from mlsys_orca.parallel.tensors.shared_memory import SharedReducer
 from mlsys_orca.parallel.wiring import GroupShape
 
+if TYPE_CHECKING:
+    from mlsys_orca.parallel.hosts.holders import HostHolders
+
 
 def divide(
     path: Path,
@@ -43,6 +47,7 @@ def divide(
     slices: bool | None = None,
     takes_adapters: bool = False,
     adapters: Mapping[str, AdapterFiles] | None = None,
+    share: float = 1.0,
 ) -> tuple[LoadedModel, ParallelModel]:
     """Return a model without weights, and its parts.
 
@@ -56,6 +61,7 @@ def divide(
         slices: As of :func:`~mlsys_orca.parallel.loading.load_shard`.
         takes_adapters: LoRA adapters may come while it runs.
         adapters: Those that are there from the start, by name; with any, more may come.
+        share: Part of the model that this machine is to hold, from 0 to 1.
 
     Raises:
         InvalidInputError: there is no model at ``path``, it does not divide so, it takes no adapters, or it does not
@@ -69,7 +75,7 @@ def divide(
     if takes_adapters and whole.encoder is not None:
         raise InvalidInputError(f"{loaded.name} has an encoder, and adapters go on decoders alone: leave them out")
     loaded = replace(loaded, adapters={name: files.key_of(name) for name, files in (adapters or {}).items()})
-    _check_room(path, loaded.name, dtype=dtype or default_dtype(), weights=weights)
+    _check_room(path, loaded.name, dtype=dtype or default_dtype(), weights=weights, share=share)
     recipe = (weights, activations, slices, takes_adapters)
     model = digest_of(path, whole, dtype=str(loaded.model.dtype), weights=repr(recipe))
 
@@ -131,7 +137,7 @@ def parallel_model(
     )
 
 
-def with_parts(loaded: LoadedModel, holders: Holders) -> LoadedModel:
+def with_parts(loaded: LoadedModel, holders: Holders | HostHolders) -> LoadedModel:
     """Return ``loaded`` with what its holders, which have started, say of its parts."""
     nbytes = sum(report.nbytes for report in holders.loaded)
     is_native = all(report.is_native for report in holders.loaded)
@@ -169,7 +175,7 @@ def digest_of(path: Path, whole: ModelConfig, *, dtype: str, weights: str | None
     return hashlib.blake2b(repr((whole, dtype, weights, sizes)).encode(), digest_size=16).hexdigest()
 
 
-def _check_room(path: Path, name: str, *, dtype: str, weights: str | None) -> None:
+def _check_room(path: Path, name: str, *, dtype: str, weights: str | None, share: float) -> None:
     """See that the weights fit the memory of this host, of which no process needs more than its part.
 
     Raises:
@@ -177,10 +183,10 @@ def _check_room(path: Path, name: str, *, dtype: str, weights: str | None) -> No
     """
     where, _ = model_files(path)
     files: Checkpoint = SafetensorsDirectory(where) if where.is_dir() else GgufFile(where)
-    needed = weights_nbytes_at_least(files, dtype=dtype, weights=weights or "packed")
+    needed = int(share * weights_nbytes_at_least(files, dtype=dtype, weights=weights or "packed"))
     available = get_device("cpu").memory_info().available_nbytes
     if needed > available:
         raise InvalidInputError(
-            f"the weights of {name} take {needed / 2**20:.0f} MiB or more in all parts together, and "
+            f"the weights of {name} take {needed / 2**20:.0f} MiB or more in all parts here together, and "
             f"{available / 2**20:.0f} MiB are available: free memory, or take a smaller form (--weights int8 or int4)"
         )

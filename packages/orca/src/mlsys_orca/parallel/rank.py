@@ -31,12 +31,20 @@ class Rank:
         links: Its channels.
         cache_of: Makes the keys and values of a replica, when no other process writes to them any more.
         hello: Said to the master first.
+        kv_identity: Returns the name of a replica's memory for keys and values.
     """
 
     def __init__(
-        self, shard: Shard, links: RankLinks, cache_of: Callable[[int], Cache], *, hello: messages.Hello
+        self,
+        shard: Shard,
+        links: RankLinks,
+        cache_of: Callable[[int], Cache],
+        *,
+        hello: messages.Hello,
+        kv_identity: Callable[[int], str] = lambda _: "",
     ) -> None:
         self._shard, self._links, self._cache_of, self._hello = shard, links, cache_of, hello
+        self._kv_identity = kv_identity
         self._cache: Cache | None = None
         self._ended_s = 0.0  # when the last iteration had ended
         self._was_waiting = False  # whether a message was there then
@@ -59,7 +67,7 @@ class Rank:
                 message = messages.decode_to_rank(payload)
                 if isinstance(message, messages.Serve):
                     self._cache = self._cache_of(message.replica)
-                    links.up.send(messages.encode(messages.Serving()))
+                    links.up.send(messages.encode(messages.Serving(self._kv_identity(message.replica))))
                 else:
                     self._step(message)
 

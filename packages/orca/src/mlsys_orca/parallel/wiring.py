@@ -64,7 +64,7 @@ class GroupShape(msgspec.Struct, frozen=True, kw_only=True):
         return Slots(fd, depth=self.max_in_flight, slot_nbytes=states_nbytes(self.max_tokens, self.hidden_size))
 
 
-class RankWires(msgspec.Struct, frozen=True, kw_only=True):
+class RankWires(msgspec.Struct, tag=0, frozen=True, kw_only=True):
     """Descriptors of one rank."""
 
     up: int

@@ -4,6 +4,7 @@
 // slot, says that it has arrived, and waits for the others: a bounded spin, then a futex. Slots come in two sets that take
 // turns, so one wait a meeting is enough: who arrives at meeting n has read what meeting n - 2 left in that set.
 // A rank whose peer is gone is woken by `abort`, and no wait lasts from then on.
+// Ranks of other hosts have slots here as well: who carries them (parallel/hosts/sums.py) writes those and arrives for them.
 #pragma once
 
 #include <atomic>
@@ -25,6 +26,7 @@ struct MeetingHeader {
     struct alignas(64) Line {
         std::atomic<uint32_t> arrived;   // number of the rank's last meeting
         std::atomic<uint32_t> sleepers;  // that wait for it; one that died may still be counted
+        std::atomic<uint64_t> sizes[2];  // of both slots: the meeting's number in the upper half, its floats in the lower
     } ranks[MAX_RANKS];
     alignas(64) std::atomic<uint32_t> aborted;
 };
@@ -39,9 +41,14 @@ class Meeting {
     // Where `whose` partial sums of a meeting are.
     float* slot(uint32_t number, int whose) const { return slots + ((number & 1) * num_ranks + whose) * slot_size; }
 
-    // Say that this rank's slot of a meeting is written. Any thread, and several, may say so.
-    void arrive(uint32_t number) {
+    // Say that `num_floats` of this rank's slot of a meeting are written. Any thread, and several, may say so.
+    void arrive(uint32_t number, int64_t num_floats) {
         MeetingHeader::Line& own = header->ranks[rank];
+        std::atomic<uint64_t>& size = own.sizes[number & 1];
+        uint64_t noted = size.load(std::memory_order_relaxed);  // a late thread must not undo what a later meeting noted
+        while ((int32_t)((uint32_t)(noted >> 32) - number) < 0)
+            if (size.compare_exchange_weak(noted, (uint64_t)number << 32 | (uint32_t)num_floats, std::memory_order_relaxed))
+                break;
         uint32_t seen = own.arrived.load(std::memory_order_acquire);
         while ((int32_t)(seen - number) < 0)
             if (own.arrived.compare_exchange_weak(seen, number, std::memory_order_seq_cst)) {
@@ -61,6 +68,17 @@ class Meeting {
             }
         }
         return !is_aborted();
+    }
+
+    // Wait until this rank, of which another process may be, has arrived at a meeting, and return the floats of its slot;
+    // -1: aborted. Sleeps: this is for who carries slots to other hosts.
+    int64_t await(uint32_t number) {
+        MeetingHeader::Line& own = header->ranks[rank];
+        while (!has_arrived(own, number)) {
+            if (is_aborted()) return -1;
+            sleep(own, number);
+        }
+        return is_aborted() ? -1 : (int64_t)(uint32_t)own.sizes[number & 1].load(std::memory_order_relaxed);
     }
 
     void abort() {

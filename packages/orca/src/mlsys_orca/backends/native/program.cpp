@@ -379,7 +379,7 @@ class Program {
     void run_reduce(const Reduce& op, int thread, int rows, uint32_t number) {
         const Register& target = registers[op.target];
         const int size = target.width;
-        meeting->arrive(number);
+        meeting->arrive(number, (int64_t)rows * size);
         meeting->wait(number);
         for_each_row(thread, rows, size, [&](int row) {
             float* to = target.floats + row * target.stride;
@@ -462,12 +462,16 @@ void orca_free_meeting(orca::Meeting* meeting) { delete meeting; }
 void orca_join(Program* program, orca::Meeting* meeting) { program->meeting = meeting; }
 void orca_abort(orca::Meeting* meeting) { meeting->abort(); }
 
+// For who carries slots between hosts; the meeting is a view as the rank that is waited, or stood in, for.
+int64_t orca_await(orca::Meeting* meeting, uint32_t number) { return meeting->await(number); }
+void orca_arrive(orca::Meeting* meeting, uint32_t number, int64_t num_floats) { meeting->arrive(number, num_floats); }
+
 // Meet: `size` floats of each rank are to be had by all. Returns the number of the first float of rank 0, counted from the
 // first slot's; -1: aborted. Rank r's are r slots further on.
 int64_t orca_exchange(orca::Meeting* meeting, const float* own, int64_t size) {
     const uint32_t number = meeting->next++;
     std::memcpy(meeting->slot(number, meeting->rank), own, size * sizeof(float));
-    meeting->arrive(number);
+    meeting->arrive(number, size);
     return meeting->wait(number) ? meeting->slot(number, 0) - meeting->slot(0, 0) : -1;
 }
 
@@ -502,5 +506,5 @@ void orca_pack(const void* from, void* to, int size, int N, int K, int panels, i
 }
 MLSYS_FUNCTIONS(
     orca_program, orca_free, orca_add_gemm, orca_add_attention, orca_add_gather_rows, orca_add_normalise, orca_add_reduce,
-    orca_meeting, orca_free_meeting, orca_join, orca_abort, orca_exchange, orca_look_up, orca_has_pairs, orca_has_amx,
-    orca_attends_in_pairs, orca_run, orca_pack);
+    orca_meeting, orca_free_meeting, orca_join, orca_abort, orca_await, orca_arrive, orca_exchange, orca_look_up, orca_has_pairs,
+    orca_has_amx, orca_attends_in_pairs, orca_run, orca_pack);

@@ -78,6 +78,11 @@ class Fleet:
         return any(replica.is_ready for replica in self.replicas)
 
     @property
+    def waits_for(self) -> str | None:
+        """Parts of the model that keep replicas from serving; None: none do."""
+        return next((replica.waits_for for replica in self.replicas if replica.waits_for), None)
+
+    @property
     def counts(self) -> EngineCounts:
         """Sums of the replicas' numbers, as of their last iterations."""
         return summed([replica.counts for replica in self.replicas])
@@ -234,7 +239,8 @@ class Fleet:
             for replica in self.replicas:
                 if replica.worker is not None:
                     self._look(replica, replica.worker)
-                elif replica.lost is None and time.monotonic() - replica.waits_since_s > _PATIENCE_S:
+                is_waiting = bool(replica.waits_for) if replica.worker is not None else replica.lost is None
+                if is_waiting and time.monotonic() - replica.waits_since_s > _PATIENCE_S:
                     self._move(replica)
 
     def _look(self, replica: Replica, worker: WorkerChannel) -> None:

@@ -42,7 +42,9 @@ class Replica:
         self.worker: WorkerChannel | None = None  # that serves
         self.lost: WorkerChannel | None = None  # that served, is dead, and was not judged yet
         self.is_ready = False  # the worker has said so
-        self.waits_since_s = 0.0  # since when there is no worker
+        self.waits_since_s = 0.0  # since when there is no worker, or it waits for parts of the model
+        self.waits_for: str | None = None  # parts that the worker waits for; empty: for its ranks
+        self._kv_identity = ""  # of the keys and values that block tables are of
         self._goes_on, self._restores_blocks = shape.goes_on, shape.restores_blocks
         self._listeners, self._recoveries = listeners, listeners.recoveries
         self._kept = KeptBlocks()
@@ -86,6 +88,7 @@ class Replica:
         moving = [live for live in self.ledger.by_arrival() if live.handle not in suspects]
         for live in moving:
             self.ledger.drop(live.handle)
+            self._send(wire.Cancel(live.handle))
             self._forget_blocks(live)
         return moving
 
@@ -105,14 +108,22 @@ class Replica:
         tables = {live.handle: live.block_table for live in self.ledger.live.values() if live.block_table}
         slowest_s, most_tokens = self._profile
         worker.send(
-            wire.Start(self.number, tables, self._order.alone, dict(self._kept.digests), slowest_s, most_tokens)
+            wire.Start(
+                self.number,
+                tables,
+                self._order.alone,
+                dict(self._kept.digests),
+                slowest_s,
+                most_tokens,
+                self._kv_identity,
+            )
         )
         self._hand_over_all()
 
     def lose(self) -> None:
         """Note that the worker's socket is closed: it is dead, and the supervisor will tell of what."""
         self.lost, self.worker, self.is_ready = self.worker, None, False
-        self.waits_since_s = time.monotonic()
+        self.waits_since_s, self.waits_for = time.monotonic(), None
 
     def bury(self, death: Death, owners: Collection[int], *, is_hung: bool) -> None:
         """Judge the death of the worker that was lost.
@@ -214,13 +225,23 @@ class Replica:
                             self._forget_blocks(live)
             case wire.Kept():
                 self._kept.update(report.changes)
+            case wire.Waiting():
+                self.waits_for = report.reason
             case wire.Ready():
-                self._now, self.is_ready = report.counts, True
+                self._on_ready(report)
             case wire.Placed():
                 if (live := self.ledger.live.get(report.handle)) is not None:
                     self._listeners.stats.placed(live.request.request_id)
             case wire.Ended():
                 self._on_ended(report)
+
+    def _on_ready(self, report: wire.Ready) -> None:
+        self._now, self.is_ready, self.waits_for = report.counts, True, None
+        if self._kv_identity not in ("", report.kv_identity):  # keys and values were lost with the host they were on
+            self._kept = KeptBlocks()
+            for live in self.ledger.live.values():
+                self._forget_blocks(live)
+        self._kv_identity = report.kv_identity
 
     def _on_iteration(self, report: wire.Iteration) -> None:
         self._now = report.counts

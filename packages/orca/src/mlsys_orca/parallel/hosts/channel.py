@@ -91,6 +91,16 @@ class TcpChannel:
         """See :class:`~mlsys_orca.parallel.channels.ControlChannel`."""
         return self._socket.fileno()
 
+    @property
+    def local_host(self) -> str:
+        """Address of this machine that the connection uses."""
+        return str(self._socket.getsockname()[0])
+
+    @property
+    def remote_host(self) -> str:
+        """Address of the other machine."""
+        return str(self._socket.getpeername()[0])
+
     def close(self) -> None:
         """See :class:`~mlsys_orca.parallel.channels.ControlChannel`."""
         self._socket.close()

@@ -180,6 +180,11 @@ class KvMemory:
 
     def __init__(self, num_replicas: int = 1) -> None:
         self._fds = [os.memfd_create("orca-kv", os.MFD_CLOEXEC) for _ in range(num_replicas)]
+        self._identities = [os.urandom(8).hex() for _ in range(num_replicas)]
+
+    def identity(self, replica: int) -> str:
+        """Return a name of a replica's memory that no other memory has."""
+        return self._identities[replica]
 
     def take(self, replica: int) -> KvAllocator:
         """Return the memory of a replica, when no other process has it any more."""

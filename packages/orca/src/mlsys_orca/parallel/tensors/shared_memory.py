@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlsys_core.errors import InvalidInputError
 
@@ -92,6 +92,35 @@ class SharedReducer:
                     found[-1] = found[-1].clone()
         return [torch.cat(found).view(own.shape) if len(found) > 1 else found[0].view(own.shape) for found in parts]
 
+    def view_of(self, rank: int) -> MeetingView:
+        """Return the meetings as one of the ranks has them: to wait for it, or to arrive for it."""
+        return MeetingView(self._native, self._base, rank, self.num_ranks, self.slot_size)
+
+    def slot(self, number: int, rank: int, num_floats: int) -> Tensor:
+        """Return the beginning of a rank's slot of meeting ``number``: fp32 [num_floats], in the memory itself."""
+        import torch
+
+        offset = _HEADER + ((number & 1) * self.num_ranks + rank) * self.slot_size * 4
+        return torch.frombuffer(self._memory, dtype=torch.float32, count=max(1, num_floats), offset=offset)[:num_floats]
+
     def abort(self) -> None:
         """End all runs of the group; see :meth:`mlsys_orca.parallel.shard.Reducer.abort`."""
         self._native.orca_abort(self._meeting)
+
+
+class MeetingView:
+    """Meetings of a :class:`SharedReducer` as one rank has them, for who carries its slots between hosts."""
+
+    def __init__(self, native: Any, base: int, rank: int, num_ranks: int, slot_size: int) -> None:
+        self._native = native
+        self._meeting = ctypes.c_void_p(native.orca_meeting(base, rank, num_ranks, slot_size))
+        weakref.finalize(self, native.orca_free_meeting, self._meeting.value)
+
+    def wait(self, number: int) -> int:
+        """Sleep until the rank has arrived at a meeting; return the floats in its slot, or -1: it was aborted."""
+        num_floats: int = self._native.orca_await(self._meeting, number)
+        return num_floats
+
+    def arrive(self, number: int, num_floats: int) -> None:
+        """Say that the rank's slot of a meeting has so many floats."""
+        self._native.orca_arrive(self._meeting, number, num_floats)

@@ -1,0 +1,177 @@
+"""Options of a model on several machines, and ``mlsys orca worker``, which each of the others runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.cli.options import Model
+from mlsys_orca.loading.named import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from mlsys_core.serving.http.tls import TlsConfig
+    from mlsys_orca.parallel.group import ParallelModel
+
+Nodes = Annotated[
+    int | None,
+    typer.Option(min=1, help="Machines that hold parts, this one among them; the others run 'mlsys orca worker'."),
+]
+Listen = Annotated[str | None, typer.Option(help="HOST:PORT of this machine at which the other nodes join.")]
+SecretFile = Annotated[
+    Path | None, typer.Option(help="A file with the secret that all machines of this run share, readable by you alone.")
+]
+ControlOnly = Annotated[
+    bool, typer.Option("--control-only", help="This machine holds no part: all --nodes are others.")
+]
+HeartbeatTimeout = Annotated[float, typer.Option(min=0.5, help="Seconds of silence after which a node is lost.")]
+JoinTimeout = Annotated[float, typer.Option(min=1, help="Seconds for all nodes to join and load, at the start.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptions:
+    """Options of a server whose model lies on several machines."""
+
+    num_nodes: int
+    address: tuple[str, int]
+    secret: bytes
+    tls: TlsConfig | None
+    holds_parts: bool
+    num_threads: int  # as given
+    heartbeat_timeout_s: float
+    join_timeout_s: float
+
+    @property
+    def share(self) -> float:
+        """Part of the model that this machine is to hold, about."""
+        return 1 / self.num_nodes if self.holds_parts else 0.0
+
+    def divided(self, parts: ParallelModel, model: str, *, dtype: str | None, **form: Any) -> ParallelModel:
+        """Return the parts of a model, to lie on these machines.
+
+        Args:
+            parts: On one machine.
+            model: As the command names it.
+            dtype: As given.
+            form: ``weights``, ``activations`` and ``slices``, as given.
+        """
+        from mlsys_core.config import settings
+        from mlsys_core.models import resolve_model
+        from mlsys_orca.loading.load import default_dtype
+        from mlsys_orca.parallel.hosts.settings import HostsSettings
+
+        hosts = HostsSettings(
+            num_nodes=self.num_nodes,
+            host=self.address[0],
+            port=self.address[1],
+            secret=self.secret,
+            model=resolve_model(model, settings().cache_dir),
+            dtype=dtype or default_dtype(),
+            **form,
+            tls=self.tls,
+            holds_parts=self.holds_parts,
+            num_threads=self.num_threads,
+            heartbeat_timeout_s=self.heartbeat_timeout_s,
+            join_timeout_s=self.join_timeout_s,
+        )
+        return replace(parts, hosts=hosts)
+
+
+def host_options(
+    nodes: int | None,
+    listen: str | None,
+    secret_file: Path | None,
+    *,
+    control_only: bool,
+    threads: int,
+    heartbeat_timeout: float,
+    join_timeout: float,
+    tls: TlsConfig | None = None,
+) -> HostOptions | None:
+    """Return the options of a model on several machines; None: it is on this one.
+
+    Raises:
+        InvalidInputError: one of the options is missing, or cannot be read.
+    """
+    given = {"--listen": listen, "--secret-file": secret_file}
+    if nodes is None:
+        if found := [name for name, value in {**given, "--control-only": control_only or None}.items() if value]:
+            raise InvalidInputError(f"{found[0]} is for a model on several machines: say how many, --nodes N")
+        return None
+    if missing := [name for name, value in given.items() if value is None]:
+        raise InvalidInputError(f"--nodes {nodes} needs {missing[0]} too: nodes join there, with a secret of this run")
+    from mlsys_orca.parallel.hosts.secrets import read_secret
+    from mlsys_orca.parallel.hosts.settings import parse_address
+
+    assert listen is not None
+    assert secret_file is not None
+    return HostOptions(
+        num_nodes=nodes,
+        address=parse_address(listen, "--listen"),
+        secret=read_secret(secret_file),
+        tls=tls,
+        holds_parts=not control_only,
+        num_threads=threads,
+        heartbeat_timeout_s=heartbeat_timeout,
+        join_timeout_s=join_timeout,
+    )
+
+
+def refuse_hosts(nodes: int | None, reasons: Mapping[str, object]) -> None:
+    """See that nothing was asked for which a model on several machines has not.
+
+    Args:
+        nodes: As given.
+        reasons: By option, what was given: anything that is not false is refused.
+
+    Raises:
+        InvalidInputError: something was.
+    """
+    if nodes is not None and (given := [name for name, value in reasons.items() if value]):
+        raise InvalidInputError(f"a model on several machines (--nodes) runs without {given[0]}: leave one of them out")
+
+
+def worker(
+    model: Model = DEFAULT_MODEL,
+    *,
+    join: Annotated[str, typer.Option(help="HOST:PORT of the server's --listen.")],
+    secret_file: Annotated[
+        Path, typer.Option(help="A file with the secret that all machines of this run share, readable by you alone.")
+    ],
+    tls_authority: Annotated[
+        Path | None, typer.Option(help="The authority of the server's certificate (PEM), if it has --tls-certificate.")
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(min=0, help="Threads of each part's operators; 0: the cores this process may use, divided.")
+    ] = 0,
+    join_timeout: Annotated[float, typer.Option(min=0, help="Seconds to keep trying while nobody listens.")] = 60.0,
+) -> None:
+    """Hold parts of a model on this machine, for a server on another one (serve --nodes), until that ends.
+
+    The model is this machine's own copy; what it holds, and in which form, the server says.
+
+    Example: mlsys orca worker smollm2-135m-instruct --join 10.0.0.1:7000 --secret-file run.secret
+    """
+    from mlsys_core.serving.processes import can_supervise
+    from mlsys_orca.parallel.hosts.secrets import read_secret
+    from mlsys_orca.parallel.hosts.settings import parse_address
+
+    if why := can_supervise():
+        raise InvalidInputError(f"this machine cannot hold parts of a model: {why}")
+    address, secret = parse_address(join, "--join"), read_secret(secret_file)
+    from mlsys_orca.parallel.hosts.node import run_node
+
+    raise typer.Exit(
+        run_node(
+            model,
+            join=address,
+            secret=secret,
+            authority=tls_authority,
+            threads=threads,
+            timeout_s=join_timeout,
+            say=lambda line: typer.echo(f"mlsys: {line}", err=True),
+        )
+    )

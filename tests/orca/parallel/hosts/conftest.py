@@ -1,0 +1,100 @@
+"""Servers whose model lies on several hosts: processes on 127.0.0.1 that share no more than a secret."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.orca.survival.clients import Server
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@dataclass
+class Nodes:
+    """Nodes under test, each a process with children."""
+
+    model: Path
+    address: str
+    secret: Path
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def add(self, model: Path | None = None, *, seconds: float = 120.0) -> subprocess.Popen[str]:
+        """Start one more."""
+        script = str(Path(__file__).with_name("worker.py"))
+        command = [sys.executable, script, str(model or self.model), self.address, str(self.secret), str(seconds)]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        self.processes.append(process)
+        return process
+
+    def close(self) -> None:
+        """End all; nobody is left."""
+        everyone: list[psutil.Process] = []
+        for process in self.processes:
+            if process.poll() is None:
+                everyone += psutil.Process(process.pid).children(recursive=True)
+                process.terminate()
+        for process in self.processes:
+            process.wait()
+            process.stdout.close()  # type: ignore[union-attr]
+        _, alive = psutil.wait_procs(everyone, timeout=20)
+        assert not alive
+
+
+@dataclass
+class HostServer(Server):
+    """A server with nodes."""
+
+    nodes: Nodes
+
+
+@pytest.fixture
+def nodes(six_layers: Path, tmp_path: Path) -> Iterator[Nodes]:
+    """Nodes that are to join a free port with a secret; all have ended afterwards."""
+    secret = tmp_path / "secret"
+    secret.write_text("a secret of this test's run\n")
+    secret.chmod(0o600)
+    found = Nodes(six_layers, f"127.0.0.1:{free_port()}", secret)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture
+def start_hosts(start: Any, nodes: Nodes) -> Callable[..., Any]:
+    """``with start_hosts(2, **options) as server``: a server of two nodes, of which this machine's is one.
+
+    With ``control_only`` it is none. ``spares`` more nodes join. All end with the server, without an error.
+    """
+
+    @contextmanager
+    def started(number: int, *, spares: int = 0, model: Path | None = None, **options: Any) -> Iterator[HostServer]:
+        nodes.model = model or nodes.model
+        for _ in range(number + spares - (not options.get("control_only"))):
+            nodes.add()
+        with ExitStack() as stack:
+            server = stack.enter_context(
+                start(nodes.model, nodes=number, listen=nodes.address, secret=str(nodes.secret), **options)
+            )
+            yield HostServer(server.process, server.port, nodes)
+        for process in nodes.processes:
+            if process.poll() != -9:  # killed by the test
+                assert process.wait(20) == 0
+
+    return started

@@ -1,0 +1,167 @@
+"""A model over several hosts, as processes on 127.0.0.1: one process's answers, to the bit; nodes may be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from mlsys_core.serving.processes import can_supervise
+
+from tests.orca.parallel.conftest import environment_here
+from tests.orca.parallel.hosts.conftest import Nodes
+from tests.orca.survival.clients import answers, bodies
+
+pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(start: Any) -> list[Any]:
+    """Answers of one process."""
+    with start() as server:
+        return asyncio.run(answers(server.url, bodies(14)))
+
+
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [
+        (2, {"ranks": 2}),
+        (2, {"stages": 2, "control_only": True, "policy": "paged", "kv_tokens": 160}),
+        (2, {"ranks": 2, "stages": 2, "speculate": 2}),
+        (2, {"ranks": 4}),
+        (2, {"stages": 2, "replicas": 2}),
+    ],
+)
+def test_a_model_over_two_hosts_answers_as_one_process_to_the_bit(
+    start_hosts: Any, undisturbed: list[Any], number: int, options: dict[str, Any]
+) -> None:
+    with start_hosts(number, **options) as server:
+        assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
+        assert server.metric("worker_deaths_total") == 0
+
+
+def test_torchs_operators_over_two_hosts_answer_as_two_ranks_of_one(
+    start: Any, start_hosts: Any, checkpoints: Any
+) -> None:
+    path = checkpoints("mixtral")
+    prompts = [{"model": "tiny", "prompt": [5, 9 + index, 7], "max_tokens": 6, "temperature": 0} for index in range(3)]
+
+    def ask(url: str) -> list[Any]:
+        return [httpx.post(f"{url}/v1/completions", json=each, timeout=None).json()["choices"] for each in prompts]
+
+    with start(path, ranks=2) as server:
+        expected = ask(server.url)
+    with start_hosts(2, model=path, ranks=2) as server:
+        assert ask(server.url) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_node_that_is_lost_under_load_changes_nothing(
+    start_hosts: Any, undisturbed: list[Any], number: signal.Signals
+) -> None:
+    hits: list[int] = []
+    heartbeat = 20.0 if number == signal.SIGKILL else 2.0
+    with start_hosts(2, ranks=2, stages=2, spares=1, heartbeat=heartbeat, control_only=True) as server:
+
+        def trouble() -> None:
+            if not hits:
+                sitting = [each for each in server.nodes.processes if psutil.Process(each.pid).children()]
+                hits.append(sitting[0].pid)
+                sitting[0].send_signal(number)
+
+        assert asyncio.run(answers(server.url, bodies(14), trouble)) == undisturbed
+        assert hits
+        assert server.metric("worker_deaths_total") >= 1
+        if number == signal.SIGSTOP:  # it joins anew, as a spare
+            os.kill(hits[0], signal.SIGCONT)
+
+
+def test_without_a_node_the_server_says_so_and_goes_on_with_the_next(start_hosts: Any, undisturbed: list[Any]) -> None:
+    with start_hosts(2, stages=2) as server:
+        first = server.nodes.processes[0]
+        first.kill()
+        first.wait()
+
+        async def all_of_it() -> list[Any]:
+            asking = asyncio.create_task(answers(server.url, bodies(14)))
+            async with httpx.AsyncClient(timeout=None) as client:
+                while True:
+                    health = await client.get(f"{server.url}/health/ready")
+                    if "1 of 2 nodes is missing" in health.text:
+                        break
+                    await asyncio.sleep(0.05)
+            assert health.status_code == 503
+            server.nodes.add()
+            return await asking
+
+        assert asyncio.run(all_of_it()) == undisturbed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nobody_outlives_a_server_of_several_hosts(start_hosts: Any, number: signal.Signals, nodes: Nodes) -> None:
+    with start_hosts(2, ranks=2) as server:
+        everyone = psutil.Process(server.process.pid).children(recursive=True)
+        everyone += psutil.Process(nodes.processes[0].pid).children(recursive=True)
+        server.process.send_signal(number)
+        code = nodes.processes[0].wait(30)
+        assert nodes.processes[0].stdout is not None
+        lines = nodes.processes[0].stdout.read()
+        if number == signal.SIGINT:
+            assert code == 0
+            assert "the server has ended" in lines
+        else:
+            assert code != 0
+            assert "error: nobody can be joined at" in lines
+        _, alive = psutil.wait_procs(everyone, timeout=20)
+        assert not alive
+        nodes.processes.clear()
+
+
+def test_a_node_with_another_secret_or_model_is_refused_in_one_line(
+    start_hosts: Any, nodes: Nodes, tmp_path: Path, six_layers: Path
+) -> None:
+    other = tmp_path / "six.gguf"
+    changed = bytearray(six_layers.read_bytes())
+    changed[-100:] = bytes(100)
+    other.write_bytes(bytes(changed))
+    with start_hosts(1) as server:
+        stranger = nodes.add(other)
+        assert stranger.wait(60) != 0
+        assert stranger.stdout is not None
+        assert "install the same package and model on all hosts" in stranger.stdout.read().splitlines()[-1]
+        nodes.secret.write_text("a secret of another run\n")
+        stranger = nodes.add()
+        assert stranger.wait(60) != 0
+        assert stranger.stdout is not None
+        assert "both sides need the same secret" in stranger.stdout.read().splitlines()[-1]
+        nodes.processes.clear()
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_nodes_that_do_not_come_and_ports_in_use_are_told_in_one_line(six_layers: Path, nodes: Nodes) -> None:
+    options = f'{{"stages": 2, "nodes": 2, "listen": "{nodes.address}", "secret": "{nodes.secret}", "join_timeout": 1}}'
+    command = [sys.executable, str(Path(__file__).parents[1] / "server.py"), str(six_layers), options]
+    environment = environment_here()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 2
+    assert "1 of 2 nodes have joined" in done.stderr.strip().splitlines()[-1]
+    done = subprocess.run(
+        [*command[:-1], options.replace(nodes.address, "127.0.0.1:1")], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 2
+    assert "127.0.0.1:1 cannot be listened at" in done.stderr.strip().splitlines()[-1] or os.geteuid() == 0
+
+
+def test_a_node_that_nobody_waits_for_ends_with_one_line(nodes: Nodes) -> None:
+    node = nodes.add(seconds=0.0)
+    assert node.wait(60) != 0
+    assert node.stdout is not None
+    (line,) = node.stdout.read().splitlines()
+    assert line.startswith(f"error: nobody can be joined at {nodes.address}")
