@@ -33,7 +33,7 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     from mlsys_core.config import settings
     from mlsys_nimble.backends.cpu import library, replay
 
-    library.load(), replay._load()  # from the usual cache, not compiled anew
+    library.load(), replay.load_executor()  # from the usual cache, not compiled anew
     monkeypatch.setenv("MLSYS_CACHE_DIR", str(tmp_path))
     settings.cache_clear()
     yield tmp_path

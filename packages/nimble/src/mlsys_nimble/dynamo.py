@@ -15,6 +15,9 @@ from torch import nn
 
 from mlsys_nimble.errors import CaptureError, first_line
 from mlsys_nimble.prepared import Options, PreparedCalls, make_options
+from mlsys_nimble.ranged import MAX_SYMBOLS, Ranges, VaryingDim
+
+MOST = 4096  # of a size whose range dynamo leaves open; larger ones are prepared one by one
 
 _LOG = logging.getLogger("mlsys_nimble")
 
@@ -40,9 +43,58 @@ def backend(options: Options) -> Callable[..., Any]:
             return _trained(graph, example_inputs, options)
         if not any(node.op.startswith("call") for node in graph.graph.nodes):
             return graph
-        return _ScheduledGraph(graph, [index for index, item in enumerate(example_inputs) if _is_owned(item)], options)
+        owned = [index for index, item in enumerate(example_inputs) if _is_owned(item)]
+        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        symbolic = [node.meta.get("example_value") for node in placeholders]
+        ranges = _ranges_of(symbolic, owned, options)
+        return _ScheduledGraph(graph, owned, options, ranges, _take_numbers(graph))
 
     return compile_graph
+
+
+def _take_numbers(graph: torch.fx.GraphModule) -> list[int]:
+    """Have a graph take numbers where dynamo wraps them in tensors to call ``item``; return the arguments' indices."""
+    found: list[int] = []
+    for index, node in enumerate([node for node in graph.graph.nodes if node.op == "placeholder"]):
+        users = list(node.users)
+        if users and all(user.op == "call_method" and user.target == "item" for user in users):
+            found.append(index)
+            for user in users:
+                user.replace_all_uses_with(node)
+                graph.graph.erase_node(user)
+    if found:
+        graph.recompile()
+    return found
+
+
+def _ranges_of(symbolic: Sequence[Any], owned: Sequence[int], options: Options) -> Ranges | None:
+    """Return the sizes that dynamo holds to vary; None if there are none, or one that is not a symbol.
+
+    Args:
+        symbolic: The graph's arguments with sizes as dynamo sees them.
+        owned: Indices of the model's own among them.
+        options: By which the graph is prepared.
+    """
+    dims: list[VaryingDim] = []
+    bounds: dict[str, tuple[int, int]] = {}
+    for index, item in enumerate(symbolic):
+        is_size = isinstance(item, torch.SymInt)
+        sizes = [item] if is_size else item.shape if isinstance(item, torch.Tensor) else []
+        for dim, size in enumerate(sizes):
+            if not isinstance(size, torch.SymInt):
+                continue
+            expression = size.node.expr
+            if expression.is_number:
+                continue
+            if index in owned or not expression.is_Symbol:
+                return None
+            least = size.node.shape_env.var_to_range[expression].lower
+            most = size.node.shape_env.var_to_range[expression].upper
+            bounds[str(expression)] = max(int(least), 2), int(min(most, MOST))
+            dims.append(VaryingDim(index, None if is_size else dim, str(expression)))
+    if not 0 < len(bounds) <= MAX_SYMBOLS or options.executor not in ("auto", "native"):
+        return None
+    return Ranges(tuple(dims), bounds, tries_ends=False)
 
 
 def _trained(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
@@ -81,14 +133,26 @@ def _is_owned(item: Any) -> bool:
 class _ScheduledGraph:
     """Graph that is prepared when first called: only then are its arguments real tensors."""
 
-    def __init__(self, graph: torch.fx.GraphModule, owned_indices: list[int], options: Options) -> None:
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        owned_indices: list[int],
+        options: Options,
+        ranges: Ranges | None,
+        numbers: list[int],
+    ) -> None:
         self._graph = graph
+        self._numbers = numbers  # indices of arguments that the graph takes as numbers
         self._owned_indices = owned_indices
         self._calls = PreparedCalls(graph, options, fixed_indices=owned_indices)
+        if ranges is not None:
+            self._calls.serve(ranges)
         self._seen: list[tuple[torch.Tensor, int]] = []
         self._is_eager = False
 
     def __call__(self, *inputs: Any) -> Any:
+        if self._numbers:
+            inputs = tuple([item.item() if n in self._numbers else item for n, item in enumerate(inputs)])
         if self._is_eager:
             return self._graph(*inputs)
         owned = [inputs[index] for index in self._owned_indices]

@@ -14,6 +14,7 @@ from torch import nn
 
 from mlsys_nimble.errors import CaptureError
 from mlsys_nimble.prepared import Options, Prepared, PreparedCalls, eval_mode, make_options
+from mlsys_nimble.ranged import Ranges, parse_ranges
 
 if TYPE_CHECKING:
     from mlsys_nimble.training.calls import TrainedModel, TrainingCalls
@@ -47,6 +48,7 @@ class Nimble(nn.Module):
         example_kwargs: Mapping[str, Any] | None = None,
         training: bool = False,
         fallback: Literal["error", "eager"] = "error",
+        dynamic: Mapping[Any, Mapping[int, Any]] | None = None,
         **options: Any,
     ) -> Self:
         """Make the schedule for inputs of these shapes; others are prepared on first use.
@@ -58,6 +60,9 @@ class Nimble(nn.Module):
                 read at every call, and the model's own modes (``train()``, ``eval()``) decide what is computed.
             fallback: Treatment of a model that no schedule can hold: ``"error"`` names the operator and the line;
                 ``"eager"`` runs only that part eagerly, through graph breaks of torch.compile.
+            dynamic: Sizes that vary between calls, ``{argument: {dimension: (least, most)}}``, by name or position; one
+                preparation serves all of them, where one can. ``(name, least, most)`` and ``torch.export.Dim`` give
+                sizes that are always equal one name.
             **options: Fields of :class:`~mlsys_nimble.prepared.Options`, such as ``executor``, ``num_threads``,
                 ``max_schedules`` and ``max_concurrency``.
 
@@ -69,8 +74,13 @@ class Nimble(nn.Module):
             raise InvalidInputError(f"fallback is {fallback!r}; it must be 'error' or 'eager'")
         chosen = make_options(options)
         args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
+        ranges = None if dynamic is None else parse_ranges(dynamic, self.model, args, example_kwargs or {})
+        if ranges and (training or chosen.executor not in ("auto", "native")):
+            raise InvalidInputError(
+                "dynamic needs the native executor, without training; without dynamic every size is prepared"
+            )
         self._how = None
-        self._arm(How(chosen, training=training, falls_back=fallback == "eager"))
+        self._arm(How(chosen, training=training, falls_back=fallback == "eager", ranges=ranges))
         assert self._calls is not None
         try:
             self._calls.prepare(args, example_kwargs or {})
@@ -146,6 +156,8 @@ class Nimble(nn.Module):
             self._calls = TrainingCalls(self.model, how.options)
         else:
             self._calls = PreparedCalls(self.model, how.options, in_eval_mode=True)
+            if how.ranges is not None:
+                self._calls.serve(how.ranges)
         self._how = how
 
     def _fall_back(self, error: CaptureError) -> None:
@@ -166,6 +178,7 @@ class How:
     options: Options
     training: bool
     falls_back: bool  # to torch.compile, where no schedule can hold the model
+    ranges: Ranges | None = None  # sizes that one preparation serves
 
 
 def compile(model: nn.Module, example_inputs: Any, **options: Any) -> Nimble:  # noqa: A001

@@ -20,12 +20,17 @@ from mlsys_core.memory.trim import ReturnsMemory, return_freed_memory
 from mlsys_nimble.backends.executor import Executor, Releasing, make_executor
 from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.capture.aliases import overlap
+from mlsys_nimble.capture.general import refuse_unwatched
 from mlsys_nimble.capture.repeat import capture_checked
+from mlsys_nimble.capture.watched import Questions
 from mlsys_nimble.errors import CaptureError, refuse, refuse_or_blame
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import Program
+from mlsys_nimble.ir.resized import split
 from mlsys_nimble.passes import PassReport, optimise
 from mlsys_nimble.passes.precision import round_weights
+from mlsys_nimble.passes.rewrite import is_random
+from mlsys_nimble.ranged import Ranged, RangedCalls, Ranges
 from mlsys_nimble.state.forks import CAPTURE_LOCK, renew_in_forks
 from mlsys_nimble.state.weights import Watch, copied_constants
 
@@ -89,19 +94,24 @@ def make_options(options: Mapping[str, Any]) -> Options:
 class Prepared:
     """Call of fixed shapes, ready to be replayed from any thread."""
 
-    def __init__(self, captured: Captured, options: Options, model: Any) -> None:
+    def __init__(self, captured: Captured, options: Options, model: Any, *, ranged: Ranged | None = None) -> None:
         self.captured = captured
-        self.program: Program = captured.program
+        self.ranged = ranged
+        split_program = split(captured.program, is_random) if ranged else None
+        self.program: Program = split_program.main if split_program else captured.program
         self.reports: tuple[PassReport, ...] = ()
         if options.optimises:
-            self.program, self.reports = optimise(captured.program)
+            self.program, self.reports = optimise(self.program)
         if options.precision == "bf16":
             self.program = round_weights(self.program)
         self._options = options
+        self._extra: dict[str, Any] = {}  # options of the executor of many sizes
+        if ranged and split_program:
+            self._extra = {"places": ranged.places, "tables": split_program.tables, "largest": ranged.largest}
         self.executor: Executor = self._make(options.num_threads)
         constants = captured.program.constants.values()
         copied = list(constants)
-        if not captured.reads_values:
+        if not captured.reads_values and not ranged:
             copied = copied_constants(captured.program, self.program, self.executor.copies)
         self.watch = Watch(model, constants, copied, reads_content=options.weights == "bytes")
         self.renew()
@@ -136,7 +146,7 @@ class Prepared:
     def _make(self, num_threads: int | None) -> Executor:
         options = self._options
         return make_executor(
-            _BY_DEVICE.get(self.captured.device.type, "reference") if options.executor == "auto" else options.executor,
+            "ranged" if self.ranged else _executor_of(options, self.captured.device),
             self.program,
             num_threads=num_threads,
             use_multi_stream=options.use_multi_stream,
@@ -144,6 +154,7 @@ class Prepared:
             device=self.captured.device,
             kernels=options.kernels,
             shares_pool=options.max_concurrency == 1,
+            **self._extra,
         )
 
     def run(self, inputs: Sequence[torch.Tensor], objects: Sequence[Any] = ()) -> Any:
@@ -181,6 +192,10 @@ class Prepared:
         first = self._options.num_threads or torch.get_num_threads()
         left = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return max(1, min(first, (left - first) // (self._options.max_concurrency - 1)))
+
+
+def _executor_of(options: Options, device: torch.device) -> str:
+    return _BY_DEVICE.get(device.type, "reference") if options.executor == "auto" else options.executor
 
 
 class Writes:
@@ -232,8 +247,17 @@ class PreparedCalls:
         self._mode = eval_mode if in_eval_mode else nullcontext
         self._by_signature: OrderedDict[Any, Prepared] = OrderedDict()
         self.latest: Prepared | None = None
+        self.ranged: RangedCalls[Prepared] | None = None  # calls of many sizes that one preparation serves
         self.renew()
         renew_in_forks(self)
+
+    def serve(self, ranges: Ranges) -> None:
+        """Serve all calls within these ranges by one preparation, where one can."""
+
+        def make(captured: Captured, ranged: Ranged) -> Prepared:
+            return Prepared(captured, self._options, self._model, ranged=ranged)
+
+        self.ranged = RangedCalls(ranges, self._capture_at, make)
 
     def renew(self) -> None:
         """Make new locks: no call is running."""
@@ -247,6 +271,8 @@ class PreparedCalls:
         with self._lock:
             self._by_signature.clear()
             self.latest = None
+            if self.ranged:
+                self.ranged.clear()
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Replay the call; prepare it first if its signature is new."""
@@ -260,13 +286,13 @@ class PreparedCalls:
         is_autocast = torch._C._is_any_autocast_enabled()
         if is_autocast:
             signature = signature, autocast_state()
-        prepared = self._by_signature.get(signature) or self._prepare(signature, args, kwargs)
+        prepared = self._by_signature.get(signature) or self._find(signature, args, kwargs)
         if prepared.is_bound_to_strides and not all(tensor.is_contiguous() for tensor in inputs):
             signature = signature, tuple([tensor.stride() for tensor in inputs])
             prepared = self._by_signature.get(signature) or self._prepare(signature, args, kwargs)
         if prepared.watch.has_changed():
             self.clear()
-            prepared = self._prepare(signature, args, kwargs)
+            prepared = self._find(signature, args, kwargs)
             _LOG.info("%s", _CHANGED)
         if prepared is not self.latest:
             with self._lock:
@@ -281,7 +307,7 @@ class PreparedCalls:
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         """Prepare calls of this one's signature, without running it."""
         signature, inputs, _ = self._read(args, kwargs)
-        prepared = self._prepare(signature, args, kwargs)
+        prepared = self._find(signature, args, kwargs)
         prepared.check(inputs)
         return prepared
 
@@ -298,11 +324,36 @@ class PreparedCalls:
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return (flat.spec, tuple([trees.key_of(leaf, _looks) for leaf in leaves])), inputs, flat.objects
 
-    def _capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Captured:
+    def _find(self, signature: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
+        """Return what serves a call; make it first if need be."""
+        if self.ranged is None or torch._C._is_any_autocast_enabled():
+            return self._prepare(signature, args, kwargs)
+        found = self.ranged.known(signature)
+        if found is None:
+            with self._lock:
+                found = self.ranged.find(signature, args, kwargs)
+                self.latest = found or self.latest
+        return found or self._prepare(signature, args, kwargs)
+
+    def _capture_at(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], questions: Questions, is_first: bool
+    ) -> Captured:
+        """Capture the model at one of many sizes; the first of them with the checks of any preparation."""
+        with CAPTURE_LOCK, self._mode(self._model):
+            refuse_unwatched(self._model)
+            if is_first:
+                return self._capture(tuple(args), kwargs, questions)
+            fixed = self._fixed_indices
+            return capture(self._model, args, kwargs, fixed_indices=fixed, separates=False, questions=questions)
+
+    def _capture(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], questions: Questions | None = None
+    ) -> Captured:
+        fixed = self._fixed_indices
         try:
             if isinstance(self._model, torch.fx.GraphModule):
-                return capture(self._model, args, kwargs, fixed_indices=self._fixed_indices, separates=False)
-            return capture_checked(self._model, args, kwargs)
+                return capture(self._model, args, kwargs, fixed_indices=fixed, separates=False, questions=questions)
+            return capture_checked(self._model, args, kwargs, questions)
         except MlsysError:
             raise
         except Exception as error:  # the model's own, or one of the capture

@@ -40,6 +40,7 @@ class Releasing(Protocol):
 
 _FACTORIES = {
     "native": "mlsys_nimble.backends.cpu.executor:NativeExecutor",
+    "ranged": "mlsys_nimble.backends.cpu.ranged:RangedExecutor",
     "cuda": "mlsys_nimble.backends.cuda.executor:CudaExecutor",
     "training": "mlsys_nimble.training.executor:TensorExecutor",
     "reference": "mlsys_nimble.backends.reference.operators:ReferenceExecutor",

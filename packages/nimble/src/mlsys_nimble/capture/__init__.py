@@ -14,6 +14,7 @@ from torch import nn
 from mlsys_nimble.capture.results import Results, find_results
 from mlsys_nimble.capture.sources import Site, current_site, site_of_node
 from mlsys_nimble.capture.tracer import LeakGuard, Tracer
+from mlsys_nimble.capture.watched import Questions
 from mlsys_nimble.errors import CaptureError, call_external, refuse
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import Program
@@ -37,6 +38,7 @@ def capture(
     *,
     fixed_indices: Collection[int] = (),
     separates: bool = True,
+    questions: Questions | None = None,
 ) -> Captured:
     """Capture the program of ``model(*args, **kwargs)`` by running it once on copies of the example inputs.
 
@@ -50,6 +52,7 @@ def capture(
         kwargs: Keyword arguments of the example.
         fixed_indices: Indices of argument leaves whose tensors belong to the model.
         separates: True makes every result an output of its own, even one that shares memory with others in eager.
+        questions: Filled with what the model's Python code asks about sizes; None: it gets plain integers.
 
     Raises:
         CaptureError: the model cannot be scheduled ahead of time; the message names the operator and the line.
@@ -73,7 +76,7 @@ def capture(
     own += [
         parameter for module in modules.values() for parameter in module._parameters.values() if parameter is not None
     ]
-    tracer = Tracer(device, site, own)
+    tracer = Tracer(device, site, own, is_general=questions is not None)
     run: Callable[..., Any] = node_site.run if node_site else model
     # Generators are restored afterwards, so that the first replay draws what eager draws.
     generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
@@ -87,7 +90,7 @@ def capture(
         call = trees.unflatten(leaves, flat.spec, objects)
         given = _Given(call, objects)
         try:
-            with LeakGuard(tracer, site), tracer:
+            with LeakGuard(tracer, site, questions), tracer:
                 result = call_external(run, *call[0], **call[1])
             results, outputs = find_results(result, objects, given.changed(), tracer, inputs, separates=separates)
             _note_reassigned(before, modules, tracer)

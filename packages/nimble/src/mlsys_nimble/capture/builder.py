@@ -27,6 +27,7 @@ from mlsys_nimble.ir.operators import (
     Step,
 )
 from mlsys_nimble.ir.program import ITEMSIZE, Operator, ValueId, ValueType
+from mlsys_nimble.ir.sizes import is_varying
 
 
 class NoKindError(Exception):
@@ -65,6 +66,10 @@ def _types(refs: Sequence[Ref]) -> list[ValueType]:
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
     """Return the shape that all of these broadcast to."""
+    if any(map(is_varying, map(tuple, shapes))):
+        rank = max(map(len, shapes))
+        padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+        return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))
     return np.broadcast_shapes(*map(tuple, shapes))  # torch's own imports sympy, a third of a first preparation
 
 
@@ -87,10 +92,16 @@ def type_of(tensor: torch.Tensor, source: str = "") -> ValueType:
 
 
 class Builder:
-    """Program under construction: its values, operators and constants."""
+    """Program under construction: its values, operators and constants.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: Where its tensors are.
+        is_general: Operators that do nothing at these sizes, such as a slice of all, are kept: they may at others.
+    """
+
+    def __init__(self, device: torch.device, *, is_general: bool = False) -> None:
         self.device = device
+        self._is_general = is_general
         self.values: list[ValueType] = []
         self.operators: list[Operator] = []
         self.constants: dict[ValueId, torch.Tensor] = {}
@@ -151,7 +162,7 @@ class Builder:
 
     def reshape(self, x: Ref, shape: Sequence[int]) -> Ref:
         """Reshape ``x``; return ``x`` itself where it has that shape."""
-        if tuple(shape) == x.shape:
+        if tuple(shape) == x.shape and not self._is_general:
             return x
         assert prod(shape) == x.type.numel, (shape, x)
         return self.emit(Reshape(), [x], ValueType(tuple(shape), x.dtype))
@@ -169,7 +180,7 @@ class Builder:
 
     def slice(self, x: Ref, dim: int, start: int, length: int, step: int = 1) -> Ref:
         """Take ``length`` elements of ``dim``; return ``x`` itself where that is all of them."""
-        if start == 0 and step == 1 and length == x.shape[dim]:
+        if start == 0 and step == 1 and length == x.shape[dim] and not self._is_general:
             return x
         shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
         return self.emit(Slice(dim, start, step), [x], ValueType(shape, x.dtype))
@@ -180,7 +191,9 @@ class Builder:
 
     def expand(self, x: Ref, shape: Sequence[int]) -> Ref:
         """Broadcast to ``shape``; return ``x`` itself where it has that shape."""
-        return x if tuple(shape) == x.shape else self.emit(Expand(), [x], ValueType(tuple(shape), x.dtype))
+        if tuple(shape) == x.shape and not self._is_general:
+            return x
+        return self.emit(Expand(), [x], ValueType(tuple(shape), x.dtype))
 
     def concat(self, parts: Sequence[Ref], dim: int) -> Ref:
         """Concatenate along ``dim``; return a single part as it is."""

@@ -15,36 +15,43 @@ import torch
 from torch import Tensor
 
 from mlsys_nimble.capture import Captured, capture
+from mlsys_nimble.capture.watched import Questions
 from mlsys_nimble.errors import CaptureError, UnrepeatableError
 from mlsys_nimble.ir import trees
 
 _ADVICE = "Use torch's random operators, pass what changes as an argument of forward, or prepare with fallback='eager'."
 
 
-def capture_checked(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+def capture_checked(
+    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], questions: Questions | None = None
+) -> Captured:
     """Capture a model, and verify that its program is the same at each call.
 
     A model that keeps something from its first call, such as a table of positions, is captured a third time.
+    ``questions`` gets what the captured run asks about sizes.
 
     Raises:
         CaptureError: see :func:`~mlsys_nimble.capture.capture`; or the program differs between calls.
     """
     other_args, other_kwargs = varied((tuple(args), dict(kwargs)))
+    again = None if questions is None else Questions()
     before = _random_states()
-    first = capture(model, args, kwargs, separates=False)
+    first = capture(model, args, kwargs, separates=False, questions=questions)
     drawn = before != (between := _random_states())
     try:
-        second = capture(model, other_args, other_kwargs, separates=False)
+        second = capture(model, other_args, other_kwargs, separates=False, questions=again)
     except CaptureError:
         raise
     except Exception:  # noqa: BLE001 - the model cannot take such values
         other_args, other_kwargs = args, kwargs
-        second = capture(model, args, kwargs, separates=False)
+        second = capture(model, args, kwargs, separates=False, questions=again)
     if drawn and between != _random_states():
         raise UnrepeatableError(f"forward draws random numbers from NumPy or Python. {_ADVICE}")
     if difference(first, second) is None:
         return first
-    third = capture(model, args, kwargs, separates=False)
+    if questions is not None:
+        questions.clear()
+    third = capture(model, args, kwargs, separates=False, questions=questions)
     differing = difference(second, third)
     if differing is None:
         return third

@@ -26,6 +26,7 @@ from mlsys_nimble.capture.functional import Written, as_functional, is_write
 from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.statistics import checked, declared
+from mlsys_nimble.capture.watched import Questions, read_whole
 from mlsys_nimble.errors import call_external, refuse
 from mlsys_nimble.ir.operators import Aten, Copy, Input
 
@@ -82,10 +83,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __init__(self, device: torch.device, site: Callable[[], Site], own: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        site: Callable[[], Site],
+        own: Iterable[torch.Tensor] = (),
+        *,
+        is_general: bool = False,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._own = {id(tensor) for tensor in own}  # tensors of the model or the caller, which outlive the run
-        self.builder = Builder(device)
+        self.builder = Builder(device, is_general=is_general)
         self._device = device
         self._site = site
         self._members = WeakIdKeyDictionary()
@@ -355,10 +363,11 @@ class LeakGuard(TorchFunctionMode):
 
     _LEAKS = frozenset({"tolist", "numpy", "__array__", "__dlpack__"})
 
-    def __init__(self, tracer: Tracer, site: Callable[[], Site]) -> None:
+    def __init__(self, tracer: Tracer, site: Callable[[], Site], questions: Questions | None = None) -> None:
         super().__init__()
         self._tracer = tracer
         self._site = site
+        self._questions = questions
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -370,7 +379,22 @@ class LeakGuard(TorchFunctionMode):
                 what = f"Tensor.{name}: the model's Python code asks for the values of a tensor computed from inputs"
                 raise refuse(what, self._site().source, _BRANCH)
             self._tracer.reads_values = True
-        return call_external(func, *args, **(kwargs or {}))
+        if self._questions is not None and name == "__getitem__":
+            return self._item(func, *args)
+        result = call_external(func, *args, **(kwargs or {}))
+        if self._questions is None:
+            return result
+        if name == "__len__":
+            self._questions.used(result)
+        return self._questions.wrapped(result)
+
+    def _item(self, func: Any, tensor: torch.Tensor, index: Any) -> torch.Tensor:
+        """Index a tensor, and have torch take slices of all elements as well: see :func:`read_whole`."""
+        index, slices = read_whole(index, tuple(tensor.shape))
+        result: torch.Tensor = call_external(func, tensor, index)
+        for dim, start, stop in slices:
+            result = call_external(torch.ops.aten.slice.Tensor, result, dim, start, stop)
+        return result
 
 
 def _is_tensor(item: Any) -> bool:

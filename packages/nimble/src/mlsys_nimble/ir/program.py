@@ -9,7 +9,7 @@ No torch: constants are opaque to everything but the passes and executors that u
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias
@@ -77,7 +77,7 @@ class Operator:
 class Program:
     """Whole model for one set of input shapes."""
 
-    values: tuple[ValueType, ...]  # by ValueId
+    values: Sequence[ValueType]  # by ValueId
     operators: tuple[Operator, ...]  # in a valid order of execution
     inputs: tuple[ValueId, ...]  # tensors of a call, in flattened order
     outputs: tuple[ValueId, ...]  # an input or constant (as a call leaves it), or one value twice, may be among them

@@ -10,7 +10,7 @@ Pure: no torch, no addresses. Strides and offsets count elements.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -61,7 +61,7 @@ class Layout:
     """Program whose operators get their inputs in the order that they need, and the place of each value."""
 
     program: Program  # its inputs and outputs are the caller's tensors; operators copy them
-    places: tuple[Place, ...]  # by ValueId; constants and the caller's tensors are row-major
+    places: Sequence[Place]  # by ValueId; constants and the caller's tensors are row-major
     in_place: frozenset[
         int
     ]  # indices of operators that need not run: views, and concatenations (parts may be copied by others)

@@ -24,6 +24,7 @@ class Storage:
 
     plan: MemoryPlan
     offsets: dict[ValueId, int]  # bytes, by root; without constants and the caller's tensors
+    conflicts: tuple[Bits, ...] = ()  # of the roots, in the order of `offsets`: those that may not share memory
 
 
 def dependencies(layout: Layout) -> list[tuple[int, ...]]:
@@ -85,4 +86,4 @@ def plan_storage(layout: Layout, before: Sequence[Bits]) -> Storage:
             bits |= (not (first or last)) << number
         conflicts.append(bits)
     plan = plan_offsets_for_conflicts([sizes[root] for root in roots], conflicts, alignment=ALIGNMENT)
-    return Storage(plan, dict(zip(roots, plan.offsets, strict=True)))
+    return Storage(plan, dict(zip(roots, plan.offsets, strict=True)), tuple(conflicts))

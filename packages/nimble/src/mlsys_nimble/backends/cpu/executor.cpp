@@ -1,5 +1,6 @@
 // The C functions of mlsys_nimble.backends.cpu.replay: teams and plans.
 #include "executor.h"
+#include "resize.h"
 
 using nimble::Kernel;
 using nimble::Plan;
@@ -21,8 +22,20 @@ void nimble_plan_add(
     plan->waits.insert(plan->waits.end(), waits, waits + num_waits);
 }
 
+// Write `values[index[i]]` to each place of `width` bytes, 8 or 4.
+void nimble_write(const nimble::Write* writes, int64_t count, const int64_t* values) { nimble::write(writes, count, values); }
+// Make kernels of their arguments; `made` gets their addresses.
+void nimble_make(const nimble::Recipe* recipes, int64_t count, void* made) { nimble::make(recipes, count, (Kernel**)made); }
+void nimble_unmake(void* made, int64_t count) {
+    for (int64_t i = 0; i < count; i++) delete ((Kernel**)made)[i];
+}
+Plan* nimble_plan_of(int workers, const nimble::Share* shares, int64_t count, const void* kernels, const nimble::Wait* waits) {
+    return nimble::plan_of(workers, shares, count, (const Kernel* const*)kernels, waits);
+}
+
 void nimble_run(Team* team, Plan* plan) { team->run(*plan, nullptr); }
 void nimble_run_timed(Team* team, Plan* plan, nimble::Times* times) { team->run(*plan, times); }
 }
 MLSYS_FUNCTIONS(
-    nimble_team, nimble_team_free, nimble_plan, nimble_plan_free, nimble_plan_add, nimble_run, nimble_run_timed);
+    nimble_team, nimble_team_free, nimble_plan, nimble_plan_free, nimble_plan_add, nimble_write, nimble_make, nimble_unmake,
+    nimble_plan_of, nimble_run, nimble_run_timed);

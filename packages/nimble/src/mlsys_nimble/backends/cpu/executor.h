@@ -6,6 +6,7 @@
 // piece in its hands. One that waits has left the replay, which may end without it.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -115,7 +116,7 @@ class Team {
         Times* time = times;
         for (const Task& task : plan->lists[0]) {
             if (time) time->begin = now();
-            task.kernel->run(task.begin, task.end, scratch);
+            if (task.end > task.begin) task.kernel->run(task.begin, task.end, scratch);
             if (time) time++->end = now();
         }
     }
@@ -163,7 +164,8 @@ class Team {
     bool run_piece(int list, int number, int worker) {
         const Task& task = plan->lists[list][number];
         Claims& claims = plan->claims[list][number];
-        const uint64_t round = (uint64_t)plan->round << 32, units = task.end - task.begin;
+        // A share of too few units may be empty: it is claimed and finished like one of one unit.
+        const uint64_t round = (uint64_t)plan->round << 32, units = std::max<int64_t>(task.end - task.begin, 1);
         uint64_t seen = claims.claimed.load(std::memory_order_relaxed), first, count;
         do {
             first = (seen ^ round) >> 32 ? 0 : (uint32_t)seen;
@@ -172,7 +174,7 @@ class Team {
         } while (!claims.claimed.compare_exchange_weak(seen, round | (first + count), std::memory_order_relaxed));
         Times* time = times ? time_of(list, number) : nullptr;
         if (time && !first) time->begin = now();
-        task.kernel->run(task.begin + first, task.begin + first + count, scratches[worker].data.get());
+        if (task.end > task.begin) task.kernel->run(task.begin + first, task.begin + first + count, scratches[worker].data.get());
         if (count != units && !is_last_piece(claims.finished, round, count, units)) return true;
         if (time) time->end = now();
         progress[list].advance();

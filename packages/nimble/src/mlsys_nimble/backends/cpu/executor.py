@@ -77,6 +77,7 @@ class NativeExecutor:
         self._storage = plan_storage(layout, ancestors(needed))
         self._arena = Arena(self._storage.plan, "cpu")
         self._arena.buffer.zero_()
+        self._addresses = self._roots()
         self._slots = Slots(self._program)
         self._constants = self._row_by_row()
         self._views = {
@@ -216,6 +217,11 @@ class NativeExecutor:
 
     # Making
 
+    def _roots(self) -> dict[ValueId, int]:
+        """Return the addresses of values that own memory in the arena."""
+        base = self._arena.buffer.data_ptr()
+        return {root: base + offset for root, offset in self._storage.offsets.items()}
+
     def _row_by_row(self) -> dict[ValueId, Tensor]:
         """Return the constants row by row, as the layout takes them; those that are so already are not copied."""
         constants = self._program.constants
@@ -231,7 +237,7 @@ class NativeExecutor:
             return View(constant.data_ptr() + place.offset * type_.itemsize, type_.dtype, type_.shape, place.strides)
         if place.root in self._slots.addresses:
             return View(None, type_.dtype, type_.shape, place.strides, self._slots.addresses[place.root])
-        address = self._arena.buffer.data_ptr() + self._storage.offsets[place.root] + place.offset * type_.itemsize
+        address = self._addresses[place.root] + place.offset * type_.itemsize
         return View(address, type_.dtype, type_.shape, place.strides)
 
     def _schedule(self, needed: Sequence[tuple[int, ...]], use_multi_stream: bool, winograd: int) -> Schedule:

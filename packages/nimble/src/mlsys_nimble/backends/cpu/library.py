@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from mlsys_core.native import Kernel as Source
 from mlsys_core.native import Struct, bind, expect, new
 from mlsys_nimble.ir import operators
+from mlsys_nimble.ir.sizes import Size
 from torch import Tensor
 
 # Needed before a library is loaded, which has them too: `load` compares.
@@ -75,9 +76,42 @@ def _fields(value: Any) -> Any:
     return {name: _fields(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
+@dataclass(frozen=True, slots=True)
+class Varying:
+    """Place of one number of a kernel's arguments that depends on the call's sizes."""
+
+    address: int
+    nbytes: int  # 8, or 4
+    size: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """Arguments of which a kernel was made, and can be made again with other sizes."""
+
+    maker: int  # address of its function
+    arguments: Any  # the struct
+    varying: tuple[Varying, ...]  # in the struct, and in arrays that it points to
+
+
+def _varying(kind: Any, value: Any, address: int) -> Iterator[Varying]:
+    """Yield the sizes in a struct's fields as :func:`mlsys_core.native.new` takes them."""
+    if isinstance(value, Size):
+        yield Varying(address, ctypes.sizeof(kind), value)
+    elif isinstance(value, dict):
+        for name, field_kind, *_ in kind._fields_:
+            yield from _varying(field_kind, value[name], address + getattr(kind, name).offset)
+    elif isinstance(value, tuple | list):
+        for number, part in enumerate(value):
+            yield from _varying(kind._type_, part, address + number * ctypes.sizeof(kind._type_))
+
+
 def array_of(struct: type[Struct], values: Sequence[View | dict[str, Any]]) -> ctypes.Array[Struct]:
     """Return a C array of structs; one element, zeros, if there are no ``values``."""
-    return (struct * max(len(values), 1))(*(new(struct, **_fields(value)) for value in values))
+    fields = [_fields(value) for value in values]
+    made = (struct * max(len(values), 1))(*(new(struct, **each) for each in fields))
+    made.varying = tuple(_varying(type(made), fields, ctypes.addressof(made)))  # type: ignore[attr-defined]
+    return made
 
 
 @cache
@@ -126,12 +160,19 @@ class Kernel:
         *keep: object,
         fault: ctypes.c_int32 | None = None,
     ) -> None:
+        self.blueprint: Blueprint | None = None  # of a kernel that is made of arguments
         make = getattr(library, f"make_{name}")
         if isinstance(arguments, Kernel):
             self.address: int = make(arguments.address)
             keep = (arguments, *keep)
         else:
-            self.address = make(new(make.argtypes[0]._type_, **_fields(arguments)))
+            fields = _fields(arguments)
+            struct = new(make.argtypes[0]._type_, **fields)
+            self.address = make(struct)
+            varying = [*_varying(type(struct), fields, ctypes.addressof(struct))]
+            varying += [each for array in keep for each in getattr(array, "varying", ())]
+            maker = ctypes.cast(make, ctypes.c_void_p).value or 0
+            self.blueprint = Blueprint(maker, struct, tuple(varying))
         self.units: int = library.kernel_units(self.address)
         self.scratch_nbytes: int = library.kernel_scratch(self.address)
         self.name = name

@@ -19,11 +19,12 @@ PIECE_S = 20e-6  # of a task that one claim takes at least, seconds
 SPINS = 3_000  # pauses that a worker waits before it sleeps: some tens of microseconds
 
 _HERE = Path(__file__).parent
-EXECUTOR = Source(_HERE / "executor.cpp", headers=(_HERE / "executor.h", _HERE / "kernel.h"))
+EXECUTOR = Source(_HERE / "executor.cpp", headers=(_HERE / "executor.h", _HERE / "resize.h", _HERE / "kernel.h"))
 
 
 @cache
-def _load() -> Any:
+def load_executor() -> Any:
+    """Load the library of teams and plans."""
     return bind(EXECUTOR.load())
 
 
@@ -45,7 +46,7 @@ class ReplayPlan:
         num_workers: int,
         seconds: Mapping[int, float] | None = None,
     ) -> None:
-        native = _load()
+        native = load_executor()
         wait = native.structs["Wait"]
         self.handle: int = native.nimble_plan(num_workers)
         weakref.finalize(self, native.nimble_plan_free, self.handle)
@@ -69,7 +70,7 @@ class Team:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._native = _load()
+        self._native = load_executor()
         self._num_workers = num_workers
         self._handle: int | None = None
         self._run = self._native.nimble_run

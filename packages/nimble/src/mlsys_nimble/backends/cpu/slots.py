@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from ctypes import addressof, c_void_p
 
 import torch
-from mlsys_nimble.ir.program import Program, ValueId
+from mlsys_nimble.ir.program import Program, ValueId, ValueType
 from torch import Tensor
 
 
@@ -30,6 +31,12 @@ class Slots:
         self._pointers = (c_void_p * max(len(owners), 1))()
         base = addressof(self._pointers)
         self.addresses = {value: base + 8 * number for number, value in enumerate(owners)}
+
+    def resized(self, values: Sequence[ValueType]) -> Slots:
+        """Return the same table for results of other sizes, by ValueId."""
+        made = copy(self)
+        made._results = [(value, like.new_empty(values[value].shape)) for value, like in self._results]
+        return made
 
     def bind(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Point at a call's inputs; return the tensors that must be kept alive until it is over."""

@@ -60,7 +60,7 @@ def pointwise(kind: kinds.Pointwise, inputs: Sequence[View], out: View, *, libra
         "is_integral": "int" in kind.dtype,
         "out": views[-1],
     }
-    return Kernel(library, "pointwise", arguments)
+    return Kernel(library, "pointwise", arguments, inputs_struct, steps_struct)
 
 
 def _allocated(steps: Sequence[kinds.Step], num_inputs: int, library: Any) -> tuple[list[dict[str, Any]], int]:
