@@ -46,6 +46,7 @@ SUITES = {
         "orca.peers.suite:run",
         ("cpu",),
     ),
+    "orca-gguf": ("One GGUF file of 4 or 8 bits behind Orca and llama.cpp, in turn.", "orca.peers.gguf:run", ("cpu",)),
     "orca-scale": ("Throughput and cost of a divided model, by degrees.", "orca.scale:run", ("cpu",)),
     "orca-gap": ("Time of the last stage between two iterations.", "orca.scale:run_gap", ("cpu",)),
     "orca-bubbles": ("Idle share of a pipeline: request-level against iteration-level.", "orca.bubbles:run", ("cpu",)),

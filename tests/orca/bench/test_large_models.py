@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from mlsys_bench.orca.peers import gguf
+from mlsys_bench.orca.peers.gguf import decode_rate, requests
 from mlsys_bench.orca.peers.large import KINDS, SHAPES, type_of, write
 from mlsys_bench.orca.weights import log_probabilities
+from mlsys_core.bench import BenchContext
+from mlsys_core.workload import LoadResult, RequestRecord
 from mlsys_orca.backends.native.decoder import NativeDecoder
 from mlsys_orca.loading.load import load_model
+from rich.console import Console
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -30,3 +37,38 @@ def test_q4_k_m_gives_more_bits_to_some_layers() -> None:
     kinds = [type_of("ffn_down", layer, 32, "q4_k_m") for layer in range(32)]
     assert kinds.count("Q6_K") == 16
     assert type_of("ffn_gate", 0, 32, "q4_k_m") == "Q4_K"
+
+
+def test_decoding_is_timed_from_when_all_have_begun() -> None:
+    times = [(1.0, 1.5, 2.0, 3.0), (2.0, 2.5, 4.0)]
+    records = tuple(
+        RequestRecord(
+            index=i,
+            scheduled_s=0.0,
+            sent_s=0.0,
+            done_s=4.0,
+            token_s=token_s,
+            num_input_tokens=5,
+            num_output_tokens=len(token_s),
+            num_planned_tokens=len(token_s),
+        )
+        for i, token_s in enumerate(times)
+    )
+    assert decode_rate(LoadResult(name="a", records=records, num_planned=2, max_connections=2)) == 3 / 2
+
+
+def test_rounds_share_no_prompt() -> None:
+    prompts = [prompt for seed in range(3) for prompt in requests(2, 16, 4, seed=seed).prompts]
+    assert len(set(prompts)) == 6
+
+
+@pytest.mark.slow
+def test_the_race_names_a_peer_that_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(SHAPES["tiny"], "q4_0", path)
+    context = BenchContext(Console(file=io.StringIO()), True, "cpu", num_threads=1, output_dir=tmp_path)
+    section = gguf.run(context, model=path, activations=("int8",), peers=tmp_path / "peers")
+    rows: Any = section.data["rows"]
+    assert [row["server"] for row in rows] == ["mlsys orca, int8"]
+    assert rows[0]["equal_tokens"] == gguf.ANSWER
+    assert "llama.cpp: not installed" in str(section.body)
