@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
 import socket
 import sys
 import urllib.request
@@ -15,6 +16,10 @@ from typing import Any
 import cloudpickle
 import pytest
 import yaml
+from mlsys_core.cli.main import build_app
+from mlsys_core.plugins import installed_plugins
+from mlsys_orca.parallel.ray.plan import plan_seats
+from typer.main import get_command
 
 ROOT = Path(__file__).parents[2]
 RAY = ROOT / "deploy" / "ray"
@@ -70,6 +75,35 @@ def test_a_manifest_has_the_fields_of_its_resource(name: str) -> None:
     assert version is not None
     assert cluster["rayVersion"] == version[1]
     assert f"ray[default,serve]=={version[1]}" in (RAY / "Dockerfile").read_text()
+
+
+def test_the_job_s_command_is_one_of_ours_and_fits_its_pods() -> None:
+    spec = MANIFESTS["rayjob"][0]["spec"]
+    program, *words = shlex.split(spec["entrypoint"])
+    assert program == "mlsys"
+    root: Any = get_command(build_app(installed_plugins()))
+    _, group, _ = root.resolve_command(root.make_context("mlsys", ["orca"], resilient_parsing=True), ["orca"])
+    serve = group.commands["serve"]
+    given = serve.make_context("serve", words[2:]).params
+    assert words[:2] == ["orca", "serve"]
+    assert given["executor"] == "ray"
+    (workers,) = spec["rayClusterSpec"]["workerGroupSpecs"]
+    container = workers["template"]["spec"]["containers"][0]
+    cores = {f"pod {index}": int(container["resources"]["requests"]["cpu"]) for index in range(workers["replicas"])}
+    plan = plan_seats(
+        tensor_parallel=given["tensor_parallel"],
+        pipeline_parallel=given["pipeline_parallel"],
+        num_replicas=given["replicas"],
+        num_threads=given["threads"],
+        cores=cores | {"head": int(spec["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]["num-cpus"])},
+    )
+    assert len(set(plan.nodes)) == len(cores) - 1  # a pod each, and one is spare
+    service = MANIFESTS["rayjob"][1]
+    head = spec["rayClusterSpec"]["headGroupSpec"]["template"]
+    assert service["spec"]["selector"] == head["metadata"]["labels"]
+    (port,) = [each for each in head["spec"]["containers"][0]["ports"] if each["name"] == "http"]
+    assert service["spec"]["ports"][0]["targetPort"] == "http"
+    assert port["containerPort"] == given["port"]
 
 
 def test_serve_s_configuration_is_one_of_serve_s() -> None:

@@ -15,6 +15,7 @@ from mlsys_orca.loading.named import DEFAULT_MODEL
 if TYPE_CHECKING:
     from mlsys_core.serving.http.tls import TlsConfig
     from mlsys_orca.parallel.group import ParallelModel
+    from mlsys_orca.parallel.ray.settings import RaySettings
 
 Nodes = Annotated[
     int | None,
@@ -43,6 +44,7 @@ class HostOptions:
     num_threads: int  # as given
     heartbeat_timeout_s: float
     join_timeout_s: float
+    ray: RaySettings | None = None  # Ray starts the nodes
 
     @property
     def share(self) -> float:
@@ -76,6 +78,7 @@ class HostOptions:
             num_threads=self.num_threads,
             heartbeat_timeout_s=self.heartbeat_timeout_s,
             join_timeout_s=self.join_timeout_s,
+            ray=self.ray,
         )
         return replace(parts, hosts=hosts)
 

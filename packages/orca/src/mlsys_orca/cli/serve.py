@@ -16,6 +16,7 @@ from mlsys_orca.cli.generation import Fixed, GenerationSettings, live
 from mlsys_orca.cli.hosts import (
     ControlOnly,
     HeartbeatTimeout,
+    HostOptions,
     JoinTimeout,
     Listen,
     Nodes,
@@ -41,6 +42,7 @@ from mlsys_orca.cli.options import (
     num_threads_of,
     refuse_divided,
 )
+from mlsys_orca.cli.ray import Executor, RayAddress, ray_options, refuse_ray
 from mlsys_orca.loading.named import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -79,6 +81,8 @@ def serve(
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
     sliced: Sliced = False,
+    executor: Executor = "local",
+    ray_address: RayAddress = "auto",
     nodes: Nodes = None,
     listen: Listen = None,
     secret_file: SecretFile = None,
@@ -154,8 +158,9 @@ def serve(
 
     degrees = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
     refuse_divided({f"--device {device}": device != "cpu", "--compiler": compiler}, **degrees, sliced=sliced)
+    refuse_ray(executor, {"--nodes": nodes, "--secret-file": secret_file, "--control-only": control_only})
     refuse_hosts(
-        nodes,
+        1 if executor == "ray" else nodes,
         {f"--device {device}": device != "cpu", "--adapter": adapter, "--enable-lora": enable_lora}
         | {"--compiler": compiler, "--single-process": single_process, "--model-control": model_control},
     )
@@ -165,16 +170,28 @@ def serve(
         open_paths=("/health", "/health/*", "/metrics"),
         validation_status=400,  # as the protocol's own server answers
     )
-    hosts = host_options(
-        nodes,
-        listen,
-        secret_file,
-        control_only=control_only,
-        threads=threads,
-        heartbeat_timeout=heartbeat_timeout,
-        join_timeout=join_timeout,
-        tls=http.tls,
-    )
+    if executor == "ray":
+        hosts: HostOptions | None = ray_options(
+            model,
+            address=ray_address,
+            listen=listen,
+            replicas=replicas,
+            threads=threads,
+            heartbeat_timeout=heartbeat_timeout,
+            join_timeout=join_timeout,
+            **degrees,
+        )
+    else:
+        hosts = host_options(
+            nodes,
+            listen,
+            secret_file,
+            control_only=control_only,
+            threads=threads,
+            heartbeat_timeout=heartbeat_timeout,
+            join_timeout=join_timeout,
+            tls=http.tls,
+        )
     kept = None if journal is None else _journal(journal, journal_fsync, journal_size, journal_keep)
     why_single = "--single-process was given" if single_process else _why_single(device)
     if why_single is not None and replicas > 1:

@@ -25,6 +25,7 @@ from mlsys_orca.parallel.hosts.node import run_node
 from mlsys_orca.parallel.hosts.settings import HostsSettings
 from mlsys_orca.parallel.loading import load_head_only
 from mlsys_orca.parallel.messages import Hello
+from mlsys_orca.parallel.ray.launcher import become_launcher, launch_of
 from mlsys_orca.parallel.wiring import GroupShape
 
 _MESSAGE_NBYTES = 1 << 16
@@ -97,7 +98,10 @@ class HostHolders:
             self.standing.append(Standing("orca node", lambda: self._be_node(say)))
         others = hosts.num_nodes - hosts.holds_parts
         host, port = self.address
-        if others:
+        if hosts.ray is not None:
+            launch = launch_of(hosts.ray, join=self.address, secret=hosts.secret)
+            self.standing.append(Standing("orca ray", lambda: become_launcher(launch)))
+        elif others:
             say(
                 f"waits for {others} node{'s' * (others > 1)}: mlsys orca worker MODEL --join {host}:{port} "
                 "--secret-file FILE"
@@ -153,14 +157,17 @@ class HostHolders:
             InvalidInputError: they do not join in time, or one cannot load its parts.
             ServingError: the hub has ended.
         """
-        hub = self.standing[0]
-        assert hub.child is not None
+        needed = {each.child.fd: each for each in self.standing if each.child and each.name != "orca node"}
         poll = select.poll()
-        poll.register(self._told, select.POLLIN)
-        poll.register(hub.child.fd, select.POLLIN)
-        if self._told.fileno() not in {fd for fd, _ in poll.poll()}:
-            death, hub.child = hub.child.wait(), None
-            raise ServingError(f"the process that nodes join has ended: {death}")
+        for fd in (self._told.fileno(), *needed):
+            poll.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll()}
+        if self._told.fileno() not in ready:
+            ended = needed[ready.pop()]
+            assert ended.child is not None
+            death, ended.child = ended.child.wait(), None
+            what = "nodes join" if ended is self.standing[0] else "has Ray start nodes"
+            raise ServingError(f"the process that {what} has ended: {death}")
         found = messages.decode_start(self._told.recv(_MESSAGE_NBYTES))
         if isinstance(found, messages.NotStarted):
             raise InvalidInputError(found.message)

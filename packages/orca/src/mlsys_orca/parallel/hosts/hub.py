@@ -25,6 +25,7 @@ from mlsys_orca.parallel.hosts import messages
 from mlsys_orca.parallel.hosts.assignment import Assignment
 from mlsys_orca.parallel.hosts.channel import TcpChannel
 from mlsys_orca.parallel.hosts.handshake import Listener
+from mlsys_orca.parallel.hosts.identity import host_and_seat
 from mlsys_orca.parallel.hosts.seats import Seats
 from mlsys_orca.parallel.hosts.secrets import Identity
 from mlsys_orca.parallel.placement import Placement
@@ -152,12 +153,13 @@ class Hub:
 
     def _welcome(self, identity: Identity, channel: TcpChannel) -> None:
         number, self._num_joined = self._num_joined, self._num_joined + 1
-        name = f"{identity.name.removeprefix('node ')} ({channel.remote_host})"
+        host, wish = host_and_seat(identity.name)
+        name = f"{host} ({channel.remote_host})"
         node = self._nodes[number] = _Node(number, channel, name, time.monotonic())
         self._by_fd[channel.fileno()] = number
         self._poll.register(channel.fileno(), select.POLLIN)
         self._send(node, messages.Welcome(self._settings.silence_s))
-        seat = self._seats.join(number)
+        seat = self._seats.join(number, wish)
         if seat is None:
             self._settings.say(f"{name} has joined as a spare node")
         else:

@@ -33,6 +33,27 @@ def identity_of(path: Path, config: ModelConfig, *, name: str = "") -> Identity:
     return Identity(version=__version__, recipe=recipe_of(), model=digest.hexdigest(), name=name)
 
 
+def node_name(host: str, seat: int | None) -> str:
+    """Return a node's name in its identity.
+
+    Args:
+        host: Of its machine.
+        seat: That it would have; None: any.
+    """
+    return f"node {host}" if seat is None else f"node {host} seat {seat}"
+
+
+def host_and_seat(name: str) -> tuple[str, int | None]:
+    """Return what :func:`node_name` was made of; no seat, if the name is made otherwise.
+
+    Example:
+        >>> host_and_seat(node_name("red", 2)), host_and_seat("node green")
+        (('red', 2), ('green', None))
+    """
+    host, _, seat = name.removeprefix("node ").partition(" seat ")
+    return host, int(seat) if seat.isdecimal() and len(seat) < 9 else None
+
+
 def _add(digest: hashlib.blake2b, file: Path) -> None:
     nbytes = file.stat().st_size
     digest.update(nbytes.to_bytes(8, "little"))

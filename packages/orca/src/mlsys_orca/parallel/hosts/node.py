@@ -19,7 +19,7 @@ from pathlib import Path
 from mlsys_core.errors import ServingError
 
 from mlsys_orca.parallel.hosts.channel import TcpChannel
-from mlsys_orca.parallel.hosts.identity import identity_of
+from mlsys_orca.parallel.hosts.identity import identity_of, node_name
 from mlsys_orca.parallel.hosts.node_life import Ending, NodeLife
 from mlsys_orca.parallel.hosts.rendezvous import Joining
 from mlsys_orca.parallel.hosts.secrets import Identity
@@ -40,6 +40,7 @@ def run_node(
     is_local: bool = False,
     threads: int = 0,
     timeout_s: float = 60.0,
+    seat: int | None = None,
     say: Callable[[str], None] = _log.info,
 ) -> int:
     """Hold parts of a model for a server until that ends; return the exit code.
@@ -55,6 +56,7 @@ def run_node(
         is_local: The server is on this machine, and ``authority`` is its certificate.
         threads: Threads of each rank; 0: the cores this process may use, divided over its parts.
         timeout_s: Seconds to keep trying while nobody listens there.
+        seat: Number of the seat that it would have, if that is free; None: any.
         say: Called with each line about the node's state.
 
     Raises:
@@ -68,7 +70,7 @@ def run_node(
     torch.set_num_threads(1)  # threads do not survive the fork of the processes to come
     path = resolve_model(str(model), settings().cache_dir)
     loaded = load_head_only(path)
-    identity = identity_of(path, loaded.config, name=f"node {socket.gethostname()}")
+    identity = identity_of(path, loaded.config, name=node_name(socket.gethostname(), seat))
     joining = Joining(host=join[0], secret=secret, authority=authority, is_local=is_local)
     with _ending() as ending:
         patience_s = timeout_s

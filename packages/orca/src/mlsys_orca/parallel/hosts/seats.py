@@ -55,9 +55,15 @@ class Seats:
         """Return the parts of a seat, each with its replicas."""
         return self._seats[seat].parts
 
-    def join(self, node: int) -> int | None:
-        """Note that a node has come; return its seat, or None: it is a spare."""
-        for number, seat in enumerate(self._seats):
+    def join(self, node: int, wish: int | None = None) -> int | None:
+        """Note that a node has come; return its seat, or None: it is a spare.
+
+        Args:
+            node: Its number.
+            wish: Seat that it gets if it is free.
+        """
+        for number in sorted(range(len(self._seats)), key=lambda each: each != wish):
+            seat = self._seats[number]
             if seat.node is None:
                 seat.node, seat.loaded = node, set()
                 return number

@@ -8,6 +8,8 @@ from pathlib import Path
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http.tls import TlsConfig
 
+from mlsys_orca.parallel.ray.settings import RaySettings
+
 HEARTBEAT_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 300.0
 _NOWHERE = ("", "0.0.0.0", "::", "*")
@@ -35,6 +37,7 @@ class HostsSettings:
     num_threads: int = 0  # of each rank on this machine; 0: its cores, divided
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S  # after which a silent node is lost
     join_timeout_s: float = JOIN_TIMEOUT_S  # for all nodes to join at the start
+    ray: RaySettings | None = None  # Ray places the nodes; None: someone starts them
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1:
