@@ -41,6 +41,7 @@ WITHOUT = {
     "orca bench gap": "forked processes, which only a CPU's can be",
     "orca bench parity": "forked processes, which only a CPU's can be",
     "orca bench bubbles": "forked processes, which only a CPU's can be",
+    "orca worker": "forked processes, which only a CPU's can be",
     "orca chaos": "troubles forked workers, which only a CPU's can be",
     "windtunnel inspect": "what a file holds",
     "windtunnel moved": "compares what two files hold",
