@@ -10,10 +10,11 @@ from typing import Any
 import httpx
 import pytest
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.serving.score import parse_recording
+from mlsys_core.serving.score import Board, parse_recording
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineCounts
 from mlsys_orca.engine.recovery import LiveRequest
+from mlsys_orca.engine.score.feed import IterationFeed, Part
 from mlsys_orca.engine.score.remote import parts_of
 from mlsys_orca.engine.score.replay import replay
 from mlsys_orca.scheduling.batch import SampledToken
@@ -115,6 +116,19 @@ def test_a_worker_s_report_gives_the_same_parts():
     parts = parts_of(live, report)
     found = [(part.num_rows, part.is_decode, part.num_new, part.block_table) for part in parts]
     assert found == [(6, False, 0, (4,)), (1, True, 1, ()), (4, True, 2, (5, 6)), (1, True, 1, ())]
+
+
+def test_a_worker_s_death_is_seen():
+    board = Board(system="orca", unit="iteration", clock=lambda: 0.0)
+    feed = IterationFeed(board)
+    for name in ("kept", "lost"):
+        feed.add(0.0, 0.01, [Part(name, 1, True, 1, (4,))])
+        feed.interrupted(name)
+    feed.add(0.9, 1.0, [Part("kept", 1, True, 1, (4,)), Part("lost", 4, False, 0, ()), Part("other", 4, False, 1, ())])
+    feed.add(1.0, 1.1, [Part("kept", 1, True, 1, (4,)), Part("lost", 4, False, 1, ())])
+    feed.add(1.1, 1.2, [Part("kept", 1, True, 1, (4,)), Part("lost", 1, True, 1, ())])
+    kinds = ["".join(square.kind for square in column["squares"]) for column in board.snapshot()["columns"]]
+    assert kinds == ["d", "d", "rrp", "dr", "dd"]
 
 
 @pytest.mark.parametrize("policy", ["orca", "paged", "chunked", "request-level"])

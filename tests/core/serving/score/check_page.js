@@ -66,6 +66,19 @@ check("a preempted request waits for blocks, and computes again", () => {
   assert.deepEqual(causes(explain(model, 1, 4)), { run: 2 });
 });
 
+check("a worker's death", () => {
+  const model = load(
+    [row(1, 0)],
+    [
+      column(1, 0, 2, { decode: 2 }, [[1, "d", 1, 0]]),
+      column(2, 902, 3, { decode: 3 }, [[1, "r", 1, 0]]),
+      column(3, 905, 2, { decode: 2 }, [[1, "d", 1, 0]]),
+    ],
+  );
+  assert.equal(sentence(explain(model, 1, 1)), "903 ms: 900 until another worker went on, 3.0 running");
+  assert.deepEqual(causes(explain(model, 1, 2)), { run: 2 });
+});
+
 check("an iteration that ran without it", () => {
   const model = load(
     [row(1, 0)],
@@ -76,7 +89,23 @@ check("an iteration that ran without it", () => {
     ],
   );
   assert.deepEqual(causes(explain(model, 1, 2)), { held: 7, run: 2 });
-  assert.deepEqual(longestWaits(model, 0, 2, 3), [{ row: 1, index: 2, total: 9 }]);
+  assert.deepEqual(longestWaits(model, 0, 2, 3), [
+    { row: 1, index: 2, total: 9 },
+    { row: 1, index: 0, total: 2 },
+  ]);
+  assert.deepEqual(longestWaits(model, 1, 2, 3), [{ row: 1, index: 2, total: 9 }], "those that ended in view");
+});
+
+check("the wait for a first token is its prefill's", () => {
+  const columns = [
+    column(1, 5, 5, { prefill: 5 }, [[1, "p", 4, 0]]),
+    column(2, 10, 5, { prefill: 5 }, [[1, "p", 4, 0]]),
+    column(3, 15, 1, { decode: 1 }, [[1, "d", 1, 0]]),
+  ];
+  const waits = longestWaits(load([row(1, 2)], columns), 0, 2, 9);
+  assert.deepEqual(waits, [{ row: 1, index: 1, total: 13 }, { row: 1, index: 2, total: 1 }]);
+  const model = load([row(1, 2)], columns);
+  for (const wait of waits) assert.equal(explain(model, 1, wait.index).total, wait.total, "as explained");
 });
 
 check("parts always add up to the wait", () => {

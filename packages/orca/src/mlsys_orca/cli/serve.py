@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -236,7 +235,7 @@ def serve(
         journal=kept,
         supervises=supervises,
         hosts=hosts,
-        banner=lambda service, address: typer.echo("\n".join(["", *_banner(service, address), ""]), err=True),
+        banner=lambda service, address: typer.echo(_banner(service, address, has_ui=http.has_ui), err=True),
     )
     answers = not supervises and hosts is None and not is_divided(**degrees, sliced=sliced)
     with server.bind(http, error_format=ERROR_FORMAT, answers=answers) as bound:
@@ -278,7 +277,7 @@ def _why_single(device: str) -> str | None:
     return can_supervise() if device == "cpu" else f"a model on {device!r} cannot be shared by forked processes"
 
 
-def _banner(service: ModelService, address: ServerAddress) -> Sequence[str]:
+def _banner(service: ModelService, address: ServerAddress, *, has_ui: bool) -> str:
     from mlsys_orca.parallel.group import layout_of
 
     engine, loaded = service.engine, service.loaded
@@ -298,7 +297,7 @@ def _banner(service: ModelService, address: ServerAddress) -> Sequence[str]:
             f"{config.num_threads} threads and its part of the weights"
         )
     extras += [f"up to {config.num_draft_tokens} guesses a token"] if config.num_draft_tokens else []
-    return [
+    lines = [
         f"  {service.name} at {address.url}/v1   ({str(loaded.model.dtype).removeprefix('torch.')}, "
         f"weights {loaded.weights_nbytes / 2**20:.0f} MiB, {config.num_threads} threads)",
         f"  context {engine.max_model_len} tokens, {slots} K/V slots ({shape.kv_nbytes / 2**20:.0f} MiB): "
@@ -306,8 +305,10 @@ def _banner(service: ModelService, address: ServerAddress) -> Sequence[str]:
         f"  up to {config.max_batch_size} requests per iteration, policy {config.policy}",
         f"  {_PROMISES[shape.is_batch_invariant]}",
         *(f"  {extra}" for extra in extras),
+        *([f"  the score, and a chat, at {address.url}/"] if has_ui else []),
         f"  documentation at {address.url}/docs, metrics at {address.url}/metrics; Ctrl-C ends it",
         "",
         f"  curl {address.url}/v1/{route} -H 'Content-Type: application/json' \\",
         f'    -d \'{{"model": "{service.name}", {body}}}\'',
     ]
+    return "\n".join(["", *lines, ""])

@@ -22,7 +22,7 @@ class Kind(StrEnum):
     DECODE = "d"  # one token after others; in other systems than Orca, a request's part of any batch
     GUESSED = "g"  # a decode with accepted guesses
     PREEMPTED = "x"  # not run: its K/V blocks went to others
-    RECOVERED = "r"  # a prefill of what had been computed before a preemption or the death of a worker
+    RECOVERED = "r"  # computes again what a preemption or the death of a worker has cost
 
 
 class Square(NamedTuple):

@@ -35,6 +35,7 @@ class IterationFeed:
         self._splits: dict[int, PrefillSplit] = {}  # by lane
         self._preempted: list[str] = []  # not on the board yet
         self._behind: set[str] = set()  # requests that compute again what they had computed
+        self._interrupted: set[str] = set()  # requests whose worker has died, until they go on
 
     def preempted(self, request_id: str) -> None:
         """Note that a request's K/V blocks go to others."""
@@ -42,8 +43,9 @@ class IterationFeed:
         self._behind.add(request_id)
 
     def interrupted(self, request_id: str) -> None:
-        """Note that the worker of a running request has died."""
+        """Note that the worker of a running request has died; where its blocks are left, it goes on with a decode."""
         self._behind.add(request_id)
+        self._interrupted.add(request_id)
 
     def add(
         self, start_s: float, end_s: float, parts: Sequence[Part], *, num_free_blocks: int | None = None, lane: int = 0
@@ -76,11 +78,14 @@ class IterationFeed:
                 num_decode_rows += part.num_rows
                 is_guessed = part.num_new > 1
                 kind, num_tokens = (Kind.GUESSED, part.num_new) if is_guessed else (Kind.DECODE, 1)
+                if part.request_id in self._interrupted:
+                    kind = Kind.RECOVERED
                 squares.append(Square(row.number, kind, num_tokens, part.num_rows - 1))
             else:
                 num_prefill_rows += part.num_rows
                 kind = Kind.RECOVERED if part.request_id in self._behind else Kind.PREFILL
                 squares.append(Square(row.number, kind, part.num_rows))
+            self._interrupted.discard(part.request_id)
             if part.num_new and part.request_id not in self._preempted:
                 self._behind.discard(part.request_id)
         split = self._splits.setdefault(lane, PrefillSplit())

@@ -90,11 +90,15 @@ def arrivals_of(recording: ScoreRecording, *, max_model_len: int) -> list[Arriva
     """
     first_ms: dict[int, float] = {}
     num_new: dict[int, int] = {}
+    has_recovered: set[int] = set()
     for column in recording.columns:
         for row, kind, num_tokens, _ in column.squares:
             first_ms.setdefault(row, column.t)
+            if kind == "r" and row in num_new:
+                has_recovered.add(row)
             if kind in "dg":
-                num_new[row] = num_new.get(row, 0) + num_tokens
+                num_new[row] = num_new.get(row, 0) + num_tokens + (row in has_recovered)  # what it recovered with
+                has_recovered.discard(row)
     arrivals, total = [], 0
     for recorded in recording.rows:
         if recorded.prompt is None or recorded.row not in first_ms:

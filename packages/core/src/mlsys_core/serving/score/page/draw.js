@@ -3,7 +3,8 @@ import { causeColor, colors, fit, KINDS } from "./theme.js";
 
 const LEFT = 58;
 const BARS = 96;
-const ROW = 16;
+const ROW = 16; // height of a row, where there is room for all
+const LEAST_ROW = 5;
 const MIN_ROWS = 8;
 const FONT = "11px system-ui, sans-serif";
 
@@ -15,6 +16,7 @@ export class ScoreView {
     this.last = null; // index of the rightmost column; null: the newest
     this.selected = null; // {row, n}: n is a column's number, since indices move
     this.rows = [];
+    this.rowHeight = ROW;
     this.from = 0;
     this.to = -1;
   }
@@ -36,20 +38,23 @@ export class ScoreView {
     this.from = Math.max(0, this.to - this.capacity + 1);
     this.rows = count ? model.rowsIn(this.from, this.to) : [];
     const width = canvas.clientWidth;
-    const height = BARS + 10 + Math.max(MIN_ROWS, this.rows.length) * ROW + 6;
+    const room = Math.max(200, 0.58 * window.innerHeight - BARS - 16);
+    const row = (this.rowHeight = Math.max(LEAST_ROW, Math.min(ROW, Math.floor(room / Math.max(1, this.rows.length)))));
+    const height = BARS + 10 + Math.max(MIN_ROWS * ROW, this.rows.length * row) + 6;
     const context = fit(canvas, width, height);
     context.font = FONT;
     context.textBaseline = "middle";
     const color = colors();
     const scale = this.scale();
     this.drawAxis(context, color, width, scale);
-    this.rows.forEach((row, i) => {
-      const y = BARS + 10 + i * ROW;
+    const every = Math.ceil(12 / row); // labels need twelve pixels
+    this.rows.forEach((number, i) => {
+      const y = BARS + 10 + i * row;
       context.fillStyle = i % 2 ? color("--panel") : color("--stripe");
-      context.fillRect(LEFT, y, width - LEFT, ROW);
+      context.fillRect(LEFT, y, width - LEFT, row);
       context.fillStyle = color("--quiet");
       context.textAlign = "right";
-      context.fillText(String(row), LEFT - 8, y + ROW / 2);
+      if (i % every === 0) context.fillText(String(number), LEFT - 8, y + row / 2);
     });
     for (let i = this.from; i <= this.to; i++) this.drawColumn(context, color, i, scale);
   }
@@ -86,34 +91,38 @@ export class ScoreView {
       context.fillRect(x, y - height, this.width - gap, height);
       y -= height;
     }
-    for (const square of column.squares) this.drawSquare(context, color, x, gap, square);
+    // Where there are no kinds, a square has the colour of its column: of the cells, or the stage.
+    const cause = this.model.system === "orca" ? null : causeColor(color, Object.keys(column.split)[0] || "");
+    for (const square of column.squares) this.drawSquare(context, color, x, gap, square, cause);
     if (this.selected && column.n === this.selected.n) {
       const i = this.rows.indexOf(this.selected.row);
       context.strokeStyle = color("--ink");
       context.lineWidth = 2;
-      if (i >= 0) context.strokeRect(x - 1, BARS + 10 + i * ROW, this.width, ROW);
+      if (i >= 0) context.strokeRect(x - 1, BARS + 10 + i * this.rowHeight, this.width, this.rowHeight);
       context.strokeRect(x - 1, 12, this.width, BARS - 11);
       context.lineWidth = 1;
     }
   }
 
   // Each kind has a shape of its own, so that colour is not needed to tell them apart.
-  drawSquare(context, color, x, gap, [row, kind, tokens]) {
-    const y = BARS + 10 + this.rows.indexOf(row) * ROW;
+  drawSquare(context, color, x, gap, [row, kind, tokens], cause) {
+    const tall = this.rowHeight;
+    const y = BARS + 10 + this.rows.indexOf(row) * tall;
     const width = this.width - gap;
-    context.fillStyle = color(KINDS[kind].color);
+    const inset = tall > 9 ? 5 : 1;
+    context.fillStyle = cause || color(KINDS[kind].color);
     if (kind === "x") {
-      context.fillRect(x, y + ROW / 2 - 1.5, width, 3);
-      context.fillRect(x + width / 2 - 1.5, y + 2, 3, ROW - 4);
-    } else if (kind === "d") context.fillRect(x, y + 5, width, ROW - 9);
+      context.fillRect(x, y + tall / 2 - 1.5, width, 3);
+      context.fillRect(x + width / 2 - 1.5, y + 1, 3, tall - 2);
+    } else if (kind === "d") context.fillRect(x, y + inset, width, tall - 2 * inset + (tall > 9 ? 1 : 0));
     else if (kind === "g") {
-      context.fillRect(x, y + 5, width, ROW - 9);
+      context.fillRect(x, y + inset, width, tall - 2 * inset + (tall > 9 ? 1 : 0));
       for (let i = 1; i < Math.min(tokens, 5); i++) context.fillRect(x + (i - 1) * 3, y + 1, 2, 3);
     } else {
-      context.fillRect(x, y + 1, width, ROW - 2);
+      context.fillRect(x, y + 1, width, tall - 1 - (tall > 9 ? 1 : 0));
       if (kind === "r") {
         context.fillStyle = color("--panel");
-        context.fillRect(x + width / 2 - 1.5, y + ROW / 2 - 1.5, 3, 3);
+        context.fillRect(x + width / 2 - 1.5, y + tall / 2 - 1.5, 3, 3);
       }
     }
   }
@@ -122,7 +131,7 @@ export class ScoreView {
   at(x, y) {
     const index = this.from + Math.floor((x - LEFT) / this.width);
     if (x < LEFT || index > this.to || index < this.from || !this.model.columns[index]) return null;
-    const row = this.rows[Math.floor((y - BARS - 10) / ROW)];
+    const row = this.rows[Math.floor((y - BARS - 10) / this.rowHeight)];
     return { n: this.model.columns[index].n, row: y < BARS + 10 || row === undefined ? null : row };
   }
 

@@ -15,8 +15,8 @@ export function previousToken(model, row, index) {
 }
 
 // The wait that ended with the square of `row` in columns[index]: {total, parts}, each part {cause, row, ms}.
-// Causes: queue, held (not in the batch), preempted, between (iterations), prefill (its own), again (its own, once
-// more), beside (another row's prefill), run (its own decode, shared with others).
+// Causes: queue, held (not in the batch), preempted, between (iterations), died (its worker did), prefill (its own),
+// again (its own, once more), beside (another row's prefill), run (its own decode, shared with others).
 export function explain(model, row, index) {
   const last = model.columns[index];
   const previous = previousToken(model, row, index);
@@ -42,7 +42,8 @@ export function explain(model, row, index) {
     if (column.lane !== last.lane || column.end <= begin) continue;
     const square = column.at.get(row);
     if (square && !RUN.includes(square[1])) idle = "preempted";
-    if (column.t > at) add(idle, column.t - at);
+    const goesOn = square && square[1] === "r" && idle === "between"; // not preempted: its worker has died
+    if (column.t > at) add(goesOn ? "died" : idle, column.t - at);
     const overlap = column.end - Math.max(at, column.t);
     at = Math.max(at, column.end);
     if (!square || !RUN.includes(square[1])) {
@@ -83,6 +84,7 @@ export function sentence(wait, unit = "iteration") {
     queue: () => "in the queue",
     held: () => `while the ${unit} ran without it`,
     preempted: () => "preempted, until there were blocks again",
+    died: () => "until another worker went on",
     between: () => `between two ${unit}s`,
     prefill: () => "for its own prefill",
     again: () => "to compute again what it had lost",
@@ -95,17 +97,26 @@ export function sentence(wait, unit = "iteration") {
   return `${total}: ${parts.join(", ") || "nothing to wait for"}`;
 }
 
-// The longest waits that ended in columns[from..to]: [{row, index, total}], the longest first.
+// The longest waits that ended in columns[from..to]: [{row, index, total}], the longest first. A request's first wait is
+// that for its first token, which its last prefill gives.
 export function longestWaits(model, from, to, count) {
   const found = [];
-  const ended = new Map(); // row -> end of its last token
+  const ended = new Map(); // row -> {end, index} of its last token, or of its last prefill so far
   for (let i = 0; i <= to; i++) {
     const column = model.columns[i];
     for (const [row, kind] of column.squares) {
-      if (!"dg".includes(kind)) continue;
+      if (kind === "x") continue;
       const before = ended.get(row);
-      ended.set(row, column.end);
-      if (before !== undefined && i >= from) found.push({ row, index: i, total: column.end - before });
+      if (kind === "p" || kind === "r") {
+        if (!before || before.isPrefill) ended.set(row, { end: column.end, index: i, isPrefill: true });
+        continue;
+      }
+      const opened = (model.rows.get(row) || {}).opened;
+      const isOpened = opened !== null && opened !== undefined;
+      if (before && before.isPrefill && isOpened && before.index >= from)
+        found.push({ row, index: before.index, total: before.end - opened });
+      if (i >= from && (before || isOpened)) found.push({ row, index: i, total: column.end - (before ? before.end : opened) });
+      ended.set(row, { end: column.end, index: i, isPrefill: false });
     }
   }
   return found.sort((a, b) => b.total - a.total).slice(0, count);

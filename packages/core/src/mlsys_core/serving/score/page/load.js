@@ -30,8 +30,7 @@ export class Load {
     try {
       while (number < Math.min(CONNECTIONS, this.wanted)) {
         const share = Math.floor(this.wanted / CONNECTIONS) + (number < this.wanted % CONNECTIONS ? 1 : 0);
-        await this.one(share);
-        this.done += share;
+        this.done += await this.one(share);
         this.report(`${this.done} requests answered`);
       }
     } catch (error) {
@@ -44,13 +43,15 @@ export class Load {
     }
   }
 
-  one(count) {
+  // Have so many requests answered; return how many there were.
+  async one(count) {
     const options = { signal: this.stop.signal };
     const { protocol, model } = this.model.facts;
     if (protocol === "openai") {
       const prompt = Array.from({ length: count }, (_, i) => words(this.promptLength(i)));
       const body = { model, prompt, max_tokens: 16 + Math.floor(Math.random() * 48), temperature: 1, ignore_eos: true };
-      return this.server.json("/v1/completions", body, options);
+      await this.server.json("/v1/completions", body, options);
+      return count;
     }
     return this.infer(count, options);
   }
@@ -68,12 +69,14 @@ export class Load {
     if (!this.inputs) this.inputs = (await this.server.json(`/v2/models/${encodeURIComponent(name)}`)).inputs;
     const isBatch = this.model.system !== "batchmaker"; // there each request is one sequence
     const length = 3 + Math.floor(Math.random() * 20);
-    const inputs = this.inputs.map(({ name: input, datatype, shape }) => {
+    const text = this.inputs.filter((input) => input.name === "text"); // a form of its own, beside token ids
+    const inputs = (text.length ? text : this.inputs).map(({ name: input, datatype, shape }) => {
       const filled = shape.map((size, i) => (Number(size) >= 0 ? Number(size) : i === 0 && isBatch ? count : length));
       const data = Array.from({ length: filled.reduce((a, b) => a * b, 1) }, () => value(datatype));
       return { name: input, datatype, shape: filled, data };
     });
-    return this.server.json(`/v2/models/${encodeURIComponent(name)}/infer`, { inputs }, options);
+    await this.server.json(`/v2/models/${encodeURIComponent(name)}/infer`, { inputs }, options);
+    return isBatch ? count : 1;
   }
 }
 

@@ -72,6 +72,8 @@ function show(snapshot) {
   document.body.classList.toggle("has-server", recorded === null);
   document.body.classList.toggle("has-blocks", Boolean(facts.num_blocks));
   if (recorded === null && facts.chat && !chat) chat = new Chat(server, model, (id) => (ownName = id));
+  $("load").max = model.system === "batchmaker" ? 3 : 64; // where each request needs a connection
+  $("load-length").parentElement.hidden = facts.protocol !== "openai";
   const policies = $("policy");
   if (isLive && policies.options.length === 0)
     for (const policy of facts.policies || []) policies.add(new Option(policy, policy));
@@ -186,7 +188,7 @@ function select() {
   const lines = [];
   if (chosen.row !== null && column.at.has(chosen.row)) {
     const [row, kind, tokens, guesses] = column.at.get(chosen.row);
-    const what = model.system === "orca" ? KINDS[kind].name : model.unit;
+    const what = model.system === "orca" ? KINDS[kind].name : column.label || model.unit;
     const more = kind === "g" ? ` (${tokens - 1} of ${guesses})` : kind === "p" || kind === "r" ? ` of ${tokens} tokens` : "";
     lines.push(`Request ${row}, ${model.unit} ${column.n}: ${what}${more}.`);
     lines.push(sentence(explain(model, row, index), model.unit));
