@@ -115,6 +115,11 @@ SUITES = {
         ("cpu",),
     ),
     "dvabatch-ideal": ("The largest gain of letting requests join a batch, by costs.", "dvabatch.ideal:run", ("cpu",)),
+    "dvabatch-embeddings": (
+        "Texts to vectors a second, beside sentence-transformers, fastembed and ONNX Runtime.",
+        "dvabatch.embeddings:run",
+        ("cpu",),
+    ),
     "dvabatch-over-http": ("Running servers over HTTP under Poisson arrivals.", "dvabatch.over_http:run", ("cpu",)),
     "dvabatch-soak": ("Each policy above its capacity: each request checked.", "dvabatch.soak:run", ("cpu",)),
 }

@@ -231,19 +231,30 @@ def profile(
 
 @app.command()
 def bench(
+    what: Annotated[str, typer.Argument(help="paper: the paper's figures; embeddings: texts beside peers.")] = "paper",
     quick: Quick = False,
     part: Annotated[str, typer.Option(help="all, encoder, vision or overhead.")] = "all",
     lengths: Annotated[str, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = "",
+    threads: Annotated[int, typer.Option(help="embeddings: cores of each contestant.", min=1)] = 2,
     device: Device = "cpu",
     out: Out = RESULTS,
 ) -> None:
-    """Reproduce the paper's Figures 14 to 21 on this machine: tables, figures and data.
+    """Reproduce the paper's Figures 14 to 21, or embed texts beside other libraries: tables, figures and data.
 
     The suite is in mlsys-bench; in a checkout: pip install -e benchmarks.
 
     Example: mlsys dvabatch bench --quick
+
+    Example: mlsys dvabatch bench embeddings --lengths RTE,SST-2
     """
+    from mlsys_core.errors import InvalidInputError
+
     names = tuple(name.strip() for name in lengths.split(",") if name.strip())
+    if what == "embeddings":
+        run_named("dvabatch-embeddings", quick=quick, device=device, threads=threads, out=out, lengths=names)
+        return
+    if what != "paper":
+        raise InvalidInputError(f"there is no benchmark {what!r}: paper or embeddings")
     run_named("dvabatch", quick=quick, device=device, threads=1, out=out, part=part, lengths=names)
 
 

@@ -1,0 +1,140 @@
+"""One peer of ``mlsys dvabatch bench embeddings``, in an environment of its own: texts on stdin, vectors to files.
+
+    python benchmarks/peers/embeddings/peer.py PEER FOLDER THREADS
+
+A line of stdin is a JSON object with ``texts``, ``batch_size`` and ``out``, a file for the vectors; a line of stdout is
+one with ``seconds`` and ``processor_s``. Peers: sentence-transformers (sorts texts by length itself), fastembed (takes
+them as they come), onnxruntime (the ONNX file that fastembed gets, texts sorted here: the strongest form of it).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Embed = Callable[[list[str], int], np.ndarray[Any, Any]]
+TOKENIZER = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def sentence_transformers(folder: Path, threads: int) -> Embed:
+    """Return the encoder as sentence-transformers runs it, on torch."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    torch.set_num_threads(threads)
+    model = SentenceTransformer(str(folder), device="cpu")
+    return lambda texts, batch_size: model.encode(texts, batch_size=batch_size, show_progress_bar=False)
+
+
+def exported(folder: Path) -> Path:
+    """Return a folder with ``model.onnx`` and the tokenizer's files."""
+    import torch
+    from transformers import AutoModel
+
+    to = Path(tempfile.mkdtemp(prefix="embeddings-"))
+    for name in TOKENIZER:
+        if (folder / name).is_file():
+            shutil.copy(folder / name, to / name)
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+
+    class States(torch.nn.Module):
+        """The last hidden states alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> Any:
+            return self.model(
+                input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
+            ).last_hidden_state
+
+    ids = torch.randint(1000, 2000, (2, 8))
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0  # else the export takes it for one that hides nothing
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    torch.onnx.export(
+        States(), (ids, mask, torch.zeros_like(ids)), str(to / "model.onnx"), dynamo=False, input_names=names,
+        output_names=["last_hidden_state"], dynamic_axes={name: {0: "batch", 1: "length"} for name in names},
+    )  # fmt: skip
+    return to
+
+
+def fastembed(folder: Path, threads: int) -> Embed:
+    """Return the encoder as fastembed runs it, on ONNX Runtime."""
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    to = exported(folder)
+    size = json.loads((folder / "config.json").read_text())["hidden_size"]
+    TextEmbedding.add_custom_model(
+        model="local/encoder", pooling=PoolingType.MEAN, normalization=True, sources=ModelSource(hf="local/encoder"),
+        dim=size, model_file="model.onnx",
+    )  # fmt: skip
+    model = TextEmbedding("local/encoder", specific_model_path=str(to), threads=threads)
+    return lambda texts, batch_size: np.array(list(model.embed(texts, batch_size=batch_size)))
+
+
+def onnxruntime(folder: Path, threads: int) -> Embed:
+    """Return the encoder on ONNX Runtime, texts sorted by length, each batch padded to its longest."""
+    import onnxruntime as ort
+    from tokenizers import Tokenizer
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    to = exported(folder)
+    session = ort.InferenceSession(str(to / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    tokenizer = Tokenizer.from_file(str(to / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(256)
+
+    def embed(texts: list[str], batch_size: int) -> np.ndarray[Any, Any]:
+        ids = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+        order = sorted(range(len(ids)), key=lambda number: -len(ids[number]))
+        found: list[Any] = [None] * len(ids)
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            tokens = np.zeros((len(rows), len(ids[rows[0]])), np.int64)
+            mask = np.zeros_like(tokens)
+            for at, row in enumerate(rows):
+                tokens[at, : len(ids[row])] = ids[row]
+                mask[at, : len(ids[row])] = 1
+            given = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": np.zeros_like(tokens)}
+            (states,) = session.run(["last_hidden_state"], given)
+            means = (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+            for row, mean in zip(rows, means, strict=True):
+                found[row] = mean / np.linalg.norm(mean)
+        return np.stack(found)
+
+    return embed
+
+
+PEERS = {"sentence-transformers": sentence_transformers, "fastembed": fastembed, "onnxruntime": onnxruntime}
+
+
+def main() -> None:
+    """Answer line by line."""
+    said = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    embed = PEERS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))
+    print(json.dumps({"is_ready": True}), file=said, flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        vectors = embed(asked["texts"], asked["batch_size"])
+        spent = {"seconds": time.perf_counter() - began_s, "processor_s": time.process_time() - began_cpu_s}
+        np.save(asked["out"], np.asarray(vectors, np.float32))
+        print(json.dumps(spent), file=said, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Our side of ``dvabatch-embeddings``: the encoder behind DVABatch's engine, texts on stdin, vectors to files.
+
+    python -m mlsys_bench.dvabatch.embedding_child FOLDER THREADS
+
+The protocol is that of ``benchmarks/peers/embeddings/peer.py``; the batch size is the policy's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from mlsys_core.config import settings
+from mlsys_dvabatch.serve.models import ServedModel
+from mlsys_dvabatch.serve.preparing import prepare
+from numpy.typing import NDArray
+
+
+class Embedder:
+    """The encoder of a folder, packed, with a policy's batches.
+
+    Args:
+        folder: Of the encoder.
+        threads: Cores to use.
+    """
+
+    def __init__(self, folder: str, threads: int) -> None:
+        torch.set_num_threads(threads)
+        prepared = prepare(folder, settings().cache_dir)
+        self._served = ServedModel(prepared.loaded, prepared.costs, prepared.policy, num_threads=threads)
+        self._numbers = itertools.count()
+        self._runner = asyncio.Runner()
+
+    def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the vectors of texts, [texts, features]."""
+        assert self._served.texts is not None
+        rows = self._served.texts.encode(texts, is_cut=True)
+        return np.stack(self._runner.run(self._served.run_rows(rows, str(next(self._numbers)))))
+
+    def close(self) -> None:
+        """End the engine."""
+        self._runner.run(self._served.close())
+        self._runner.close()
+
+
+def main() -> None:
+    """Answer line by line."""
+    said = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what is printed otherwise is no answer
+    embed = Embedder(sys.argv[1], int(sys.argv[2]))
+    print(json.dumps({"is_ready": True}), file=said, flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        vectors = embed(asked["texts"])
+        spent = {"seconds": time.perf_counter() - began_s, "processor_s": time.process_time() - began_cpu_s}
+        np.save(asked["out"], vectors)
+        print(json.dumps(spent), file=said, flush=True)
+    embed.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""The suite ``dvabatch-embeddings``: texts to vectors as fast as they come, DVABatch beside libraries of embeddings.
+
+Each contestant is a process with the same folder, texts and number of threads. Peers try three batch sizes first and
+keep the best. Then all take turns, round after round, and their vectors are compared before any time is told.
+
+    benchmarks/peers/install.sh embeddings
+    mlsys dvabatch bench embeddings --lengths RTE,SST-2
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mlsys_core.config import settings
+from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.models import resolve_model
+from mlsys_core.report import Section, Table
+from numpy.typing import NDArray
+
+from mlsys_bench.dvabatch.over_http import texts_like
+from mlsys_bench.dvabatch.workloads import GLUE_LIKE
+from mlsys_bench.harness.child import environment
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+
+OURS = "DVABatch"
+PEERS = ("sentence-transformers", "fastembed", "onnxruntime")
+ABSENT = {
+    "infinity-emb": "asks for an older transformers than any other peer",
+    "llama.cpp": "no wheel brings this encoder as GGUF",
+    "text-embeddings-inference": "is no Python package",
+}
+BATCH_SIZES = (8, 32, 64)
+LEAST_COSINE = 0.99999
+_PEERS_AT = Path("benchmarks/peers/embeddings")
+
+
+@dataclass
+class Contestant:
+    """A process that turns texts into vectors.
+
+    Args:
+        name: Of the contestant.
+        command: Starts it.
+        env: Its environment.
+    """
+
+    name: str
+    command: Sequence[str]
+    env: dict[str, str] = field(repr=False)
+    batch_size: int = 0  # of peers: the best of those tried
+
+    @contextmanager
+    def started(self) -> Iterator[Contestant]:
+        """Start the process, wait until it is ready, and end it."""
+        with subprocess.Popen(
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env=self.env,
+        ) as child:  # fmt: skip
+            self._child = child
+            try:
+                self._line()
+                yield self
+            finally:
+                child.kill()
+
+    def embed(self, texts: Sequence[str], *, batch_size: int | None = None) -> tuple[dict[str, float], NDArray[Any]]:
+        """Return the seconds it took, by the clock and of the processor, and the vectors.
+
+        Args:
+            texts: At once.
+            batch_size: Of peers; None: the best.
+
+        Raises:
+            MlsysError: The process has ended.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "vectors.npy"
+            asked = {"texts": list(texts), "batch_size": batch_size or self.batch_size, "out": str(out)}
+            assert self._child.stdin is not None
+            try:
+                self._child.stdin.write(json.dumps(asked) + "\n")
+                self._child.stdin.flush()
+            except BrokenPipeError as error:
+                raise MlsysError(f"{self.name} has ended") from error
+            return self._line(), np.load(out)
+
+    def tune(self, texts: Sequence[str]) -> None:
+        """Try all batch sizes, after one run to warm up, and keep the fastest."""
+        self.embed(texts[:16], batch_size=BATCH_SIZES[0])
+        spent = {size: self.embed(texts, batch_size=size)[0]["seconds"] for size in BATCH_SIZES}
+        self.batch_size = min(spent, key=spent.__getitem__)
+
+    def _line(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        if not line:
+            raise MlsysError(f"{self.name} has ended without an answer")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def contestants(folder: Path, num_threads: int, peers: Path) -> tuple[list[Contestant], dict[str, str]]:
+    """Return ours and the peers that are installed, and why the others are missing.
+
+    Args:
+        folder: Of the encoder.
+        num_threads: Of each.
+        peers: The environment of the peers.
+    """
+    variables = environment() | {"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "true"}
+    threads = str(num_threads)
+    ours = [sys.executable, "-m", "mlsys_bench.dvabatch.embedding_child", str(folder), threads]
+    found, missing = [Contestant(OURS, ours, variables)], dict(ABSENT)
+    python = peers / "bin" / "python"
+    plain = {name: value for name, value in variables.items() if name != "PYTHONPATH"}
+    for name in PEERS:
+        if python.exists():
+            command = [str(python.absolute()), str(_PEERS_AT / "peer.py"), name, str(folder), threads]
+            found.append(Contestant(name, command, plain))
+        else:
+            missing[name] = f"no environment at {peers}: benchmarks/peers/install.sh embeddings"
+    return found, missing
+
+
+def compare(name: str, vectors: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Return the least cosine between a contestant's vectors and the expected ones.
+
+    Raises:
+        MlsysError: It is below :data:`LEAST_COSINE`, so no time is worth telling.
+    """
+    if vectors.shape != expected.shape:
+        raise MlsysError(f"{name} gives vectors {list(vectors.shape)}, expected {list(expected.shape)}")
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
+    least = float(((vectors * expected).sum(1) / lengths).min())
+    if not least > LEAST_COSINE:
+        raise MlsysError(f"{name} gives other vectors: a cosine of {least:.6f}")
+    return least
+
+
+def run(
+    context: BenchContext,
+    *,
+    lengths: tuple[str, ...] = (),
+    texts: int = 512,
+    rounds: int = 5,
+    model: str = "all-minilm-l6-v2",
+    peers: str = ".peers/embeddings",
+) -> Section:
+    """Run the suite.
+
+    Args:
+        context: Its context; quick has 64 texts and one round.
+        lengths: Of the texts, names of :data:`GLUE_LIKE`; none: RTE and SST-2.
+        texts: In each round.
+        rounds: Of each.
+        model: A name, or an encoder's folder.
+        peers: The environment of the peers.
+
+    Raises:
+        InvalidInputError: There are no such lengths.
+        MlsysError: A contestant gives other vectors.
+    """
+    lengths = lengths or ("RTE", "SST-2")
+    for name in lengths:
+        if name not in GLUE_LIKE:
+            raise InvalidInputError(f"--lengths {name!r}: give some of {','.join(GLUE_LIKE)}, with commas")
+    num, rounds = (64, 1) if context.is_quick else (texts, rounds)
+    folder = Path(model) if Path(model).is_dir() else resolve_model(model, settings().cache_dir)
+    entered, missing = contestants(folder, context.num_threads, Path(peers))
+    data: dict[str, object] = {"missing": missing, "threads": context.num_threads, "texts": num}
+    body: list[Any] = [f"{num} texts at once, {context.num_threads} threads each, {rounds} rounds in turn."]
+    with ExitStack() as running:
+        for each in entered:
+            context.console.print(f"{each.name}: loading")
+            running.enter_context(each.started())
+        for workload in lengths:
+            given = texts_like(workload, num)
+            context.console.print(f"lengths like {workload}")
+            figures = race(entered, given, rounds)
+            data[workload] = figures
+            body.append(_table(workload, figures))
+    body.append("Missing: " + "; ".join(f"{name} ({why})" for name, why in missing.items()) + ".")
+    return Section("DVABatch: embeddings", body, data=data)
+
+
+def race(entered: Sequence[Contestant], texts: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
+    """Let all contestants embed the texts in turn; return each one's figures.
+
+    Args:
+        entered: Started; the first gives the vectors that the others are compared with.
+        texts: In each round.
+        rounds: Of each, after one in which peers find their batch size.
+
+    Raises:
+        MlsysError: One gives other vectors.
+    """
+    cosines, expected = {}, None
+    for each in entered:
+        if each.name == OURS:
+            each.embed(texts)
+        else:
+            each.tune(texts)
+        _, vectors = each.embed(texts)
+        expected = vectors if expected is None else expected
+        cosines[each.name] = compare(each.name, vectors, expected)
+    spent: dict[str, list[dict[str, float]]] = {each.name: [] for each in entered}
+    for _ in range(rounds):
+        for each in entered:
+            spent[each.name].append(each.embed(texts)[0])
+    return {
+        each.name: {
+            "per_s": len(texts) / statistics.median(turn["seconds"] for turn in spent[each.name]),
+            "processor_ms_a_text": statistics.median(turn["processor_s"] for turn in spent[each.name])
+            * 1e3
+            / len(texts),
+            "least_cosine": cosines[each.name],
+            "batch_size": each.batch_size,
+        }
+        for each in entered
+    }
+
+
+def _table(workload: str, figures: dict[str, dict[str, float]]) -> Table:
+    ours = figures[OURS]
+    rows = [
+        [
+            name,
+            f"{row['per_s']:.1f}",
+            f"{ours['per_s'] / row['per_s']:.2f}x",
+            f"{row['processor_ms_a_text']:.2f}",
+            f"{ours['processor_ms_a_text'] / row['processor_ms_a_text']:.2f}x",
+            f"{row['least_cosine']:.7f}",
+            f"{row['batch_size']:.0f}" if row["batch_size"] else "policy's",
+        ]
+        for name, row in figures.items()
+    ]
+    headers = ["", "embeddings/s", "ours is", "processor ms/text", "ours takes", "least cosine", "batch"]
+    return Table(headers, rows, f"Texts of lengths like {workload}")
