@@ -29,6 +29,7 @@ SMALL = {
     "orca-soak": {},
     "score-cost": {},
     "orca-parity": {"only": ("t5",)},
+    "orca-control": {},
     "dvabatch-soak": {"policies": ("input", "load-literal")},
 }
 

@@ -48,6 +48,7 @@ SUITES = {
     ),
     "orca-gguf": ("One GGUF file of 4 or 8 bits behind Orca and llama.cpp, in turn.", "orca.peers.gguf:run", ("cpu",)),
     "orca-scale": ("Throughput and cost of a divided model, by degrees.", "orca.scale:run", ("cpu",)),
+    "orca-control": ("Processor time of a divided model's control, without its waits.", "orca.control:run", ("cpu",)),
     "orca-gap": ("Time of the last stage between two iterations.", "orca.scale:run_gap", ("cpu",)),
     "orca-bubbles": ("Idle share of a pipeline: request-level against iteration-level.", "orca.bubbles:run", ("cpu",)),
     "orca-parity": ("Answers of divided models beside one process's, to the bit.", "orca.parity:run", ("cpu",)),

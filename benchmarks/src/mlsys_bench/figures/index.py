@@ -33,6 +33,7 @@ _WHAT = {
     "nimble-training": "Training steps",
     "nimble": "Nets against peers",
     "orca-bubbles": "Bubbles of a pipeline, request-level against iteration-level",
+    "orca-control": "Processor time of a divided model's control",
     "orca-parity": "Answers of divided models beside one process, to the bit",
     "orca-gap": "Time between two iterations of a divided model",
     "orca-scale": "A divided model beside one process",

@@ -51,6 +51,19 @@ def scale(*names: str) -> str:
     return table(columns, rows)
 
 
+def control(name: str) -> str:
+    """Return the processor time of one iteration's control, by requests, context and ranks."""
+    columns = ["requests", "context", "ranks", "message (bytes)", "send (us)", "pass on, decode", "begin, end"]
+    columns += ["results", "sum (us)"]
+    parts = ("send_us", "forward_us", "begin_and_end_us", "results_us", "sum_us")
+    rows = [
+        [f"{row[key]:,}" for key in ("requests", "context", "ranks", "message_bytes")]
+        + [f"{row[key]:.0f}" for key in parts]
+        for row in load(name)["rows"]
+    ]
+    return table(columns, rows)
+
+
 def gap(name: str) -> str:
     """Return the time of the last stage between two iterations, by engine."""
     columns = ["engine", "iterations", "gap, median (ms)", "p90 (ms)", "stage computes (ms)", "message was there"]
