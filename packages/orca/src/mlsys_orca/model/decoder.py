@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.kv_cache import slots_of
@@ -111,7 +112,8 @@ class ForwardInputs:
         return slice(slots.start, slots.stop) if isinstance(slots, range) else self._tensor(slots)
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        found = torch.from_numpy(np.array(values, dtype=np.int64))  # a third of torch.tensor's time
+        return found if self.device.type == "cpu" else found.to(self.device)
 
 
 class DecoderModel(Protocol):

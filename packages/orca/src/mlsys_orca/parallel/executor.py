@@ -232,12 +232,12 @@ class ParallelExecutor:
         """Sample from the results of an iteration."""
         batch, results = flight.batch, self._links.results
         try:
-            with torch.inference_mode():
-                if flight.gives_logits:
+            if flight.gives_logits:
+                with torch.inference_mode():
                     output = choose(batch, results.logits(flight.number, flight.num_rows))
-                else:
-                    peaks = results.peaks(flight.number, flight.num_rows).numpy()
-                    output = choose(batch, torch.empty(flight.num_rows, 0), largest=largest_of(peaks))
+            else:
+                peaks = results.peaks(flight.number, flight.num_rows).numpy()
+                output = choose(batch, torch.empty(flight.num_rows, 0), largest=largest_of(peaks))
         except Exception as error:  # noqa: BLE001 - a request boundary: reported to the scheduler
             if self.watch is not None:
                 self.watch.fail(error)

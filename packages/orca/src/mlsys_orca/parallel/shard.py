@@ -129,6 +129,8 @@ def largest_of(peaks: NDArray[np.float64]) -> NDArray[np.int64]:
         >>> largest_of(np.array([[[1.0, 3], [5.0, 0]], [[2.0, 7], [5.0, 9]]])).tolist()
         [7, 0]
     """
+    if len(peaks) == 1:
+        return peaks[0, :, 1].astype(np.int64)
     ranks = peaks[:, :, 0].argmax(axis=0)  # the first of equals
     found: NDArray[np.int64] = peaks[ranks, np.arange(peaks.shape[1]), 1].astype(np.int64)
     return found
