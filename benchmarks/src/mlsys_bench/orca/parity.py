@@ -44,7 +44,7 @@ from mlsys_bench.orca.replay import Recorded, SlicedModel, first_difference
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
 
-NUM_BLOCKS, MAX_LEN, BATCH = 4, 64, 3
+NUM_BLOCKS, MAX_LEN, BATCH = 5, 64, 3
 POLICIES = {"orca": 0, "paged": 3, "chunked": 2, "request-level": 0}  # with so many guesses
 DEGREES = ((2, 1), (4, 1), (1, 2), (1, 3), (2, 2))
 OF_3_HEADS = ((3, 1), (1, 2), (3, 2))
@@ -134,8 +134,8 @@ def _cases(folder: Path) -> Iterator[Case]:
     for model in ("llama", "gpt2"):
         yield Case(model, folder / model, _adapters(folder, model), DEGREES, 14)
     smollm2 = resolve_model("smollm2-135m-instruct", settings().cache_dir)
-    yield Case("smollm2", smollm2, {}, OF_3_HEADS, 8, None)
-    yield Case("smollm2", smollm2, _adapters(folder, "smollm2"), OF_3_HEADS, 6)
+    yield Case("smollm2", smollm2, {}, OF_3_HEADS, 10, None)
+    yield Case("smollm2", smollm2, _adapters(folder, "smollm2"), OF_3_HEADS, 10)
 
 
 def _adapters(folder: Path, model: str) -> dict[str, AdapterFiles]:
@@ -240,7 +240,7 @@ def _requests(case: Case) -> list[GenerationRequest]:
     made = []
     for index in range(case.num_requests):
         own = [chance.randrange(2, 258) for _ in range(chance.randrange(1, 20))]
-        prompt = tuple(beginning[: chance.choice([0, 20])] + own)
+        prompt = tuple(beginning[: 20 * (index % 2)] + own)
         sampling = (
             SamplingParams(allowed_token_ids=(4, 5)),
             SamplingParams(temperature=0.8, seed=index, top_p=0.9),
@@ -251,7 +251,7 @@ def _requests(case: Case) -> list[GenerationRequest]:
             GenerationRequest(
                 request_id=f"r{index}",
                 prompt_token_ids=(*prompt, 0) if has_encoder else prompt,
-                max_new_tokens=(4, 12, 24)[index % 3],
+                max_new_tokens=(8, 24, 24)[index % 3],
                 sampling=sampling,
                 stop_token_ids=frozenset([1]),
                 num_encoder_tokens=len(prompt) if has_encoder else 0,
