@@ -73,9 +73,11 @@ def run_node(
     identity = identity_of(path, loaded.config, name=node_name(socket.gethostname(), seat))
     joining = Joining(host=join[0], secret=secret, authority=authority, is_local=is_local)
     with _ending() as ending:
-        patience_s = timeout_s
+        patience_s, was_lost = timeout_s, False
         while True:
-            channel = _join(joining, join[1], identity, patience_s=patience_s, is_ending=ending.is_set)
+            channel = _join(
+                joining, join[1], identity, patience_s=patience_s, was_lost=was_lost, is_ending=ending.is_set
+            )
             if channel is None:
                 return 0
             say(f"joined the server at {join[0]}:{join[1]}")
@@ -86,7 +88,7 @@ def run_node(
             finally:
                 node.close()
             say(f"lost the server at {join[0]}:{join[1]}")
-            patience_s = _PATIENCE_S
+            patience_s, was_lost = _PATIENCE_S, True
 
 
 @contextmanager
@@ -103,16 +105,31 @@ def _ending() -> Iterator[Ending]:
 
 
 def _join(
-    joining: Joining, port: int, ours: Identity, *, patience_s: float, is_ending: Callable[[], bool]
+    joining: Joining, port: int, ours: Identity, *, patience_s: float, was_lost: bool, is_ending: Callable[[], bool]
 ) -> TcpChannel | None:
-    """Join the server, again and again while nobody listens; None: a signal came."""
+    """Join the server, again and again while nobody listens; None: a signal came.
+
+    Args:
+        joining: How.
+        port: At which it listens.
+        ours: This node's claims.
+        patience_s: Seconds to try.
+        was_lost: The node was joined to it before: whatever is in the way may be the server's own end.
+        is_ending: Returns whether a signal came.
+
+    Raises:
+        ServingError: nobody listens, or the server refuses this node.
+    """
     until_s = time.monotonic() + patience_s
     while not is_ending():
         try:
             return joining.join(port, ours, timeout_s=_HANDSHAKE_S)
         except ServingError as error:
             is_refused = isinstance(error.__cause__, OSError) and "nobody can be joined" in str(error)
-            if not is_refused or time.monotonic() > until_s:
-                raise
-        time.sleep(_RETRY_S)
+            if time.monotonic() < until_s and (is_refused or was_lost):
+                time.sleep(_RETRY_S)
+                continue
+            if was_lost:
+                raise ServingError(f"the server at {joining.host}:{port} is lost: {error}") from error
+            raise
     return None
