@@ -119,7 +119,7 @@ try:
     print(json.dumps({"ready_s": seconds, "answer": ask(path, body)}))
 finally:
     server.terminate()
-    server.wait(60)
+    server.wait(240)
 """
 
 

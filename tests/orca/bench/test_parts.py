@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,17 +13,23 @@ from mlsys_core.cli.bench import find_suite
 from rich.console import Console
 
 
-def run_small(name: str, model: str, tmp_path: Path) -> None:
+def run_small(name: str, tmp_path: Path, **options: object) -> None:
     context = BenchContext(Console(file=io.StringIO()), True, "cpu", num_threads=1, output_dir=tmp_path)
-    assert run_suite(find_suite(name), context, model=model).status == "ok"
+    assert run_suite(find_suite(name), context, **options).status == "ok"
     assert (tmp_path / f"{name}.json").exists()
 
 
-@pytest.mark.parametrize("name", ["orca-startup", "orca-weights"])
-def test_a_suite_on_a_tiny_model(name: str, make_gguf: Callable[..., Path], tmp_path: Path) -> None:
-    run_small(name, str(make_gguf()), tmp_path)
+def test_weights_on_a_tiny_model(make_gguf: Callable[..., Path], tmp_path: Path) -> None:
+    run_small("orca-weights", tmp_path, model=str(make_gguf()))
+
+
+def test_starts_of_a_tiny_model(make_gguf: Callable[..., Path], tmp_path: Path) -> None:
+    run_small("orca-startup", tmp_path, models=(str(make_gguf()),), tokens=32)
+    (row,) = json.loads((tmp_path / "orca-startup.json").read_text())["results"]["rows"]
+    assert 0 < row["ready_s"] <= row["first_token_s"]
+    assert 0 < row["held_mib"] <= row["peak_mib"]
 
 
 @pytest.mark.model
 def test_a_suite_that_needs_a_real_vocabulary(tmp_path: Path) -> None:
-    run_small("orca-overhead", "smollm2-135m-instruct", tmp_path)
+    run_small("orca-overhead", tmp_path, model="smollm2-135m-instruct")

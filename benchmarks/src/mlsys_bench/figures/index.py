@@ -41,6 +41,7 @@ _WHAT = {
     "orca-overhead": "Processor time outside the model",
     "orca-paper": "The ORCA paper's comparison",
     "orca-peers-offline": "Serving against peers, all requests at once",
+    "orca-startup": "Starts and memory of a server beside llama.cpp's",
     "orca-peers-online": "Serving against peers, Poisson arrivals",
     "windtunnel-coverage": "What translates, beside skl2onnx and Hummingbird",
     "windtunnel-drift": "Models kept current by a few hundred labels a week",
