@@ -3,6 +3,7 @@
 - imports point to core only, the core imports no subsystem, and nothing imports the benchmarks;
 - within a package, files import each other in no circle, and its rooms (folders and files at its top) only those below
   them, in the order that its README shows;
+- calls that Linux or POSIX alone has (fork, pidfd, memfd, eventfd, affinity, /proc, ...) stand in ``mlsys_core.posix``;
 - there is no top-level ``mlsys`` package or distribution (the name is taken on the package index);
 - no lock file carries an address;
 - no Python file is over 500 lines;
@@ -26,6 +27,21 @@ MAX_LINES = 500
 SUBSYSTEMS = ("mlsys_nimble", "mlsys_orca", "mlsys_windtunnel", "mlsys_batchmaker", "mlsys_dvabatch")
 BENCHMARKS = "mlsys_bench"  # measures all of them, and is installed for development only
 SOURCES = r"(packages/\w+|plugins/\w+|benchmarks)/src/(mlsys_\w+)/"
+
+# Calls and constants of Linux or POSIX, by module; signals' names are left out, since they do nothing by themselves.
+SYSTEM_CALLS = {
+    "os": r"p?fork(pty)?|pidfd_\w+|memfd_\w+|eventfd\w*|[EM]FD_\w+|sched_\w+|setsid|[sg]etpgid|killpg|getppid|waitpid"
+    r"|WIF\w+|WEXITSTATUS|WTERMSIG|WNOHANG|register_at_fork|get[eu]*[ug]id|pread|pwrite|fdatasync|statvfs|O_DIRECTORY"
+    r"|O_NOCTTY|posix_\w+",
+    "signal": r"pidfd_\w+|pthread_\w+|sig(timed)?wait\w*|setitimer|ITIMER_\w+",
+    "socket": r"AF_UNIX|SOCK_SEQPACKET|send_fds|recv_fds|SO_PEERCRED",
+}
+SYSTEM_MODULES = {"fcntl", "resource", "termios", "tty", "pty", "pwd", "grp"}
+SYSTEM_OWNER = "packages/core/src/mlsys_core/posix/"
+SYSTEM_APART = (
+    "packages/orca/src/mlsys_orca/text/template_worker.py",  # a program of its own, which can import nothing of ours
+    "packages/orca/src/mlsys_orca/parallel/",  # a divided model is refused before any of it where processes need Linux
+)
 
 
 def tracked_files(root: Path) -> list[Path]:
@@ -111,6 +127,38 @@ def check_rooms(root: Path, files: list[Path]) -> Iterator[str]:
             above, below = (order_of.get(".".join(name.split(".")[:2])) for name in (one, other))
             if above is not None and below is not None and above > below:
                 yield f"{one} imports {other}, which {folder}/README.md shows above it"
+
+
+def check_system_calls(root: Path, files: list[Path]) -> Iterator[str]:
+    """Yield calls of one system in modules that should run on any, development's benchmarks left out."""
+    for file in files:
+        path = file.relative_to(root).as_posix()
+        match = re.match(SOURCES, path)
+        if file.suffix != ".py" or not match or match[2] == BENCHMARKS or "template" in file.parts:
+            continue
+        if not path.startswith((SYSTEM_OWNER, *SYSTEM_APART)):
+            for number, call in system_calls(file.read_text()):
+                yield f"{path}:{number}: {call} stands in mlsys_core.posix alone: call it there"
+
+
+def system_calls(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines and names of what one system alone has in a module's text.
+
+    Example:
+        >>> list(system_calls("hasattr(os, 'fork') and os.fork()"))
+        [(1, 'os.fork')]
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if node.attr == "prctl" or re.fullmatch(SYSTEM_CALLS.get(owner, "-"), node.attr):
+                yield node.lineno, f"{owner}.{node.attr}".lstrip(".")
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            level = getattr(node, "level", 0)
+            names = [getattr(node, "module", None) or alias.name for alias in node.names]
+            yield from ((node.lineno, name) for name in names if name in SYSTEM_MODULES and not level)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"/(proc|sys|dev)(/[\w./{}*-]*)+", str(node.value)):
+            yield node.lineno, str(node.value)
 
 
 def check_names(root: Path, files: list[Path]) -> Iterator[str]:
@@ -200,6 +248,7 @@ def breaches(root: Path) -> Iterator[str]:
     files = tracked_files(root)
     yield from check_imports(root, files)
     yield from check_rooms(root, files)
+    yield from check_system_calls(root, files)
     yield from check_names(root, files)
     yield from check_locks(root, files)
     yield from check_length(root, files)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
+
+from mlsys_core.posix import num_cores, processor_lines
 
 _PACKAGES = ("torch", "triton", "numpy", "scikit-learn", "lightgbm")
 
@@ -27,11 +28,9 @@ def _commit() -> str:
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    lines = processor_lines()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "unknown") if lines else platform.processor() or "unknown"
 
 
 def describe_environment() -> dict[str, str]:
@@ -51,7 +50,7 @@ def describe_environment() -> dict[str, str]:
         "commit": _commit(),
         "platform": platform.platform(),
         "cpu": _cpu_model(),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "cores": str(num_cores()),
         "python": platform.python_version(),
         **dict(sorted(versions.items())),
     }

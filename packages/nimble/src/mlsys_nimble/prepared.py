@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.memory.trim import ReturnsMemory, return_freed_memory
+from mlsys_core.posix import num_cores
 
 from mlsys_nimble.backends.executor import Executor, Releasing, make_executor
 from mlsys_nimble.capture import Captured, capture
@@ -190,8 +190,7 @@ class Prepared:
     def _threads_beside(self) -> int:
         """Return the threads of each further executor: its share of the cores that the first one leaves, at least 1."""
         first = self._options.num_threads or torch.get_num_threads()
-        left = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, min(first, (left - first) // (self._options.max_concurrency - 1)))
+        return max(1, min(first, (num_cores() - first) // (self._options.max_concurrency - 1)))
 
 
 def _executor_of(options: Options, device: torch.device) -> str:

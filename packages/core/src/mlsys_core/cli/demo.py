@@ -12,6 +12,7 @@ from mlsys_core.cli.registered import Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import DemoStepSpec
+from mlsys_core.posix import num_cores
 
 app = typer.Typer()
 
@@ -28,8 +29,6 @@ def demo(
 
     Example: mlsys demo --only orca --report /tmp/demo.html
     """
-    import os
-
     from rich.console import Console
 
     from mlsys_core.demo import DemoContext, run_steps
@@ -51,10 +50,9 @@ def demo(
         return
     if not chosen:
         raise InvalidInputError("no installed plugin offers a demo step; install one, e.g. pip install mlsys-orca")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    report.parent.mkdir(parents=True, exist_ok=True)
+        report.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mlsys-demo-") as work_dir:
-        context = DemoContext(console, Path(work_dir), threads or cores, report.parent, device)
+        context = DemoContext(console, Path(work_dir), threads or num_cores(), report.parent, device)
         sections = run_steps(chosen, context)
     path = write(report, "mlsys demo", sections, describe_environment())
     console.print(f"Report: [bold]{path}[/bold] (one self-contained page; open it in a browser)", soft_wrap=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import threading
 import time
 import weakref
@@ -23,6 +22,7 @@ from mlsys_core.device._shared import ErrorLatch, check_timeout, close_after, ra
 from mlsys_core.device.limits import memory_now, usable_cores
 from mlsys_core.device.protocols import DeviceTimeoutError, Event, MemoryInfo
 from mlsys_core.errors import DeviceError, InvalidInputError
+from mlsys_core.posix import run_on_core
 
 DEFAULT_SPIN_S = 30e-6  # about what waking a blocked thread costs: spinning longer can waste more than it saves
 
@@ -128,7 +128,7 @@ class CpuStream:
         self._thread.start()
         weakref.finalize(self, worker.queue.put, None)
         if core is not None and self._thread.native_id is not None:
-            os.sched_setaffinity(self._thread.native_id, {core})
+            run_on_core(self._thread.native_id, core)
 
     def __repr__(self) -> str:
         return f"<CpuStream {self.number}{'' if self.core is None else f' on core {self.core}'}>"

@@ -7,12 +7,12 @@ that tests bring their own.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mlsys_core.device.protocols import MemoryInfo
+from mlsys_core.posix import allowed_cores
 
 _UNLIMITED_NBYTES = 1 << 60  # version 1 writes "no limit" as a number near 2**63
 
@@ -28,9 +28,7 @@ class ContainerLimits:
 
 def usable_cores() -> frozenset[int] | None:
     """Return the numbers of the cores this process may run on; None where the platform cannot tell (macOS, Windows)."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    return frozenset(os.sched_getaffinity(os.getpid()))  # of the main thread: a pinned worker may be asking
+    return allowed_cores()
 
 
 def container_limits(root: Path = Path("/")) -> ContainerLimits:

@@ -8,12 +8,12 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from mlsys_core.errors import KernelUnavailableError
+from mlsys_core.posix import signal_group
 
 COMPILERS = ("c++", "g++", "clang++")
 COMPILE_TIMEOUT_S = 900.0  # the largest kernel takes 15 s on a quiet core, and minutes on a crowded one
@@ -110,7 +110,6 @@ def run_bounded(command: Sequence[str], *, timeout_s: float) -> tuple[int, str, 
         try:
             out, errors = process.communicate(timeout=timeout_s)
         except BaseException:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            signal_group(process.pid, signal.SIGKILL)
             raise
         return process.returncode, out, errors

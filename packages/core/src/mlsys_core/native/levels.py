@@ -9,9 +9,9 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.posix import processor_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,7 @@ LEVELS: tuple[Level, ...] = levels_of(platform.machine())
 @cache
 def cpu_flags() -> str:
     """Return the line of /proc/cpuinfo that lists the processor's extensions; empty where there is none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return next((line for line in processor_lines() if line.startswith(("flags", "Features"))), "")
 
 
 def level_named(name: str, *, has: frozenset[str] | None = None) -> Level:

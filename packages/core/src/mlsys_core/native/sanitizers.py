@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.posix import is_loaded
 
 # By name: flags, and the runtime that must be in the process before anything else.
 _SANITIZERS = {
@@ -46,7 +46,4 @@ def flags_of(names: str | None) -> tuple[str, ...]:
 
 @cache
 def _is_in_process(runtime: str) -> bool:
-    try:
-        return runtime in Path("/proc/self/maps").read_text()
-    except OSError:
-        return False
+    return is_loaded(runtime)

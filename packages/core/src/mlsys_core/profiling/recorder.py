@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.posix import at_fork
 from mlsys_core.profiling.payload import decode_recording, encode_recording
 from mlsys_core.profiling.recording import (
     Anchor,
@@ -246,8 +247,7 @@ def _reset_all() -> None:
 
 @functools.cache
 def _watch_forks() -> None:
-    if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-        os.register_at_fork(after_in_child=_reset_all)
+    at_fork(in_child=_reset_all)
 
 
 NULL_RECORDER = Recorder(enabled=False)

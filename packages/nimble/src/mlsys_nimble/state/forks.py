@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from typing import Protocol
 
 import torch
+from mlsys_core.posix import at_fork
 
 CAPTURE_LOCK = threading.RLock()  # a capture sets flags of the whole process, so no fork may happen within one
 
@@ -43,5 +43,4 @@ def _renew_all() -> None:
         owner.renew()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(before=CAPTURE_LOCK.acquire, after_in_parent=CAPTURE_LOCK.release, after_in_child=_renew_all)
+at_fork(before=CAPTURE_LOCK.acquire, in_parent=CAPTURE_LOCK.release, in_child=_renew_all)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from mlsys_core.cli import completion
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.posix import num_cores
 
 Model = Annotated[
     str,
@@ -123,5 +123,4 @@ def refuse_divided(
 
 def num_threads_of(threads: int, *, replicas: int = 1) -> int:
     """Return ``threads``, or if it is 0 the cores this process may use for each of ``replicas``, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return threads or max(1, cores // replicas)
+    return threads or max(1, num_cores() // replicas)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.posix import lock_file
+from mlsys_core.posix import lock_file, read_at, write_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,14 @@ def _agreed(fd: int, note: Path, now: Mapping[str, Any], *, is_new: bool) -> int
     if not lock_file(fd, waits=False):
         raise InvalidInputError(f"another run writes {note.with_suffix('')}: wait for its end")
     try:
-        before = json.loads(os.pread(fd, 1 << 20, 0))
+        before = json.loads(read_at(fd, 1 << 20, 0))
         seed = int(before.pop("seed"))
     except (ValueError, KeyError, TypeError, AttributeError):
         before, seed = None, secrets.randbits(63)
     if is_new:  # whatever an earlier run noted, nothing came of it
         text = json.dumps({**now, "seed": seed}, indent=1).encode() + b"\n"
         os.ftruncate(fd, 0)
-        os.pwrite(fd, text, 0)
+        write_at(fd, text, 0)
         os.fsync(fd)
         return seed
     if before is None:

@@ -7,14 +7,13 @@ all callers, plain and asynchronous, and batches them by the iteration.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeGuard, overload
 
-from mlsys_core.device.limits import usable_cores
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.posix import num_cores
 from mlsys_core.report import facts_html
 
 from mlsys_orca.llm.answers import Answer, Piece
@@ -87,7 +86,7 @@ class LLM:
             max_batch_size=max_batch_size,
             max_model_len=max_model_len,
             num_kv_tokens=kv_tokens,
-            num_threads=threads or len(usable_cores() or ()) or os.cpu_count() or 1,
+            num_threads=threads or num_cores(),
             policy=policy,
             num_draft_tokens=speculate,
         )

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import torch
 from mlsys_core.errors import ServingError
+from mlsys_core.posix import new_event, raise_event, take_event
 from torch import Tensor
 
 from mlsys_orca.backends.sampler import choose, needs_logits, wanted_rows
@@ -96,7 +97,7 @@ class ParallelExecutor:
         self._number = 0
         self._last = {place.rank for place, _ in links.ups if place.is_last}
         self._by_fd = {channel.fileno(): (place, channel) for place, channel in links.ups}
-        self._interrupt = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._interrupt = new_event()
         self._poll = select.poll()
         for fd in (self._interrupt, *self._by_fd):
             self._poll.register(fd, select.POLLIN)
@@ -172,7 +173,7 @@ class ParallelExecutor:
     def interrupt(self) -> None:
         """Make a ``wait`` in progress, or the next one, return soon."""
         if not self._is_closed:
-            os.eventfd_write(self._interrupt, 1)
+            raise_event(self._interrupt)
 
     def close(self) -> None:
         """Close the channels: the ranks end. Idempotent."""
@@ -210,7 +211,7 @@ class ParallelExecutor:
         was_interrupted = False
         for fd, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1e3):
             if fd == self._interrupt:
-                os.eventfd_read(fd)
+                take_event(fd)
                 was_interrupted = True
                 continue
             place, channel = self._by_fd[fd]

@@ -17,6 +17,7 @@ from typing import Self
 
 import msgspec
 from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.posix import message_pair
 from mlsys_core.serving.processes import Death, is_stopped
 from mlsys_core.serving.processes.standing import Standing
 
@@ -94,8 +95,8 @@ class Holders:
         self._memories: list[KvMemory] = []
         self._ends: list[socket.socket] = []
         for place in model.places if places is None else places:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            told, tells = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours, theirs = message_pair()
+            told, tells = message_pair()
             memory = KvMemory(num_replicas)
             settings = HolderSettings(
                 place=place,

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import msgspec
 from mlsys_core.errors import MlsysError
+from mlsys_core.posix import message_pair, receive_descriptors, send_descriptors
 from mlsys_core.serving.processes import Child, Death
 
 from mlsys_orca.parallel.hosts.member import MemberWires, live_as_member
@@ -140,7 +141,7 @@ def _serve(settings: HolderSettings, shard: Shard, hello: Hello, ranks: dict[int
 
 
 def _fork(settings: HolderSettings, shard: Shard, hello: Hello, others: list[socket.socket]) -> _RankChild | None:
-    payload, fds, _, _ = socket.recv_fds(settings.requests, _MESSAGE_NBYTES, _MAX_FDS)
+    payload, fds = receive_descriptors(settings.requests, _MESSAGE_NBYTES, _MAX_FDS)
     ask = _decode_ask(payload)
     life = socket.socket(fileno=fds[0])
 
@@ -195,11 +196,11 @@ def _bury(rank: _RankChild, ranks: dict[int, _RankChild], poll: select.poll) -> 
 
 def ask_for_rank(requests: socket.socket, shape: GroupShape, wires: RankWires) -> socket.socket:
     """Have the holder behind ``requests`` fork a rank; return the asker's end of its life socket."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = message_pair()
     fds = [theirs.fileno(), *wires.fds()]
     places = {fd: index for index, fd in enumerate(fds)}
     payload = _encode(Ask(shape, wires.renumbered(lambda fd: places[fd])))
-    socket.send_fds(requests, [payload], fds)
+    send_descriptors(requests, payload, fds)
     theirs.close()
     return ours
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+from mlsys_core.posix import stream_pair
 
 from mlsys_orca.parallel.channels import RankLinks, SocketChannel
 from mlsys_orca.parallel.executor import MasterLinks
@@ -212,5 +213,5 @@ def _follows(other: Placement, place: Placement) -> bool:
 
 
 def _pair() -> tuple[int, int]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours, theirs = stream_pair()
     return ours.detach(), theirs.detach()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.posix import at_fork
 from mlsys_orca.text.template_worker import MAX_CPU_S, read_frame, write_frame
 
 _WORKER = Path(__file__).with_name("template_worker.py")
@@ -28,8 +29,7 @@ class TemplateProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0  # the process that started it: pipes are not shared with forks
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew_lock)
+        at_fork(in_child=self._renew_lock)
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """Return the worker's answer to one request.

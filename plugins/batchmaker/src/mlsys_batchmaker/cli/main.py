@@ -263,9 +263,9 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def _num_cores() -> int:
-    import os
+    from mlsys_core.posix import num_cores
 
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return num_cores()
 
 
 def _print_json(table: ProfileTable, b_max: int, *, hidden: int, num_threads: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.posix import sync_folder, user_id
 from mlsys_core.serving.journal.log_file import JournalUnavailableError, LogFile
 
 _log = logging.getLogger(__name__)
@@ -167,7 +168,7 @@ class Journal:
         log.path = self._path
         self._log, self._rewritten_nbytes = log, log.nbytes
         if self._sync != "never":
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         self._reach("snapshot placed")
 
 
@@ -183,16 +184,8 @@ def make_folder(folder: Path) -> None:
         raise InvalidInputError(f"the folder {folder} cannot be made ({error.strerror}): give another") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InvalidInputError(f"the folder {folder} cannot be written: give another, or change its mode")
-    if folder.stat().st_mode & 0o077 and folder.stat().st_uid == os.getuid():
+    if folder.stat().st_mode & 0o077 and folder.stat().st_uid == user_id():
         folder.chmod(0o700)  # requests and answers are nobody else's
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _say_failure(done: Future[None]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.posix import lock_file
+from mlsys_core.posix import lock_file, sync_data, write_at
 from mlsys_core.serving.journal.records import MAGIC, record, records
 
 _log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class LogFile:
         for start, stop in ((0, half), (half, len(data))):
             at = start
             while at < stop:
-                at += os.pwrite(self._fd, memoryview(data)[at:stop], self.nbytes + at)
+                at += write_at(self._fd, memoryview(data)[at:stop], self.nbytes + at)
             if stop == half:
                 self._reach("half appended")
 
@@ -125,7 +125,7 @@ class LogFile:
             JournalUnavailableError: the disk fails.
         """
         try:
-            os.fdatasync(self._fd)
+            sync_data(self._fd)
         except OSError as error:
             raise JournalUnavailableError(f"the journal is not on the disk ({error.strerror})") from error
         self._reach("synced")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
-import platform
 import signal
 import sys
 import threading
@@ -14,28 +12,18 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+from mlsys_core import posix
 from mlsys_core.errors import ServingError
+from mlsys_core.posix import can_supervise, is_stopped
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+__all__ = ["EXIT_UNHANDLED", "Child", "Death", "can_supervise", "is_stopped"]
+
 EXIT_UNHANDLED = 70  # an exception that nobody caught (EX_SOFTWARE)
 # Handlers that a child does not inherit, by names: not every system has all.
 _RESET = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGCHLD", "SIGHUP") if hasattr(signal, name)]
-_TASKS = Path("/proc/self/task")
 _THREAD_END_S = 1.0
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS})
-
-
-def can_supervise() -> str | None:
-    """Return None if this machine has what a supervisor needs, else what it lacks."""
-    if platform.system() != "Linux" or not hasattr(os, "pidfd_open"):
-        return f"processes are supervised on Linux only, and this is {platform.system()}"
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError as error:
-        return f"this system opens no pidfd ({error.strerror})"
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +59,7 @@ class Child:
 
     def __init__(self, name: str, run: Callable[[], int | None]) -> None:
         num_own, until = 1 + _num_blas_threads(), time.monotonic() + _THREAD_END_S
-        while (num_threads := len(list(_TASKS.iterdir()))) > num_own and time.monotonic() < until:
+        while (num_threads := posix.num_threads()) > num_own and time.monotonic() < until:
             time.sleep(0.001)  # a thread that was joined is still seen for a moment
         if num_threads > num_own:
             names = ", ".join(thread.name for thread in threading.enumerate())
@@ -81,54 +69,38 @@ class Child:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        self._num_kills = _num_memory_kills()
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _RESET)  # none finds the parent's handlers in the child
-        self.pid = os.fork()
+        self._num_kills = posix.num_memory_kills()
+        blocked = posix.hold_back(_RESET)  # none finds the parent's handlers in the child
+        self.pid = posix.fork()
         if self.pid == 0:
             _live(name, run, parent, blocked)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        self.fd = os.pidfd_open(self.pid)  # readable when the process has ended
+        posix.let_through(blocked)
+        self.fd = posix.open_process(self.pid)  # readable when the process has ended
 
     def send_signal(self, number: int) -> None:
         """Send a signal; nothing happens if the process has ended."""
-        try:
-            signal.pidfd_send_signal(self.fd, number)
-        except ProcessLookupError:
-            return
+        posix.signal_process(self.fd, number)
 
     def wait(self) -> Death:
         """Wait for the end and return it; once."""
-        _, status = os.waitpid(self.pid, 0)
+        exit_code, number = posix.wait_for(self.pid)
         os.close(self.fd)
-        if os.WIFEXITED(status):
-            return Death(os.WEXITSTATUS(status))
-        number = os.WTERMSIG(status)
-        killed = number == signal.SIGKILL and _num_memory_kills() > self._num_kills
+        if exit_code is not None:
+            return Death(exit_code)
+        killed = number == signal.SIGKILL and posix.num_memory_kills() > self._num_kills
         return Death(None, number, is_out_of_memory=killed)
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped by a signal, such as SIGSTOP."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
 
 
 def _live(name: str, run: Callable[[], int | None], parent: int, blocked: set[int | signal.Signals]) -> None:
     """Run the child's life and end the process, whatever happens: nothing of the parent's may run in it."""
     code = EXIT_UNHANDLED
     try:
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
-        if os.getppid() != parent:  # which died before it could be watched
+        if not posix.die_with_parent(parent, name):
             os._exit(EXIT_UNHANDLED)
-        os.setpgid(0, 0)  # a terminal's Ctrl-C is for the parent, which passes on what is to be
         for number in _RESET:
             signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        posix.let_through(blocked)
         gc.freeze()
         code = run() or 0
     except SystemExit as error:
@@ -149,12 +121,3 @@ def _num_blas_threads() -> int:
     from threadpoolctl import threadpool_info
 
     return sum(info["num_threads"] - 1 for info in threadpool_info() if info["internal_api"] == "openblas")
-
-
-def _num_memory_kills() -> int:
-    """Return how many processes of this control group the system has killed for their memory; 0 if it does not say."""
-    try:
-        lines = Path("/sys/fs/cgroup/memory.events").read_text().splitlines()
-        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0

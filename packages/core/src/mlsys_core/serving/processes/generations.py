@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import selectors
 import signal
 import socket
@@ -23,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
+from mlsys_core.posix import has_terminal, message_pair
 from mlsys_core.serving.processes.children import Child, Death
 from mlsys_core.serving.processes.generation_link import MESSAGE_NBYTES, GenerationLink, GenerationStatus, Outcome
 from mlsys_core.serving.processes.handover import Handover
@@ -87,7 +87,7 @@ class Generations:
         self._owed: set[int] = set()  # generations whose last status had no room
         self._is_stopping = False
         self._wants_reload = False
-        self._had_terminal = _has_terminal()
+        self._had_terminal = has_terminal()
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> int:
@@ -140,7 +140,7 @@ class Generations:
     def _fork(self, settings: dict[str, Any], *, token: str) -> None:
         self._num_forked += 1
         number, is_alone = self._num_forked, self._find(_State.SERVING) is None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = message_pair()
         ours.setblocking(False)
         others = [generation.socket for generation in self._generations.values()]
 
@@ -335,7 +335,7 @@ class Generations:
             wakes.close()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGHUP and not (self._had_terminal and not _has_terminal()):
+        if number == signal.SIGHUP and not (self._had_terminal and not has_terminal()):
             self._wants_reload = True
             return
         if number == signal.SIGHUP and self._is_stopping:
@@ -343,12 +343,3 @@ class Generations:
         self._is_stopping = True
         for generation in list(self._generations.values()):
             generation.child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
-
-
-def _has_terminal() -> bool:
-    """Return whether the process has a controlling terminal: when that closes, SIGHUP comes as well, and means end."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True

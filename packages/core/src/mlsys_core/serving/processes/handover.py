@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import socket
 
+from mlsys_core.posix import message_pair, receive_descriptors, send_descriptors
+
 _MAX_FDS = 1
 
 
@@ -25,7 +27,7 @@ class Handover:
     """
 
     def __init__(self) -> None:
-        self._in, self._out = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._in, self._out = message_pair()
         self._in.setblocking(False)
         self._out.setblocking(False)
 
@@ -41,7 +43,7 @@ class Handover:
             is_kept: It has had requests before, and waits for the next.
         """
         try:
-            socket.send_fds(self._in, [b"k" if is_kept else b"n"], [fd])
+            send_descriptors(self._in, b"k" if is_kept else b"n", [fd])
         except OSError:  # no room in the queue, or too many descriptors are under way
             return False
         return True
@@ -51,7 +53,7 @@ class Handover:
         taken: list[tuple[socket.socket, bool]] = []
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(self._out, 1, _MAX_FDS)
+                data, fds = receive_descriptors(self._out, 1, _MAX_FDS)
             except BlockingIOError:
                 return taken
             taken += [(socket.socket(fileno=fd), data == b"k") for fd in fds]

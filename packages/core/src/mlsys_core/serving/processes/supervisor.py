@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from mlsys_core.posix import message_pair, send_descriptors, stream_pair
 from mlsys_core.serving.processes.box import Boxes
 from mlsys_core.serving.processes.children import Child
 from mlsys_core.serving.processes.restarts import RestartBudget
@@ -137,7 +138,7 @@ class Supervisor:
         return None
 
     def _start_all(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = message_pair()
         self._link = ours
 
         def live() -> int:
@@ -160,7 +161,7 @@ class Supervisor:
     def _fork_worker(self, *, told: bool = True) -> None:
         number, self._num_forked = self._num_forked, self._num_forked + 1
         self._boxes.box(number).clear()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = stream_pair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_NBYTES)
         others = [worker.socket for worker in self._workers.values() if worker.socket is not None]
@@ -184,7 +185,7 @@ class Supervisor:
         if self._link is not None and worker.socket is not None:
             message = json.dumps({"event": "worker", "number": worker.number, "pid": worker.child.pid}).encode()
             with suppress(OSError):  # the front is dead, which the next step finds
-                socket.send_fds(self._link, [message], [worker.socket.fileno()])
+                send_descriptors(self._link, message, [worker.socket.fileno()])
             worker.socket.close()
             worker.socket = None
 

@@ -6,6 +6,8 @@ import json
 import socket
 from typing import Any
 
+from mlsys_core.posix import receive_descriptors
+
 MESSAGE_NBYTES = 4096
 
 
@@ -25,7 +27,7 @@ class SupervisorLink:
         messages: list[tuple[dict[str, Any], int | None]] = []
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(self.socket, MESSAGE_NBYTES, 1)
+                data, fds = receive_descriptors(self.socket, MESSAGE_NBYTES, 1)
             except BlockingIOError:
                 return messages
             if not data:

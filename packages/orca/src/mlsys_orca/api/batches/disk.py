@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from mlsys_core.posix import sync_folder
 from mlsys_core.serving.journal import JournalUnavailableError, LogFile, make_folder
 
 from mlsys_orca.api.journal_config import JournalConfig
@@ -101,13 +102,8 @@ class Disk:
 
     def sync_folder(self, folder: Path) -> None:
         """Have the disk know the names in ``folder``."""
-        if self.config.sync == "never":
-            return
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        if self.config.sync != "never":
+            sync_folder(folder)
 
 
 def _nbytes(entry: os.DirEntry[str]) -> int:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -241,8 +242,7 @@ class Copies:
                 break
             total -= path.stat().st_size
             path.unlink(missing_ok=True)
-        there = os.statvfs(self.folder)
-        if there.f_bavail * there.f_frsize < 2 * nbytes:
+        if shutil.disk_usage(self.folder).free < 2 * nbytes:
             raise OSError(f"the disk has no room for {2 * nbytes:,} bytes")
 
 

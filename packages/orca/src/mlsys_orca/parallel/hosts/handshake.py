@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.posix import is_local
 from mlsys_core.serving.http.tls import TlsConfig, read_pem, server_context
 from mlsys_core.serving.processes import frame
 
@@ -270,7 +271,7 @@ class _Link:
         return data
 
     def channel(self, out: Seal, incoming: Seal) -> TcpChannel:
-        if self._socket.family != socket.AF_UNIX:
+        if not is_local(self._socket):
             prepare(self._socket)
         return TcpChannel(self._socket, out, incoming)
 

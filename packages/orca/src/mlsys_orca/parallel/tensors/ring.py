@@ -15,7 +15,7 @@ from typing import Self
 
 import torch
 from mlsys_core.errors import ServingError
-from mlsys_core.posix import lock_for_process
+from mlsys_core.posix import lock_for_process, memory_file, new_event, raise_event, take_event
 from torch import Tensor
 
 from mlsys_orca.parallel.shard import GroupBrokenError
@@ -25,14 +25,14 @@ _PEAK_NBYTES = 16  # float64: the largest logit, and its column
 
 def new_memory(name: str, nbytes: int) -> int:
     """Return the descriptor of a new anonymous file of that size, which takes memory as it is written to."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    fd = memory_file(name)
     os.ftruncate(fd, nbytes)
     return fd
 
 
 def new_wake() -> int:
     """Return the descriptor of a counter that one process adds to and another takes from."""
-    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
+    return new_event(counts=True)
 
 
 class Slots:
@@ -85,7 +85,7 @@ class RingOut:
     def send(self, number: int) -> None:
         """See :class:`~mlsys_orca.parallel.channels.StatesOut`."""
         for wake in self._wakes:
-            os.eventfd_write(wake, 1)
+            raise_event(wake)
 
 
 class RingIn:
@@ -109,7 +109,7 @@ class RingIn:
         while True:
             ready = dict(self._poll.poll())
             if self._wake in ready:
-                os.eventfd_read(self._wake)
+                take_event(self._wake)
                 return self._slots.take(number, (num_tokens, self._hidden_size), torch.float32)
             if self._life in ready:
                 raise GroupBrokenError("the stage before this one is gone")
@@ -179,7 +179,7 @@ class KvMemory:
     """
 
     def __init__(self, num_replicas: int = 1) -> None:
-        self._fds = [os.memfd_create("orca-kv", os.MFD_CLOEXEC) for _ in range(num_replicas)]
+        self._fds = [memory_file("orca-kv") for _ in range(num_replicas)]
         self._identities = [os.urandom(8).hex() for _ in range(num_replicas)]
 
     def identity(self, replica: int) -> str:

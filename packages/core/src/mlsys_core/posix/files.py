@@ -1,24 +1,11 @@
-"""Modules of the standard library that not every system has: locks, users, limits. No other module imports them.
-
-Importing this works everywhere; what a system lacks is refused in one line when it is asked for.
-"""
+"""Files: locks, owners, writes at a place, what the disk has and has room for."""
 
 from __future__ import annotations
 
 import os
-import sys
+from pathlib import Path
 
-from mlsys_core.errors import MlsysError
-
-
-class UnsupportedSystemError(MlsysError):
-    """This system lacks what was asked for."""
-
-    exit_code = 2
-
-
-def _lacks(what: str) -> UnsupportedSystemError:
-    return UnsupportedSystemError(f"{what} on {sys.platform}; use Linux (on Windows: WSL 2)")
+from mlsys_core.posix.lacking import lacks
 
 
 def lock_file(fd: int, *, waits: bool = True) -> bool:
@@ -34,7 +21,7 @@ def lock_file(fd: int, *, waits: bool = True) -> bool:
     try:
         import fcntl
     except ImportError:
-        raise _lacks("files cannot be locked") from None
+        raise lacks("files cannot be locked") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -51,7 +38,7 @@ def lock_for_process(fd: int) -> None:
     try:
         import fcntl
     except ImportError:
-        raise _lacks("files cannot be locked") from None
+        raise lacks("files cannot be locked") from None
     fcntl.lockf(fd, fcntl.LOCK_EX)
 
 
@@ -94,3 +81,41 @@ def open_files_limit(wanted: int) -> int | None:
         soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return soft
+
+
+def read_at(fd: int, nbytes: int, offset: int) -> bytes:
+    """Return at most so many bytes of an open file from ``offset`` on; its position stays.
+
+    Raises:
+        UnsupportedSystemError: the system cannot.
+    """
+    if not hasattr(os, "pread"):
+        raise lacks("files cannot be read at a place")
+    return os.pread(fd, nbytes, offset)
+
+
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> int:
+    """Write to an open file from ``offset`` on and return how many bytes were; its position stays.
+
+    Raises:
+        UnsupportedSystemError: the system cannot.
+    """
+    if not hasattr(os, "pwrite"):
+        raise lacks("files cannot be written at a place")
+    return os.pwrite(fd, data, offset)
+
+
+def sync_data(fd: int) -> None:
+    """Wait until the disk has a file's bytes; where the system knows how, without what else is known of it."""
+    getattr(os, "fdatasync", os.fsync)(fd)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder; where folders are not opened (Windows), do nothing."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

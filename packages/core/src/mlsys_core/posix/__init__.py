@@ -1,0 +1,95 @@
+"""Calls that not every system has: locks, forks, descriptors of processes and memory, cores. Nothing else makes them.
+
+Importing this works everywhere; what a system lacks is refused in one line when it is asked for, or is left out where
+nothing depends on it. ``scripts/check_repo.py`` finds such a call in any other module.
+"""
+
+from mlsys_core.posix.channels import (
+    is_local,
+    memory_file,
+    message_pair,
+    new_event,
+    raise_event,
+    receive_descriptors,
+    send_descriptors,
+    stream_pair,
+    take_event,
+)
+from mlsys_core.posix.files import (
+    can_lock,
+    is_own_group,
+    lock_file,
+    lock_for_process,
+    open_files_limit,
+    read_at,
+    sync_data,
+    sync_folder,
+    user_id,
+    write_at,
+)
+from mlsys_core.posix.lacking import UnsupportedSystemError
+from mlsys_core.posix.machine import (
+    allowed_cores,
+    is_loaded,
+    num_cores,
+    num_memory_kills,
+    processor_lines,
+    run_on_core,
+)
+from mlsys_core.posix.processes import (
+    at_fork,
+    can_supervise,
+    die_with_parent,
+    fork,
+    has_terminal,
+    hold_back,
+    is_stopped,
+    let_through,
+    num_threads,
+    open_process,
+    signal_group,
+    signal_process,
+    wait_for,
+)
+
+__all__ = [
+    "UnsupportedSystemError",
+    "allowed_cores",
+    "at_fork",
+    "can_lock",
+    "can_supervise",
+    "die_with_parent",
+    "fork",
+    "has_terminal",
+    "hold_back",
+    "is_loaded",
+    "is_local",
+    "is_own_group",
+    "is_stopped",
+    "let_through",
+    "lock_file",
+    "lock_for_process",
+    "memory_file",
+    "message_pair",
+    "new_event",
+    "num_cores",
+    "num_memory_kills",
+    "num_threads",
+    "open_files_limit",
+    "open_process",
+    "processor_lines",
+    "raise_event",
+    "read_at",
+    "receive_descriptors",
+    "run_on_core",
+    "send_descriptors",
+    "signal_group",
+    "signal_process",
+    "stream_pair",
+    "sync_data",
+    "sync_folder",
+    "take_event",
+    "user_id",
+    "wait_for",
+    "write_at",
+]
