@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import os
+import pickle
 
 import pytest
 import torch
@@ -234,3 +237,25 @@ def test_torch_compile_passes_its_symbolic_sizes_on():
     executors = [type(graph._calls.latest.executor) for graph in found if graph._calls.latest is not None]
     assert RangedExecutor in executors
     torch._dynamo.reset()
+
+
+def _answers(model: Nimble, size: int) -> torch.Tensor:
+    return model(torch.ones(size, 4))
+
+
+def test_copies_pickles_and_forks_serve_every_size_too():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).eval()
+    model = Nimble(net).prepare(torch.ones(3, 4), dynamic={"input": {0: (1, 9)}}, num_threads=2)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        for size in (2, 9):
+            torch.testing.assert_close(_answers(other, size), _answers(model, size))
+        assert isinstance(other.prepared.executor, RangedExecutor)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # sizes that the parent has made ready, and a new one
+        close = [torch.allclose(_answers(model, size), net(torch.ones(size, 4)), atol=1e-6) for size in (2, 7)]
+        os.write(write, b"1" if all(close) else b"0")
+        os._exit(0)
+    os.close(write)
+    assert os.read(read, 1) == b"1"
+    os.waitpid(child, 0)

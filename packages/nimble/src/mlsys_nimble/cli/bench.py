@@ -17,6 +17,9 @@ def bench(
     beside: Annotated[
         bool, typer.Option("--beside", help="In company: busy processes, other libraries' pools, four callers.")
     ] = False,
+    dynamic: Annotated[
+        bool, typer.Option("--dynamic", help="One preparation at many sizes, beside peers with dynamic axes.")
+    ] = False,
     quick: Quick = False,
     peers: Annotated[
         str | None,
@@ -33,11 +36,12 @@ def bench(
     peer that is not installed is named. The machine should have nothing else to do. The suite is in mlsys-bench; in a
     checkout: pip install -e benchmarks. With --beside every case is timed alone, beside one and two busy processes a
     core, right after other libraries' calls, and from four threads at once, by medians and 99th percentiles.
+    With --dynamic one preparation serves sentences of 1 to 512 tokens or 1 to 64 images.
 
     Example: mlsys nimble bench --nets darts,nasnet-mobile --threads 2
     """
     run_named(
-        "nimble-beside" if beside else "nimble",
+        "nimble-dynamic" if dynamic else "nimble-beside" if beside else "nimble",
         quick=quick,
         device=device,
         threads=threads,

@@ -1,0 +1,253 @@
+"""The suite ``nimble-dynamic``: one preparation for a range of sizes, beside peers with dynamic axes."""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlsys_bench.harness.child import run_in_child
+from mlsys_bench.harness.machine import LoadMeter
+from mlsys_bench.harness.race import Case, Outcome, Outcomes, fastest, race, speed_up
+from mlsys_bench.harness.text import geometric_mean, milliseconds, status_of, times, untimed
+from mlsys_bench.nimble.summary import EAGER, EAGER_TIMES, OURS, PEERS, TOLERANCE
+
+if TYPE_CHECKING:
+    import torch
+    from mlsys_core.bench import BenchContext
+    from mlsys_core.report import Section
+
+EXACT = "Nimble, this size alone"
+SECONDS, QUICK_SECONDS = 12.0, 2.0  # of turns for each size
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Sizes of one dimension, the same one of all inputs."""
+
+    dim: int
+    least: int
+    most: int
+    sizes: tuple[int, ...]  # raced; the middle one is the example's
+    quick: tuple[int, ...]
+
+
+RANGES = {
+    "minilm-l6": Range(1, 1, 512, (1, 7, 32, 64, 100, 128, 256, 333, 512), (7, 64, 128)),
+    "bert-base": Range(1, 1, 512, (1, 7, 32, 64, 100, 128, 256, 333, 512), (7, 32)),
+    "resnet50": Range(0, 1, 64, (1, 2, 3, 5, 8, 16, 33, 64), (1, 3)),
+    "gru": Range(0, 1, 64, (1, 2, 3, 5, 8, 16, 33, 64), (1, 3, 8)),
+}
+QUICK = ("minilm-l6",)
+
+
+def run(
+    context: BenchContext, *, nets: tuple[str, ...] = (), peers: str | None = None, trust_code: bool = False
+) -> Section:
+    """Race on each net at several sizes of its range.
+
+    Args:
+        context: The suite's context.
+        nets: Names of :data:`RANGES`; none: all, or :data:`QUICK`.
+        peers: As for the suite ``nimble``.
+        trust_code: As for the suite ``nimble``.
+
+    Raises:
+        InvalidInputError: ``peers`` has no Python, or a net has no range; nothing has run.
+        MlsysError: a race ended without outcomes.
+    """
+    from mlsys_core.errors import InvalidInputError
+
+    from mlsys_bench.nimble.nets import race_settings
+
+    if unknown := sorted(set(nets) - set(RANGES)):
+        raise InvalidInputError(f"{unknown[0]} has no range of sizes; there are {', '.join(RANGES)}")
+    settings = race_settings(context, nets or (QUICK if context.is_quick else tuple(RANGES)), peers, trust_code)
+    races: dict[str, Outcomes] = {}
+    new_size_s: dict[str, dict[str, float]] = {}
+    with LoadMeter() as meter, context.console.status("") as status:
+        for name in settings.nets:
+            arguments = settings.arguments(name) | {"budget_s": QUICK_SECONDS if context.is_quick else SECONDS}
+            function = "mlsys_bench.nimble.sizes:race_net"
+            found = run_in_child(function, arguments, python=settings.python, env=settings.env, say=status.update)
+            new_size_s[name] = found["new_size_s"]
+            for size, outcomes in found["races"].items():
+                races[f"{name}, {size}"] = {case: Outcome(**fields) for case, fields in outcomes.items()}
+    return report(races, new_size_s, context.num_threads, str(meter.load))
+
+
+def race_net(
+    model: str, num_threads: int, budget_s: float, is_quick: bool, cache_dir: str, trust_code: bool
+) -> dict[str, Any]:
+    """Race on one net in this process; return the outcomes' fields by size, and Nimble's seconds for each new size."""
+    import torch
+    from mlsys_nimble.module import Nimble
+    from mlsys_nimble.nets.blocks import Net
+    from mlsys_nimble.nets.resolve import load_model
+
+    from mlsys_bench.nimble.nets import exact_results, relative_difference
+
+    torch.set_num_threads(num_threads)
+    torch.manual_seed(0)
+    net, span = load_model(model, trust_code=trust_code), RANGES[model]
+    sizes = span.quick if is_quick else span.sizes
+    ready = _Contestants(net.module, at_size(net.inputs, span, sizes[len(sizes) // 2]), span, num_threads, cache_dir)
+    found: dict[str, Any] = {}
+    new_size_s: dict[str, float] = {}
+    with torch.no_grad():
+        for size in sizes:
+            inputs = at_size(net.inputs, span, size)
+            new_size_s[str(size)] = ready.seconds_of_a_new_size(size)
+            makers: dict[str, Callable[[], Case]] = {
+                name: partial(ready.case, name, inputs) for name in (*ready.makers, EXACT)
+            }
+            makers[EXACT] = lambda inputs=inputs: _case(  # type: ignore[misc]
+                Nimble(net.module).prepare(inputs, num_threads=num_threads), inputs
+            )
+            outcomes = race(
+                makers,
+                difference=relative_difference,
+                expected=exact_results(Net(net.module, inputs)),
+                tolerance=TOLERANCE,
+                slack=EAGER_TIMES,
+                turn_s=0.1,
+                budget_s=budget_s,
+                say=lambda step, size=size: print(f"{model}, {size}: {step}", flush=True),  # type: ignore[misc]
+            )
+            found[str(size)] = {name: asdict(outcome) for name, outcome in outcomes.items()}
+    return {"races": found, "new_size_s": new_size_s}
+
+
+def at_size(inputs: tuple[torch.Tensor, ...], span: Range, size: int) -> tuple[torch.Tensor, ...]:
+    """Return inputs of another size, elements repeated or left out."""
+    import torch
+
+    return tuple(x.index_select(span.dim, torch.arange(size) % x.shape[span.dim]).contiguous() for x in inputs)
+
+
+def _case(call: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Case:
+    from torch.utils._pytree import tree_leaves
+
+    return Case(lambda: call(*inputs), tree_leaves)
+
+
+class _Contestants:
+    """Functions of inputs of any size, each made when its first case is."""
+
+    def __init__(
+        self, module: torch.nn.Module, example: tuple[torch.Tensor, ...], span: Range, num_threads: int, cache_dir: str
+    ) -> None:
+        self._module, self._example, self._span, self._num_threads = module, example, span, num_threads
+        self._path = Path(cache_dir) / "dynamic.onnx"
+        self._made: dict[str, Callable[..., Any]] = {}
+        self.makers: Mapping[str, Callable[[], Callable[..., Any]]] = {
+            EAGER: lambda: module,
+            "torch.compile": self._compiled,
+            "ONNX Runtime": self._onnx_runtime,
+            "OpenVINO": self._openvino,
+            OURS: self._nimble,
+        }
+
+    def case(self, name: str, inputs: tuple[torch.Tensor, ...]) -> Case:
+        """Return a contestant's case for these inputs."""
+        return _case(self._get(name), inputs)
+
+    def seconds_of_a_new_size(self, size: int) -> float:
+        """Return the median seconds in which Nimble makes a size ready, of several that it forgot."""
+        model: Any = self._get(OURS)
+        executor, taken = model.prepared.executor, []
+        if not hasattr(executor, "at"):
+            return float("nan")
+        for _ in range(9):
+            executor._resized.clear()
+            begin = time.perf_counter()
+            executor.at((size,))
+            taken.append(time.perf_counter() - begin)
+        return statistics.median(taken)
+
+    def _get(self, name: str) -> Callable[..., Any]:
+        if name not in self._made:
+            self._made[name] = self.makers[name]()
+        return self._made[name]
+
+    def _nimble(self) -> Callable[..., Any]:
+        from mlsys_nimble.module import Nimble
+
+        size = ("size", self._span.least, self._span.most)
+        dynamic = {number: {self._span.dim: size} for number in range(len(self._example))}
+        return Nimble(self._module).prepare(self._example, dynamic=dynamic, num_threads=self._num_threads)
+
+    def _compiled(self) -> Callable[..., Any]:
+        import copy
+
+        import torch
+
+        made: Callable[..., Any] = torch.compile(copy.deepcopy(self._module), dynamic=True, options={"freezing": True})
+        return made
+
+    def _onnx(self) -> str:
+        import torch
+
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        size = torch.export.Dim("size", min=self._span.least, max=self._span.most)
+        shapes = tuple({self._span.dim: size} for _ in self._example)
+        program = torch.onnx.export(self._module, self._example, dynamo=True, dynamic_shapes=shapes, verbose=False)
+        assert program is not None
+        program.save(str(self._path), external_data=False)
+        return str(self._path)
+
+    def _onnx_runtime(self) -> Callable[..., Any]:
+        runtime = importlib.import_module("onnxruntime")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = self._num_threads, 1
+        options.log_severity_level = 3
+        session = runtime.InferenceSession(self._onnx(), options, providers=["CPUExecutionProvider"])
+        names = [one.name for one in session.get_inputs()]
+        return lambda *inputs: session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
+
+    def _openvino(self) -> Callable[..., Any]:
+        package = importlib.import_module("openvino")
+        core = package.Core()
+        hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+        settings = {**hints, "INFERENCE_NUM_THREADS": self._num_threads}
+        request = core.compile_model(core.read_model(self._onnx()), "CPU", settings).create_infer_request()
+
+        def call(*inputs: torch.Tensor) -> list[Any]:
+            for index, x in enumerate(inputs):
+                request.set_input_tensor(index, package.Tensor(x.numpy(), shared_memory=True))
+            request.infer()
+            return [tensor.data.copy() for tensor in request.output_tensors]
+
+        return call
+
+
+def report(
+    races: Mapping[str, Outcomes], new_size_s: Mapping[str, Mapping[str, float]], num_threads: int, load: str
+) -> Section:
+    """Return a table with the losses first, and all figures as data."""
+    from mlsys_core.report import Section, Table
+
+    def over(outcomes: Outcomes) -> float | None:
+        return speed_up(outcomes.get(OURS), outcomes.get(fastest(outcomes, PEERS) or ""))
+
+    rows = []
+    for name in sorted(races, key=lambda name: over(races[name]) or 0.0):
+        outcomes = races[name]
+        peer = fastest(outcomes, PEERS)
+        medians = [outcomes.get(case) for case in (peer or "", OURS, EXACT)]
+        plan = speed_up(outcomes.get(OURS), outcomes.get(EXACT))
+        net, _, size = name.rpartition(", ")
+        new = f"{new_size_s[net][size] * 1e3:.2f}"
+        rows.append([net, size, peer or "-", *map(milliseconds, medians), times(over(outcomes)), times(plan), new])
+    columns = ["net", "size", "best peer", "its ms", "Nimble", "this size alone", "over peer", "over alone", "new, ms"]
+    mean = geometric_mean([over(outcomes) for outcomes in races.values()])
+    body: list[Any] = [Table(columns, rows, "Milliseconds a call, losses first")]
+    body += [f"{times(mean)} the best peer's speed, geometric mean over all sizes.", load, *untimed(races)]
+    data = {name: {case: one.to_json() for case, one in outcomes.items()} for name, outcomes in races.items()}
+    found = {"num_threads": num_threads, "load": load, "races": data, "new_size_s": new_size_s, "over_best_peer": mean}
+    return Section("Nimble at many sizes", body, status=status_of(races, OURS), data=found)
