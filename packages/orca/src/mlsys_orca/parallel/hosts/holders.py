@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 from collections.abc import Callable
@@ -74,6 +75,8 @@ class HostHolders:
         self._asks, asks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._told, tells = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ends = [self._asks, asks, self._told, tells]
+        lost = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if hosts.ray is not None else None
+        self._pipe = lost or ()
         settings = HubSettings(
             listener=self._listener,
             secret=hosts.secret,
@@ -92,15 +95,16 @@ class HostHolders:
             silence_s=hosts.heartbeat_timeout_s,
             join_timeout_s=hosts.join_timeout_s,
             say=say,
+            lost=None if lost is None else lost[1],
         )
         self.standing = [Standing("orca hub", lambda: run_hub(settings))]
         if hosts.holds_parts:
             self.standing.append(Standing("orca node", lambda: self._be_node(say)))
         others = hosts.num_nodes - hosts.holds_parts
         host, port = self.address
-        if hosts.ray is not None:
+        if hosts.ray is not None and lost is not None:
             launch = launch_of(hosts.ray, join=self.address, secret=hosts.secret)
-            self.standing.append(Standing("orca ray", lambda: become_launcher(launch)))
+            self.standing.append(Standing("orca ray", lambda: become_launcher(launch, lost[0])))
         elif others:
             say(
                 f"waits for {others} node{'s' * (others > 1)}: mlsys orca worker MODEL --join {host}:{port} "
@@ -193,4 +197,7 @@ class HostHolders:
             each.end()
         for end in self._ends:
             end.close()
+        for fd in self._pipe:
+            os.close(fd)
+        self._pipe = ()
         self._listener.close()

@@ -49,6 +49,7 @@ class HubSettings:
     silence_s: float
     join_timeout_s: float
     say: Callable[[str], None]
+    lost: int | None = None  # descriptor: seats that lost nodes had wished for are told there, a byte each
 
 
 @dataclass(slots=True)
@@ -57,6 +58,7 @@ class _Node:
     channel: TcpChannel
     name: str
     heard_s: float
+    wish: int | None  # seat that it asked for
 
 
 @dataclass(slots=True)
@@ -157,7 +159,7 @@ class Hub:
         number, self._num_joined = self._num_joined, self._num_joined + 1
         host, wish = host_and_seat(identity.name)
         name = f"{host} ({channel.remote_host})"
-        node = self._nodes[number] = _Node(number, channel, name, time.monotonic())
+        node = self._nodes[number] = _Node(number, channel, name, time.monotonic(), wish)
         self._by_fd[channel.fileno()] = number
         self._poll.register(channel.fileno(), select.POLLIN)
         self._send(node, messages.Welcome(self._settings.silence_s))
@@ -219,6 +221,9 @@ class Hub:
         self._poll.unregister(fd)
         del self._by_fd[fd]
         node.channel.close()
+        if self._settings.lost is not None and node.wish is not None and node.wish < 256:
+            with suppress(OSError):  # nobody reads it now
+                os.write(self._settings.lost, bytes([node.wish]))
         found = self._seats.lose(node.number)
         if found is None:
             self._settings.say(f"the spare node {node.name} {why}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import select
 import signal
 import sys
 import time
@@ -45,13 +46,19 @@ def launch_of(settings: RaySettings, *, join: tuple[str, int], secret: bytes) ->
     return Launch(settings=settings, order=order)
 
 
-def become_launcher(launch: Launch) -> None:
-    """Turn this forked process into the launcher; does not return. Memory carries the secret, not the command line."""
+def become_launcher(launch: Launch, lost: int) -> None:
+    """Turn this forked process into the launcher; does not return. Memory carries the secret, not the command line.
+
+    Args:
+        launch: All that it needs.
+        lost: Descriptor where the hub tells seats whose nodes it has lost, a byte each.
+    """
     fd = os.memfd_create("orca-launch", 0)
     os.write(fd, msgspec.json.encode(launch))
     os.lseek(fd, 0, os.SEEK_SET)
     os.set_inheritable(fd, True)
-    os.execv(sys.executable, [sys.executable, "-m", __name__, str(fd)])
+    os.set_inheritable(lost, True)
+    os.execv(sys.executable, [sys.executable, "-m", __name__, str(fd), str(lost)])
 
 
 @dataclass(slots=True)
@@ -63,6 +70,7 @@ class _Seat:
     actor: Any = None
     beat: Any = None  # the answer that is waited for
     has_answered: bool = False
+    started_s: float = 0.0
     not_before_s: float = 0.0
     budget: RestartBudget = field(
         default_factory=lambda: RestartBudget(max_deaths=4, window_s=120.0, num_immediate=1, backoff_s=1.0)
@@ -102,6 +110,13 @@ class Launcher:
             else:
                 self._listen(seat)
 
+    def lose(self, number: int) -> None:
+        """Give a node up that the hub has lost while its actor answers; a new one has not been the hub's that long."""
+        seat = self.seats[number] if number < len(self.seats) else None
+        fresh_s = 2 * self._launch.settings.silence_s
+        if seat is not None and seat.actor is not None and self._clock() - seat.started_s > fresh_s:
+            self._give_up(seat, "is lost to the server")
+
     def close(self) -> None:
         """End all nodes: their actors go with their placement groups."""
         for seat in self.seats:
@@ -137,6 +152,7 @@ class Launcher:
         order = msgspec.structs.replace(self._launch.order, seat=seat.number)
         seat.actor = self._ray.remote(**options)(NodeActor).remote(order)
         seat.beat, seat.since_s, seat.has_answered = seat.actor.beat.remote(), self._clock(), False
+        seat.started_s = seat.since_s
 
     def _listen(self, seat: _Seat) -> None:
         """Take a seat's answer, and ask again."""
@@ -191,8 +207,8 @@ class Launcher:
         seat.group = seat.actor = seat.beat = seat.node = None
 
 
-def main(fd: int) -> int:
-    """Keep the seats until SIGTERM."""
+def main(fd: int, lost: int) -> int:
+    """Keep the seats until SIGTERM. See :func:`become_launcher`."""
     with os.fdopen(fd, "rb") as file:
         launch = msgspec.json.decode(file.read(), type=Launch)
     ray: Any = importlib.import_module("ray")
@@ -202,7 +218,12 @@ def main(fd: int) -> int:
     try:
         while True:
             launcher.step()
-            time.sleep(_POLL_S)
+            if select.select([lost], [], [], _POLL_S)[0]:
+                numbers = os.read(lost, 256)
+                if not numbers:  # the server is gone
+                    return 0
+                for number in numbers:
+                    launcher.lose(number)
     except ServingError as error:
         launcher.say(str(error))
         return 1
@@ -212,4 +233,4 @@ def main(fd: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
