@@ -164,4 +164,4 @@ def test_it_shows_itself(llm: LLM) -> None:
 
 def test_a_missing_model_names_those_there_are() -> None:
     with pytest.raises(InvalidInputError, match="smollm2-135m-instruct"):
-        LLM("no-such/model")
+        LLM("no-such-model")
