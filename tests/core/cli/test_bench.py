@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,25 @@ def test_a_heading_is_broken_before_a_cell(capsys: pytest.CaptureFixture[str]) -
 def test_an_unknown_suite_says_where_suites_are(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert run(["bench", "no-such-suite", "--out", str(tmp_path)]) != 0
     assert "pip install -e benchmarks" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_suite_that_is_stopped_ends_what_it_has_started(tmp_path: Path) -> None:
+    program = """
+import subprocess, sys, time
+from mlsys_core.cli.bench import leaving_on_sigterm
+with leaving_on_sigterm():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        print(child.pid, flush=True)
+        time.sleep(600)
+    finally:
+        child.kill()
+        child.wait()
+"""
+    running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    child = int(running.stdout.readline())
+    running.terminate()
+    running.communicate(timeout=60)
+    assert running.returncode == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{child}").exists()

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,9 +93,30 @@ def run_named(suite: str, *, quick: bool, device: str, threads: int, out: Path, 
     from mlsys_core.bench import BenchContext, print_section, run_suite
 
     spec, context = find_suite(suite), BenchContext(Console(), quick, device, threads, out)
-    section = run_suite(spec, context, name=name, **options)
+    with leaving_on_sigterm():
+        section = run_suite(spec, context, name=name, **options)
     print_section(section, context.console)
     where = f"Written: {out / (name or suite)}.json and .html"
     context.console.print(where, soft_wrap=True, highlight=False, markup=False)
     if section.status == "failed":
         raise typer.Exit(1)
+
+
+@contextmanager
+def leaving_on_sigterm() -> Iterator[None]:
+    """Have SIGTERM leave the block as Ctrl-C does, so that a suite ends the servers that it has started."""
+
+    def leave(number: int, _: object) -> None:
+        if os.getpid() == owner:
+            sys.exit(128 + number)
+        os._exit(128 + number)  # a process that a suite has forked: the block is not its own
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
