@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,7 +136,9 @@ def ask_forever(llm: LLM) -> None:
         llm.generate(["hello"] * 40, max_tokens=80, ignore_eos=True)
 
 
-def test_what_is_interrupted_leaves_the_engine(llm: LLM) -> None:
+def test_what_is_interrupted_leaves_the_engine(llm: LLM, request: pytest.FixtureRequest) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     timer = threading.Timer(0.3, _thread.interrupt_main)
     timer.start()
     with pytest.raises(KeyboardInterrupt):

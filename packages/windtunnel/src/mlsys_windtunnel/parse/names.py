@@ -70,6 +70,7 @@ def known_name(source: type) -> str:
         >>> class Gentle(Ridge):
         ...     def __init__(self, alpha=0.1):
         ...         super().__init__(alpha=alpha)
+        >>> Gentle.__module__ = "theirs"  # a class of this package would be a library's
         >>> known_name(Gentle)
         'sklearn.linear_model.Ridge'
     """

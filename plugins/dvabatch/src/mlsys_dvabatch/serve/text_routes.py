@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import uuid
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import Response
 from mlsys_core.serving.http import ErrorFormat, ErrorInfo, Router
-from mlsys_core.serving.http.errors import openai_body
+from mlsys_core.serving.http.errors import ErrorResponse, openai_body
 from mlsys_core.serving.http.threads import RequestThreads
 from mlsys_core.serving.oip.app import ERROR_FORMAT, OipError
 from mlsys_dvabatch.serve.tei_routes import TEI_PATHS, error_type
@@ -39,6 +40,10 @@ def text_error_body(info: ErrorInfo) -> Mapping[str, object]:
 
 
 TEXT_ERRORS = ErrorFormat(body=text_error_body, model=OipError)
+_OPENAI_ERRORS: dict[int | str, dict[str, Any]] = {  # of its routes, in place of the app's
+    "4XX": {"model": ErrorResponse, "description": "The request cannot be served as it is"},
+    "5XX": {"model": ErrorResponse, "description": "The server cannot serve it now"},
+}
 
 
 def add_text_routes(router: Router, service: TextService, threads: RequestThreads) -> None:
@@ -50,13 +55,13 @@ def add_text_routes(router: Router, service: TextService, threads: RequestThread
         threads: For writing large answers.
     """
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", responses=_OPENAI_ERRORS)
     async def models() -> dict[str, object]:
         """List the encoders that take texts."""
         listed = [{"id": name, "object": "model", "created": 0, "owned_by": "mlsys"} for name in service.names()]
         return {"object": "list", "data": listed}
 
-    @router.post("/v1/embeddings", response_model=EmbeddingList)
+    @router.post("/v1/embeddings", response_model=EmbeddingList, responses=_OPENAI_ERRORS)
     async def embeddings(body: EmbeddingRequest) -> Response:
         """Return the vectors of texts."""
         with service.encoder(body.model) as encoder:
@@ -75,7 +80,7 @@ def add_text_routes(router: Router, service: TextService, threads: RequestThread
             size=vectors.nbytes,
         )
 
-    @router.post("/v1/rerank", response_model=RerankAnswer)
+    @router.post("/v1/rerank", response_model=RerankAnswer, responses=_OPENAI_ERRORS)
     @router.post("/v2/rerank", response_model=RerankAnswer, include_in_schema=False)
     async def rerank(body: RerankRequest) -> Response:
         """Rank documents by their fit to a query: a cross-encoder's score, or the cosine of an encoder's vectors."""
