@@ -50,7 +50,7 @@ def demo(
         return
     if not chosen:
         raise InvalidInputError("no installed plugin offers a demo step; install one, e.g. pip install mlsys-orca")
-        report.parent.mkdir(parents=True, exist_ok=True)
+    report.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mlsys-demo-") as work_dir:
         context = DemoContext(console, Path(work_dir), threads or num_cores(), report.parent, device)
         sections = run_steps(chosen, context)
