@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import shorten
 
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 
@@ -72,9 +73,10 @@ def fetch(name: str) -> Path:
 
 
 def _unreachable(repository: str, error: Exception) -> MissingDependencyError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    said = str(error).strip().partition(". ")[0].rstrip(".") or type(error).__name__  # its first sentence
+    reason = shorten(said, 200, placeholder=" ...")
     return MissingDependencyError(
-        f"{repository} is no folder here, and the hub did not give it ({reason[:120]}). Where there is a network: "
+        f"{repository} is no folder here, and the hub did not give it ({reason}). Where there is a network: "
         f"hf download {repository} --local-dir {repository.rpartition('/')[2]}; then name that folder here. Models "
         "that come as packages: mlsys models list"
     )

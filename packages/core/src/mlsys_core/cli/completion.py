@@ -1,4 +1,4 @@
-"""What a shell offers behind a command, beside options: names of models and data, and files.
+"""Completion of arguments in a shell: names of models and data, and files.
 
 A file counts as one of a model's by its ending; a folder may be one, or lead to one.
 """

@@ -41,7 +41,7 @@ class PackedLinear:
 
     @property
     def is_integer(self) -> bool:
-        """Whether rows are quantised for it, so that whole numbers are multiplied."""
+        """True if rows are quantised for it, so that whole numbers are multiplied."""
         return self.kind.endswith("_quads")
 
     def matrix(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ _CAUSE_S = 2.0  # from the end of a rank that lost a neighbour to the word of wh
 
 
 class WayToHub(Protocol):
-    """What a group needs of :class:`~.holders.HostHolders`."""
+    """Part of :class:`~.holders.HostHolders` that a group needs."""
 
     hosts: HostsSettings
     identity: Identity
@@ -231,7 +231,7 @@ class HostExecutor:
 
     @property
     def waits_for(self) -> str:
-        """What keeps the ranks from coming; empty: nothing."""
+        """Reason why the ranks do not come; empty: there is none."""
         return self._group.waits_for
 
     def serve(self, replica: int, *, timeout_s: float | None = None) -> str:

@@ -30,7 +30,7 @@ TIMEOUT_S = 60.0  # for all ranks of a group to meet
 
 
 class MemberWires(msgspec.Struct, tag=1, frozen=True, kw_only=True):
-    """What a rank needs to join its group; goes from a node to its holders."""
+    """Data with which a rank joins its group; goes from a node to its holders."""
 
     group: str
     host: str  # of the server
@@ -43,7 +43,7 @@ class MemberWires(msgspec.Struct, tag=1, frozen=True, kw_only=True):
 
     @property
     def joining(self) -> Joining:
-        """How to join."""
+        """Address and secret with which the rank joins."""
         authority = None if self.authority is None else Path(self.authority)
         return Joining(host=self.host, secret=self.secret, authority=authority, is_local=self.is_local)
 

@@ -1,4 +1,4 @@
-"""How a group on several hosts comes together: ranks join the master's port, and all find each other for tensors.
+"""Rendezvous of a group on several hosts: ranks join the master's port, and all find each other for tensors.
 
 Over each rank's channel go first the entries of torch.distributed's store, which the master passes on, then a word from
 each side that it is connected, then the messages of :mod:`mlsys_orca.parallel.messages`.
@@ -28,7 +28,7 @@ from mlsys_orca.parallel.shard import GroupBrokenError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joining:
-    """How to join a server: for nodes, and for their ranks."""
+    """Address and secret with which nodes, and their ranks, join a server."""
 
     host: str
     secret: bytes
