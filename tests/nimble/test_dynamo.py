@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from mlsys_nimble.calls import PreparedCalls
 from mlsys_nimble.dynamo import nimble
-from mlsys_nimble.prepared import PreparedCalls
 from torch import nn
 
 

@@ -13,8 +13,8 @@ from mlsys_nimble.backends.cuda.executor import MAX_CAPTURES, CudaExecutor
 from mlsys_nimble.backends.cuda.plan import Record, Run, Wait
 from mlsys_nimble.capture import capture
 from mlsys_nimble.ir.program import Program
+from mlsys_nimble.options import Options
 from mlsys_nimble.passes import optimise
-from mlsys_nimble.prepared import Options
 from mlsys_nimble.training import calls
 from torch import Tensor, nn
 from torch.nn import functional

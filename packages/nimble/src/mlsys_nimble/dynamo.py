@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from mlsys_nimble.calls import PreparedCalls
 from mlsys_nimble.errors import CaptureError, first_line
-from mlsys_nimble.prepared import Options, PreparedCalls, make_options
+from mlsys_nimble.options import Options, make_options
 from mlsys_nimble.ranged import MAX_SYMBOLS, Ranges, VaryingDim
 
 MOST = 4096  # of a size whose range dynamo leaves open; larger ones are prepared one by one
@@ -28,7 +29,7 @@ def nimble(
     """Compile a graph of dynamo: the backend ``"nimble"`` of torch.compile.
 
     A graph that needs gradients is replayed forward and backward; one that Nimble refuses runs eagerly, with a warning.
-    ``torch.compile(..., options={...})`` takes the fields of :class:`~mlsys_nimble.prepared.Options`.
+    ``torch.compile(..., options={...})`` takes the fields of :class:`~mlsys_nimble.options.Options`.
     """
     compiled: Callable[..., Any] = backend(make_options(options or {}))(graph, example_inputs)
     return compiled

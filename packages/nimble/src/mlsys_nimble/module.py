@@ -12,8 +12,10 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import facts_html
 from torch import nn
 
+from mlsys_nimble.calls import PreparedCalls, eval_mode
 from mlsys_nimble.errors import CaptureError
-from mlsys_nimble.prepared import Options, Prepared, PreparedCalls, eval_mode, make_options
+from mlsys_nimble.options import Options, make_options
+from mlsys_nimble.prepared import Prepared
 from mlsys_nimble.ranged import Ranges, parse_ranges
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class Nimble(nn.Module):
             dynamic: Sizes that vary between calls, ``{argument: {dimension: (least, most)}}``, by name or position; one
                 preparation serves all of them, where one can. ``(name, least, most)`` and ``torch.export.Dim`` give
                 sizes that are always equal one name.
-            **options: Fields of :class:`~mlsys_nimble.prepared.Options`, such as ``executor``, ``num_threads``,
+            **options: Fields of :class:`~mlsys_nimble.options.Options`, such as ``executor``, ``num_threads``,
                 ``max_schedules`` and ``max_concurrency``.
 
         Raises:

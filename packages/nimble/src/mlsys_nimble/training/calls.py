@@ -23,11 +23,12 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves
 
 from mlsys_nimble.backends.executor import Executor, make_executor
+from mlsys_nimble.calls import autocast_state, run_on_copies
 from mlsys_nimble.capture.repeat import refuse_unrepeatable
 from mlsys_nimble.errors import call_external, refuse, refuse_or_blame
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import Program
-from mlsys_nimble.prepared import Options, autocast_state, run_on_copies
+from mlsys_nimble.options import Options
 from mlsys_nimble.state.forks import CAPTURE_LOCK, renew_in_forks
 from mlsys_nimble.state.weights import Watch
 from mlsys_nimble.training.graphs import Partition, ReplayedGraph
@@ -93,7 +94,7 @@ def executor_maker(options: Options, *, saves: bool) -> Callable[[Program, torch
 
 
 class TrainingCalls:
-    """Training calls of one model; the counterpart of :class:`~mlsys_nimble.prepared.PreparedCalls`.
+    """Training calls of one model; the counterpart of :class:`~mlsys_nimble.calls.PreparedCalls`.
 
     Args:
         model: Module whose parameters and buffers are read, and whose buffers are written, at every call.

@@ -16,12 +16,12 @@ import torch
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
 from mlsys_nimble.backends.executor import Executor
+from mlsys_nimble.calls import faults_refused
 from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.errors import CaptureError
 from mlsys_nimble.ir.program import Program
 from mlsys_nimble.ir.strides import dense, order_of
 from mlsys_nimble.passes import optimise
-from mlsys_nimble.prepared import faults_refused
 from mlsys_nimble.state.forks import CAPTURE_LOCK, renew_in_forks
 from mlsys_nimble.training.passes import TRAINING_PASSES
 from mlsys_nimble.training.rows import share_saved_copies

@@ -1,0 +1,232 @@
+"""Prepared calls: one for each set of input shapes, made on first use; a bounded number is kept."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError, MlsysError
+
+from mlsys_nimble.capture import Captured, capture
+from mlsys_nimble.capture.general import refuse_unwatched
+from mlsys_nimble.capture.repeat import capture_checked
+from mlsys_nimble.capture.watched import Questions
+from mlsys_nimble.errors import refuse_or_blame
+from mlsys_nimble.ir import trees
+from mlsys_nimble.options import Options
+from mlsys_nimble.prepared import Prepared
+from mlsys_nimble.ranged import Ranged, RangedCalls, Ranges
+from mlsys_nimble.state.forks import CAPTURE_LOCK, renew_in_forks
+
+_LOG = logging.getLogger("mlsys_nimble")
+_CHANGED = (
+    "the model was changed after it was prepared, so it was prepared again. Where that is often, prepare it with "
+    "training=True, which reads weights at every call."
+)
+
+
+class PreparedCalls:
+    """Prepared calls of one model, by the signature of their arguments."""
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        options: Options,
+        *,
+        fixed_indices: Collection[int] = (),
+        in_eval_mode: bool = False,
+    ) -> None:
+        self._model = model
+        self._options = options
+        self._fixed_indices = frozenset(fixed_indices)
+        self._mode = eval_mode if in_eval_mode else nullcontext
+        self._by_signature: OrderedDict[Any, Prepared] = OrderedDict()
+        self.latest: Prepared | None = None
+        self.ranged: RangedCalls[Prepared] | None = None  # calls of many sizes that one preparation serves
+        self.renew()
+        renew_in_forks(self)
+
+    def serve(self, ranges: Ranges) -> None:
+        """Serve all calls within these ranges by one preparation, where one can."""
+
+        def make(captured: Captured, ranged: Ranged) -> Prepared:
+            return Prepared(captured, self._options, self._model, ranged=ranged)
+
+        self.ranged = RangedCalls(ranges, self._capture_at, make)
+
+    def renew(self) -> None:
+        """Make new locks: no call is running."""
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._by_signature)
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._by_signature.clear()
+            self.latest = None
+            if self.ranged:
+                self.ranged.clear()
+
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Replay the call; prepare it first if its signature is new."""
+        signature, inputs, objects = self._read(args, kwargs)
+        for tensor in inputs:
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise InvalidInputError(
+                    "an input requires a gradient, and what Nimble replays has none. Call under torch.no_grad(), "
+                    "or pass input.detach()."
+                )
+        is_autocast = torch._C._is_any_autocast_enabled()
+        if is_autocast:
+            signature = signature, autocast_state()
+        prepared = self._by_signature.get(signature) or self._find(signature, args, kwargs)
+        if prepared.is_bound_to_strides and not all(tensor.is_contiguous() for tensor in inputs):
+            signature = signature, tuple([tensor.stride() for tensor in inputs])
+            prepared = self._by_signature.get(signature) or self._prepare(signature, args, kwargs)
+        if prepared.watch.has_changed():
+            self.clear()
+            prepared = self._find(signature, args, kwargs)
+            _LOG.info("%s", _CHANGED)
+        if prepared is not self.latest:
+            with self._lock:
+                if signature in self._by_signature:
+                    self._by_signature.move_to_end(signature)
+                self.latest = prepared
+        if is_autocast:  # the schedule holds its casts
+            with torch._C._DisableAutocast():
+                return prepared.run(inputs, objects)
+        return prepared.run(inputs, objects)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
+        """Prepare calls of this one's signature, without running it."""
+        signature, inputs, _ = self._read(args, kwargs)
+        prepared = self._find(signature, args, kwargs)
+        prepared.check(inputs)
+        return prepared
+
+    def _read(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, Sequence[torch.Tensor], Sequence[Any]]:
+        """Return the call's signature, the tensors that a replay takes, and the objects among the arguments."""
+        if not kwargs and not self._fixed_indices and {*map(type, args)} == {torch.Tensor}:
+            return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in args]), args, ()
+        flat = trees.flatten((args, dict(kwargs)))
+        leaves = flat.leaves
+        if self._fixed_indices:
+            leaves = [leaf for index, leaf in enumerate(leaves) if index not in self._fixed_indices]
+        inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return (flat.spec, tuple([trees.key_of(leaf, _looks) for leaf in leaves])), inputs, flat.objects
+
+    def _find(self, signature: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
+        """Return what serves a call; make it first if need be."""
+        if self.ranged is None or torch._C._is_any_autocast_enabled():
+            return self._prepare(signature, args, kwargs)
+        found = self.ranged.known(signature)
+        if found is None:
+            with self._lock:
+                found = self.ranged.find(signature, args, kwargs)
+                self.latest = found or self.latest
+        return found or self._prepare(signature, args, kwargs)
+
+    def _capture_at(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], questions: Questions, is_first: bool
+    ) -> Captured:
+        """Capture the model at one of many sizes; the first of them with the checks of any preparation."""
+        with CAPTURE_LOCK, self._mode(self._model):
+            refuse_unwatched(self._model)
+            if is_first:
+                return self._capture(tuple(args), kwargs, questions)
+            fixed = self._fixed_indices
+            return capture(self._model, args, kwargs, fixed_indices=fixed, separates=False, questions=questions)
+
+    def _capture(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], questions: Questions | None = None
+    ) -> Captured:
+        fixed = self._fixed_indices
+        try:
+            if isinstance(self._model, torch.fx.GraphModule):
+                return capture(self._model, args, kwargs, fixed_indices=fixed, separates=False, questions=questions)
+            return capture_checked(self._model, args, kwargs, questions)
+        except MlsysError:
+            raise
+        except Exception as error:  # the model's own, or one of the capture
+            with torch.no_grad():
+                run_on_copies(self._model, args, kwargs)
+            what = "the model runs, but not when it is watched"
+            raise refuse_or_blame(error, what, "Prepare with fallback='eager'.") from error
+
+    def _prepare(self, signature: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
+        with self._lock:
+            if (found := self._by_signature.get(signature)) is not None:  # another thread was faster
+                return found
+            begin = time.perf_counter()
+            with CAPTURE_LOCK, self._mode(self._model):
+                captured = self._capture(args, kwargs)
+            with faults_refused():
+                prepared = Prepared(captured, self._options, self._model)
+            self._by_signature[signature] = self.latest = prepared
+            dropped = len(self._by_signature) > self._options.max_schedules
+            if dropped:
+                self._by_signature.popitem(last=False)
+            shapes = ", ".join(str(captured.program.values[value]) for value in captured.program.inputs)
+            _LOG.info(
+                "prepared %s: %d operators, %.2f s; %d of at most %d schedules kept%s",
+                shapes or "a call without tensors",
+                len(prepared.program.operators),
+                time.perf_counter() - begin,
+                len(self._by_signature),
+                self._options.max_schedules,
+                ", the one unused for longest was dropped" if dropped else "",
+            )
+            return prepared
+
+
+def autocast_state() -> tuple[tuple[bool, torch.dtype], ...]:
+    """Return for CPU and CUDA whether autocast is on, and the dtype that it casts to."""
+    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+
+
+@contextmanager
+def eval_mode(model: Any) -> Iterator[None]:
+    """Put all modules in eval mode within the context."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def faults_refused() -> Iterator[None]:
+    """Refuse a model on which passes or executors fail, so that ``fallback="eager"`` and torch.compile can go on."""
+    try:
+        yield
+    except MlsysError:
+        raise
+    except Exception as error:
+        what = "no schedule can be made"
+        raise refuse_or_blame(error, what, "Prepare with fallback='eager'.") from error
+
+
+def run_on_copies(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run a model eagerly on copies of the tensors."""
+    flat = trees.flatten((args, dict(kwargs)))
+    leaves = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.leaves]
+    copied_args, copied_kwargs = trees.unflatten(leaves, flat.spec)
+    return model(*copied_args, **copied_kwargs)
+
+
+def _looks(tensor: torch.Tensor) -> Any:
+    """Return the properties by which a schedule fits a tensor."""
+    return tensor.shape, tensor.dtype, tensor.device

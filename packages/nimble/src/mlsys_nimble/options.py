@@ -1,0 +1,56 @@
+"""Options by which models are prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options by which models are prepared."""
+
+    executor: str = "auto"  # "native", "cuda", "reference", or "auto": by device
+    use_multi_stream: bool = True  # run independent operators concurrently
+    num_threads: int | None = None  # workers of the native executor; None: as many as torch uses
+    max_schedules: int = 8  # sets of input shapes kept; the least recently used one is dropped
+    max_concurrency: int = 1  # calls of one schedule that may run at once, each with memory of its own
+    winograd: int = 4  # the largest tile for 3x3 convolutions in the native executor: 0, 2 or 4 (docs/nimble-cpu.md)
+    kernels: str = "triton"  # of the CUDA executor: "triton", "inductor" or "aten" (docs/nimble-cuda.md)
+    rematerialises: bool = True  # training: recompute cheap values in the backward pass (min-cut)
+    precision: str = "fp32"  # "bf16" rounds the weights of linears and convolutions to it (docs/nimble-cpu.md)
+    weights: str = "bytes"  # how a change is detected: by "bytes" or by "versions" (docs/nimble.md)
+    optimises: bool = True  # run the passes; without them the program has the model's operators
+
+    def __post_init__(self) -> None:
+        for name in ("max_schedules", "max_concurrency"):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.precision not in ("fp32", "bf16"):
+            raise InvalidInputError(f"precision is {self.precision!r}; it may be 'fp32' or 'bf16'")
+        if self.weights not in ("bytes", "versions"):
+            raise InvalidInputError(f"weights is {self.weights!r}; it may be 'bytes' or 'versions'")
+        if self.winograd not in (0, 2, 4):
+            raise InvalidInputError(f"winograd is {self.winograd}; it may be 0, 2 or 4")
+        if self.kernels not in ("triton", "inductor", "aten"):
+            raise InvalidInputError(f"kernels is {self.kernels!r}; it may be 'triton', 'inductor' or 'aten'")
+
+
+def make_options(options: Mapping[str, Any]) -> Options:
+    """Make options from names and values.
+
+    Raises:
+        InvalidInputError: a name does not exist, or a value is out of range.
+
+    Example:
+        >>> make_options({"num_threads": 2}).num_threads
+        2
+    """
+    known = Options.__dataclass_fields__
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InvalidInputError(f"there is no option {unknown[0]!r}; there are {', '.join(known)}")
+    return Options(**options)
