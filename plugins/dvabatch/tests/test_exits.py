@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -14,7 +15,7 @@ from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.oip import ModelRepository, create_oip_app
 from mlsys_dvabatch.serve.models import ServedModel
-from mlsys_dvabatch.serve.preparing import prepare
+from mlsys_dvabatch.serve.preparing import Batching, prepare
 from torch import Tensor, nn
 
 
@@ -51,9 +52,8 @@ def test_requests_leave_at_the_first_head_that_is_sure(tmp_path: Path):
     prepared = prepare(
         saved(module, tmp_path / "heads.pt2"),
         tmp_path,
-        policy="early-exit",
+        Batching(policy="early-exit", max_batch_size=16),
         exit_confidence=confidence,
-        max_batch_size=16,
     )
     assert prepared.loaded.model.num_stages == 3
     x = torch.randn(40, 8, generator=torch.Generator().manual_seed(1)) * 3
@@ -89,13 +89,15 @@ def test_requests_leave_at_the_first_head_that_is_sure(tmp_path: Path):
         (Heads(classes=5), {}, "has no exits, but 3 outputs of shapes"),
         (Heads(is_backwards=True), {}, "nothing is left to compute behind"),
         (Heads(), {"exit_confidence": 0.0}, "an exit confidence of 0.0"),
-        (Heads(), {"num_stages": 2}, "leave out --stages and --compiler"),
+        (Heads(), {"batching": Batching(policy="early-exit", num_stages=2)}, "leave out --stages and --compiler"),
     ],
     ids=["one", "shapes", "order", "confidence", "stages"],
 )
-def test_models_without_such_heads_are_refused(tmp_path: Path, module: nn.Module, options: dict[str, float], says: str):
+def test_models_without_such_heads_are_refused(tmp_path: Path, module: nn.Module, options: dict[str, Any], says: str):
     with pytest.raises(InvalidInputError, match=says):
-        prepare(saved(module, tmp_path / "heads.pt2"), tmp_path, policy="early-exit", **options)  # type: ignore[arg-type]
+        prepare(
+            saved(module, tmp_path / "heads.pt2"), tmp_path, **{"batching": Batching(policy="early-exit")} | options
+        )
 
 
 def test_profile_shows_the_costs_of_each_stage_and_exit(

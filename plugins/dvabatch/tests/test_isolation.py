@@ -14,7 +14,7 @@ from mlsys_core.serving.baselines import DelayBatch, StaticBatch, ZeroBatch
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.load import EarlyExitPolicy
-from mlsys_dvabatch.serve.preparing import prepare
+from mlsys_dvabatch.serve.preparing import Batching, prepare
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.simulated import parse_stages
@@ -78,13 +78,15 @@ def test_models_that_mix_requests_are_refused(name: str, tmp_path: Path):
     with pytest.raises(InvalidInputError, match="mixes requests"):
         prepare(str(tmp_path / "mixing.pt2"), tmp_path / "cache")
     if name not in ("by the size of the batch",):
-        prepare(str(tmp_path / "mixing.pt2"), tmp_path / "cache", max_batch_size=1, policy="zero", num_stages=1)
+        prepare(
+            str(tmp_path / "mixing.pt2"), tmp_path / "cache", Batching(max_batch_size=1, policy="zero", num_stages=1)
+        )
 
 
 def test_a_model_that_guesses_is_refused(tmp_path: Path):
     torch.export.save(exported(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5)).train(), 6), tmp_path / "guesses.pt2")
     with pytest.raises(InvalidInputError, match="random numbers or remembers"):
-        prepare(str(tmp_path / "guesses.pt2"), tmp_path / "cache", max_batch_size=1)
+        prepare(str(tmp_path / "guesses.pt2"), tmp_path / "cache", Batching(max_batch_size=1))
 
 
 @pytest.mark.parametrize("name", sorted(KEEPING))
@@ -178,7 +180,7 @@ def test_early_exit_needs_a_model_with_exits(tmp_path: Path):
     torch.export.save(exported(KEEPING["batch norm"][0], 6), tmp_path / "plain.pt2")
     for name in ("minilm-random", str(tmp_path / "plain.pt2")):
         with pytest.raises(InvalidInputError, match=r"has no exits, .* take another policy"):
-            prepare(name, tmp_path / "cache", policy="early-exit")
+            prepare(name, tmp_path / "cache", Batching(policy="early-exit"))
     model = SlicedModel(program_of(Fn(torch.relu), (torch.randn(1, 6),)), [])
     with pytest.raises(InvalidInputError, match="has no exits"):
         Engine(model, parse_stages("1+1"), EarlyExitPolicy())

@@ -26,6 +26,8 @@ def test_embeddings_are_the_encoders_in_both_formats(client):
     assert near > far + 0.2
     floats = client.embeddings.create(model=ENCODER, input=TEXTS[0], encoding_format="float", dimensions=384)
     assert floats.data[0].embedding == pytest.approx(vectors[0].tolist(), abs=1e-6)
+    first = client.embeddings.create(model=ENCODER, input=TEXTS[0], dimensions=128).data[0].embedding
+    assert first == pytest.approx(vectors[0, :128] / np.linalg.norm(vectors[0, :128]), abs=1e-6)
 
 
 def test_base64_is_little_endian_fp32(url):
@@ -43,7 +45,8 @@ def test_base64_is_little_endian_fp32(url):
         ({"model": MODEL, "input": "x"}, 400, "generates text"),
         ({"model": "other", "input": "x"}, 404, "does not exist"),
         ({"model": ENCODER, "input": []}, 400, "input"),
-        ({"model": ENCODER, "input": "x", "dimensions": 7}, 400, "vectors have 384"),
+        ({"model": ENCODER, "input": "x", "dimensions": 700}, 400, "have 384"),
+        ({"model": ENCODER, "input": "x", "prompt_name": "query"}, 400, "prompt_name"),
         ({"model": ENCODER, "input": "x " * 2000}, 400, "takes from 1 to"),
         ({"model": ENCODER, "input": [10**9]}, 400, "vocabulary"),
         ({"model": ENCODER, "input": "x", "input_type": "query"}, 400, "input_type"),

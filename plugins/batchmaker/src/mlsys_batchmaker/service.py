@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from fastapi import FastAPI
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import BackgroundServer, ServerAddress, serve
-from mlsys_core.serving.http.predict import Processing, predict_router
+from mlsys_core.serving.http.predict import PredictService, Processing, predict_router
 from mlsys_core.serving.http.threads import RequestThreads
 from mlsys_core.serving.oip import ModelRepository, create_oip_app
 from prometheus_client import CollectorRegistry
@@ -26,7 +24,7 @@ from mlsys_batchmaker.serve.metrics import EngineMetrics
 from mlsys_batchmaker.serve.oip_model import OipModel
 
 
-class Service:
+class Service(PredictService):
     """A model of cells, and what stands before and behind it.
 
     A request is what ``POST /predict`` brings: a JSON value, or bytes where its content is no JSON. ``preprocess``
@@ -60,10 +58,9 @@ class Service:
         config: EngineConfig | None = None,
         num_workers: int = 2,
     ) -> None:
+        super().__init__(Processing(preprocess, postprocess), num_workers)
         self.model = model if isinstance(model, Model) else _model_of(model)
         self._config = EngineConfig() if config is None else config
-        self._processing = Processing(preprocess, postprocess)
-        self._num_workers = num_workers
         self._engine: Engine | None = None  # of calls without a server; made by the first
 
     def __enter__(self) -> Self:
@@ -112,22 +109,9 @@ class Service:
         app.include_router(predict_router(run, self._processing, threads, fit=self._payload))
         return app
 
-    def run(self, port: int = 8000, host: str = "127.0.0.1") -> int:
-        """Serve until SIGTERM or SIGINT, then drain; return the exit code.
-
-        Args:
-            port: 0 takes a free one.
-            host: Address to listen on.
-        """
-
-        def tell(address: ServerAddress) -> None:
-            print(f"{self.model.name}: POST {address.url}/predict", flush=True)
-
-        return serve(self.app(), host, port, on_ready=tell)
-
-    def background(self, port: int = 0) -> AbstractContextManager[BackgroundServer]:
-        """Return a server in a thread, a context manager whose value has the ``url``; for tests and notebooks."""
-        return BackgroundServer(self.app(), port=port)
+    def describe(self) -> str:
+        """Return the service's name."""
+        return self.model.name
 
     def _payload(self, made: Any) -> Payload:
         """Return the tensors of a request with the model's dtypes.

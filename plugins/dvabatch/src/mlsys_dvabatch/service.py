@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,13 @@ from fastapi import FastAPI
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import ServeRequest
-from mlsys_core.serving.http import BackgroundServer, ServerAddress, serve
-from mlsys_core.serving.http.predict import Processing, predict_router
+from mlsys_core.serving.http.predict import PredictService, Processing, predict_router
 from mlsys_core.serving.http.threads import RequestThreads
 from mlsys_core.serving.oip import ModelRepository, create_oip_app
 from torch import Tensor, nn
 
 from mlsys_dvabatch.serve.models import ServedModel, texts_of
-from mlsys_dvabatch.serve.preparing import Prepared, prepare, prepare_loaded
+from mlsys_dvabatch.serve.preparing import Batching, Prepared, prepare, prepare_loaded
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.slicing.exits import ExitingModel
 from mlsys_dvabatch.stages.slicing.partition import even_cuts
@@ -33,7 +32,7 @@ from mlsys_dvabatch.stages.zoo import Loaded
 _MOST_STAGES = 4
 
 
-class Service:
+class Service(PredictService):
     """A model, and what stands before and behind it.
 
     A request is what ``POST /predict`` brings: a JSON value, or bytes where its content is no JSON, such as an image.
@@ -76,25 +75,24 @@ class Service:
         num_threads: int | None = None,
         num_workers: int = 2,
     ) -> None:
-        options: Any = {"policy": policy, "max_batch_size": max_batch_size}
+        super().__init__(Processing(preprocess, postprocess), num_workers)
+        options = Batching(policy=policy, max_batch_size=max_batch_size)
         cache_dir = settings().cache_dir
         if isinstance(model, nn.Module):
             if example is None:
                 raise InvalidInputError("a module needs example=, the inputs of one request: tensors of [1, ...]")
             inputs = example if isinstance(example, tuple) else (example,)
             loaded = _loaded(model, inputs, name, exit_confidence if policy == "early-exit" else None)
-            self._prepared: Prepared = prepare_loaded(loaded, cache_dir, **options)
+            self._prepared: Prepared = prepare_loaded(loaded, cache_dir, options)
         elif example is not None:
             raise InvalidInputError("example= is for modules; a file or name has its own")
         else:
-            self._prepared = prepare(str(model), cache_dir, exit_confidence=exit_confidence, **options)
+            self._prepared = prepare(str(model), cache_dir, options, exit_confidence=exit_confidence)
         self._is_used = False
         self.name = self._prepared.loaded.name
         self.policy = self._prepared.policy_name
-        self._processing = Processing(preprocess, postprocess)
-        self._prepare_options = options | {"policy": self.policy}
+        self._prepare_options = replace(options, policy=self.policy)
         self._options: Any = {"max_batch_size": max_batch_size, "num_threads": num_threads}
-        self._num_workers = num_workers
 
     def __call__(self, body: Any) -> Any:
         """Return the answer to one request, computed here and now: no server, no batch.
@@ -122,7 +120,7 @@ class Service:
         """Return a new app with ``POST /predict``, the Open Inference Protocol, health and metrics."""
         prepared = self._prepared
         if self._is_used:  # a policy is of one engine
-            prepared = prepare_loaded(prepared.loaded, settings().cache_dir, **self._prepare_options)
+            prepared = prepare_loaded(prepared.loaded, settings().cache_dir, self._prepare_options)
         self._is_used = True
         threads = RequestThreads("service", num_small=self._num_workers)
         served = ServedModel(prepared.loaded, prepared.costs, prepared.policy, threads=threads, **self._options)
@@ -137,22 +135,9 @@ class Service:
         )
         return app
 
-    def run(self, port: int = 8000, host: str = "127.0.0.1") -> int:
-        """Serve until SIGTERM or SIGINT, then drain; return the exit code.
-
-        Args:
-            port: 0 takes a free one.
-            host: Address to listen on.
-        """
-
-        def tell(address: ServerAddress) -> None:
-            print(f"{self.name}: policy {self.policy}, POST {address.url}/predict", flush=True)
-
-        return serve(self.app(), host, port, on_ready=tell)
-
-    def background(self, port: int = 0) -> AbstractContextManager[BackgroundServer]:
-        """Return a server in a thread, a context manager whose value has the ``url``; for tests and notebooks."""
-        return BackgroundServer(self.app(), port=port)
+    def describe(self) -> str:
+        """Return the service's name and policy."""
+        return f"{self.name}: policy {self.policy}"
 
 
 def _loaded(model: nn.Module, example: tuple[Tensor, ...], name: str, exit_confidence: float | None) -> Loaded:

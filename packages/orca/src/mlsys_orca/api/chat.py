@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Request, Response
 from mlsys_core.serving.http import Router, cancel_on_disconnect
+from mlsys_core.serving.http.bodies import Neutral
 from pydantic import Field, model_validator
 
 from mlsys_orca.api.answer_reader import AnswerForm
@@ -14,7 +15,7 @@ from mlsys_orca.api.answers import STREAMED, collect, num_values
 from mlsys_orca.api.chat_answer import ChatCompletion, chat_completion, chat_events
 from mlsys_orca.api.chat_messages import Message, NamedTool, Tool
 from mlsys_orca.api.conversation import Conversation, ToolUse, prepare
-from mlsys_orca.api.fields import MAX_MESSAGES, Generating, Neutral, ResponseFormat
+from mlsys_orca.api.fields import MAX_MESSAGES, Generating, ResponseFormat
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.identity import identity_of
 from mlsys_orca.api.reasoning import Effort

@@ -6,9 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import HttpError
+from mlsys_core.serving.http.bodies import Body, Neutral
 from pydantic import Field, model_validator
 
-from mlsys_orca.api.fields import MAX_CHOICES, MAX_MESSAGES, Body, Neutral
+from mlsys_orca.api.fields import MAX_CHOICES, MAX_MESSAGES
 from mlsys_orca.api.intake import bounded_json
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from fastapi import Request, Response
 from mlsys_core.serving.http import Router, cancel_on_disconnect
+from mlsys_core.serving.http.bodies import Ids, ManyIds, Neutral, Text, Texts
 from pydantic import BaseModel, Field, model_validator
 
 from mlsys_orca.api.answers import (
@@ -26,17 +27,7 @@ from mlsys_orca.api.answers import (
     num_values,
     prompt_logprobs,
 )
-from mlsys_orca.api.fields import (
-    MAX_CHOICES,
-    Generating,
-    Ids,
-    ManyIds,
-    Neutral,
-    ResponseFormat,
-    Text,
-    Texts,
-    grammar_from,
-)
+from mlsys_orca.api.fields import MAX_CHOICES, Generating, ResponseFormat, grammar_from
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.identity import identity_of
 from mlsys_orca.api.resume.keeper import AnswerKeeper

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
 
 from fastapi import Request, Response
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import Router
-from pydantic import BaseModel, Field
+from mlsys_core.serving.http.text_bodies import (
+    EmbeddingList,
+    EmbeddingRequest,
+    RerankAnswer,
+    RerankRequest,
+    check_dimensions,
+    each_input,
+    embedding_list,
+    rerank_answer,
+    shortened,
+)
+from pydantic import BaseModel
 from torch import Tensor
 from torch.nn import functional
 
-from mlsys_orca.api.fields import Body, Ids, ManyIds, Text, Texts
 from mlsys_orca.api.front import to_json
 from mlsys_orca.api.identity import identity_of
 from mlsys_orca.api.service import ModelService, unknown_model
@@ -26,89 +33,17 @@ from mlsys_orca.engine.embedding import TextEncoder
 MAX_WAITING = 64  # requests for the encoder, beside one of a batch
 
 
-class EmbeddingRequest(Body):
-    """``POST /v1/embeddings``."""
-
-    model: str = Field(min_length=1, max_length=256)
-    input: Text | Ids | Texts | ManyIds
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, ge=1, description="Only the model's own number.")
-    truncate: bool = Field(default=False, description="An extension: cut texts that are too long.")
-    user: str | None = Field(default=None, max_length=256)
-
-    @property
-    def texts(self) -> list[str | list[int]]:
-        """All inputs."""
-        if isinstance(self.input, str):
-            return [self.input]
-        return [self.input] if isinstance(self.input[0], int) else list(self.input)
-
-
-class Embedding(BaseModel):
-    """One vector."""
-
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: list[float] | str  # numbers, or base64 of little-endian fp32
-
-
-class EncoderUsage(BaseModel):
-    """Number of tokens a request cost."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingList(BaseModel):
-    """Answer of ``POST /v1/embeddings``."""
-
-    object: Literal["list"] = "list"
-    data: list[Embedding]
-    model: str
-    usage: EncoderUsage
-
-
-class RerankRequest(Body):
-    """``POST /v1/rerank``: as Cohere's and Jina's."""
-
-    model: str = Field(min_length=1, max_length=256)
-    query: Text
-    documents: Texts
-    top_n: int | None = Field(default=None, ge=1)
-    return_documents: bool = True
-    truncate: bool = Field(default=False, description="An extension: cut texts that are too long.")
-
-
-class RerankDocument(BaseModel):
-    """A document as it came."""
-
-    text: str
-
-
-class RerankResult(BaseModel):
-    """Rank of one document."""
-
-    index: int  # among the request's documents
-    relevance_score: float  # a cross-encoder's, from 0 to 1; else the cosine between query and document
-    document: RerankDocument | None = None
-
-
-class RerankAnswer(BaseModel):
-    """Answer of ``POST /v1/rerank``, best first."""
-
-    id: str
-    model: str
-    results: list[RerankResult]
-    usage: EncoderUsage
-
-
 def add_routes(router: Router, service: ModelService) -> None:
     """Add the routes ``/v1/embeddings`` and ``/v1/rerank``."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="orca-encoder")  # an encoder has one caller at a time
     num_waiting = 0
 
-    def encoder_of(model: str) -> TextEncoder:
+    def encoder_of(model: str | None) -> TextEncoder:
         encoder = service.encoder
+        if model is None:
+            if encoder is None:
+                raise InvalidInputError("this server has no encoder: serve --encoder NAME")
+            return encoder
         if encoder is None or model != encoder.name:
             if model in service.names:
                 raise InvalidInputError(f"{model!r} generates text; vectors come from an encoder: serve --encoder NAME")
@@ -132,9 +67,10 @@ def add_routes(router: Router, service: ModelService) -> None:
         """Return the vectors of texts."""
         encoder = encoder_of(body.model)
         if encoder.scores_pairs:
-            raise InvalidInputError(f"{body.model!r} is a cross-encoder, which has no vectors: use /v1/rerank")
-        if body.dimensions not in (None, encoder.dimension):
-            raise InvalidInputError(f"dimensions is {body.dimensions}; this model's vectors have {encoder.dimension}")
+            raise InvalidInputError(f"{encoder.name!r} is a cross-encoder, which has no vectors: use /v1/rerank")
+        if body.prompt_name is not None:
+            raise InvalidInputError("prompt_name: this encoder puts its own prompt before each text; leave it out")
+        check_dimensions(body.dimensions, encoder.dimension, model=encoder.name)
         return await run(request, lambda: _embeddings(encoder, body))
 
     @router.post("/v1/rerank", response_model=RerankAnswer)
@@ -145,37 +81,15 @@ def add_routes(router: Router, service: ModelService) -> None:
 
 
 def _embeddings(encoder: TextEncoder, body: EmbeddingRequest) -> EmbeddingList:
-    vectors, num_tokens = _vectors(encoder, body.texts, truncate=body.truncate)
-    data = [
-        Embedding(
-            index=index,
-            embedding=vector.tolist()
-            if body.encoding_format == "float"
-            else base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode(),
-        )
-        for index, vector in enumerate(vectors)
-    ]
-    return EmbeddingList(data=data, model=body.model, usage=_usage(num_tokens))
+    vectors, num_tokens = _vectors(encoder, each_input(body.input), truncate=body.truncate)
+    found = shortened(vectors.numpy(), body.dimensions)
+    return embedding_list(body, found, model=encoder.name, num_tokens=num_tokens)
 
 
 def _ranking(encoder: TextEncoder, body: RerankRequest) -> RerankAnswer:
     score = _scores if encoder.scores_pairs else _cosines
-    found, num_tokens = score(encoder, body.query, body.documents, truncate=body.truncate)
-    scores = found.tolist()
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
-    results = [
-        RerankResult(
-            index=index,
-            relevance_score=scores[index],
-            document=RerankDocument(text=body.documents[index]) if body.return_documents else None,
-        )
-        for index in order
-    ]
-    return RerankAnswer(id=f"rerank-{uuid.uuid4().hex}", model=body.model, results=results, usage=_usage(num_tokens))
-
-
-def _usage(num_tokens: int) -> EncoderUsage:
-    return EncoderUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+    scores, num_tokens = score(encoder, body.query, body.texts, truncate=body.truncate)
+    return rerank_answer(body, scores.numpy(), model=encoder.name, num_tokens=num_tokens)
 
 
 def _vectors(encoder: TextEncoder, texts: Sequence[str | list[int]], *, truncate: bool) -> tuple[Tensor, int]:

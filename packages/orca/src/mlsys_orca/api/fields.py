@@ -9,70 +9,22 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from mlsys_core.errors import InvalidInputError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from mlsys_core.serving.http.bodies import MAX_TEXTS, Body, Neutral, Text, TokenId
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
 from mlsys_orca.scheduling.batch import MAX_LOGPROBS
 from mlsys_orca.text.guides import Grammar, GrammarKind, grammar_of
 
 MAX_CHOICES = 128
-MAX_PROMPTS = 2048  # of one request
+MAX_PROMPTS = MAX_TEXTS
 MAX_MESSAGES = 4096  # of a conversation; likewise the parts of a message
 MAX_BIASES = 4096  # tokens with a bias
-_MAX_FIELDS = 256  # of an object; more than any has
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 StopStrings = Annotated[list[StopString], Field(max_length=16, fail_fast=True)]
-Neutral = dict[str, tuple[Any, ...]]  # field -> the values at which it is taken, though nothing comes of it
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-# Lists end at the first item that is wrong: a list of half a million may have as many.
-Text = Annotated[str, Field(min_length=1)]
-Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
-ManyIds = Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Label = Annotated[str, Field(max_length=512)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-
-
-class NotImplementedFieldError(ValueError):
-    """A field has a value that asks for what this server has not."""
-
-    def __init__(self, param: str) -> None:
-        super().__init__(f"{param!r} is not implemented by this server; leave it out")
-        self.param = param
-
-
-class Body(BaseModel):
-    """A request's body: no unknown fields, no values of another type.
-
-    ``neutral`` names fields that are taken at the values that ask for nothing; ``harmless`` those among the model's
-    that change no answer at any value.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    neutral: ClassVar[Neutral] = {}
-    harmless: ClassVar[frozenset[str]] = frozenset()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_implemented(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        if len(values) > _MAX_FIELDS:
-            raise ValueError(f"there are {len(values)} fields, and no object of this request has so many")
-        rest = dict(values)
-        for name, allowed in cls.neutral.items():
-            if name in rest:
-                given = rest.pop(name)
-                if not any(_is_same(given, value) for value in allowed):
-                    raise NotImplementedFieldError(name)
-        return rest
-
-
-def _is_same(value: Any, other: Any) -> bool:
-    if isinstance(value, bool) or isinstance(other, bool):
-        return value is other
-    return bool(value == other)
 
 
 def _not_too_many(biases: Any) -> Any:

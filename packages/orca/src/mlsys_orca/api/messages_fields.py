@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
+from mlsys_core.serving.http.bodies import Body, Neutral
 from pydantic import Field, model_validator
 
 from mlsys_orca.api.conversation import Conversation, ToolUse
-from mlsys_orca.api.fields import MAX_MESSAGES, Body, Neutral, Sampled, StopStrings
+from mlsys_orca.api.fields import MAX_MESSAGES, Sampled, StopStrings
 from mlsys_orca.api.reasoning import Effort
 
 _CALLER: Neutral = {"caller": (None, {"type": "direct"}), "cache_control": (None,), "toolset_name": (None,)}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+from mlsys_core.serving.http.bodies import Body, Neutral, Text
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from mlsys_orca.api.chat_messages import shown_call
 from mlsys_orca.api.conversation import Conversation, ToolUse
-from mlsys_orca.api.fields import MAX_MESSAGES, Body, Labelled, Neutral, Text
+from mlsys_orca.api.fields import MAX_MESSAGES, Labelled
 from mlsys_orca.api.reasoning import Effort
 
 Status = Literal["completed", "incomplete", "in_progress"]

@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 from fastapi import Request, Response
 from mlsys_core.serving.http import Router
+from mlsys_core.serving.http.bodies import Body, TokenId
 from pydantic import BaseModel, Field, model_validator
 
 from mlsys_orca.api.chat_messages import Message
-from mlsys_orca.api.fields import MAX_MESSAGES, Body, TokenId
+from mlsys_orca.api.fields import MAX_MESSAGES
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.service import ModelService
 

@@ -120,7 +120,7 @@ def serve(
     from mlsys_core.serving.oip import ModelRepository
     from mlsys_core.serving.oip.app import DEFAULT_CONFIG
     from mlsys_dvabatch.serve.models import ServedModel, StageMetrics
-    from mlsys_dvabatch.serve.preparing import prepare
+    from mlsys_dvabatch.serve.preparing import Batching, prepare
     from mlsys_dvabatch.serve.source import ServedSource
     from mlsys_dvabatch.serve.text_app import create_app
     from mlsys_dvabatch.serve.text_routes import TEXT_ERRORS
@@ -131,18 +131,21 @@ def serve(
         torch.set_num_threads(threads)
     console = Console(stderr=True)
     compute_device = get_device(device)
+    batching = Batching(
+        policy=policy,
+        mode=mode,
+        qos_s=qos_ms / 1e3,
+        max_batch_size=max_batch,
+        max_waiting=max_waiting,
+        window_s=window_ms / 1e3,
+        num_stages=stages,
+    )
 
     def build(argument: str) -> ServedModel:
         prepared = prepare(
             argument,
             settings().cache_dir,
-            policy=policy,
-            mode=mode,
-            qos_s=qos_ms / 1e3,
-            max_batch_size=max_batch,
-            max_waiting=max_waiting,
-            window_s=window_ms / 1e3,
-            num_stages=stages,
+            batching,
             shape=parse_shape(shape),
             compiler=compiler,
             exit_confidence=exit_confidence,

@@ -36,17 +36,32 @@ class Prepared:
     policy_name: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """Options of a model's policy.
+
+    Raises:
+        InvalidInputError: There is no such mode.
+    """
+
+    policy: str = "auto"
+    mode: str = "cost-aware"  # or "literal"
+    qos_s: float = 0.2  # latency target
+    max_batch_size: int = 64  # requests
+    max_waiting: int = 1024  # requests
+    window_s: float = 0.005  # of the policy "delay"
+    num_stages: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("literal", "cost-aware"):
+            raise InvalidInputError(f"mode {self.mode!r}: give literal or cost-aware")
+
+
 def prepare(
     name: str,
     cache_dir: Path,
+    batching: Batching = Batching(),
     *,
-    policy: str = "auto",
-    mode: str = "cost-aware",
-    qos_s: float = 0.2,
-    max_batch_size: int = 64,
-    max_waiting: int = 1024,
-    window_s: float = 0.005,
-    num_stages: int | None = None,
     shape: tuple[int, ...] | None = None,
     compiler: str | None = None,
     slice_at: str = "time",
@@ -61,71 +76,53 @@ def prepare(
         InvalidInputError: no such model, one that mixes requests, or options that do not go together.
         PluginError: no such policy or compiler.
     """
-    if mode not in ("literal", "cost-aware"):
-        raise InvalidInputError(f"mode {mode!r}: give literal or cost-aware")
     compile_stage = compiler_of(compiler)
     loaded = load(
         name,
         cache_dir,
-        num_stages=num_stages,
+        num_stages=batching.num_stages,
         shape=shape,
         compile_stage=compile_stage,
         slice_at=slice_at,
         trust_code=trust_code,
-        exit_confidence=exit_confidence if policy == "early-exit" else None,
+        exit_confidence=exit_confidence if batching.policy == "early-exit" else None,
         device=device,
     )
     if compiler is not None and isinstance(loaded.model, BertStages):
         raise InvalidInputError(f"{name}: encoders run as they are; --compiler is for models that are sliced")
-    return prepare_loaded(
-        loaded,
-        cache_dir,
-        policy=policy,
-        mode=mode,
-        qos_s=qos_s,
-        max_batch_size=max_batch_size,
-        max_waiting=max_waiting,
-        window_s=window_s,
-        num_stages=num_stages,
-        progress=progress,
-    )
+    return prepare_loaded(loaded, cache_dir, batching, progress=progress)
 
 
 def prepare_loaded(
     loaded: Loaded,
     cache_dir: Path,
+    batching: Batching = Batching(),
     *,
-    policy: str = "auto",
-    mode: str = "cost-aware",
-    qos_s: float = 0.2,
-    max_batch_size: int = 64,
-    max_waiting: int = 1024,
-    window_s: float = 0.005,
-    num_stages: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Prepared:
     """Profile a loaded model unless that was done before, and make its policy. Raises as :func:`prepare`."""
-    name = loaded.name
+    name, policy, max_batch_size = loaded.name, batching.policy, batching.max_batch_size
     loaded.model.isolation.require(max_batch_size)
     if policy in WHOLE:  # these ask for no costs
         costs = profiled(loaded, cache_dir, max_batch_size=1, progress=progress)
-        return Prepared(loaded, costs, _whole(policy, max_batch_size, max_waiting, window_s), policy)
+        return Prepared(loaded, costs, _whole(batching), policy)
     chosen = policy
     if policy == "auto":
         is_encoder = isinstance(loaded.model, BertStages)
         chosen = choose(Diversities(is_encoder, _has_operator_diversity(loaded)), can_pack=is_encoder)
-    made = make_policy(chosen, installed_plugins().registry, mode=mode)
+    made = make_policy(chosen, installed_plugins().registry, mode=batching.mode)
     if made.wants_exits and not loaded.has_exits:
         raise InvalidInputError(f"{name}: {NO_EXITS}")
     if chosen == "packed":
         if not isinstance(loaded.model, BertStages):
             raise InvalidInputError(f"{name}: only encoders can be packed; take another policy")
-        loaded = replace(loaded, model=loaded.model.with_form(is_packed=True, num_stages=num_stages or 1))
+        packed = loaded.model.with_form(is_packed=True, num_stages=batching.num_stages or 1)
+        loaded = replace(loaded, model=packed)
         max_batch_size = 1  # to be measured: tokens are what a packed batch costs
     costs = profiled(loaded, cache_dir, max_batch_size=max_batch_size, progress=progress)
     if isinstance(made, LoadPolicy):
-        made.comp_wait_s = comp_wait_s(costs, qos_s, max_batch_size, loaded.lengths[-1])
-        made.qos_s = qos_s
+        made.comp_wait_s = comp_wait_s(costs, batching.qos_s, max_batch_size, loaded.lengths[-1])
+        made.qos_s = batching.qos_s
     return Prepared(loaded, costs, made, chosen)
 
 
@@ -163,9 +160,10 @@ def _has_operator_diversity(loaded: Loaded) -> bool:
         return profile_operators(loaded.model.program, batch_sizes=(1, 4, 16)).prefers_differently()
 
 
-def _whole(name: str, max_batch_size: int, max_waiting: int, window_s: float) -> Scheduler[Any, Any, Any]:
+def _whole(batching: Batching) -> Scheduler[Any, Any, Any]:
+    name = batching.policy
     factory = installed_plugins().registry.load(PolicySpec, WHOLE[name])
-    size = {"batch_size" if name == "static" else "max_batch_size": max_batch_size}
-    window = {"delay_s": window_s} if name == "delay" else {}
-    scheduler: Scheduler[Any, Any, Any] = factory(**size, **window, max_waiting=max_waiting)
+    size = {"batch_size" if name == "static" else "max_batch_size": batching.max_batch_size}
+    window = {"delay_s": batching.window_s} if name == "delay" else {}
+    scheduler: Scheduler[Any, Any, Any] = factory(**size, **window, max_waiting=batching.max_waiting)
     return scheduler

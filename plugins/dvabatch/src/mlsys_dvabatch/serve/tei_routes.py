@@ -7,10 +7,11 @@ from typing import Any
 from fastapi import Response
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import HttpError, Router
+from mlsys_core.serving.http.bodies import MAX_TEXTS
+from mlsys_core.serving.http.text_bodies import Floats, each_input, unit
 from mlsys_core.serving.http.threads import RequestThreads
 from mlsys_dvabatch import __version__
-from mlsys_dvabatch.serve.text_fields import (
-    MAX_TEXTS,
+from mlsys_dvabatch.serve.tei_fields import (
     Cut,
     Prediction,
     Rank,
@@ -21,9 +22,8 @@ from mlsys_dvabatch.serve.text_fields import (
     TeiSimilarityRequest,
     TeiTokenizeRequest,
     Token,
-    each_input,
 )
-from mlsys_dvabatch.serve.text_service import Cutting, Floats, TextEncoder, TextService, sigmoid, softmax, unit
+from mlsys_dvabatch.serve.text_service import Cutting, TextEncoder, TextService, sigmoid, softmax
 from mlsys_dvabatch.stages.models.config import HeadConfig
 from pydantic_core import to_json
 

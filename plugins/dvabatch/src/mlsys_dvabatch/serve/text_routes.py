@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import base64
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Response
 from mlsys_core.serving.http import ErrorFormat, ErrorInfo, Router
 from mlsys_core.serving.http.errors import ErrorResponse, openai_body
+from mlsys_core.serving.http.text_bodies import (
+    EmbeddingList,
+    EmbeddingRequest,
+    RerankAnswer,
+    RerankRequest,
+    each_input,
+    embedding_list,
+    rerank_answer,
+)
 from mlsys_core.serving.http.threads import RequestThreads
 from mlsys_core.serving.oip.app import ERROR_FORMAT, OipError
 from mlsys_dvabatch.serve.tei_routes import TEI_PATHS, error_type
-from mlsys_dvabatch.serve.text_fields import (
-    Embedding,
-    EmbeddingList,
-    EmbeddingRequest,
-    RankedDocument,
-    RerankAnswer,
-    RerankRequest,
-    RerankResult,
-    TextUsage,
-    each_input,
-)
-from mlsys_dvabatch.serve.text_service import Cutting, Floats, TextService
+from mlsys_dvabatch.serve.text_service import Cutting, TextService
 from pydantic import BaseModel
 
 _OPENAI_PATHS = ("/v1/", "/v2/rerank")
@@ -72,51 +68,20 @@ def add_text_routes(router: Router, service: TextService, threads: RequestThread
                 dimensions=body.dimensions,
             )
             name = encoder.name
-        is_text = body.encoding_format == "base64"
         return await threads.run(
-            lambda: to_json(
-                EmbeddingList(data=_embeddings(vectors, is_base64=is_text), model=name, usage=_usage(num_tokens))
-            ),
-            size=vectors.nbytes,
+            lambda: to_json(embedding_list(body, vectors, model=name, num_tokens=num_tokens)), size=vectors.nbytes
         )
 
     @router.post("/v1/rerank", response_model=RerankAnswer, responses=_OPENAI_ERRORS)
     @router.post("/v2/rerank", response_model=RerankAnswer, include_in_schema=False)
     async def rerank(body: RerankRequest) -> Response:
         """Rank documents by their fit to a query: a cross-encoder's score, or the cosine of an encoder's vectors."""
-        texts = body.texts
         with service.encoder(body.model) as encoder:
-            scores, num_tokens = await encoder.scores(body.query, texts, cutting=Cutting(is_cut=body.truncate))
+            scores, num_tokens = await encoder.scores(body.query, body.texts, cutting=Cutting(is_cut=body.truncate))
             name = encoder.name
-        results = [
-            RerankResult(
-                index=index,
-                relevance_score=score,
-                document=RankedDocument(text=texts[index]) if body.return_documents else None,
-            )
-            for index, score in ranked(scores)[: body.top_n]
-        ]
-        answer = RerankAnswer(id=f"rerank-{uuid.uuid4().hex}", model=name, results=results, usage=_usage(num_tokens))
-        return to_json(answer)
-
-
-def ranked(scores: Floats) -> list[tuple[int, float]]:
-    """Return index and score of each text, best first; equal ones in the order in which they came."""
-    listed = scores.tolist()
-    return [(index, listed[index]) for index in sorted(range(len(listed)), key=lambda index: -listed[index])]
+        return to_json(rerank_answer(body, scores, model=name, num_tokens=num_tokens))
 
 
 def to_json(answer: BaseModel) -> Response:
     """Return an answer as JSON, without the fields that are None."""
     return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
-
-
-def _embeddings(vectors: Floats, *, is_base64: bool) -> list[Embedding]:
-    if is_base64:
-        texts = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
-        return [Embedding.model_construct(index=index, embedding=text) for index, text in enumerate(texts)]
-    return [Embedding.model_construct(index=index, embedding=list_) for index, list_ in enumerate(vectors.tolist())]
-
-
-def _usage(num_tokens: int) -> TextUsage:
-    return TextUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import HttpError
+from mlsys_core.serving.http.text_bodies import Floats, check_dimensions, shortened, unit
 from mlsys_core.serving.http.threads import RequestThreads
 from mlsys_core.serving.oip import ModelRepository
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.tokens import Side, TextTokens
 from mlsys_dvabatch.stages.models.config import HeadConfig
 
-Floats = npt.NDArray[np.float32]
 _PAIR_CHARS = 64  # beside its text, that a pair of texts counts for
 
 
@@ -80,9 +80,7 @@ class TextEncoder:
         """
         if self.head is not None:
             raise WrongModelError(f"{self.name!r} is a classifier, which has no vectors: use /v1/rerank or /predict")
-        size = self.texts.config.embedding_size
-        if dimensions is not None and dimensions > size:
-            raise InvalidInputError(f"dimensions is {dimensions}; the vectors of {self.name!r} have {size}")
+        check_dimensions(dimensions, self.texts.config.embedding_size, model=self.name)
         texts = [each for each in inputs if isinstance(each, str)]
         encoded = iter(
             await self._threads.run(
@@ -92,9 +90,7 @@ class TextEncoder:
         )
         rows = [next(encoded) if isinstance(each, str) else np.array(each, np.int64) for each in inputs]
         found = np.stack(await self.model.run_rows(rows, self._key))
-        if dimensions is not None and dimensions < size:
-            found = unit(found[:, :dimensions])
-        return found, _num_tokens(rows)
+        return shortened(found, dimensions), _num_tokens(rows)
 
     async def logits(self, texts: Sequence[str | tuple[str, str]], *, cutting: Cutting) -> tuple[Floats, int]:
         """Return a classifier's logits for texts and pairs of texts, [texts, labels], and the tokens of all."""
@@ -182,13 +178,6 @@ class TextService:
             yield TextEncoder(model, self._threads, f"text {next(self._numbers)}")
         finally:
             version.release()
-
-
-def unit(vectors: Floats) -> Floats:
-    """Return vectors of length 1; one of zeros stays."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    scaled: Floats = vectors / np.maximum(lengths, 1e-12).astype(np.float32)
-    return scaled
 
 
 def sigmoid(logits: Floats) -> Floats:

@@ -5,10 +5,13 @@ BatchMaker's and DVABatch's services are this route over their engines.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import FastAPI
 from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +19,7 @@ from starlette.responses import Response
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http.json_body import parse_json
 from mlsys_core.serving.http.routing import Router
+from mlsys_core.serving.http.server import BackgroundServer, ServerAddress, serve
 from mlsys_core.serving.http.threads import RequestThreads
 
 _REFUSALS = (ValueError, KeyError, TypeError)  # of preprocessing: the client's fault
@@ -51,6 +55,44 @@ class Processing:
     def answer(self, result: Any) -> Any:
         """Return the answer for what the model gave."""
         return result if self.behind is None else self.behind(result)
+
+
+class PredictService(ABC):
+    """A model with functions before and behind it, and the ways to serve it.
+
+    Args:
+        processing: The functions.
+        num_workers: Threads for them.
+    """
+
+    def __init__(self, processing: Processing, num_workers: int) -> None:
+        self._processing = processing
+        self._num_workers = num_workers
+
+    @abstractmethod
+    def app(self) -> FastAPI:
+        """Return a new app with ``POST /predict``, the Open Inference Protocol, health and metrics."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return the service's name and how it runs, in a few words."""
+
+    def run(self, port: int = 8000, host: str = "127.0.0.1") -> int:
+        """Serve until SIGTERM or SIGINT, then drain; return the exit code.
+
+        Args:
+            port: 0 takes a free one.
+            host: Address to listen on.
+        """
+
+        def tell(address: ServerAddress) -> None:
+            print(f"{self.describe()}: POST {address.url}/predict", flush=True)
+
+        return serve(self.app(), host, port, on_ready=tell)
+
+    def background(self, port: int = 0) -> AbstractContextManager[BackgroundServer]:
+        """Return a server in a thread, a context manager whose value has the ``url``; for tests and notebooks."""
+        return BackgroundServer(self.app(), port=port)
 
 
 def predict_router(

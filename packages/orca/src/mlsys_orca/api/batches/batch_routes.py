@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from fastapi import Query, Request
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import HttpError, Router
+from mlsys_core.serving.http.bodies import Body
 from pydantic import BaseModel, Field
 
 from mlsys_orca.api.batches.access import Caller, page
@@ -17,7 +18,7 @@ from mlsys_orca.api.batches.files import unknown_file
 from mlsys_orca.api.batches.lifetime import Batches
 from mlsys_orca.api.batches.records import WINDOW_S, Batch, KeptBatch
 from mlsys_orca.api.batches.store import unknown_batch
-from mlsys_orca.api.fields import Body, Label
+from mlsys_orca.api.fields import Label
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
 
