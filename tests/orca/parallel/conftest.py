@@ -21,6 +21,7 @@ from tests.installed import installed_model
 from tests.orca.conftest import tiny_metadata, write_gguf
 from tests.orca.parallel.places import write_checkpoint
 from tests.orca.survival.clients import Server
+from tests.processes import await_ends
 
 NUM_LAYERS, HIDDEN, VOCAB = 6, 128, 260
 
@@ -105,8 +106,7 @@ def start(six_layers: Path) -> Callable[..., Any]:
             process.terminate()
             process.wait()
             process.stdout.close()  # type: ignore[union-attr]
-            _, alive = psutil.wait_procs(children, timeout=20)
-            assert not alive
+            assert not await_ends(children, timeout_s=20)
         assert set(Path("/dev/shm").iterdir()) <= before
 
     return started

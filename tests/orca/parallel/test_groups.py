@@ -20,6 +20,7 @@ from mlsys_core.serving.processes import can_supervise
 
 from tests.orca.parallel.conftest import ranks_of
 from tests.orca.survival.clients import answers, bodies
+from tests.processes import await_ends
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
 
@@ -118,8 +119,7 @@ def test_nobody_outlives_a_server(start: Any, number: signal.Signals) -> None:
         everyone = psutil.Process(server.process.pid).children(recursive=True)
         assert len(everyone) >= 3 + 3 + 6
         server.process.send_signal(number)
-        _, alive = psutil.wait_procs(everyone, timeout=20)
-        assert not alive
+        assert not await_ends(everyone, timeout_s=20)
 
 
 def test_a_part_that_cannot_be_loaded_is_told_in_one_line_and_leaves_nobody(six_layers: Path, tmp_path: Path) -> None:

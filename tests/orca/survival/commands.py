@@ -15,6 +15,8 @@ from typing import IO, Any
 import httpx
 import psutil
 
+from tests.processes import await_ends
+
 MLSYS = [sys.executable, "-m", "mlsys_core", "orca"]
 
 
@@ -62,4 +64,4 @@ def served(*arguments: str) -> Iterator[Served]:
             children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             process.terminate()
             process.wait()
-        psutil.wait_procs(children, timeout=None)
+        await_ends(children)

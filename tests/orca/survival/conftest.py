@@ -18,6 +18,7 @@ import pytest
 
 from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
 from tests.orca.survival.clients import Server, answers, bodies
+from tests.processes import await_ends
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +43,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
             process.terminate()
             process.wait()
             process.stdout.close()  # type: ignore[union-attr]
-        psutil.wait_procs(children, timeout=None)  # nobody is left
+        await_ends(children)  # nobody is left
 
     return started
 

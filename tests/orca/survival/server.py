@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mlsys_core.collector import collect_seldom
 from mlsys_core.serving.http import HttpConfig, ServerAddress
 from mlsys_core.serving.http.port import BoundPort
 from mlsys_core.serving.processes import RestartBudget
@@ -186,4 +187,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    collect_seldom()
     sys.exit(main())

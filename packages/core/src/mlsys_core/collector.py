@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,12 @@ _SELDOM = 50_000, 20, 100
 
 
 def collect_seldom() -> None:
-    """Have garbage be looked for seldom from now on; for the owner of a process that starts."""
+    """Have garbage be looked for seldom from now on, and not as the process ends; for the owner of a process that starts.
+
+    Python's last look goes through all that torch and transformers have made: a second, and then nobody uses it.
+    """
     gc.set_threshold(*_SELDOM)
+    atexit.register(gc.freeze)
 
 
 def collect_as_usual() -> None:

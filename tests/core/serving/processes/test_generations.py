@@ -25,6 +25,7 @@ import pytest
 from mlsys_core.serving.processes import can_supervise
 
 from tests.certificates import make_certificates
+from tests.processes import await_ends
 
 pytestmark = pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
 
@@ -134,7 +135,7 @@ def serving(settings: str = "{}", *arguments: str) -> Iterator[Server]:
         finally:
             process.terminate()
             process.wait()
-    psutil.wait_procs(children, timeout=None)  # nobody is left
+    await_ends(children)  # nobody is left
 
 
 class Clients:
@@ -258,7 +259,8 @@ def test_one_that_cannot_start_changes_nothing_and_the_one_who_asked_hears_why()
         assert "SIGKILL" in answer.json()["error"]["message"]
         assert server.get("/pid")["answer"] == "a"
         assert server.post("/reload", answer="b").json() == {"number": 4}
-        assert len(server.generations()) <= 2
+        while len(server.generations()) > 2:  # the two that failed may still be ending
+            time.sleep(0.01)
 
 
 def test_one_reload_at_a_time():
@@ -310,7 +312,7 @@ def test_when_its_terminal_closes_it_ends():
     os.close(ours)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    psutil.wait_procs(children, timeout=None)
+    await_ends(children)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -330,7 +332,7 @@ def test_a_signal_ends_all_generations_which_finish_what_runs(number: int):
         reader.join()
         assert server.process.wait() == 0
         assert len(texts[0].splitlines()) == 40
-        psutil.wait_procs(children, timeout=None)
+        await_ends(children)
 
 
 def test_exit_codes_pass_through_and_the_first_ones_failure_is_raised():
@@ -351,7 +353,7 @@ def test_nobody_outlives_a_master_that_is_killed():
         assert {child.name() for child in children} == {"mlsys-generatio", "mlsys-front", "mlsys-worker"}
         server.process.kill()
         server.process.wait()
-        psutil.wait_procs(children, timeout=None)
+        await_ends(children)
 
 
 def test_a_generation_that_is_killed_follows_itself_until_that_does_not_help():

@@ -13,6 +13,8 @@ import psutil
 import pytest
 from mlsys_core.serving.processes import can_supervise
 
+from tests.processes import await_ends
+
 pytestmark = pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
 
 SCRIPT = """
@@ -134,7 +136,7 @@ def test_nobody_outlives_a_supervisor_that_is_killed():
     process.kill()
     process.wait()
     process.stdout.close()
-    psutil.wait_procs(children, timeout=None)
+    await_ends(children)
 
 
 def test_a_front_that_is_killed_is_started_anew_with_new_workers():

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.orca.survival.clients import Server
+from tests.processes import await_ends
 
 
 def free_port() -> int:
@@ -52,8 +53,7 @@ class Nodes:
         for process in self.processes:
             process.wait()
             process.stdout.close()  # type: ignore[union-attr]
-        _, alive = psutil.wait_procs(everyone, timeout=20)
-        assert not alive
+        assert not await_ends(everyone, timeout_s=20)
 
 
 @dataclass

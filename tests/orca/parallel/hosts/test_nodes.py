@@ -18,6 +18,7 @@ from mlsys_core.serving.processes import can_supervise
 from tests.orca.parallel.conftest import environment_here
 from tests.orca.parallel.hosts.conftest import Nodes
 from tests.orca.survival.clients import answers, bodies
+from tests.processes import await_ends
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
 
@@ -109,8 +110,7 @@ def test_nobody_outlives_a_server_that_is_killed(start_hosts: Any, nodes: Nodes)
         assert node.wait(60) != 0
         assert node.stdout is not None
         assert node.stdout.read().splitlines()[-1].startswith(f"error: the server at {nodes.address} is lost")
-        _, alive = psutil.wait_procs(everyone, timeout=20)
-        assert not alive
+        assert not await_ends(everyone, timeout_s=20)
         nodes.processes.clear()
 
 

@@ -1,0 +1,35 @@
+"""Waiting for processes that are not one's own children."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Iterable
+
+import psutil
+
+
+def await_ends(processes: Iterable[psutil.Process], timeout_s: float | None = None) -> list[psutil.Process]:
+    """Wait until ``processes`` have ended; return those that have not after ``timeout_s``.
+
+    ``psutil.wait_procs`` waits until somebody has fetched their status as well, which the init of a container
+    may do but once a second.
+    """
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    return [process for process in processes if not _ends(process, until)]
+
+
+def _ends(process: psutil.Process, until: float | None) -> bool:
+    if not process.is_running():  # its number may be another's by now
+        return True
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        return bool(poll.poll(None if until is None else max(0.0, until - time.monotonic()) * 1e3))
+    finally:
+        os.close(handle)
