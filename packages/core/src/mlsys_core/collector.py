@@ -14,9 +14,9 @@ _SELDOM = 50_000, 20, 100
 
 
 def collect_seldom() -> None:
-    """Have garbage be looked for seldom from now on, and not as the process ends; for the owner of a process that starts.
+    """Have garbage be looked for seldom from now on, and not at the process's end; for the owner of one that starts.
 
-    Python's last look goes through all that torch and transformers have made: a second, and then nobody uses it.
+    Python's last look goes through all that torch and transformers have made, for a second, and gains nothing.
     """
     gc.set_threshold(*_SELDOM)
     atexit.register(gc.freeze)

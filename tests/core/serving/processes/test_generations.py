@@ -13,6 +13,7 @@ import sys
 import termios
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
