@@ -53,7 +53,6 @@ def tally(recording: dict[str, Any]) -> dict[int, dict[str, int]]:
 def test_every_token_is_on_the_score(serve: Serve):
     prompts = [[5 + i] * (3 + 7 * i) for i in range(5)]
     with serve(http={"has_ui": True}, policy_options={"max_batch_tokens": 16}) as (url, engine):
-        assert engine.stats.traces.watcher is None, "nobody looks on yet"
         recording = record(url, prompts, 6)
     parse_recording(json.dumps(recording))
     by_prompt = {row["prompt"]: row for row in recording["rows"]}
@@ -74,6 +73,18 @@ def test_every_token_is_on_the_score(serve: Serve):
     assert facts["policy"] == "chunked"
     assert "paged" in facts["policies"]
     assert facts["num_blocks"] == engine.shape.num_blocks
+
+
+def test_the_first_viewer_sees_what_has_just_run(serve: Serve):
+    with serve(http={"has_ui": True}) as (url, _):
+        body = {"model": "tiny", "max_tokens": 6, "temperature": 0, "ignore_eos": True, "prompt": [5] * 10}
+        assert httpx.post(url + "/v1/completions", json=body, timeout=60).status_code == 200
+        recording = httpx.get(url + "/ui/score/recording").json()
+    [row] = recording["rows"]
+    assert (row["prompt"], row["max_new"], row["reason"]) == (10, 6, "length")
+    assert "".join(kind for column in recording["columns"] for _, kind, _, _ in column["squares"]) == "pddddd"
+    assert recording["columns"][0]["t"] >= row["opened"] == 0.0
+    assert recording["waiting"] == 0
 
 
 def test_preempted_requests_compute_again(serve: Serve):

@@ -180,8 +180,8 @@ class Engine:
         self._futures: dict[str, tuple[Future[Answer], Payload]] = {}
         self._numbers = itertools.count()
         self.scheduler, pools = make_scheduler(model, self.config)
-        self._traces = EngineTraces(self.scheduler.members)
-        self.score_source = BatchSource(self._traces, label_of=self._label)
+        self.score_source = BatchSource(label_of=self._label)
+        self._traces = EngineTraces(self.scheduler.members, watcher=self.score_source)
         workers = make_workers(model, pools, self.config, clock)
         executors: list[Executor[Round, RoundOutput]] = [
             make_executor(worker, self.config, clock, number) for number, worker in enumerate(workers)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.serving.score import BatchSource, Board, Kind, Square, parse_recording
+from mlsys_core.serving.score.log import NUM_KEPT
 from mlsys_core.serving.score.split import PrefillSplit, fit_costs
 from mlsys_core.serving.tracing import EngineTraces
 
@@ -108,30 +111,97 @@ def test_the_ring_keeps_the_block_tables(tables: list[tuple[int, list[int]]], si
     }
 
 
-def test_engines_are_watched_while_somebody_looks():
-    traces = EngineTraces(lambda batch: batch)
-    board = Board(system="dvabatch", unit="task", sources=lambda: [BatchSource(traces, label_of=lambda _: "stage 1")])
-    traces.on_batch(["unseen"], 0.0, 1.0)
-    assert not traces
-    assert traces.watcher is None
+def watched(**options: object) -> tuple[EngineTraces, Board]:
+    source = BatchSource(label_of=lambda _: "stage 1")
+    traces = EngineTraces(lambda batch: batch, watcher=source)
+    return traces, Board(system="dvabatch", unit="task", sources=lambda: [source], **options)  # type: ignore[arg-type]
+
+
+def test_engines_write_to_the_board_while_somebody_looks():
+    traces, board = watched()
     board.look()
     board.look()
-    assert traces
     traces.open("a", operation="infer", model="m")
     traces.on_batch(["a"], 1.0, 1.5)
     traces.close("a", "done")
     board.look_away()
     board.rest()
-    assert traces, "one still looks"
+    assert board.is_watched, "one still looks"
     board.look_away()
     board.rest()
-    assert not traces
-    assert traces.watcher is None
+    assert not board.is_watched
+    traces.on_batch(["b"], 2.0, 2.5)
     data = board.snapshot()
-    assert [column["split"] for column in data["columns"]] == [{"stage 1": 500.0}]
+    assert [column["split"] for column in data["columns"]] == [{"stage 1": 500.0}], "nobody looks: b is kept only"
     assert [row["reason"] for row in data["rows"]] == ["done"]
     board.look()
-    assert board.snapshot()["columns"] == [], "a new look begins anew"
+    assert [column["squares"][0].row for column in board.snapshot()["columns"]] == [1, 2], "the score goes on"
+
+
+def test_the_first_viewer_sees_what_has_just_happened():
+    traces, board = watched()
+    traces.open("a", operation="infer", model="m")
+    began = time.perf_counter()
+    traces.on_batch(["a"], began, time.perf_counter())
+    traces.close("a", "done")
+    assert not board.snapshot()["columns"]
+    board.look()
+    data = parse_recording(json.dumps(board.snapshot()))
+    assert [(row.name, row.reason) for row in data.rows] == [("a", "done")]
+    assert data.rows[0].opened == 0.0, "the score begins with what was kept first"
+    assert 0.0 <= data.columns[0].t <= data.now
+    assert data.columns[0].squares == [(1, "d", 1, 0)]
+    assert data.waiting == 0
+
+
+def test_what_was_kept_is_bounded_and_a_gap_begins_the_score_anew():
+    traces, board = watched()
+    board.look()
+    traces.on_batch(["early"], 0.0, 0.5)
+    board.look_away()
+    board.rest()
+    for number in range(NUM_KEPT + 10):
+        traces.on_batch(["late"], number + 1.0, number + 1.5)
+    board.look()
+    columns = board.snapshot()["columns"]
+    assert len(columns) == NUM_KEPT
+    assert (columns[0]["t"], columns[-1]["t"]) == (0.0, 1000.0 * (NUM_KEPT - 1))
+
+
+def test_sources_are_told_in_order_of_time():
+    sources = [BatchSource(label_of=lambda batch: batch), BatchSource(label_of=lambda batch: batch)]
+    board = Board(system="dvabatch", unit="task", sources=lambda: sources)
+    for number in range(6):
+        sources[number % 2].ran(f"task {number}", ["a"], number, number + 0.5)
+    board.look()
+    assert [column["label"] for column in board.snapshot()["columns"]] == [f"task {number}" for number in range(6)]
+
+
+def test_no_event_is_lost_while_viewers_come_and_go():
+    traces, board = watched(max_columns=100_000)
+    counts = [0, 0]
+
+    def run(thread: int) -> None:
+        for number in range(400):
+            traces.on_batch([f"request {thread}"], number, number + 0.5)
+            counts[thread] += 1
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        board.look()
+        board.look_away()
+        board.rest()
+    board.look()
+    columns = board.snapshot()["columns"]
+    assert counts == [400, 400]
+    assert len(columns) <= 800
+    if len(columns) < 800:  # so much came between two looks that the ring ran over
+        assert len(columns) >= NUM_KEPT
+    for row in {square.row for column in columns for square in column["squares"]}:
+        times = [column["t"] for column in columns if column["squares"][0].row == row]
+        assert times == sorted(times)
 
 
 def test_prefills_are_charged_what_decodes_alone_would_not_have_taken():

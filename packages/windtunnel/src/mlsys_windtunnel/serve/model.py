@@ -71,8 +71,10 @@ class ServedPipeline:
         self._is_array = is_array
         self.clock = WallClock()
         self.spec = self._spec(name, max_batch_size)
-        traces = EngineTraces(lambda batch: [request.request_id for request in batch.requests])
-        self.score_source = BatchSource(traces, label_of=lambda _: name)
+        self.score_source = BatchSource(label_of=lambda _: name)
+        traces = EngineTraces(
+            lambda batch: [request.request_id for request in batch.requests], watcher=self.score_source
+        )
         self._client: LoopClient[Any, Any, Any] = LoopClient(model=name, traces=traces)
         self._executor: ThreadExecutor[RequestBatch[Columns], list[Any]] = ThreadExecutor(self._run, name=name)
         scheduler: ZeroBatch[Columns, Any] = ZeroBatch(max_batch_size=max_batch_size, max_waiting=max_waiting)

@@ -54,13 +54,16 @@ class OipStream:
         frame, answer = model.spec.frame, model.spec.answer
         self._is_sound = model.spec.sample_rate is not None
         shape = (-1,) if self._is_sound else (-1, *frame.shape)
+        parameters = {"stream": model.spec.name, "frame_s": str(model.spec.frame_s)}
+        if self._is_sound:
+            parameters["frame_size"] = str(frame.shape[0])  # samples
         self.spec = ModelSpec(
             name=name,
             version=version,
             platform="mlsys_batchmaker_stream",
             inputs=(TensorSpec(frame.name, _TYPES[frame.dtype], shape, finite_only=frame.dtype == "float32"),),
             outputs=(TensorSpec(answer.name, _TYPES[answer.dtype], (-1, *answer.shape)),),
-            parameters={"stream": model.spec.name, "frame_s": str(model.spec.frame_s)},
+            parameters=parameters,
         )
         self.executions = Executions()
         self.is_closed = False
@@ -70,6 +73,7 @@ class OipStream:
         self.engine = StreamEngine(
             model, config, on_batch=lambda size, seconds: self.executions.record(size, compute_infer_s=seconds)
         )
+        self.score_source = self.engine.score_source
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Return the answers to the request's frames, in their order."""

@@ -13,12 +13,14 @@ from typing import Any, Self
 import numpy as np
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving import Clock, WallClock
+from mlsys_core.serving.score import BatchSource
 from numpy.typing import NDArray
 
-from mlsys_batchmaker.streams.frames import Frame, Move, MoveKind, Stream, StreamBatch, StreamCounters
+from mlsys_batchmaker.streams.frames import Frame, StreamBatch, StreamCounters
 from mlsys_batchmaker.streams.model import Stepper, StreamModel
 from mlsys_batchmaker.streams.scheduler import StreamScheduler
 from mlsys_batchmaker.streams.settings import Answered, Sink, StreamConfig
+from mlsys_batchmaker.streams.states import StatePool
 
 
 class StreamEngine:
@@ -52,15 +54,16 @@ class StreamEngine:
         self.model = model
         self.config = config = config or StreamConfig()
         spec = model.spec
+        self.score_source = BatchSource(label_of=lambda _: spec.name)
         self.scheduler = StreamScheduler(
             num_slots=config.num_slots,
             max_batch=config.max_batch,
             max_streams=config.max_streams,
             max_pending=config.max_pending,
             frame_s=spec.frame_s,
+            on_end=lambda stream: self.score_source.closed(stream.number, "done"),
         )
-        self._states = [np.zeros((config.num_slots, *port.shape), dtype=port.dtype) for port in spec.states]
-        self._host: dict[Stream, list[NDArray[Any]]] = {}  # states that are swapped out
+        self._states = StatePool(config.num_slots, spec.states)  # moved under the lock
         self._on_batch = on_batch
         self._now = (clock or WallClock()).now
         self._changed = threading.Condition()
@@ -69,7 +72,7 @@ class StreamEngine:
         self._dtype, self._shape = np.dtype(spec.frame.dtype), spec.frame.shape
         self._high = spec.frame.high
         self._threads = [
-            threading.Thread(target=self._work, args=(model.stepper(self._states),), name=f"streams-{number}")
+            threading.Thread(target=self._work, args=(model.stepper(self._states.arrays),), name=f"streams-{number}")
             for number in range(config.num_workers)
         ]
         for thread in self._threads:
@@ -99,7 +102,7 @@ class StreamEngine:
             now = self._now()
             if len(self.scheduler) >= self.config.max_streams:
                 self._end_idle(now)
-            self.scheduler.open(stream_id, now=now, sink=sink)
+            self.score_source.opened(self.scheduler.open(stream_id, now=now, sink=sink).number)
 
     def push(
         self,
@@ -227,7 +230,7 @@ class StreamEngine:
         idle = self.scheduler.idle_since(now - self.config.idle_timeout_s)
         for stream_id in idle:
             self.scheduler.close(stream_id)
-        self._make(self.scheduler.take_moves())
+        self._states.make(self.scheduler.take_moves())
         return len(idle)
 
     def _wait_for(self, found: list[Answered], count: int, done: threading.Event) -> None:
@@ -248,8 +251,10 @@ class StreamEngine:
                 values, failures = stepper.step(np.array(batch.slots, dtype=np.int64), frames)
             except Exception as cause:  # noqa: BLE001 - a request boundary: these streams fail, others go on
                 values, failures, error = np.empty(len(frames)), {}, cause
+            ended_s = self._now()
             if self._on_batch is not None:
-                self._on_batch(len(frames), self._now() - started_s)
+                self._on_batch(len(frames), ended_s - started_s)
+            self.score_source.ran(batch, [frame.stream.number for frame in batch.frames], started_s, ended_s)
             self._deliver(batch, values, failures, error)
 
     def _take(self) -> StreamBatch | None:
@@ -257,7 +262,7 @@ class StreamEngine:
             while not self._is_closing:
                 batch = self.scheduler.next_batch()
                 if batch is not None:
-                    self._make(batch.moves)
+                    self._states.make(batch.moves)
                     if self._num_idle and self.scheduler.has_ready:
                         self._changed.notify()
                     return batch
@@ -267,20 +272,6 @@ class StreamEngine:
                 if not is_told:
                     self._end_idle(self._now())
             return None
-
-    def _make(self, moves: Sequence[Move]) -> None:
-        """Move states, under the lock: no batch that needs them has begun."""
-        for move in moves:
-            if move.kind is MoveKind.CLEAR:
-                for state in self._states:
-                    state[move.slot] = 0
-            elif move.kind is MoveKind.OUT:
-                self._host[move.stream] = [state[move.slot].copy() for state in self._states]
-            elif move.kind is MoveKind.IN:
-                for state, kept in zip(self._states, self._host.pop(move.stream), strict=True):
-                    state[move.slot] = kept
-            else:
-                self._host.pop(move.stream, None)
 
     def _deliver(self, batch: StreamBatch, values: NDArray[Any], failures: Any, error: Exception | None) -> None:
         now = self._now()

@@ -59,6 +59,7 @@ class Stream:
     stream_id: Hashable
     sink: Any  # the caller's: what gets its answers
     last_s: float  # when something last came or ended
+    number: int = 0  # of the streams that were opened, as an id may be used again
     slot: int | None = None
     is_fresh: bool = True  # no frame has run
     is_running: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
@@ -36,11 +36,12 @@ class StreamScheduler:
         max_streams: open at a time.
         max_pending: frames that may wait in one stream.
         frame_s: from a frame's arrival to its deadline, where none is given.
+        on_end: called with each stream that has ended, its running frame included.
 
     Example:
         >>> scheduler = StreamScheduler(num_slots=2, max_batch=2)
         >>> for name in "abc":
-        ...     scheduler.open(name, now=0.0)
+        ...     _ = scheduler.open(name, now=0.0)
         >>> for name, deadline in zip("abc", (3.0, 1.0, 2.0)):
         ...     _ = scheduler.push(name, None, now=0.0, deadline_s=deadline)
         >>> [frame.stream.stream_id for frame in scheduler.next_batch().frames]
@@ -55,18 +56,20 @@ class StreamScheduler:
         max_streams: int = 65_536,
         max_pending: int = 256,
         frame_s: float = 0.032,
+        on_end: Callable[[Stream], None] | None = None,
     ) -> None:
         for name, value in {"num_slots": num_slots, "max_batch": max_batch, "max_streams": max_streams}.items():
             if value < 1:
                 raise InvalidInputError(f"{name}={value}: at least 1 is needed")
         self.max_batch, self.max_streams, self.max_pending, self.frame_s = max_batch, max_streams, max_pending, frame_s
-        self.counters = StreamCounters()
+        self.counters, self._on_end = StreamCounters(), on_end
         self._streams: dict[Hashable, Stream] = {}
         self._free = list(range(num_slots))[::-1]
         self._ready: list[tuple[float, int, Stream]] = []  # a heap; by head's deadline, then by arrival
         self._resident: OrderedDict[Stream, None] = OrderedDict()  # not running; least recently used first
         self._moves: list[Move] = []  # for the next batch
         self._numbers = itertools.count()
+        self._num_opened = 0
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -84,8 +87,8 @@ class StreamScheduler:
         """Number of streams, not running, whose state is in the pool."""
         return len(self._resident)
 
-    def open(self, stream_id: Hashable, *, now: float, sink: Any = None) -> None:
-        """Begin a stream; its state is zeros.
+    def open(self, stream_id: Hashable, *, now: float, sink: Any = None) -> Stream:
+        """Begin a stream and return it; its state is zeros.
 
         Raises:
             InvalidInputError: its id is in use.
@@ -95,7 +98,9 @@ class StreamScheduler:
             raise InvalidInputError(f"stream {stream_id!r} is open already: end it first, or choose another id")
         if len(self._streams) >= self.max_streams:
             raise StreamsFullError(f"{self.max_streams} streams are open, which is the limit (max_streams)")
-        self._streams[stream_id] = Stream(stream_id, sink, now)
+        self._num_opened += 1
+        stream = self._streams[stream_id] = Stream(stream_id, sink, now, self._num_opened)
+        return stream
 
     def push(
         self,
@@ -257,6 +262,9 @@ class StreamScheduler:
         return True
 
     def _release(self, stream: Stream) -> None:
+        """Take a stream's slot; each stream comes here once."""
+        if self._on_end is not None:
+            self._on_end(stream)
         self._resident.pop(stream, None)
         if stream.slot is not None:
             self._free.append(stream.slot)

@@ -89,8 +89,8 @@ class ServedModel:
         self.threads = threads or RequestThreads("dvabatch")
         self.staged = loaded.model
         self._model = loaded.model
-        traces = EngineTraces(_members)
-        self.score_source = BatchSource(traces, label_of=_label)
+        self.score_source = BatchSource(label_of=_label)
+        traces = EngineTraces(_members, watcher=self.score_source)
         self._client = _Listener(self.executions, loaded.name, traces)
         self.texts = texts_of(loaded)  # None: the model takes no text
         self.spec = self._spec(loaded, max_batch_size)

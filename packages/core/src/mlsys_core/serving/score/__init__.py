@@ -1,7 +1,7 @@
 """The score: requests as rows, batches as columns, live at ``/`` of every server and offline from a recording.
 
-Engines write to a :class:`~.board.Board` while somebody looks on (``docs/score.md``); otherwise they pay for one look
-at an attribute. Names are imported when they are asked for, since engines need no web framework.
+Engines write to a :class:`~.board.Board` while somebody looks on (``docs/score.md``); otherwise they keep their latest
+events in a ring. Names are imported when they are asked for, since engines need no web framework.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from mlsys_core.serving.score.board import Board, Source
     from mlsys_core.serving.score.events import Kind, Square
     from mlsys_core.serving.score.front import Score, ScoreFront
+    from mlsys_core.serving.score.log import EventLog
     from mlsys_core.serving.score.page import recording_page
     from mlsys_core.serving.score.recording import ScoreRecording, parse_recording, read_recording
 
 __all__ = [
     "BatchSource",
     "Board",
+    "EventLog",
     "Kind",
     "Score",
     "ScoreFront",
@@ -39,6 +41,7 @@ __getattr__, __dir__ = lazy_exports(
         "board": ["Board", "Source"],
         "events": ["Kind", "Square"],
         "front": ["Score", "ScoreFront"],
+        "log": ["EventLog"],
         "page": ["recording_page"],
         "recording": ["ScoreRecording", "parse_recording", "read_recording"],
     },

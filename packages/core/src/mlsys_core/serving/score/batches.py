@@ -2,70 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from time import perf_counter
 from typing import Any
 
 from mlsys_core.serving.score.board import Board
 from mlsys_core.serving.score.events import Kind, Square
-from mlsys_core.serving.tracing.record import EngineTraces
+from mlsys_core.serving.score.log import EventLog
 
 
 class BatchSource:
     """Source of one engine's batches; a :class:`~mlsys_core.serving.tracing.record.Watcher` of its requests.
 
     Args:
-        traces: the engine's.
         label_of: names a batch: its stage, its cells.
         lane: number of the engine among those of a server.
+        name_of: names a request by its id.
 
     Example:
-        >>> traces = EngineTraces(lambda batch: batch)
-        >>> board = Board(system="dvabatch", unit="task", sources=lambda: [BatchSource(traces)])
+        >>> from mlsys_core.serving.tracing import EngineTraces
+        >>> traces = EngineTraces(lambda batch: batch, watcher=(source := BatchSource()))
+        >>> traces.on_batch(["a"], 0.5, 1.0)
+        >>> board = Board(system="dvabatch", unit="task", sources=lambda: [source])
         >>> board.look()
         >>> traces.on_batch(["a", "b"], 1.0, 1.5)
-        >>> [square.row for square in board.snapshot()["columns"][0]["squares"]]
-        [1, 2]
+        >>> [[square.row for square in column["squares"]] for column in board.snapshot()["columns"]]
+        [[1], [1, 2]]
     """
 
-    def __init__(self, traces: EngineTraces, *, label_of: Callable[[Any], str] = lambda _: "", lane: int = 0) -> None:
-        self._traces, self._label_of, self._lane = traces, label_of, lane
+    def __init__(
+        self,
+        *,
+        label_of: Callable[[Any], str] = lambda _: "",
+        lane: int = 0,
+        name_of: Callable[[Any], str] = str,
+    ) -> None:
+        self.log = EventLog()
+        self._label_of, self._lane, self._name_of = label_of, lane, name_of
         self._board: Board | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """True if nobody looks on."""
-        return self._traces.watcher is not self
 
     def begin(self, board: Board) -> None:
         """See :class:`~.board.Source`."""
-        self._board, self._traces.watcher = board, self
+        self._board = board
 
-    def end(self) -> None:
-        """See :class:`~.board.Source`."""
-        self._traces.watcher = None
+    def find(self) -> None:
+        """Do nothing: a request that nobody saw come gets its row with its first batch."""
 
-    def opened(self, request_id: str, **facts: Any) -> None:
+    def opened(self, request_id: Hashable, **facts: Any) -> None:
         """Note that a request was submitted."""
-        if self._board is not None:
-            self._board.opened(request_id)
+        now_s = perf_counter()
+        self.log.note(now_s, self._opened, request_id, now_s)
 
-    def ran(self, batch: Any, request_ids: Sequence[str], started_s: float, ended_s: float) -> None:
+    def ran(self, batch: Any, request_ids: Sequence[Hashable], started_s: float, ended_s: float) -> None:
         """Note a batch."""
+        self.log.note(ended_s, self._ran, self._label_of(batch), request_ids, started_s, ended_s)
+
+    def closed(self, request_id: Hashable, reason: str) -> None:
+        """Note that a request has left."""
+        now_s = perf_counter()
+        self.log.note(now_s, self._closed, request_id, reason, now_s)
+
+    def _opened(self, request_id: Hashable, at_s: float) -> None:
+        assert self._board is not None
+        self._board.opened(self._name_of(request_id), at_s=at_s)
+
+    def _ran(self, label: str, request_ids: Sequence[Hashable], started_s: float, ended_s: float) -> None:
         board = self._board
-        if board is None:
-            return
-        squares = [Square(board.row(request_id).number, Kind.DECODE, 1) for request_id in request_ids]
-        cause = self._label_of(batch) or board.unit
+        assert board is not None
+        squares = [Square(board.row(self._name_of(each)).number, Kind.DECODE, 1) for each in request_ids]
+        cause = label or board.unit
         split_ms = {cause: 1000 * (ended_s - started_s)}
         board.add(started_s, ended_s, squares, split_ms=split_ms, lane=self._lane, label=cause)
 
-    def closed(self, request_id: str, reason: str) -> None:
-        """Note that a request has left."""
-        if self._board is not None:
-            self._board.closed(request_id, reason)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BatchSource) and other._traces is self._traces
-
-    def __hash__(self) -> int:
-        return id(self._traces)
+    def _closed(self, request_id: Hashable, reason: str, at_s: float) -> None:
+        assert self._board is not None
+        self._board.closed(self._name_of(request_id), reason, at_s=at_s)

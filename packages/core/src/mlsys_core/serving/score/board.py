@@ -1,7 +1,8 @@
 """Store of a server's recent columns, and of who looks at them.
 
 Engines write (from any thread) while somebody looks, and only then; pages read what is new by a cursor. When the first
-viewer comes, :class:`Source` objects are told to begin; a while after the last has left, to end.
+viewer comes, :class:`Source` objects tell what their logs have kept and go on live; a while after the last has left,
+they keep their latest events again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from mlsys_core.serving.score.events import FORMAT, VERSION, Column, Row, Square, TableChange
+from mlsys_core.serving.score.log import Event, EventLog
 
 _NAME_LENGTH = 8  # last characters of a request's id that are shown
 
@@ -22,14 +24,16 @@ Cursor = tuple[float, int, int]  # the board's begin, columns and changes of row
 
 
 class Source(Protocol):
-    """An engine that can be watched."""
+    """An engine that can be watched: its events go through its log."""
+
+    log: EventLog
 
     def begin(self, board: Board) -> None:
-        """Write every batch to ``board`` from now on. Idempotent."""
+        """Note the board that events are for, before the first is told. Idempotent."""
         ...
 
-    def end(self) -> None:
-        """Write no more. Idempotent."""
+    def find(self) -> None:
+        """Note requests that are there, of which no event was kept; with the board's lock held, without waiting."""
         ...
 
 
@@ -64,15 +68,18 @@ class Board:
     ) -> None:
         self.system, self.unit = system, unit
         self._facts, self._sources, self._clock, self._max_columns = facts, sources, clock, max_columns
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # held while an engine's event is told: logs know it
         self._watched: list[Source] = []
         self.num_viewers = 0
         self.is_closed = False  # the server drains: viewers leave
         self._clear()
 
+    def _start_at(self, at_s: float) -> None:
+        self.origin_s = at_s
+        self._started_unix_s = time.time() - (self._clock() - at_s)
+
     def _clear(self) -> None:
-        self.origin_s = self._clock()
-        self._started_unix_s = time.time()
+        self._start_at(self._clock())
         self._rows: dict[int, Row] = {}
         self._by_id: dict[str, Row] = {}  # of requests that have not left
         self._waiting: set[int] = set()
@@ -86,12 +93,25 @@ class Board:
     # --- viewers
 
     def look(self) -> None:
-        """Note that one more looks on; the first has the engines watched, afresh."""
+        """Note that one more looks on; for the first, engines tell what they have kept and go on live."""
         with self._lock:
             self.num_viewers += 1
-            if not self._watched:
-                self._clear()
-            self._begin()
+            new = [source for source in self._sources() if source not in self._watched]
+            if not self._watched and any(source.log.has_lost for source in new):
+                self._clear()  # between what is here and what was kept something is missing
+            events: list[Event] = []
+            for source in new:
+                source.begin(self)
+                events.extend(source.log.begin(self._lock))
+            events.sort(key=lambda event: event.at_s)
+            is_empty = not self._num_columns and not self._num_rows
+            for event in events:
+                event.call(*event.args)
+            if is_empty and events:
+                self._start_at(min([events[0].at_s, *(column.start_s for column in self._columns)]))
+            for source in new:
+                source.find()
+            self._watched += new
 
     def look_away(self) -> None:
         """Note that one has left; :meth:`rest` then ends the watching."""
@@ -103,7 +123,7 @@ class Board:
         with self._lock:
             if not self.num_viewers:
                 for source in self._watched:
-                    source.end()
+                    source.log.end()
                 self._watched = []
 
     def close(self) -> None:
@@ -114,12 +134,6 @@ class Board:
     def is_watched(self) -> bool:
         """True if engines write to the board."""
         return bool(self._watched)
-
-    def _begin(self) -> None:
-        for source in self._sources():
-            source.begin(self)
-            if source not in self._watched:
-                self._watched.append(source)
 
     # --- engines
 
@@ -136,18 +150,18 @@ class Board:
                 self._waiting.add(row.number)
 
     def found(self, request_id: str, *, is_waiting: bool, **facts: int | None) -> None:
-        """Note a request that was there before anybody looked."""
+        """Note a request that is there, of which no event may have been told."""
         with self._lock:
             row = self.row(request_id, **facts)
             if is_waiting:
                 self._waiting.add(row.number)
 
-    def closed(self, request_id: str, reason: str) -> None:
-        """Note that a request has left; unknown ids are ignored."""
+    def closed(self, request_id: str, reason: str, *, at_s: float | None = None) -> None:
+        """Note that a request has left, now or at ``at_s``; unknown ids are ignored."""
         with self._lock:
             row = self._by_id.pop(request_id, None)
             if row is not None:
-                row.ended_s, row.reason = self._clock(), reason
+                row.ended_s, row.reason = self._clock() if at_s is None else at_s, reason
                 self._waiting.discard(row.number)
                 self._tables.pop(row.number, None)
                 self._changed(row)
@@ -189,7 +203,7 @@ class Board:
                     self._tables.pop(square.row, None)
             changes = []
             for number, table in (tables or {}).items():
-                change = _change(number, self._tables.get(number, ()), table)
+                change = TableChange.between(number, self._tables.get(number, ()), table)
                 if change is not None:
                     changes.append(change)
                     self._tables[number] = table
@@ -286,13 +300,3 @@ class Board:
                 "columns": [column.to_wire(self.origin_s) for column in columns],
             }
             return delta, latest, False
-
-
-def _change(number: int, old: tuple[int, ...], new: tuple[int, ...]) -> TableChange | None:
-    """Return the difference between two block tables of a request; None: they are equal."""
-    if old == new:
-        return None
-    first = 0
-    while first < min(len(old), len(new)) and old[first] == new[first]:
-        first += 1
-    return TableChange(number, first, new[first:])

@@ -41,6 +41,16 @@ class TableChange(NamedTuple):
     first: int
     blocks: tuple[int, ...]
 
+    @classmethod
+    def between(cls, row: int, old: tuple[int, ...], new: tuple[int, ...]) -> TableChange | None:
+        """Return the difference between two block tables of a request; None: they are equal."""
+        if old == new:
+            return None
+        first = 0
+        while first < min(len(old), len(new)) and old[first] == new[first]:
+            first += 1
+        return cls(row, first, new[first:])
+
 
 @dataclass(slots=True)
 class Row:

@@ -66,13 +66,12 @@ class ScoreFront:
 
         @router.get("/ui/score/recording")
         async def recording(seconds: Annotated[float, Query(ge=0, le=300)] = 0.0) -> Response:
-            if seconds:
-                self._board.look()
-                try:
-                    await asyncio.sleep(seconds)
-                finally:
-                    self._look_away()
-            body = json.dumps(self._board.snapshot(), separators=(",", ":"))
+            self._board.look()
+            try:
+                await asyncio.sleep(seconds)
+                body = json.dumps(self._board.snapshot(), separators=(",", ":"))
+            finally:
+                self._look_away()
             name = {"content-disposition": 'attachment; filename="score.json"', "cache-control": "no-store"}
             return Response(body, media_type="application/json", headers=name)
 

@@ -17,7 +17,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-MODULES = ("model", "explain", "theme", "draw", "blocks", "server", "markdown", "chat", "load", "main")
+MODULES = (
+    *("model", "explain", "theme", "draw", "blocks", "server", "markdown", "chat", "load"),
+    *("page", "panels", "recordings", "hands", "main"),
+)
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 

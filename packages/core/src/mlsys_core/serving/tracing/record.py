@@ -93,6 +93,7 @@ class EngineTraces:
 
     Args:
         members: returns the ids of the requests in a batch.
+        watcher: hears of all requests and batches: the score's source. None: nobody does.
 
     Example:
         >>> traces = EngineTraces(lambda batch: batch)
@@ -107,14 +108,19 @@ class EngineTraces:
 
     __slots__ = ("_members", "_running", "watcher")
 
-    def __init__(self, members: Callable[[Any], Sequence[str]]) -> None:
+    def __init__(self, members: Callable[[Any], Sequence[str]], *, watcher: Watcher | None = None) -> None:
         self._members = members
         self._running: dict[str, EngineTrace] = {}
-        self.watcher: Watcher | None = None  # who looks on: the score, while a page shows it; None: nobody does
+        self.watcher = watcher
 
     def __bool__(self) -> bool:
-        """Return whether any request is traced, or somebody looks on."""
+        """Return whether any request is traced, or all are watched."""
         return bool(self._running) or self.watcher is not None
+
+    @property
+    def has_traced(self) -> bool:
+        """True if any request is traced."""
+        return bool(self._running)
 
     def open(self, request_id: str, *, operation: str, model: str, **facts: Any) -> EngineTrace | None:
         """Trace a request from now on if its client's request is traced; call it in that request's context.

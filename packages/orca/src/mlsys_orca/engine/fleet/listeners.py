@@ -34,9 +34,10 @@ class Listeners:
     def on_iteration(self, number: int, live_of: Mapping[int, LiveRequest], report: wire.Iteration) -> None:
         """Note an iteration of a replica before its effect is known: in the traces of requests, and on the score."""
         self.score.ran_at(number, live_of, report)
-        handles = report.handles()
-        names = [live_of[handle].request.request_id if handle in live_of else "" for handle in handles]
-        self.stats.traces.note_batch(names, report.started_s, report.ended_s)
+        if self.stats.traces.has_traced:
+            handles = report.handles()
+            names = [live_of[handle].request.request_id if handle in live_of else "" for handle in handles]
+            self.stats.traces.note_batch(names, report.started_s, report.ended_s)
 
     def on_advanced(self, live: LiveRequest) -> None:
         """Note that a request goes on, if a death had held it up."""

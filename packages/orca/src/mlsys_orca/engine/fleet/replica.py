@@ -246,8 +246,7 @@ class Replica:
     def _on_iteration(self, report: wire.Iteration) -> None:
         self._now = report.counts
         self._profile = report.slowest_s, report.most_tokens
-        if self._listeners.stats.traces:
-            self._listeners.on_iteration(self.number, self.ledger.live, report)
+        self._listeners.on_iteration(self.number, self.ledger.live, report)
         self._listeners.on_output(seal(self.ledger.live, report))
         for token in report.tokens:
             if (live := self.ledger.live.get(token.handle)) is not None:

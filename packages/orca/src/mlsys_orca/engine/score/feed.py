@@ -27,15 +27,33 @@ class IterationFeed:
     """Writer of iterations to a board. From one thread at a time.
 
     Args:
-        board: Where they go.
+        board: Where they go; None: it is set before the first comes.
     """
 
-    def __init__(self, board: Board) -> None:
-        self.board = board
+    def __init__(self, board: Board | None = None) -> None:
+        self._board = board
         self._splits: dict[int, PrefillSplit] = {}  # by lane
         self._preempted: list[str] = []  # not on the board yet
         self._behind: set[str] = set()  # requests that compute again what they had computed
         self._interrupted: set[str] = set()  # requests whose worker has died, until they go on
+
+    @property
+    def board(self) -> Board:
+        """Where iterations go."""
+        assert self._board is not None, "nobody has looked yet"
+        return self._board
+
+    @board.setter
+    def board(self, board: Board) -> None:
+        self._board = board
+
+    def opened(self, request_id: str, at_s: float, facts: dict[str, int | None]) -> None:
+        """Note that a request was submitted."""
+        self.board.opened(request_id, at_s=at_s, **facts)
+
+    def closed(self, request_id: str, reason: str, at_s: float) -> None:
+        """Note that a request has left."""
+        self.board.closed(request_id, reason, at_s=at_s)
 
     def preempted(self, request_id: str) -> None:
         """Note that a request's K/V blocks go to others."""
@@ -48,7 +66,7 @@ class IterationFeed:
         self._interrupted.add(request_id)
 
     def add(
-        self, start_s: float, end_s: float, parts: Sequence[Part], *, num_free_blocks: int | None = None, lane: int = 0
+        self, start_s: float, end_s: float, parts: Sequence[Part], num_free_blocks: int | None = None, lane: int = 0
     ) -> None:
         """Add a column.
 

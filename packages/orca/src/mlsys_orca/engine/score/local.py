@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mlsys_core.errors import MlsysError
-from mlsys_core.serving.score import Board
+from mlsys_core.serving.score import Board, EventLog
 from mlsys_core.serving.tracing import EngineTraces
 from mlsys_orca.engine.score.feed import IterationFeed, Part
 from mlsys_orca.engine.streams import Streams
@@ -27,32 +27,19 @@ class LocalScore:
     """
 
     def __init__(self, core: EngineCore, streams: Streams, traces: EngineTraces) -> None:
-        self._core, self._streams, self._traces = core, streams, traces
-        self._feed: IterationFeed | None = None
+        self.log, self._feed, self._core = EventLog(), IterationFeed(), core
         self._ran: tuple[IterationBatch | None, float, float] = None, 0.0, 0.0  # the last iteration, and when it ran
+        traces.watcher, streams.tap = self, self._on_output
 
     def begin(self, board: Board) -> None:
-        """Write every iteration to ``board`` from now on. Idempotent."""
-        if self._traces.watcher is self:
-            return
-        self._feed = IterationFeed(board)
-        try:
-            self._core.loop.call(self._find)
-        except MlsysError:  # the engine has stopped: nothing will come
-            return
-        self._traces.watcher, self._streams.tap = self, self._on_output
+        """Note the board that iterations are for."""
+        self._feed.board = board
 
-    def end(self) -> None:
-        """Write no more."""
-        self._traces.watcher, self._streams.tap, self._feed = None, None, None
-
-    def _find(self) -> None:
-        """Note who is there already; in the loop's thread."""
-        pool, feed = self._core.pool, self._feed
-        if pool is None or feed is None:
-            return
-        for request_id, sequence in pool.sequences.items():
-            feed.board.found(
+    def find(self) -> None:
+        """Note who is there."""
+        pool = self._core.pool
+        for request_id, sequence in [] if pool is None else list(pool.sequences.items()):  # the loop goes on meanwhile
+            self._feed.board.found(
                 request_id,
                 is_waiting=not sequence.block_table,
                 num_prompt_tokens=len(sequence.request.prompt_token_ids),
@@ -61,18 +48,17 @@ class LocalScore:
 
     def opened(self, request_id: str, **facts: Any) -> None:
         """Note that a request was submitted."""
-        if (feed := self._feed) is not None:
-            feed.board.opened(request_id, **facts)
+        now_s = perf_counter()
+        self.log.note(now_s, self._feed.opened, request_id, now_s, facts)
 
     def closed(self, request_id: str, reason: str) -> None:
         """Note that a request has left."""
-        if (feed := self._feed) is not None:
-            feed.board.closed(request_id, reason)
+        now_s = perf_counter()
+        self.log.note(now_s, self._feed.closed, request_id, reason, now_s)
 
     def preempted(self, request_id: str) -> None:
         """Note that a request's K/V blocks go to others."""
-        if (feed := self._feed) is not None:
-            feed.preempted(request_id)
+        self.log.note(perf_counter(), self._feed.preempted, request_id)
 
     def ran(self, batch: IterationBatch, request_ids: Sequence[str], started_s: float, ended_s: float) -> None:
         """Keep when an iteration ran, until its output is heard of."""
@@ -80,10 +66,9 @@ class LocalScore:
 
     def _on_output(self, batch: IterationBatch, output: IterationOutput) -> None:
         ran, started_s, ended_s = self._ran
-        feed = self._feed
-        if ran is not batch or feed is None:
-            return
-        feed.add(started_s, ended_s, parts_of(batch, output), num_free_blocks=self._core.block_tables.num_free_blocks)
+        if ran is batch:
+            num_free_blocks = self._core.block_tables.num_free_blocks
+            self.log.note(ended_s, self._feed.add, started_s, ended_s, parts_of(batch, output), num_free_blocks)
 
 
 def parts_of(batch: IterationBatch, output: IterationOutput) -> list[Part]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
-from mlsys_core.serving.score import Board
+from mlsys_core.serving.score import Board, EventLog
 from mlsys_core.serving.tracing import EngineTraces
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.recovery import LiveRequest
@@ -22,59 +23,49 @@ class RemoteScore:
     """
 
     def __init__(self, traces: EngineTraces, live: Callable[[], Iterable[LiveRequest]]) -> None:
-        self._traces, self._live = traces, live
-        self._feed: IterationFeed | None = None
+        self.log, self._feed, self._live = EventLog(), IterationFeed(), live
+        traces.watcher = self
 
     def begin(self, board: Board) -> None:
-        """Write every iteration to ``board`` from now on. Idempotent."""
-        if self._feed is not None:
-            return
-        self._feed, self._traces.watcher = IterationFeed(board), self
+        """Note the board that iterations are for."""
+        self._feed.board = board
+
+    def find(self) -> None:
+        """Note who is there."""
         for live in self._live():
-            board.found(
+            self._feed.board.found(
                 live.request.request_id,
                 is_waiting=not live.has_begun,
                 num_prompt_tokens=len(live.request.prompt_token_ids),
                 max_new_tokens=live.request.max_new_tokens,
             )
 
-    def end(self) -> None:
-        """Write no more."""
-        self._traces.watcher = self._feed = None
-
     def opened(self, request_id: str, **facts: Any) -> None:
         """Note that a request was submitted."""
-        if self._feed is not None:
-            self._feed.board.opened(request_id, **facts)
+        now_s = perf_counter()
+        self.log.note(now_s, self._feed.opened, request_id, now_s, facts)
 
     def closed(self, request_id: str, reason: str) -> None:
         """Note that a request has left."""
-        if self._feed is not None:
-            self._feed.board.closed(request_id, reason)
+        now_s = perf_counter()
+        self.log.note(now_s, self._feed.closed, request_id, reason, now_s)
 
     def preempted(self, request_id: str) -> None:
         """Note that a request's K/V blocks go to others."""
-        if self._feed is not None:
-            self._feed.preempted(request_id)
+        self.log.note(perf_counter(), self._feed.preempted, request_id)
 
     def interrupted(self, request_id: str) -> None:
         """Note that the worker that ran a request has died."""
-        if self._feed is not None:
-            self._feed.interrupted(request_id)
+        self.log.note(perf_counter(), self._feed.interrupted, request_id)
 
     def ran(self, batch: Any, request_ids: Sequence[str], started_s: float, ended_s: float) -> None:
         """Do nothing: iterations come as reports."""
 
     def ran_at(self, number: int, live_of: Mapping[int, LiveRequest], report: wire.Iteration) -> None:
         """Note an iteration of a replica, before its effect on ``live_of``."""
-        if self._feed is not None:
-            self._feed.add(
-                report.started_s,
-                report.ended_s,
-                parts_of(live_of, report),
-                num_free_blocks=report.counts.num_free_blocks,
-                lane=number,
-            )
+        parts = parts_of(live_of, report)  # now, as live_of changes
+        free = report.counts.num_free_blocks
+        self.log.note(report.ended_s, self._feed.add, report.started_s, report.ended_s, parts, free, number)
 
 
 def parts_of(live_of: Mapping[int, LiveRequest], report: wire.Iteration) -> list[Part]:

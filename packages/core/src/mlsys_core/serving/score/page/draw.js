@@ -60,7 +60,7 @@ export class ScoreView {
   }
 
   scale() {
-    let most = 1;
+    let most = 0.01; // ms
     for (let i = this.from; i <= this.to; i++) most = Math.max(most, this.model.columns[i].ms);
     const step = 10 ** Math.floor(Math.log10(most));
     return [1, 2, 5, 10].map((factor) => factor * step).find((top) => top >= most);
@@ -76,7 +76,7 @@ export class ScoreView {
       context.moveTo(LEFT, y);
       context.lineTo(width, y);
       context.stroke();
-      context.fillText(share ? `${share * scale} ms` : "0", LEFT - 8, y);
+      context.fillText(share ? `${Number((share * scale).toPrecision(3))} ms` : "0", LEFT - 8, y);
     }
   }
 

@@ -75,7 +75,7 @@ function divide(column, row, give) {
 }
 
 export function format(ms) {
-  return ms >= 10000 ? `${(ms / 1000).toFixed(1)} s` : ms >= 10 ? ms.toFixed(0) : ms.toFixed(1);
+  return ms >= 10000 ? `${(ms / 1000).toFixed(1)} s` : ms >= 10 ? ms.toFixed(0) : ms.toFixed(ms >= 0.95 || !ms ? 1 : 2);
 }
 
 // The explanation as a sentence: "41 ms: 12 in the queue, 29 beside request 17's prefill".
@@ -92,7 +92,7 @@ export function sentence(wait, unit = "iteration") {
     run: () => (wait.others > 0 ? `running with ${wait.others} other${wait.others > 1 ? "s" : ""}` : "running"),
   };
   const total = wait.total >= 10000 ? format(wait.total) : `${format(wait.total)} ms`;
-  const shown = wait.parts.filter((part) => part.ms >= 0.05);
+  const shown = wait.parts.filter((part) => part.ms >= Math.min(0.05, 0.02 * wait.total));
   const parts = shown.map((part) => `${format(part.ms)} ${words[part.cause](part)}`);
   return `${total}: ${parts.join(", ") || "nothing to wait for"}`;
 }

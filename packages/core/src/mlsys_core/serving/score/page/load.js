@@ -13,6 +13,7 @@ export class Load {
     this.running = 0; // connections
     this.done = 0;
     this.inputs = null;
+    this.frame = 1;
     this.stop = new AbortController();
   }
 
@@ -66,16 +67,21 @@ export class Load {
 
   async infer(count, options) {
     const name = this.model.facts.models[0];
-    if (!this.inputs) this.inputs = (await this.server.json(`/v2/models/${encodeURIComponent(name)}`)).inputs;
+    const path = `/v2/models/${encodeURIComponent(name)}`;
+    if (!this.inputs) {
+      this.inputs = (await this.server.json(path)).inputs;
+      const { parameters } = await this.server.json(`${path}/config`);
+      this.frame = Number(parameters?.frame_size?.string_value || 1); // values of a stream's frame: lengths are multiples
+    }
     const isBatch = this.model.system !== "batchmaker"; // there each request is one sequence
-    const length = 3 + Math.floor(Math.random() * 20);
+    const length = this.frame * (3 + Math.floor(Math.random() * 20));
     const text = this.inputs.filter((input) => input.name === "text"); // a form of its own, beside token ids
     const inputs = (text.length ? text : this.inputs).map(({ name: input, datatype, shape }) => {
       const filled = shape.map((size, i) => (Number(size) >= 0 ? Number(size) : i === 0 && isBatch ? count : length));
       const data = Array.from({ length: filled.reduce((a, b) => a * b, 1) }, () => value(datatype));
       return { name: input, datatype, shape: filled, data };
     });
-    await this.server.json(`/v2/models/${encodeURIComponent(name)}/infer`, { inputs }, options);
+    await this.server.json(`${path}/infer`, { inputs }, options);
     return isBatch ? count : 1;
   }
 }
