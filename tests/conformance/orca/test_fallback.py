@@ -40,15 +40,13 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 2,
 }
-GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.6, "logits_scaling": 0.5}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # transformers' name, what differs from SHAPE
-    "cohere2": (
-        "Cohere2",  # interleaved rotary, a window with positions and full attention without
-        {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"], "logit_scale": 8.0},
+    "exaone4": (
+        "Exaone4",  # norms of heads, a window with positions and full attention without
+        {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
     ),
-    "granite": ("Granite", GRANITE),
-    "olmo2": ("Olmo2", {}),
-    "phi": ("Phi", {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}),
+    "helium": ("Helium", {"head_dim": 16}),  # interleaved rotary
+    "olmo": ("Olmo", {"clip_qkv": 0.8}),
     "qwen2-moe": (
         "Qwen2Moe",
         {
@@ -58,8 +56,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # transformers' name, what dif
             "shared_expert_intermediate_size": 40,
         },
     ),
-    "stablelm": ("StableLm", {"use_parallel_residual": True, "qk_layernorm": True, "partial_rotary_factor": 0.25}),
-    "starcoder2": ("Starcoder2", {"sliding_window": 11, "use_bias": True}),
+    "seed-oss": ("SeedOss", {"head_dim": 24}),
 }
 
 

@@ -9,6 +9,12 @@ import gguf
 import torch
 from torch import Tensor
 
+ARCH = gguf.MODEL_ARCH
+WITH_LAYER_NORM = (ARCH.GPT2, ARCH.GPTNEOX, ARCH.STABLELM, ARCH.STARCODER2, ARCH.COMMAND_R, ARCH.COHERE2, ARCH.PHI2)
+WITH_LAYER_NORM += (ARCH.FALCON, ARCH.BLOOM, ARCH.MPT)
+ONE_PLUS = (ARCH.GEMMA, ARCH.GEMMA2, ARCH.GEMMA3)
+INTERLEAVED = (ARCH.LLAMA, ARCH.SMOLLM3, ARCH.GRANITE)
+
 
 def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Path:
     """Write the file as llama.cpp's converter does: other names, some weights in another order or form."""
@@ -17,9 +23,10 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Pa
     head_dim = getattr(config, "head_dim", None) or hidden // heads
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(getattr(config, "max_position_embeddings", 128))
     writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(getattr(config, "intermediate_size", 4 * hidden))
+    inner = getattr(config, "ffn_hidden_size", None) or getattr(config, "intermediate_size", 4 * hidden)
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(heads)
     if rope := getattr(config, "rope_parameters", None):
         rope = rope.get("full_attention", rope)
@@ -33,16 +40,28 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Pa
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
         writer.add_rope_freq_base(rope["rope_theta"])
-    if architecture in (gguf.MODEL_ARCH.GPT2, gguf.MODEL_ARCH.GPTNEOX):
-        writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.layer_norm_epsilon)
+    kv_heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
+    if kv_heads:
+        writer.add_head_count_kv(kv_heads)
+    if architecture in WITH_LAYER_NORM:
+        names = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+        writer.add_layer_norm_eps(next(getattr(config, name) for name in names if hasattr(config, name)))
     else:
-        writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
+    if architecture == ARCH.GRANITE:
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if architecture in (ARCH.COMMAND_R, ARCH.COHERE2):
+        writer.add_logit_scale(config.logit_scale)
+    if architecture == ARCH.MPT:
+        writer.add_max_alibi_bias(config.attn_config.alibi_bias_max)
     if architecture == gguf.MODEL_ARCH.GPTNEOX:
         writer.add_parallel_residual(config.use_parallel_residual)
-    if architecture in (gguf.MODEL_ARCH.PHI3, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3):
+    if architecture in (ARCH.PHI3, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.COHERE2):
         writer.add_sliding_window(config.sliding_window or 0)
     if architecture == gguf.MODEL_ARCH.GEMMA2:
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -57,12 +76,20 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Pa
     writer.add_token_list(["t", "tt", *(f"t{i}" for i in range(2, config.vocab_size))])
     writer.add_array("tokenizer.ggml.merges", ["t t"])
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    if architecture == ARCH.STABLELM:
+        stack_norms(tensors)
+
+    def named(name: str) -> str:
+        return name.removeprefix("transformer.") if architecture == ARCH.BLOOM else name  # as its own files have them
+
     for name, values in tensors.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         writer.add_tensor(
-            str(names.get_name(name, (".weight", ".bias"))),
-            converted(name, values, architecture, heads=heads, head_dim=head_dim).contiguous().numpy(),
+            str(names.get_name(named(name), (".weight", ".bias"))),
+            converted(name, values, architecture, heads=heads, kv_heads=kv_heads or heads, head_dim=head_dim)
+            .contiguous()
+            .numpy(),
         )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -82,13 +109,26 @@ def split_experts(tensors: dict[str, Tensor], architecture: gguf.MODEL_ARCH) -> 
         tensors |= {f"{stem}.{role}.weight": part for role, part in parts.items()}
 
 
-def converted(name: str, values: Tensor, architecture: gguf.MODEL_ARCH, *, heads: int, head_dim: int) -> Tensor:
+def stack_norms(tensors: dict[str, Tensor]) -> None:
+    """transformers keeps the norm of each head apart; the files have them as one tensor."""
+    for name in [name for name in tensors if name.endswith(".norms.0.weight")]:
+        stem = name.removesuffix(".norms.0.weight")
+        of_heads = [each for each in tensors if each.startswith(f"{stem}.norms.")]
+        tensors[f"{stem}.weight"] = torch.stack([tensors.pop(each) for each in of_heads])
+
+
+def converted(
+    name: str, values: Tensor, architecture: gguf.MODEL_ARCH, *, heads: int, kv_heads: int, head_dim: int
+) -> Tensor:
     if architecture == gguf.MODEL_ARCH.GPT2 and ".c_" in name and values.ndim == 2:
         return values.T
-    if architecture == gguf.MODEL_ARCH.GPTNEOX and "query_key_value" in name:
+    if architecture in (ARCH.GPTNEOX, ARCH.BLOOM) and "query_key_value" in name:
         return values.view(heads, 3, head_dim, *values.shape[1:]).transpose(0, 1).flatten(0, 2)
-    if architecture in (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3) and "norm" in name:
+    if architecture == ARCH.FALCON and "query_key_value" in name:
+        groups = values.view(kv_heads, -1, head_dim, *values.shape[1:])
+        return torch.cat([part.flatten(0, 2) for part in (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])])
+    if architecture in ONE_PLUS and "norm" in name:
         return values + 1
-    if architecture in (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.SMOLLM3) and ("q_proj" in name or "k_proj" in name):
+    if architecture in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
         return values.view(-1, 2, head_dim // 2, *values.shape[1:]).transpose(1, 2).flatten(0, 2)
     return values

@@ -80,8 +80,8 @@ def test_limits_of_ragged_attention_are_refused_by_name(
 
 
 def test_the_error_names_both_ways_that_failed(tmp_path: Path) -> None:
-    write_config(tmp_path, "bloom", n_head=4)
-    with pytest.raises(InvalidInputError, match=r"no forward of ours has the architecture 'bloom'.* positions that"):
+    write_config(tmp_path, "falcon", alibi=True)
+    with pytest.raises(InvalidInputError, match=r"no forward of ours has biases by distance.*a bias by distance"):
         load_model(tmp_path)
     write_config(tmp_path, "qwen2", layer_types=["conv", "full_attention"])
     with pytest.raises(InvalidInputError, match=r"no forward of ours has layers of type 'conv'.*layers of type 'conv'"):
@@ -96,7 +96,7 @@ def test_code_of_the_directory_is_never_run(tmp_path: Path) -> None:
 
 
 def test_without_transformers_the_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_config(tmp_path, "olmo2")
+    write_config(tmp_path, "olmo")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingDependencyError, match=r'pip install "mlsys-orca\[transformers\]"'):
         load_model(tmp_path)

@@ -53,6 +53,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3Text", {"query_pre_attn_scalar": 24, "sliding_window": 8}),
     "mixtral": ("Mixtral", {"hidden_size": 256, "num_local_experts": 5}),
 }
+MORE: dict[str, tuple[str, dict[str, Any]]] = {  # what the others have not: for a degree or two
+    "bloom": ("Bloom", {"n_layer": 4, "n_head": 8, "hidden_size": 256}),  # slopes by head
+    "cohere": ("Cohere", {"hidden_size": 256, "use_qk_norm": True, "logit_scale": 2.0}),  # norms by head, of one tensor
+    "falcon": (  # query heads beside their key and value
+        "Falcon",
+        {"hidden_size": 256, "head_dim": None, "new_decoder_architecture": True, "num_kv_heads": 4, "bias": True},
+    ),
+    "granite": ("Granite", {"hidden_size": 256, "residual_multiplier": 0.5, "attention_multiplier": 0.2}),
+    "olmo2": ("Olmo2", {}),  # by stages alone
+    "phi": ("Phi", {"hidden_size": 256}),  # a bias of the head
+    "stablelm": ("StableLm", {"hidden_size": 256, "qk_layernorm": True}),  # norms by head, a tensor each
+}
 _T5 = {"d_model": 64, "d_kv": 32, "d_ff": 256, "num_layers": 4, "num_decoder_layers": 2, "num_heads": 4}
 _T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 24, "decoder_start_token_id": 0}
 SEQ2SEQ: dict[str, tuple[str, dict[str, Any]]] = {
@@ -72,8 +84,10 @@ def write_checkpoint(path: Path, name: str) -> Path:
         config = getattr(transformers, f"{family}Config")(vocab_size=VOCAB, **changes)
         model = transformers.AutoModelForSeq2SeqLM.from_config(config)
     else:
-        family, changes = CASES[name]
-        config = getattr(transformers, f"{family}Config")(**(SHAPE | changes))
+        family, changes = (CASES | MORE)[name]
+        config = getattr(transformers, f"{family}Config")(
+            **{key: value for key, value in (SHAPE | changes).items() if value is not None}
+        )
         model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():  # norms are ones and biases zeros otherwise

@@ -20,7 +20,7 @@ from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.parallel.tensors.shared_memory import SharedReducer
 
-from tests.orca.parallel.places import BLOCK, CASES, assert_equal, run_places, run_whole, some_batches
+from tests.orca.parallel.places import BLOCK, CASES, MORE, assert_equal, run_places, run_sliced, run_whole, some_batches
 
 NATIVE = [name for name in CASES if name != "mixtral"]
 FORMS: dict[str, dict[str, Any]] = {
@@ -88,6 +88,26 @@ def test_parts_give_the_bits_of_the_whole(checkpoints: Any, name: str, form: str
     for ranks, stages in degrees:
         found = run_places(path, batches, ranks=ranks, stages=stages, backend="native", **FORMS[form])
         assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_parts_of_further_families_give_the_bits_of_the_whole(checkpoints: Any, name: str) -> None:
+    path, batches, ranks = checkpoints(name), some_batches(), 1 if name == "olmo2" else 2
+    expected = run_whole(path, batches, backend="native", dtype="fp32")
+    assert_equal(run_places(path, batches, ranks=ranks, stages=2, backend="native", dtype="fp32"), expected)
+    torchs = run_sliced(path, batches, backend="torch", dtype="fp32")
+    found = run_places(path, batches, ranks=ranks, stages=2, backend="torch", dtype="fp32", slices=True)
+    assert_equal(found, torchs)
+    assert all(torch.allclose(*pair, atol=1e-3) for pair in zip(logits(torchs), logits(expected), strict=True))
+
+
+def logits(answers: Any) -> list[Any]:
+    return [answer.logits for answer in answers]
+
+
+def test_norms_over_all_heads_are_not_divided(checkpoints: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"tensor-parallel 2 .*, norms over all heads\); 1 does"):
+        run_places(checkpoints("olmo2"), some_batches(), ranks=2, stages=1, backend="native", dtype="fp32")
 
 
 @pytest.mark.parametrize("threads", [2, 3])

@@ -24,6 +24,7 @@ class AttentionOptions:
     scale: float | None = None  # multiplies the scores; None: head_dim ** -0.5
     softcap: float | None = None  # scaled scores become softcap * tanh(score / softcap); None: as they are
     window: int | None = None  # keys that a row sees, its own and those right before it; None: all before it
+    slopes: tuple[float, ...] | None = None  # [num_heads] times the distance, is taken from scaled scores (ALiBi)
     is_causal: bool = True  # False: every row sees all keys of its request, and there is no window
     # [num_heads, 2 * reach + 1] added to the scores, by the key's position less the row's, from -reach to reach; what
     # is further away gets the number at that end. None: nothing is added.
@@ -108,8 +109,8 @@ def _attend_capped(query: Tensor, keys: Tensor, values: Tensor, options: Attenti
     scale, cap = options.scale or head_dim**-0.5, options.softcap or 1.0
     grouped = query.reshape(num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [kv heads, group, rows, dim]
     scores = (grouped @ keys.permute(1, 2, 0)[:, None]).float().mul_(scale / cap).tanh_().mul_(cap)
-    if options.bias is not None:
-        scores += _biases(options.bias, num_rows, context_len).view(scores.shape)
+    if (bias := _biases(options, num_rows, context_len, query.device)) is not None:
+        scores += bias.view(scores.shape)
     if options.is_causal and num_rows > 1:
         scores.masked_fill_(~_seen(num_rows, context_len, options.window, query.device), -torch.inf)
     attended = scores.softmax(dim=-1).to(values.dtype) @ values.transpose(0, 1)[:, None]
@@ -119,21 +120,25 @@ def _attend_capped(query: Tensor, keys: Tensor, values: Tensor, options: Attenti
 def _mask(num_rows: int, context_len: int, options: AttentionOptions, query: Tensor) -> Tensor | None:
     """Return the mask for torch's operator beside "causal": None, the keys a row sees, or biases of the scores."""
     window, is_causal = options.window, options.is_causal and num_rows > 1
-    if options.bias is None:
+    mask = _biases(options, num_rows, context_len, query.device)
+    if mask is None:
         is_told = not is_causal or (num_rows == context_len and (window is None or context_len <= window))
         return None if is_told else _seen(num_rows, context_len, window, query.device)
-    mask = _biases(options.bias, num_rows, context_len)
     if is_causal:
         mask.masked_fill_(~_seen(num_rows, context_len, window, query.device), -torch.inf)
     return mask.to(query.dtype)
 
 
-def _biases(bias: Tensor, num_rows: int, context_len: int) -> Tensor:
-    """Return ``AttentionOptions.bias`` as a new tensor [num_heads, num_rows, context_len]."""
-    reach = bias.shape[1] // 2
-    positions = torch.arange(context_len, device=bias.device)
+def _biases(options: AttentionOptions, num_rows: int, context_len: int, device: torch.device) -> Tensor | None:
+    """Return what the distance adds to scores as a new tensor [num_heads, num_rows, context_len]; None: nothing."""
+    if options.bias is None and options.slopes is None:
+        return None
+    positions = torch.arange(context_len, device=device)
     distances = positions - positions[context_len - num_rows :, None]
-    return bias[:, distances.clamp_(-reach, reach).add_(reach)]
+    if options.bias is None:
+        return torch.tensor(options.slopes, device=device)[:, None, None] * distances
+    reach = options.bias.shape[1] // 2
+    return options.bias[:, distances.clamp_(-reach, reach).add_(reach)]
 
 
 def _seen(num_rows: int, context_len: int, window: int | None, device: torch.device) -> Tensor:

@@ -20,7 +20,7 @@ from mlsys_orca.model.attention import AttentionOptions, ragged_attention
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.kv_cache import KVCache
-from mlsys_orca.model.layers import ACTIVATIONS, Linear, Rotaries, Rotary, rotate
+from mlsys_orca.model.layers import ACTIVATIONS, Linear, RMSNorm, Rotaries, Rotary, rotate
 from torch import Tensor, nn
 
 
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         index: The layer's number.
         qkv: hidden_size -> (num_heads + 2 * num_kv_heads) * head_dim: queries, keys, values, head after head.
         output: num_heads * head_dim -> hidden_size.
-        qk_norm: Normalises each query and key head, [num_heads + num_kv_heads, head_dim], before they turn.
+        qk_norm: Normalises query and key heads, [num_heads + num_kv_heads, head_dim], before they turn.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Attention(nn.Module):
             scale=config.attention_scale,
             softcap=config.attention_softcap,
             window=config.windows[index] if config.windows else None,
+            slopes=config.alibi_slopes,
         )
         self.qkv = qkv
         self.output = output
@@ -74,6 +75,25 @@ class Attention(nn.Module):
         keys, values = step.kv_cache.write(self.index, slots, qk[:, self.num_heads :], qkv[:, self.num_rotary :])
         out: Tensor = self.output(ragged_attention(qk[:, : self.num_heads], keys, values, spans, self.options))
         return out
+
+
+class WideNorms(nn.Module):
+    """Norms of queries and keys, each over all heads together (OLMo 2): what an :class:`Attention` has as ``qk_norm``.
+
+    Args:
+        query: Over num_heads * head_dim features.
+        key: Over num_kv_heads * head_dim features.
+    """
+
+    def __init__(self, query: RMSNorm, key: RMSNorm) -> None:
+        super().__init__()
+        self.query = query
+        self.key = key
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """Normalise ``heads`` [num_tokens, num_heads + num_kv_heads, head_dim] -> same shape."""
+        flat, width = heads.flatten(1).float(), self.query.weight.numel()
+        return torch.cat([self.query(flat[:, :width]), self.key(flat[:, width:])], dim=1).view(heads.shape)
 
 
 class RotatedBy(nn.Module):
@@ -152,6 +172,44 @@ class PreNormLayer(nn.Module):
         x = x + self.attention(self.attention_norm(x), step)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
+
+
+class ParallelLayer(PreNormLayer):
+    """Both branches read the same state, each through its own norm, which may be one."""
+
+    def forward(self, x: Tensor, step: Any) -> Tensor:
+        """Run the layer as :meth:`PreNormLayer.forward`."""
+        normed = self.attention_norm(x)
+        second = normed if self.mlp_norm is self.attention_norm else self.mlp_norm(x)
+        out: Tensor = x + self.attention(normed, step) + self.mlp(second)
+        return out
+
+
+class SandwichLayer(PreNormLayer):
+    """Each branch reads the normalised state, and what it gives is normalised before it is added."""
+
+    def __init__(self, *, attention_out_norm: nn.Module, mlp_out_norm: nn.Module, **parts: nn.Module) -> None:
+        super().__init__(**parts)
+        self.attention_out_norm = attention_out_norm
+        self.mlp_out_norm = mlp_out_norm
+
+    def forward(self, x: Tensor, step: Any) -> Tensor:
+        """Run the layer as :meth:`PreNormLayer.forward`."""
+        x = x + self.attention_out_norm(self.attention(self.attention_norm(x), step).float())
+        out: Tensor = x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)).float())
+        return out
+
+
+class Cast(nn.Module):
+    """Cast from fp32 to the model's dtype, in place of a norm, which else does it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` in ``dtype``."""
+        return x.to(self.dtype)
 
 
 class PostNormLayer(PreNormLayer):

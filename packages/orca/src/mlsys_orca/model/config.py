@@ -92,16 +92,22 @@ class ModelConfig:
     rope_amplitude: float = 1.0  # multiplies the cosines and sines
     local_rope_theta: float | None = None  # base in layers with a window, which divide nothing; None: as in the others
     rotated: tuple[bool, ...] | None = None  # [num_layers] whether positions turn the heads; None: they do
+    alibi_slopes: tuple[float, ...] | None = None  # [num_heads] scores lose this times the distance; None: nothing
+
+    qk_norm: bool = False  # queries and keys are normalised; of a family where some models have that
+    spans_heads: bool = False  # something reads all heads at once, so that ranks cannot share them
 
     qkv_bias: bool = False
     output_bias: bool = False  # of attention's output projection
     mlp_bias: bool = False
+    head_bias: bool = False  # of the vocabulary projection
 
     windows: tuple[int | None, ...] | None = None  # [num_layers] keys a token sees, its own included; None: all
     attention_scale: float | None = None  # multiplies the scores; None: head_dim ** -0.5
     attention_softcap: float | None = None  # scores pass softcap * tanh(score / softcap); None: as they are
     logit_softcap: float | None = None  # as above, of the logits
     logit_scale: float = 1.0  # multiplies the states that enter the head
+    embedding_scale: float = 1.0  # multiplies what the embedding table gives
 
     parallel_residual: bool = False  # attention and MLP read the same state, and are added to it together
     post_norm: bool = False  # a layer normalises what leaves its two residual sums, not what enters its two branches
@@ -130,6 +136,8 @@ class ModelConfig:
             )
         if self.rotated is not None and len(self.rotated) != self.num_layers:
             raise InvalidInputError(f"{self.num_layers} layers have positions or none, not {len(self.rotated)}")
+        if self.alibi_slopes is not None and len(self.alibi_slopes) != self.num_heads:
+            raise InvalidInputError(f"{self.num_heads} heads have {len(self.alibi_slopes)} slopes")
         if self.windows is not None and (
             len(self.windows) != self.num_layers or any(window is not None and window < 1 for window in self.windows)
         ):
@@ -163,6 +171,7 @@ _POSITIVE = (
     "attention_softcap",
     "logit_softcap",
     "logit_scale",
+    "embedding_scale",
 )
 
 

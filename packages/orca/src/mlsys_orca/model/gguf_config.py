@@ -17,6 +17,7 @@ from mlsys_orca.model.rope import yarn_amplitude, yarn_divisors
 # Names of a decoder's tensors by role, for OperatorReader.
 GGUF_STEMS = {
     "embedding": "token_embd",
+    "embedding_norm": "token_embd_norm",
     "positions": "position_embd",
     "norm": "output_norm",
     "head": "output",
@@ -126,6 +127,9 @@ def config_from_gguf(
         "tied_embeddings": "output.weight" not in fields.tensor_names,
         "rope_theta": fields.get("rope.freq_base", 10_000.0),
         "rotary_dim": rotary_dim if rotary_dim != head_dim else None,
+        "qkv_bias": not fields.tensor_names.isdisjoint({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}),
+        "output_bias": "blk.0.attn_output.bias" in fields.tensor_names,
+        "mlp_bias": "blk.0.ffn_up.bias" in fields.tensor_names,
     }
     return ModelConfig(**(stated | rope_from_gguf(fields, rotary_dim) | changes))
 

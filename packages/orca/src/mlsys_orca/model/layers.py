@@ -116,6 +116,7 @@ class Embedding(nn.Module):
         project: Takes what is looked up to the hidden size.
         positions: [max_positions + offset, hidden_size], learned, added last.
         offset: Row of ``positions`` for position 0.
+        norm: Normalises what comes of all that, in fp32.
     """
 
     table: Matrix
@@ -129,11 +130,13 @@ class Embedding(nn.Module):
         project: Linear | None = None,
         positions: Tensor | None = None,
         offset: int = 0,
+        norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.scale = scale
         self.project = project
         self.offset = offset
+        self.norm = norm
         _set_matrix(self, "table", table)
         self.register_buffer("positions", positions, persistent=False)
 
@@ -150,7 +153,7 @@ class Embedding(nn.Module):
             x *= self.scale
         if self.positions is not None:
             x += functional.embedding(positions + self.offset, self.positions)
-        return x
+        return x if self.norm is None else self.norm(x)
 
 
 class RMSNorm(nn.Module):
@@ -181,9 +184,9 @@ class LayerNorm(nn.Module):
     """Centres each row, divides it by its deviation, scales and shifts it; fp32 in.
 
     Args:
-        weight: [hidden_size] fp32; None: no scale.
-        bias: [hidden_size] fp32; None: no shift.
-        hidden_size: Features of a row.
+        weight: [hidden_size] fp32; None: no scale; [heads, head_dim] for heads that are normalised each by itself.
+        bias: As ``weight``; None: no shift.
+        hidden_size: Features that are normalised together.
         eps: Added to the variance.
         dtype: Dtype in which the next operator computes.
     """
@@ -202,8 +205,11 @@ class LayerNorm(nn.Module):
         self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise ``x`` [num_tokens, hidden_size] fp32 -> same shape in ``dtype``."""
-        return functional.layer_norm(x, (self.hidden_size,), self.weight, self.bias, self.eps).to(self.dtype)
+        """Normalise ``x`` [num_tokens, then the weight's shape] fp32 -> same shape in ``dtype``."""
+        if self.weight is None or self.weight.ndim == 1:
+            return functional.layer_norm(x, (self.hidden_size,), self.weight, self.bias, self.eps).to(self.dtype)
+        scaled = functional.layer_norm(x.float(), (self.hidden_size,), None, None, self.eps) * self.weight
+        return (scaled if self.bias is None else scaled + self.bias).to(self.dtype)
 
 
 class Rotary(nn.Module):
@@ -245,6 +251,24 @@ class Rotaries(nn.Module):
     def forward(self, positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the factors of each :class:`Rotary` for ``positions`` [num_tokens] int64."""
         return tuple(rotary(positions) for rotary in self.rotaries)
+
+
+def halves_of_pairs(rows: Tensor, *, head_dim: int, rotary_dim: int | None = None) -> Tensor:
+    """Reorder rows of heads from rotary pairs beside each other to the halves that :class:`Rotary` takes.
+
+    Args:
+        rows: [heads * head_dim, ...].
+        head_dim: Features of a head.
+        rotary_dim: Leading ones that turn; None: all.
+
+    Example:
+        >>> halves_of_pairs(torch.arange(6), head_dim=6, rotary_dim=4).tolist()
+        [0, 2, 1, 3, 4, 5]
+    """
+    heads = rows.view(-1, head_dim, *rows.shape[1:])
+    turned, rest = heads[:, : rotary_dim or head_dim], heads[:, rotary_dim or head_dim :]
+    pairs = turned.reshape(len(heads), -1, 2, *rows.shape[1:]).transpose(1, 2).flatten(1, 2)
+    return torch.cat([pairs, rest], dim=1).reshape(rows.shape)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -156,6 +156,7 @@ class OperatorReader:
         *,
         at: tuple[int, ...] = (),
         affine: bool = True,
+        bias: bool = True,
         dtype: torch.dtype | None = None,
     ) -> LayerNorm:
         """Read the norm of that role.
@@ -164,24 +165,31 @@ class OperatorReader:
             role: A key of the stems.
             size: Features of a row.
             at: The layer's number.
-            affine: True if the file has a weight and a bias for it.
+            affine: True if the file has a weight for it.
+            bias: True if a bias goes with the weight.
             dtype: Dtype of the result; None: that of products.
         """
         options: dict[str, Any] = {"hidden_size": size, "eps": self._eps, "dtype": dtype or self.dtype}
         if not affine:
             return LayerNorm(None, None, **options)
         weight = self.tensor(role, (size,), at=at, dtype=torch.float32)
-        bias = torch.empty_like(weight)
-        self._reader.read_into(self._name(role, at, "bias"), bias)
-        return LayerNorm(weight, bias, **options)
+        return LayerNorm(weight, self.bias(role, size, at=at) if bias else None, **options)
 
-    def head(self, table: Matrix, *, tied: bool) -> Linear:
-        """Read the vocabulary projection, of the embedding table's shape.
+    def bias(self, role: str, size: int, *, at: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+        """Read the bias [size] of that role."""
+        out = torch.empty(size, dtype=dtype, device=self.device)
+        self._reader.read_into(self._name(role, at, "bias"), out)
+        return out
+
+    def head(self, table: Matrix, *, tied: bool, bias: bool = False) -> Linear:
+        """Read the vocabulary projection, of the embedding table's shape, and a bias where it has one.
 
         A tied floating one is prepacked anew: no row can be looked up in a prepacked table, and no product is fast in a
         plain one. A quantised table serves both.
         """
-        return Linear(table) if tied else self.linear({"head": table.shape[0]}, table.shape[1])
+        if not tied:
+            return self.linear({"head": table.shape[0]}, table.shape[1], bias=bias)
+        return Linear(table, self.bias("head", table.shape[0], dtype=self.dtype) if bias else None)
 
     def _name(self, role: str, at: tuple[int, ...], part: str) -> str:
         return f"{self._stems[role].format(*at)}.{part}".removeprefix(self._absent_prefix)

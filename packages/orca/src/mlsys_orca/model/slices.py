@@ -21,12 +21,15 @@ T = TypeVar("T")
 def num_slices(config: ModelConfig) -> int:
     """Return the slices of the sums of a model: the largest of 4, 3, 2, 1 that divides all that ranks share.
 
-    It follows from the model alone, not from the form of its weights or the number of ranks.
+    It follows from the model alone, not from the form of its weights or the number of ranks: 1, where something spans
+    heads.
     """
     return max(number for number in range(1, MAX_SLICES + 1) if _divides(config, number))
 
 
 def _divides(config: ModelConfig, number: int) -> bool:
+    if config.spans_heads:
+        return number == 1
     if config.num_heads % number or config.num_kv_heads % number:
         return False
     return all(

@@ -15,6 +15,7 @@ from mlsys_orca.model.weights.checkpoint import Cut, Layout
 from mlsys_orca.parallel.placement import Placement, num_encoder_layers
 
 _BY_HEADS = {"q", "k", "v"}
+_OF_ONE_HEAD = {"q_head_norm", "k_head_norm"}
 _BY_FEATURES = {"gate", "gated", "up"}
 
 
@@ -100,6 +101,12 @@ def _numbers(
         if stem.count("{}") == 1:
             yield (layer,), None if here is None else (here,)
             continue
+        if role in _OF_ONE_HEAD:  # a tensor for each
+            heads = whole.num_heads if role == "q_head_norm" else whole.num_kv_heads
+            share = placement.share(heads)
+            for head in range(heads):
+                yield (layer, head), None if here is None or head not in share else (here, head - share.start)
+            continue
         for expert in range(whole.num_experts):
             yield (layer, expert), None if here is None else (here, expert)
 
@@ -133,8 +140,11 @@ def cut_of(
         return Cut(0, (placement.vocabulary(whole),))
     if last in _BY_HEADS:
         return Cut(rows, (queries if last == "q" else keys,))
-    if last == "qkv" and by_head:
-        return Cut(rows, (_scaled(placement.share(whole.num_heads), 3 * whole.head_dim),))
+    if last in ("q_norms", "k_norms"):  # [heads, head_dim]
+        return Cut(0, (placement.share(whole.num_heads if last == "q_norms" else whole.num_kv_heads),))
+    if last == "qkv" and by_head:  # the query heads that share a key, it, its value
+        group = whole.num_heads // whole.num_kv_heads + 2
+        return Cut(rows, (_scaled(placement.share(whole.num_kv_heads), group * whole.head_dim),))
     if last == "qkv":
         q_rows, kv_rows = whole.num_heads * whole.head_dim, whole.num_kv_heads * whole.head_dim
         return Cut(rows, (queries, _shifted(keys, q_rows), _shifted(keys, q_rows + kv_rows)))

@@ -118,7 +118,8 @@ def check_degrees(config: ModelConfig, *, tensor_parallel: int, pipeline_paralle
     if tensor_parallel not in fitting:
         raise InvalidInputError(
             f"tensor-parallel {tensor_parallel} does not divide this model ({config.num_heads} heads, "
-            f"{config.num_kv_heads} key/value heads, {config.intermediate_size} features of the MLP); "
+            f"{config.num_kv_heads} key/value heads, {config.intermediate_size} features of the MLP"
+            f"{', norms over all heads' if config.spans_heads else ''}); "
             f"{_listed(fitting)} {'does' if len(fitting) == 1 else 'do'}"
         )
     stages = [degree for degree in range(1, min(layers, MAX_STAGES) + 1) if layers % degree == 0]
@@ -147,11 +148,16 @@ def shard_config(config: ModelConfig, placement: Placement) -> ModelConfig:
         num_kv_heads=config.num_kv_heads // placement.num_ranks,
         intermediate_size=config.intermediate_size // placement.num_ranks,
         windows=None if config.windows is None else config.windows[own.start : own.stop],
+        alibi_slopes=_of_heads(config.alibi_slopes, placement.share(config.num_heads)),
         rotated=None if config.rotated is None else config.rotated[own.start : own.stop],
         encoder=None
         if config.encoder is None
         else replace(config.encoder, num_layers=len(placement.encoder_layers(config))),
     )
+
+
+def _of_heads(values: tuple[float, ...] | None, own: range) -> tuple[float, ...] | None:
+    return None if values is None else values[own.start : own.stop]
 
 
 def _listed(numbers: list[int]) -> str:

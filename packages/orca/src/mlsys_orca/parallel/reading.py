@@ -95,13 +95,13 @@ class PartReader(OperatorReader):
             return torch.empty(0, columns, dtype=self.dtype)
         return super().matrix(rows, columns, at=at, arrange=arrange)
 
-    def head(self, table: Matrix, *, tied: bool) -> Linear:
+    def head(self, table: Matrix, *, tied: bool, bias: bool = False) -> Linear:
         """Read this part's rows of the vocabulary projection; none but in the last stage."""
         if not self._placement.is_last:
             return Linear(torch.empty(0, table.shape[1], dtype=self.dtype))
         if tied:
-            return super().head(table, tied=True)
-        return self.linear({"head": self._num_head_rows}, table.shape[1])
+            return super().head(table, tied=True, bias=bias)
+        return self.linear({"head": self._num_head_rows}, table.shape[1], bias=bias)
 
     @property
     def _num_head_rows(self) -> int:

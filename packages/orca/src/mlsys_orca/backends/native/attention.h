@@ -34,11 +34,14 @@ struct Attention {
     float scale;
     float softcap;  // 0: none
     float norm_eps;
-    const float* head_norm;  // [num_heads + num_kv_heads, head_dim] RMSNorm of queries and keys; null: none
+    NormKind head_norm_kind;  // of queries and keys
+    const float* head_norm;   // [num_heads + num_kv_heads, head_dim] its weights
+    const float* head_shift;  // as many, its biases; null: 0
+    const float* slopes;      // [num_heads] scores lose it times the key's distance; null: nothing
     int32_t only_sampled;  // attends for the sampled rows alone; the others' keys and values are kept
 };
 MLSYS_STRUCT(Attention, source, target, layer, num_heads, num_kv_heads, head_dim, rotary_dim, rotary, window, scale,
-    softcap, norm_eps, head_norm, only_sampled);
+    softcap, norm_eps, head_norm_kind, head_norm, head_shift, slopes, only_sampled);
 
 // One layer's cache, of floats or bf16: keys [.., kv heads, head_dim, 16], values [.., kv heads, 16, padded_dim] of each block.
 // Runs of blocks stand one after another, layer after layer in each: one layer's blocks are near each other, and memory is
@@ -80,7 +83,9 @@ inline int padded(int size) { return (size + PANEL - 1) / PANEL * PANEL; }
 
 // Normalise and turn one head, in place. `position_factors`: the row's cosines, then its sines; null: none.
 inline void prepare_head(const Attention& a, int head, float* x, const float* cos, const float* sin) {
-    if (a.head_norm) normalise(Norm{RMS_NORM, a.head_dim, a.norm_eps, a.head_norm + head * a.head_dim, nullptr}, x, x);
+    const int at = head * a.head_dim;
+    if (a.head_norm)
+        normalise(Norm{a.head_norm_kind, a.head_dim, a.norm_eps, a.head_norm + at, a.head_shift ? a.head_shift + at : nullptr}, x, x);
     if (a.rotary_dim) rotate(x, cos, sin, a.rotary_dim);
 }
 
@@ -123,14 +128,24 @@ struct Reach {
     int seen_by(int row, const Span& span) const { return past + row - span.start + 1; }
 };
 
-// Scores [first, limit) of a row become weights that sum to what is returned; all others up to `stop` become 0.
+// first, first + 1, ...
+inline vf counting(int first) {
+    vf lanes;
+    for (int i = 0; i < LANES; i++) lanes[i] = (float)(first + i);
+    return lanes;
+}
+
+// Scores [first, limit) of a row's query head become weights that sum to what is returned; all others up to `stop`
+// become 0. The last of them is of the row's own key.
 template <class T>
-inline float softmax(const Attention& a, float* scores, int first, int limit, int stop, T* weights) {
+inline float softmax(const Attention& a, int query_head, float* scores, int first, int limit, int stop, T* weights) {
     const int begin = first / LANES * LANES;
+    const float slope = a.slopes ? a.slopes[query_head] : 0.0f;
     vf most = splat(-INFINITY);
     for (int i = begin; i < limit; i += LANES) {
         vf s = load(scores + i) * splat(a.scale);
         if (a.softcap != 0.0f) s = splat(a.softcap) * fast_tanh(s / splat(a.softcap));
+        if (a.slopes) s = fma(splat(slope), counting(i + 1 - limit), s);
         if (i < first || i + LANES > limit) s = only(s, first - i, limit - i, -INFINITY);
         store(scores + i, s);
         most = larger(most, s);
@@ -225,7 +240,7 @@ void attend(
             const int seen = reach.seen_by(begin + (row + r) / group, span);
             const int first = a.window ? std::max(0, seen - a.window) : 0;
             float* own = scores + (int64_t)(row + r) * keys;
-            inverse[r] = 1.0f / softmax(a, own, first - shift, seen - shift, keys, own);
+            inverse[r] = 1.0f / softmax(a, head * group + (row + r) % group, own, first - shift, seen - shift, keys, own);
         }
         float* sums = tile + MAX_MR * 2 * PANEL;
         std::fill_n(sums, some * cache.padded_dim, 0.0f);

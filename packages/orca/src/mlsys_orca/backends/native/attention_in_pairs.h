@@ -130,7 +130,8 @@ void attend_in_pairs(
             const int first = a.window ? std::max(0, seen - a.window) : 0;
             const int shift = reach.first_block * PANEL;
             uint16_t* own = weights + r * keys;
-            inverse[r] = 1.0f / softmax(a, scores + r * keys, first - shift, seen - shift, seen_keys, own);
+            const int query_head = head * group + (row + r) % group;
+            inverse[r] = 1.0f / softmax(a, query_head, scores + r * keys, first - shift, seen - shift, seen_keys, own);
         }
         Gemms::weigh(blocks, weights, keys, some, dim, sums);
         for (int r = 0; r < some; r++) {

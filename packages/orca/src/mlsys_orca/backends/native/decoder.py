@@ -261,6 +261,7 @@ class NativeDecoder:
                     norm=self._norm(operator.norm),
                     source=number[operator.source],
                     target=number[operator.target],
+                    column=operator.column,
                     accumulates=operator.accumulates,
                 )
             case Reduce():
@@ -291,7 +292,9 @@ class NativeDecoder:
 
     def _attention(self, operator: Attend, number: dict[str, int]) -> dict[str, Any]:
         attention, config = operator.attention, self.config
-        norm = attention.qk_norm
+        norm = attention.qk_norm if isinstance(attention.qk_norm, RMSNorm | LayerNorm) else None
+        shift = norm.bias if isinstance(norm, LayerNorm) else None
+        slopes = attention.options.slopes
         return {
             "source": number[operator.source],
             "target": number[operator.target],
@@ -304,8 +307,11 @@ class NativeDecoder:
             "window": attention.options.window or 0,
             "scale": attention.options.scale or attention.head_dim**-0.5,
             "softcap": attention.options.softcap or 0.0,
-            "norm_eps": norm.eps if isinstance(norm, RMSNorm) else 0.0,
-            "head_norm": self._keep(norm.weight) if isinstance(norm, RMSNorm) else None,
+            "norm_eps": norm.eps if norm is not None else 0.0,
+            "head_norm_kind": "layer_norm" if isinstance(norm, LayerNorm) else "rms_norm",
+            "head_norm": self._keep(norm.weight) if norm is not None else None,
+            "head_shift": self._keep(shift),
+            "slopes": None if slopes is None else self._keep(torch.tensor(slopes)),
             "only_sampled": operator.only_sampled,
         }
 

@@ -22,10 +22,19 @@ from mlsys_orca.backends.native.plan import (
     Operator,
     Reduce,
 )
-from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, PostNormLayer, PreNormLayer, RotatedBy
-from mlsys_orca.model.families.gemma2 import SandwichLayer
-from mlsys_orca.model.families.gpt_neox import ParallelLayer
-from mlsys_orca.model.families.opt import Cast
+from mlsys_orca.model.blocks import (
+    MLP,
+    Attention,
+    Cast,
+    Decoder,
+    GatedMLP,
+    ParallelLayer,
+    PostNormLayer,
+    PreNormLayer,
+    RotatedBy,
+    SandwichLayer,
+    WideNorms,
+)
 from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm, Rotaries, Rotary
 from mlsys_orca.model.slices import num_slices
 from torch import nn
@@ -113,7 +122,7 @@ class _Lowering:
                 source=source,
                 target=target,
                 linear=linear,
-                norm=None if norm is None else _norm(norm),
+                norm=None if norm is None or isinstance(norm, Cast) else _norm(norm),
                 activation=activation,
                 is_gated=is_gated,
                 accumulates=accumulates,
@@ -138,8 +147,14 @@ class _Lowering:
             raise LoweringError("attention that is not causal, or that has a bias")
         if attention.head_dim > MAX_HEAD_DIM:
             raise LoweringError(f"heads of {attention.head_dim} features")
-        if attention.qk_norm is not None and not isinstance(attention.qk_norm, RMSNorm):
-            raise LoweringError(f"queries and keys normalised by {type(attention.qk_norm).__name__}")
+        norm = attention.qk_norm
+        if isinstance(norm, WideNorms):
+            if self.num_ranks > 1:
+                raise LoweringError("norms over all heads, which ranks share")
+            self.normalise(source, norm.query, source)
+            self.normalise(source, norm.key, source, column=norm.query.weight.numel())
+        elif norm is not None and not (isinstance(norm, RMSNorm | LayerNorm) and norm.weight is not None):
+            raise LoweringError(f"queries and keys normalised by {type(norm).__name__}")
         self._write(target, attention.num_heads * attention.head_dim)
         self.operators.append(Attend(source=source, target=target, attention=attention, rotary=rotary))
 
@@ -151,8 +166,12 @@ class _Lowering:
             raise LoweringError(f"attention by {type(attention).__name__}")
         return attention, self.rotary
 
-    def normalise(self, source: str, norm: nn.Module, target: str, *, accumulates: bool = False) -> None:
-        self.operators.append(Normalise(source=source, target=target, norm=_norm(norm), accumulates=accumulates))
+    def normalise(
+        self, source: str, norm: nn.Module, target: str, *, column: int = 0, accumulates: bool = False
+    ) -> None:
+        self.operators.append(
+            Normalise(source=source, target=target, norm=_norm(norm), column=column, accumulates=accumulates)
+        )
 
     def _write(self, register: str, width: int) -> None:
         if register == STATES:
@@ -239,8 +258,20 @@ def _down(mlp: nn.Module) -> nn.Module:
     return down
 
 
+def _scaled(norm: nn.Module, factor: float) -> nn.Module:
+    """Return ``norm`` whose results are ``factor`` times as large."""
+    if factor == 1:
+        return norm
+    if not isinstance(norm, RMSNorm | LayerNorm) or norm.weight is None:
+        raise LoweringError(f"logits scaled by {factor} after a {type(norm).__name__}")
+    if isinstance(norm, RMSNorm):
+        return RMSNorm(norm.weight * factor, eps=norm.eps, dtype=norm.dtype)
+    shift = None if norm.bias is None else norm.bias * factor
+    return LayerNorm(norm.weight * factor, shift, hidden_size=norm.hidden_size, eps=norm.eps, dtype=norm.dtype)
+
+
 def _lower_head(decoder: Decoder, plan: _Lowering) -> None:
-    norm = None if isinstance(decoder.norm, Cast) else decoder.norm
+    norm = _scaled(decoder.norm, decoder.config.logit_scale)
     if isinstance(decoder.head, nn.Sequential):
         project, head = decoder.head
         plan.gemm(STATES, project, "projected", norm=norm)

@@ -30,12 +30,13 @@ struct Reduce {  // target (+)= the sum of all ranks' partial products + bias
 };
 MLSYS_STRUCT(Reduce, bias, target, accumulates);
 
-struct Normalise {  // target (+)= norm(source)
+struct Normalise {  // target (+)= norm(source), of as many columns as the norm has features
     Norm norm;
     int32_t source, target;
+    int32_t column;  // the first, in both
     int32_t accumulates;
 };
-MLSYS_STRUCT(Normalise, norm, source, target, accumulates);
+MLSYS_STRUCT(Normalise, norm, source, target, column, accumulates);
 
 struct GatherRows {  // the register, and all that is made of it, has the sampled rows alone from here on
     int32_t taken;

@@ -51,6 +51,7 @@ class Normalise:
     source: str
     target: str
     norm: RMSNorm | LayerNorm
+    column: int = 0  # the first of those that are normalised, in both registers
     accumulates: bool = False
 
 
@@ -97,7 +98,7 @@ def _line(operator: Operator) -> str:
     if operator.norm is not None:
         source = f"{_norm_name(operator.norm)}({source})"
     if isinstance(operator, Normalise):
-        return f"{operator.target} {arrow} {source}"
+        return f"{operator.target} {arrow} {source}" + (f" from column {operator.column}" if operator.column else "")
     product = f"[{operator.linear.out_features}, {operator.linear.in_features}] x {source}"
     if operator.is_partial:
         return f"part = {product}" + (f" in {operator.num_slices} slices" if operator.num_slices > 1 else "")

@@ -369,8 +369,11 @@ class Program {
         const int size = op.norm.size;
         float* out = own_memory[thread].rows.grow(size);
         for_each_row(thread, rows, size, [&](int row) {
-            normalise(op.norm, registers[op.source].floats + (int64_t)row * size, out);
-            float* target = registers[op.target].floats + (int64_t)row * size;
+            const auto at = [&](int which) {
+                return registers[which].floats + (int64_t)row * registers[which].stride + op.column;
+            };
+            normalise(op.norm, at(op.source), out);
+            float* target = at(op.target);
             for (int c = 0; c < size; c++) target[c] = op.accumulates ? target[c] + out[c] : out[c];
         });
     }

@@ -139,7 +139,7 @@ def missing_kernel(decoder: nn.Module) -> str | None:
             continue
         if type(module) is not Attention:
             return f"attention by {type(module).__name__}"
-        if module.options.bias is not None or not module.options.is_causal:
+        if module.options.bias is not None or module.options.slopes is not None or not module.options.is_causal:
             return "attention with a bias, or to later tokens"
         norm = module.qk_norm
         if norm is not None and not (isinstance(norm, RMSNorm) and norm.weight.ndim == 2):

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from mlsys_orca.model.blocks import Attention, Decoder, RotatedBy, Step
+from mlsys_orca.model import assembly
+from mlsys_orca.model.blocks import Attention, Decoder, RotatedBy, SandwichLayer
 from mlsys_orca.model.config import ModelConfig, activation_name
 from mlsys_orca.model.families import llama
 from mlsys_orca.model.family import Family
@@ -18,7 +19,7 @@ from mlsys_orca.model.huggingface_config import config_from_huggingface, windows
 from mlsys_orca.model.layers import Embedding, Rotaries, Rotary
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.weights.checkpoint import Layout
-from torch import Tensor, nn
+from torch import nn
 
 STEMS: dict[Layout, dict[str, str]] = {
     "gguf": {
@@ -78,55 +79,53 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     )
 
 
-class SandwichLayer(nn.Module):
-    """Each branch reads the normalised state, and what it gives is normalised before it is added."""
+def read_layer(
+    config: ModelConfig,
+    read: OperatorReader,
+    index: int,
+    *,
+    attention: Callable[[ModelConfig, OperatorReader, int], Attention | RotatedBy] = assembly.read_attention,
+) -> SandwichLayer:
+    """Read layer ``index``, its attention by the given function."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        read: OperatorReader,
-        index: int,
-        *,
-        attention: Callable[[ModelConfig, OperatorReader, int], Attention | RotatedBy] = llama.read_attention,
-    ) -> None:
-        super().__init__()
+    def norm(role: str) -> nn.Module:
+        return one_plus_norm(read, role, config.hidden_size, at=(index,))
 
-        def norm(role: str) -> nn.Module:
-            return _norm(config, read, role, at=(index,))
-
-        self.attention_norm = norm("attention_norm")
-        self.attention = attention(config, read, index)
-        self.attention_out_norm = norm("attention_out_norm")
-        self.mlp_norm = norm("mlp_norm")
-        self.mlp = llama.read_mlp(config, read, index)
-        self.mlp_out_norm = norm("mlp_out_norm")
-
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        """Run the layer on ``x`` [num_tokens, hidden_size] fp32 -> same shape and dtype."""
-        x = x + self.attention_out_norm(self.attention(self.attention_norm(x), step).float())
-        out: Tensor = x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)).float())
-        return out
+    return SandwichLayer(
+        attention_norm=norm("attention_norm"),
+        attention=attention(config, read, index),
+        attention_out_norm=norm("attention_out_norm"),
+        mlp_norm=norm("mlp_norm"),
+        mlp=assembly.read_mlp(config, read, index),
+        mlp_out_norm=norm("mlp_out_norm"),
+    )
 
 
-def _norm(config: ModelConfig, read: OperatorReader, role: str, *, at: tuple[int, ...] = ()) -> nn.Module:
-    return read.rms_norm(role, config.hidden_size, at=at, one_plus=read.layout == "huggingface")
+def one_plus_norm(read: OperatorReader, role: str, size: int, *, at: tuple[int, ...] = ()) -> nn.Module:
+    """Read a norm whose weight directories have less one, and GGUF files as it multiplies."""
+    return read.rms_norm(role, size, at=at, one_plus=read.layout == "huggingface")
+
+
+def embedding_scale(config: ModelConfig, read: OperatorReader) -> float:
+    """Return what multiplies the embeddings: the root of the width, rounded as the models were trained."""
+    return torch.tensor(config.hidden_size**0.5).to(read.dtype).item()
 
 
 def build(
     config: ModelConfig,
     read: OperatorReader,
     *,
-    layer: Callable[[ModelConfig, OperatorReader, int], nn.Module] = SandwichLayer,
+    layer: Callable[[ModelConfig, OperatorReader, int], nn.Module] = read_layer,
     rotary: Rotaries | None = None,
 ) -> Decoder:
     """Build a decoder of Gemma 2's shape, its layers read by ``layer``; ``rotary`` where one base is not enough."""
     table = read.matrix({"embedding": config.vocab_size}, config.hidden_size)
-    scale = torch.tensor(config.hidden_size**0.5).to(read.dtype).item()  # rounded, as the model was trained
+    scale = embedding_scale(config, read)
     return Decoder(
         config,
         embedding=Embedding(table, scale=scale),
         layers=(layer(config, read, index) for index in range(config.num_layers)),
-        norm=_norm(config, read, "norm"),
+        norm=one_plus_norm(read, "norm", config.hidden_size),
         head=read.head(table, tied=config.tied_embeddings),
         rotary=rotary or Rotary(config, device=read.device),
         dtype=read.dtype,

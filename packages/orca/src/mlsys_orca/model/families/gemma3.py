@@ -92,7 +92,7 @@ def _build(config: ModelConfig, read: OperatorReader) -> Decoder:
     return gemma2.build(
         config,
         read,
-        layer=partial(gemma2.SandwichLayer, attention=_attention),
+        layer=partial(gemma2.read_layer, attention=_attention),
         rotary=Rotaries(Rotary(shape, device=read.device) for shape in (config, local)),
     )
 

@@ -6,14 +6,15 @@ Hugging Face directories have query, key and value of each head beside each othe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from mlsys_orca.model.blocks import MLP, Attention, Decoder, PreNormLayer, Step
+from mlsys_orca.model import assembly
+from mlsys_orca.model.blocks import Attention, ParallelLayer, PreNormLayer
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.gguf_config import GGUF_STEMS, GgufFields, config_from_gguf
 from mlsys_orca.model.huggingface_config import config_from_huggingface
-from mlsys_orca.model.layers import Embedding, Rotary
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.weights.checkpoint import Layout
 from torch import Tensor, nn
@@ -65,59 +66,31 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     )
 
 
-class ParallelLayer(PreNormLayer):
-    """Both branches read the same state, each through its own norm."""
-
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        """Run the layer on ``x`` [num_tokens, hidden_size] fp32 -> same shape and dtype."""
-        out: Tensor = x + self.attention(self.attention_norm(x), step) + self.mlp(self.mlp_norm(x))
-        return out
-
-
-def _layer(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
-    hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
-    heads = config.num_heads * config.head_dim
+def read_attention(config: ModelConfig, read: OperatorReader, index: int, *, by_head: bool) -> Attention:
+    """Read attention of layer ``index``; ``by_head`` where query, key and value of a head stand together."""
+    hidden, heads, at = config.hidden_size, config.num_heads * config.head_dim, (index,)
 
     def projections_first(rows: Tensor) -> Tensor:
         """Reorder [heads, 3, head_dim] rows to [3, heads, head_dim] rows."""
-        by_head = rows.view(config.num_heads, 3, config.head_dim, *rows.shape[1:])
-        return by_head.transpose(0, 1).reshape(rows.shape)
+        of_heads = rows.view(config.num_heads, 3, config.head_dim, *rows.shape[1:])
+        return of_heads.transpose(0, 1).reshape(rows.shape)
 
-    layer = ParallelLayer if config.parallel_residual else PreNormLayer
-    return layer(
-        attention_norm=read.layer_norm("attention_norm", hidden, at=at),
-        attention=Attention(
-            config,
-            index,
-            qkv=read.linear(
-                {"qkv": 3 * heads},
-                hidden,
-                at=at,
-                bias=config.qkv_bias,
-                arrange={"qkv": projections_first} if read.layout in FAMILY.qkv_by_head else None,
-            ),
-            output=read.linear({"o": hidden}, heads, at=at, bias=config.output_bias),
-        ),
-        mlp_norm=read.layer_norm("mlp_norm", hidden, at=at),
-        mlp=MLP(
-            read.linear({"up": inner}, hidden, at=at, bias=config.mlp_bias),
-            read.linear({"down": hidden}, inner, at=at, bias=config.mlp_bias),
-            activation=config.activation,
-        ),
+    arrange = {"qkv": projections_first} if by_head else None
+    return Attention(
+        config,
+        index,
+        qkv=read.linear({"qkv": 3 * heads}, hidden, at=at, bias=config.qkv_bias, arrange=arrange),
+        output=read.linear({"o": hidden}, heads, at=at, bias=config.output_bias),
     )
 
 
-def _build(config: ModelConfig, read: OperatorReader) -> Decoder:
-    table = read.matrix({"embedding": config.vocab_size}, config.hidden_size)
-    return Decoder(
-        config,
-        embedding=Embedding(table),
-        layers=(_layer(config, read, index) for index in range(config.num_layers)),
-        norm=read.layer_norm("norm", config.hidden_size),
-        head=read.head(table, tied=config.tied_embeddings),
-        rotary=Rotary(config, device=read.device),
-        dtype=read.dtype,
-        device=read.device,
+def _layer(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+    layer = ParallelLayer if config.parallel_residual else PreNormLayer
+    return layer(
+        attention_norm=read.layer_norm("attention_norm", config.hidden_size, at=(index,)),
+        attention=read_attention(config, read, index, by_head=read.layout in FAMILY.qkv_by_head),
+        mlp_norm=read.layer_norm("mlp_norm", config.hidden_size, at=(index,)),
+        mlp=assembly.read_plain_mlp(config, read, index),
     )
 
 
@@ -125,7 +98,7 @@ FAMILY = Family(
     from_huggingface=_from_huggingface,
     from_gguf=_from_gguf,
     stems=_STEMS,
-    build=_build,
+    build=partial(assembly.build, layer=_layer, norm=OperatorReader.layer_norm),
     qkv_by_head=frozenset({"huggingface"}),
     ignorable_suffixes=(".attention.bias", ".attention.masked_bias", "embed_out.weight"),  # causal masks, a tied head
 )

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from mlsys_orca.model.blocks import MLP, Decoder, PostNormLayer, PreNormLayer
+from mlsys_orca.model.assembly import read_attention
+from mlsys_orca.model.blocks import MLP, Cast, Decoder, PostNormLayer, PreNormLayer
 from mlsys_orca.model.config import ModelConfig, activation_name
-from mlsys_orca.model.families.llama import read_attention
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.huggingface_config import refuse_common, require
 from mlsys_orca.model.layers import Embedding
 from mlsys_orca.model.operator_reader import OperatorReader
-from torch import Tensor, nn
+from torch import nn
 
 _POSITION_OFFSET = 2  # rows of the position table before that of position 0
 _STEMS = {
@@ -65,18 +65,6 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
         final_norm=pre_norm and not raw.get("_remove_final_layer_norm", False),
         embedding_size=width if width != hidden else None,
     )
-
-
-class Cast(nn.Module):
-    """Cast from fp32 to the model's dtype, in place of a last norm, which else does it."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` in ``dtype``."""
-        return x.to(self.dtype)
 
 
 def _layer(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from mlsys_orca.model import assembly
 from mlsys_orca.model.blocks import Attention, GatedMLP
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.families import llama
@@ -42,7 +43,8 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     )
 
 
-def _attention(config: ModelConfig, read: OperatorReader, index: int) -> Attention:
+def read_attention(config: ModelConfig, read: OperatorReader, index: int) -> Attention:
+    """Read attention of layer ``index``, query, key and value from one matrix."""
     q_rows, hidden, at = config.num_heads * config.head_dim, config.hidden_size, (index,)
     rows = q_rows + 2 * config.num_kv_heads * config.head_dim
     return Attention(
@@ -53,7 +55,8 @@ def _attention(config: ModelConfig, read: OperatorReader, index: int) -> Attenti
     )
 
 
-def _mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+def read_mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+    """Read the MLP of layer ``index``, gate and up from one matrix."""
     hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
     return GatedMLP(
         read.linear({"gate_up": 2 * inner}, hidden, at=at),
@@ -66,5 +69,5 @@ FAMILY = Family(
     from_huggingface=_from_huggingface,
     from_gguf=_from_gguf,
     stems=_STEMS,
-    build=partial(llama.build, attention=_attention, mlp=_mlp),
+    build=partial(assembly.build, attention=read_attention, mlp=read_mlp),
 )

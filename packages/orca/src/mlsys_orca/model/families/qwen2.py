@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlsys_orca.model.assembly import build
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.families.llama import STEMS, build
+from mlsys_orca.model.families.llama import STEMS
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
 from mlsys_orca.model.huggingface_config import config_from_huggingface, windows_from_huggingface

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from mlsys_orca.model import assembly
 from mlsys_orca.model.blocks import Attention
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.families import llama, qwen2
@@ -45,12 +46,12 @@ def read_attention(config: ModelConfig, read: OperatorReader, index: int, *, one
         for role, count in heads.items()
     ]
     norm = RMSNorm(torch.cat(weights) + one_plus, eps=config.norm_eps, dtype=read.dtype)
-    return llama.read_attention(config, read, index, qk_norm=norm)
+    return assembly.read_attention(config, read, index, qk_norm=norm)
 
 
 FAMILY = Family(
     from_huggingface=_from_huggingface,
     from_gguf=_from_gguf,
     stems=STEMS,
-    build=partial(llama.build, attention=read_attention),
+    build=partial(assembly.build, attention=read_attention),
 )

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from mlsys_orca.model import assembly
 from mlsys_orca.model.config import ModelConfig, refuse
 from mlsys_orca.model.experts import expert_fields
-from mlsys_orca.model.families import llama, qwen2, qwen3
+from mlsys_orca.model.families import qwen2, qwen3
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
 from mlsys_orca.model.huggingface_config import config_from_huggingface, require
@@ -61,5 +62,5 @@ FAMILY = Family(
     from_huggingface=_from_huggingface,
     from_gguf=_from_gguf,
     stems=_STEMS,
-    build=partial(llama.build, attention=qwen3.read_attention),
+    build=partial(assembly.build, attention=qwen3.read_attention),
 )

@@ -1,0 +1,129 @@
+"""Decoders of Llama's shape, put together from parts that a family may read in its own way.
+
+Between the families, which say what differs, and :mod:`.blocks`, which has the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, ParallelLayer, PreNormLayer, RotatedBy
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.experts import read_experts
+from mlsys_orca.model.layers import Embedding, Rotary, halves_of_pairs
+from mlsys_orca.model.operator_reader import Arrange, OperatorReader
+from torch import nn
+
+AttentionBuilder = Callable[[ModelConfig, OperatorReader, int], Attention]
+LayerBuilder = Callable[[ModelConfig, OperatorReader, int], nn.Module]
+MLPBuilder = Callable[[ModelConfig, OperatorReader, int], nn.Module]
+NormReader = Callable[..., nn.Module]  # (reader, role, size, at=...)
+
+
+def read_attention(
+    config: ModelConfig,
+    read: OperatorReader,
+    index: int,
+    *,
+    arrange: Mapping[str, Arrange] | None = None,
+    qk_norm: nn.Module | None = None,
+) -> Attention:
+    """Read attention of layer ``index`` from separate query, key and value projections."""
+    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    rows, hidden, at = {"q": q_rows, "k": kv_rows, "v": kv_rows}, config.hidden_size, (index,)
+    return Attention(
+        config,
+        index,
+        qkv=read.linear(rows, hidden, at=at, bias=config.qkv_bias, arrange=arrange),
+        output=read.linear({"o": hidden}, q_rows, at=at, bias=config.output_bias),
+        qk_norm=qk_norm,
+    )
+
+
+def read_mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+    """Read the MLP of layer ``index`` from separate gate and up projections, or its experts."""
+    if config.num_experts:
+        return read_experts(config, read, index)
+    hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
+    return GatedMLP(
+        read.linear({"gate": inner, "up": inner}, hidden, at=at, bias=config.mlp_bias),
+        read.linear({"down": hidden}, inner, at=at, bias=config.mlp_bias),
+        activation=config.activation,
+    )
+
+
+def read_plain_mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+    """Read the MLP of layer ``index``, which has no gate."""
+    hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
+    return MLP(
+        read.linear({"up": inner}, hidden, at=at, bias=config.mlp_bias),
+        read.linear({"down": hidden}, inner, at=at, bias=config.mlp_bias),
+        activation=config.activation,
+    )
+
+
+def read_layer(
+    config: ModelConfig,
+    read: OperatorReader,
+    index: int,
+    *,
+    attention: AttentionBuilder = read_attention,
+    mlp: MLPBuilder = read_mlp,
+    norm: NormReader = OperatorReader.rms_norm,
+) -> nn.Module:
+    """Read layer ``index``: one branch after the other, or, where they are parallel, both behind one norm."""
+    first = norm(read, "attention_norm", config.hidden_size, at=(index,))
+    second = first if config.parallel_residual else norm(read, "mlp_norm", config.hidden_size, at=(index,))
+    layer = ParallelLayer if config.parallel_residual else PreNormLayer
+    return layer(
+        attention_norm=first,
+        attention=rotary_by_layer(config, attention(config, read, index)),
+        mlp_norm=second,
+        mlp=mlp(config, read, index),
+    )
+
+
+def build(
+    config: ModelConfig,
+    read: OperatorReader,
+    *,
+    norm: NormReader = OperatorReader.rms_norm,
+    layer: LayerBuilder | None = None,
+    embedding_norm: nn.Module | None = None,
+    **parts: Any,
+) -> Decoder:
+    """Build a decoder of Llama's shape.
+
+    Args:
+        config: The model's shape.
+        read: Reads its tensors.
+        norm: Reads a norm.
+        layer: Reads a layer; None: :func:`read_layer`.
+        embedding_norm: Normalises embeddings.
+        parts: Further arguments of :func:`read_layer`.
+    """
+    table = read.matrix({"embedding": config.vocab_size}, config.hidden_size)
+    read_one: LayerBuilder = layer or partial(read_layer, norm=norm, **parts)
+    return Decoder(
+        config,
+        embedding=Embedding(table, scale=config.embedding_scale, norm=embedding_norm),
+        layers=(read_one(config, read, index) for index in range(config.num_layers)),
+        norm=norm(read, "norm", config.hidden_size),
+        head=read.head(table, tied=config.tied_embeddings, bias=config.head_bias),
+        rotary=Rotary(config, device=read.device) if config.alibi_slopes is None else None,
+        dtype=read.dtype,
+        device=read.device,
+    )
+
+
+def rotary_by_layer(config: ModelConfig, attention: Attention) -> Attention | RotatedBy:
+    """Return ``attention``, without rotary positions where its layer has none."""
+    return attention if config.rotated is None or config.rotated[attention.index] else RotatedBy(attention, None)
+
+
+def read_attention_of_pairs(config: ModelConfig, read: OperatorReader, index: int, **parts: Any) -> Attention:
+    """Read attention of layer ``index`` from heads whose rotary pairs stand beside each other."""
+    halves = partial(halves_of_pairs, head_dim=config.head_dim, rotary_dim=config.rotary_dim)
+    return read_attention(config, read, index, arrange={"q": halves, "k": halves}, **parts)

@@ -1,0 +1,79 @@
+"""GLM-4 (Zhipu AI, 2024) and GLM-4-0414: rotary pairs beside each other on half of a head, gate and up in one matrix.
+
+GLM-4-0414 normalises what a branch gives, too. GGUF has the second alone, as ``glm4``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from mlsys_orca.model import assembly
+from mlsys_orca.model.blocks import SandwichLayer
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.families import llama, phi3
+from mlsys_orca.model.family import Family
+from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
+from mlsys_orca.model.huggingface_config import config_from_huggingface
+from mlsys_orca.model.operator_reader import OperatorReader
+from mlsys_orca.model.weights.checkpoint import Layout
+
+_HUGGINGFACE = {**llama.STEMS["huggingface"], "gate_up": "model.layers.{}.mlp.gate_up_proj"}
+_STEMS_4: dict[Layout, dict[str, str]] = {
+    "gguf": {
+        **llama.STEMS["gguf"],
+        "gate_up": "blk.{}.ffn_up",
+        "attention_out_norm": "blk.{}.post_attention_norm",
+        "mlp_out_norm": "blk.{}.post_ffw_norm",
+    },
+    "huggingface": {
+        **_HUGGINGFACE,
+        "attention_out_norm": "model.layers.{}.post_self_attn_layernorm",
+        "mlp_out_norm": "model.layers.{}.post_mlp_layernorm",
+    },
+}
+_DEFAULTS: dict[str, Any] = {
+    "attention_bias": True,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1.5625e-7,
+}
+
+
+def _from_huggingface(raw: Mapping[str, Any], *, architecture: str) -> ModelConfig:
+    return config_from_huggingface(_DEFAULTS | dict(raw), architecture, partial_rotary=True, output_bias=False)
+
+
+def _from_gguf(fields: GgufFields) -> ModelConfig:
+    return config_from_gguf(fields, partial_rotary=True)
+
+
+def _layer(config: ModelConfig, read: OperatorReader, index: int) -> SandwichLayer:
+    def norm(role: str) -> Any:
+        return read.rms_norm(role, config.hidden_size, at=(index,))
+
+    return SandwichLayer(
+        attention_norm=norm("attention_norm"),
+        attention=assembly.read_attention_of_pairs(config, read, index),
+        attention_out_norm=norm("attention_out_norm"),
+        mlp_norm=norm("mlp_norm"),
+        mlp=phi3.read_mlp(config, read, index),
+        mlp_out_norm=norm("mlp_out_norm"),
+    )
+
+
+FAMILY = Family(
+    from_huggingface=partial(_from_huggingface, architecture="glm"),
+    from_gguf=None,
+    stems={"huggingface": _HUGGINGFACE},
+    build=partial(assembly.build, attention=assembly.read_attention_of_pairs, mlp=phi3.read_mlp),
+)
+GLM4 = Family(
+    from_huggingface=partial(_from_huggingface, architecture="glm4"),
+    from_gguf=_from_gguf,
+    stems=_STEMS_4,
+    build=partial(assembly.build, layer=_layer),
+)

@@ -1,0 +1,50 @@
+"""Granite (IBM, 2024): Llama whose embeddings, scores, branches and logits are each multiplied by a number.
+
+The states stand here divided by the branches' number ``r``, so that no branch is scaled: what an RMSNorm makes of
+``r * s`` with ``eps`` is what it makes of ``s`` with ``eps / r ** 2``, and embeddings are scaled by as much less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model.families import llama
+from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
+from mlsys_orca.model.huggingface_config import config_from_huggingface
+
+_GGUF_KEYS = frozenset({"attention.scale", "embedding_scale", "logit_scale", "residual_scale"})
+
+
+def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
+    return _scaled(
+        config_from_huggingface(raw, "granite", attention_scale=raw.get("attention_multiplier", 1.0)),
+        embedding=raw.get("embedding_multiplier", 1.0),
+        branch=raw.get("residual_multiplier", 1.0),
+        logits=raw.get("logits_scaling", 1.0),
+    )
+
+
+def _from_gguf(fields: GgufFields) -> ModelConfig:
+    return _scaled(
+        config_from_gguf(fields, implements=_GGUF_KEYS, attention_scale=fields.get("attention.scale", 0.0) or None),
+        embedding=fields.get("embedding_scale", 1.0),
+        branch=fields.get("residual_scale", 1.0),
+        logits=fields.get("logit_scale", 1.0),
+    )
+
+
+def _scaled(config: ModelConfig, *, embedding: float, branch: float, logits: float) -> ModelConfig:
+    for name, number in (("embedding", embedding), ("residual", branch), ("logits", logits)):
+        refuse(not number > 0, f"the {name} multiplier {number}, which is not above 0")
+    return replace(
+        config,
+        embedding_scale=config.embedding_scale * embedding / branch,
+        norm_eps=config.norm_eps / branch**2,
+        logit_scale=1.0 / logits,
+    )
+
+
+FAMILY = replace(llama.FAMILY, from_huggingface=_from_huggingface, from_gguf=_from_gguf)

@@ -1,0 +1,203 @@
+"""Families of the second row against transformers: small random checkpoints, served with preemption, in every form.
+
+One served run a case: pages so few that requests are preempted, prefixes that are shared, chunks that end within
+prompts. :mod:`.test_architectures` has the families that came first, and the helpers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.serving import SimulatedExecutor, simulate
+from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
+from mlsys_orca.backends.runner import Runner
+from mlsys_orca.loading.load import load_model
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.scheduling.batch import SamplingParams
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.request import GenerationRequest
+
+from tests.conformance.orca.test_architectures import (
+    GPT2,
+    SHAPE,
+    TOKENS,
+    VOCAB,
+    Case,
+    log_probabilities,
+    round_weights,
+    write_checkpoint,
+)
+from tests.conformance.orca.to_gguf import convert_to_gguf
+
+Greedy = Callable[..., list[list[int]]]
+
+NUM_TOKENS, NUM_BLOCKS, BLOCK = 24, 14, 16
+SHARED = [(5 * i + 2) % VOCAB for i in range(32)]  # two whole blocks that three prompts begin with
+PROMPTS = [[(7 * i + 3 * j * j + 11) % VOCAB for j in range(length)] for i, length in enumerate([1, 20, 33, 5, 2, 40])]
+PROMPTS += [[*SHARED, 3], [*SHARED, 5, 6, 7], SHARED]
+SMALL = SHAPE | {"num_hidden_layers": 2}
+HALF: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.6, "logits_scaling": 0.5}
+BLOOM = TOKENS | {"hidden_size": 60, "n_layer": 2, "n_head": 5, "initializer_range": 0.2}
+MPT = TOKENS | {"d_model": 60, "n_layers": 2, "n_heads": 5, "max_seq_len": 128, "initializer_range": 0.2}
+COHERE2 = {"logit_scale": 2.0, "sliding_window": 9, "num_hidden_layers": 4}
+CASES = {
+    "gemma": Case("Gemma", SMALL | {"head_dim": 32}),
+    "granite": Case("Granite", SMALL | GRANITE),
+    "granite-tied": Case(
+        "Granite", SMALL | GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+    ),
+    "olmo2": Case("Olmo2", SMALL | {"rope_parameters": LLAMA3}),
+    "olmo2-biased": Case("Olmo2", SMALL | {"attention_bias": True, "num_key_value_heads": 4}),
+    "stablelm": Case("StableLm", SMALL | HALF | {"use_qkv_bias": True}),
+    "stablelm-parallel": Case("StableLm", SMALL | {"use_parallel_residual": True, "qk_layernorm": True}),
+    "starcoder2": Case("Starcoder2", SMALL | {"sliding_window": 11}),
+    "starcoder2-bare": Case("Starcoder2", SMALL | {"use_bias": False, "tie_word_embeddings": False}),
+    "cohere": Case("Cohere", SMALL | {"logit_scale": 2.0, "rope_parameters": LINEAR}),
+    "cohere-norms": Case("Cohere", SMALL | {"logit_scale": 0.5, "use_qk_norm": True, "attention_bias": True}),
+    "cohere2": Case("Cohere2", SMALL | COHERE2),
+    "glm": Case("Glm", SMALL | {"head_dim": 32}),
+    "glm4": Case("Glm4", SMALL | {"head_dim": 16}),
+    "phi": Case("Phi", SMALL | {"num_key_value_heads": 4}),
+    "phi-norms": Case("Phi", SMALL | {"qk_layernorm": True, "tie_word_embeddings": True}),
+    "gptj": Case("GPTJ", GPT2 | {"n_layer": 2, "rotary_dim": 8}),
+    "falcon": Case("Falcon", SMALL),
+    "falcon-new": Case("Falcon", SMALL | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-new-one-norm": Case(
+        "Falcon", SMALL | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}
+    ),
+    "falcon-sequential": Case(
+        "Falcon", SMALL | {"parallel_attn": False, "multi_query": False, "tie_word_embeddings": False}
+    ),
+    "bloom": Case("Bloom", BLOOM),
+    "mpt": Case("Mpt", MPT),
+    "mpt-scaled": Case("Mpt", MPT | {"attn_config": {"softmax_scale": 0.2}}),
+}
+GGUF = {
+    "gemma": "GEMMA",
+    "granite": "GRANITE",
+    "olmo2": "OLMO2",
+    "stablelm-parallel": "STABLELM",
+    "starcoder2-bare": "STARCODER2",
+    "cohere-norms": "COMMAND_R",
+    "cohere2": "COHERE2",
+    "glm4": "GLM4",
+    "phi": "PHI2",
+    "falcon-new": "FALCON",
+    "bloom": "BLOOM",
+    "mpt": "MPT",
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A directory, its model in transformers, and ours."""
+
+    name: str
+    path: Path
+    reference: Any
+    native: LoadedModel
+
+
+@pytest.fixture(scope="module", params=CASES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    path = tmp_path_factory.mktemp(request.param)
+    reference = write_checkpoint(path, CASES[request.param])
+    native = load_model(path, dtype="fp32", backend="native")
+    native.tokenizer.eos_ids = frozenset()  # the reference does not stop either
+    return Checkpoint(request.param, path, reference, native)
+
+
+@torch.inference_mode()
+def logits_of(reference: Any, sequences: list[list[int]]) -> torch.Tensor:
+    return torch.cat([reference(torch.tensor([sequence])).logits[0] for sequence in sequences])
+
+
+def serve(model: Any, policy: str, **options: Any) -> tuple[list[list[int]], Any, BlockTables]:
+    """Serve all prompts, a new one every other iteration; return the answers, the scheduler's pool and the blocks."""
+    tables = BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK)
+    scheduler: Any = make_scheduler(
+        policy,
+        installed_plugins().registry,
+        block_tables=tables,
+        max_batch_size=8,
+        max_model_len=128,
+        options=options,
+    )
+    requests = [
+        GenerationRequest(
+            request_id=str(i), prompt_token_ids=tuple(prompt), max_new_tokens=NUM_TOKENS, sampling=SamplingParams()
+        )
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    cache = new_kv_cache(model, num_blocks=NUM_BLOCKS)
+    trace = [(2.0 * i, request) for i, request in enumerate(requests)]
+    served = simulate(scheduler, SimulatedExecutor(lambda _: 1.0, Runner(model, cache).run), trace)
+    answers = {request.request_id: request.finished.result.tokens for request in served.requests}
+    return [[token.token_id for token in answers[each.request_id]] for each in requests], scheduler.pool, tables
+
+
+def test_served_answers_are_those_of_transformers(checkpoint: Checkpoint, greedy_by_transformers: Greedy) -> None:
+    assert isinstance(checkpoint.native.model, NativeDecoder)
+    expected = greedy_by_transformers(checkpoint.reference, PROMPTS, NUM_TOKENS, pad_id=2)
+    answers, pool, tables = serve(checkpoint.native.model, "chunked", max_batch_tokens=24)
+    assert answers == expected
+    assert pool.num_preemptions > 0
+    assert pool.num_cached_tokens > 0
+    assert tables.num_free_blocks == NUM_BLOCKS
+
+    sequences = [prompt + answer for prompt, answer in zip(PROMPTS, expected, strict=True)]
+    logits = logits_of(checkpoint.reference, sequences)
+    assert logits.std() > 0.3  # distinct enough for greedy choices to mean something
+    together = log_probabilities(checkpoint.native, sequences)
+    assert torch.allclose(torch.cat(together), logits.log_softmax(-1), atol=1e-4, rtol=0)
+    for sequence, ours in zip(sequences, together, strict=True):
+        assert torch.equal(log_probabilities(checkpoint.native, [sequence])[0], ours)  # neighbours change no bit
+
+
+def test_torchs_operators_and_bf16_give_nearly_the_same(checkpoint: Checkpoint) -> None:
+    exact = logits_of(checkpoint.reference, PROMPTS).log_softmax(-1)
+    torchs = torch.cat(log_probabilities(load_model(checkpoint.path, dtype="fp32", backend="torch"), PROMPTS))
+    assert torch.allclose(torchs, exact, atol=1e-4, rtol=0)
+    for backend in ("native", "torch"):
+        rounded = torch.cat(log_probabilities(load_model(checkpoint.path, dtype="bf16", backend=backend), PROMPTS))
+        assert torch.corrcoef(torch.stack((exact.flatten(), rounded.flatten())))[0, 1] > 0.98
+
+
+def test_a_converted_gguf_computes_as_the_original(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    if checkpoint.name not in GGUF:
+        pytest.skip("GGUF has no such layout, or another case has it")
+    architecture = getattr(gguf.MODEL_ARCH, GGUF[checkpoint.name])
+    path = convert_to_gguf(checkpoint.reference, architecture, tmp_path / "model.gguf")
+    loaded = load_model(path, dtype="fp32", backend="native")
+    exact = logits_of(checkpoint.reference, PROMPTS).log_softmax(-1)
+    assert torch.allclose(torch.cat(log_probabilities(loaded, PROMPTS)), exact, atol=1e-4, rtol=0)
+
+
+def test_quantised_weights_compute_as_their_values_do(checkpoint: Checkpoint) -> None:
+    if checkpoint.name not in ("gemma", "granite", "cohere", "glm4", "falcon-new", "stablelm"):
+        pytest.skip("one of each shape is enough")
+    loaded = load_model(checkpoint.path, dtype="fp32", weights="int8")
+    kept = {name: parameter.detach().clone() for name, parameter in checkpoint.reference.named_parameters()}
+    with torch.inference_mode():
+        round_weights(checkpoint.reference, "int8")
+        expected = logits_of(checkpoint.reference, PROMPTS).log_softmax(-1)
+        checkpoint.reference.load_state_dict(kept, strict=False)
+    assert torch.allclose(torch.cat(log_probabilities(loaded, PROMPTS)), expected, atol=1e-4, rtol=0)
