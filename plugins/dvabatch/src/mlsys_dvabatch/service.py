@@ -20,8 +20,9 @@ from mlsys_core.serving.http.threads import RequestThreads
 from mlsys_core.serving.oip import ModelRepository, create_oip_app
 from torch import Tensor, nn
 
-from mlsys_dvabatch.serve.models import ServedModel, texts_of
+from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.preparing import Batching, Prepared, prepare, prepare_loaded
+from mlsys_dvabatch.serve.spec import texts_of
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.slicing.exits import ExitingModel
 from mlsys_dvabatch.stages.slicing.partition import even_cuts

@@ -35,6 +35,7 @@ from mlsys_core.posix.machine import (
     num_memory_kills,
     processor_lines,
     run_on_core,
+    run_on_cores,
 )
 from mlsys_core.posix.processes import (
     at_fork,
@@ -82,6 +83,7 @@ __all__ = [
     "read_at",
     "receive_descriptors",
     "run_on_core",
+    "run_on_cores",
     "send_descriptors",
     "signal_group",
     "signal_process",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 
@@ -27,6 +28,12 @@ def run_on_core(thread_id: int, core: int) -> None:
     """Keep a thread, by the system's number, on one core; where the system cannot, do nothing."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(thread_id, {core})
+
+
+def run_on_cores(cores: Collection[int]) -> None:
+    """Keep the calling thread, and those that it starts later, on these cores; where the system cannot, do nothing."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
 
 
 def processor_lines() -> list[str]:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
-from mlsys_core.serving.processes import FrameReader, frame, is_stopped
+from mlsys_core.serving.processes import FrameChannel, is_stopped
 from mlsys_core.serving.processes.box import Box
 from mlsys_orca.engine import wire
 
-_log = logging.getLogger(__name__)
-_RECEIVE_NBYTES = 1 << 18
 _DEAF_S = 1.0  # that a worker may leave a message lying
 _BEGIN_S = 60.0  # that it may take to its first message: it has just been forked
 _SILENT_S = 10.0  # that it may do nothing while there are requests; a grammar may take some seconds
@@ -42,18 +38,14 @@ class WorkerChannel:
         on_closed: Callable[[WorkerChannel], None],
         on_adapter: Callable[[WorkerChannel, wire.AdapterLoaded], None],
     ) -> None:
-        end.setblocking(False)
         self.number, self.num_sent = number, 0  # messages
         self.is_condemned = False  # the supervisor was asked to kill it
         self.is_stopped = False  # by a signal, when last looked at
-        self._pid, self._socket, self._loop = pid, end, loop
+        self._pid = pid
         self.on_report: Callable[[wire.Report], None] | None = None  # called with each; set when the worker is to serve
-        self._on_closed, self._on_adapter = on_closed, on_adapter
-        self._frames, self._unsent = FrameReader(), bytearray()
-        self._is_waiting = False  # for room in the socket
-        self._is_closed = False
+        self._on_adapter = on_adapter
         self.begin()
-        loop.add_reader(end.fileno(), self._read)
+        self._channel = FrameChannel(end, loop, on_frame=self._on_frame, on_closed=lambda: on_closed(self))
 
     def begin(self) -> None:
         """Note that the worker is to serve from now on."""
@@ -64,8 +56,7 @@ class WorkerChannel:
     def send(self, command: wire.Command) -> None:
         """Send a message, as soon as there is room for it."""
         self.num_sent += 1
-        self._unsent += frame(wire.encode(command))
-        self._write()
+        self._channel.send(wire.encode(command))
 
     def hangs(self, box: Box, *, has_work: bool) -> bool:
         """Return whether the worker hangs; ask again and again.
@@ -89,43 +80,14 @@ class WorkerChannel:
 
     def close(self) -> None:
         """Close the front's end. Idempotent."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._loop.remove_reader(self._socket.fileno())
-        if self._is_waiting:
-            self._loop.remove_writer(self._socket.fileno())
-        self._socket.close()
+        self._channel.close()
 
-    def _read(self) -> None:
-        try:
-            while data := self._socket.recv(_RECEIVE_NBYTES):
-                self._heard_s = time.monotonic()
-                for payload in self._frames.feed(data):
-                    report = wire.decode_report(payload)
-                    if isinstance(report, wire.Waiting):  # it reads no messages meanwhile
-                        self._seen = self._seen[0], self._heard_s + _SILENT_S
-                    if isinstance(report, wire.AdapterLoaded):
-                        self._on_adapter(self, report)
-                    elif self.on_report is not None:
-                        self.on_report(report)
-        except BlockingIOError:
-            return
-        except OSError:
-            _log.debug("worker %d has reset its socket", self.number)
-        self.close()
-        self._on_closed(self)
-
-    def _write(self) -> None:
-        is_full = False
-        with suppress(OSError):  # it is dead, which reading tells
-            try:
-                while self._unsent:
-                    del self._unsent[: self._socket.send(self._unsent)]
-            except BlockingIOError:
-                is_full = True
-        if is_full and not self._is_waiting:
-            self._loop.add_writer(self._socket.fileno(), self._write)
-        elif self._is_waiting and not is_full:
-            self._loop.remove_writer(self._socket.fileno())
-        self._is_waiting = is_full
+    def _on_frame(self, payload: bytes) -> None:
+        self._heard_s = time.monotonic()
+        report = wire.decode_report(payload)
+        if isinstance(report, wire.Waiting):  # it reads no messages meanwhile
+            self._seen = self._seen[0], self._heard_s + _SILENT_S
+        if isinstance(report, wire.AdapterLoaded):
+            self._on_adapter(self, report)
+        elif self.on_report is not None:
+            self.on_report(report)

@@ -10,7 +10,8 @@ import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import Device, RunPoolName
-from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
+from mlsys_core.cli.serving import Instances, OipOptions, ServerOptions, serve_command
+from mlsys_core.cli.serving.chaos import Every, NumInstances, Seconds, Seed, Streams
 from mlsys_core.cli.trust import TrustCode
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ def serve(
     compiler: Annotated[
         str, typer.Option(help="Of cells: a registered name, eager, or auto: the best for each cell.")
     ] = "auto",
+    instances: Instances = None,
     device: Device = "cpu",
     memory_pool: RunPoolName = None,
     trust_code: TrustCode = False,
@@ -191,6 +193,16 @@ def serve(
         memory_pool=memory_pool,
     )
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys batchmaker")
+    if instances is not None:
+        import torch
+        from mlsys_batchmaker.serve.instances import instance_groups, require_processes, serve_processes
+
+        require_processes(config, model_control=oip.model_control)
+        torch.set_num_threads(1)  # who has threads cannot fork
+        with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
+            groups = instance_groups(model_dirs, config, trust_code=trust_code)
+            code = serve_processes(groups, instances, bound=bound, http=http, grpc=grpc)
+        raise typer.Exit(code)
     with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound, ExitStack() as serving:
         served = make_app(
             model_dirs, config, http=http, grpc=grpc, model_control=oip.model_control, trust_code=trust_code
@@ -204,6 +216,27 @@ def serve(
 
         code = serve_app(served, bound=bound, on_ready=tell)
     raise typer.Exit(code)
+
+
+@app.command()
+def chaos(
+    model_dir: Annotated[Path, typer.Argument(help="A model directory, whose requests are words or numbers.")],
+    seconds: Seconds = 20.0,
+    every: Every = 2.0,
+    streams: Streams = 8,
+    instances: NumInstances = 2,
+    seed: Seed = 0,
+) -> None:
+    """Kill worker processes of a server under load, and compare its answers with those of an undisturbed run.
+
+    Exit code 0 if no answer is lost or another one, else 1.
+
+    Example: mlsys batchmaker chaos models/g2p-en --seconds 20 --every 2
+    """
+    from mlsys_core.cli.serving.chaos import chaos as run
+
+    arguments = ["batchmaker", "serve", str(model_dir), "--instances", str(instances)]
+    run(arguments, model_dir.resolve().name, seconds=seconds, every=every, streams=streams, seed=seed)
 
 
 @app.command()

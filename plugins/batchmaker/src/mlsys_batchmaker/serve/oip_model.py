@@ -41,16 +41,8 @@ class OipModel:
     """
 
     def __init__(self, model: Model, config: EngineConfig, *, version: str = "1") -> None:
-        architecture = model.architecture
         self.model = model
-        self.spec = ModelSpec(
-            name=model.name,
-            version=version,
-            platform="mlsys_batchmaker",
-            inputs=tuple(_spec(tensor, is_input=True) for tensor in architecture.inputs),
-            outputs=tuple(_spec(tensor) for tensor in architecture.outputs),
-            parameters={"architecture": architecture.name, "executor": config.executor},
-        )
+        self.spec = spec_of(model, config, version=version)
         self.executions = Executions()
         self.is_closed = False
         self.engine = Engine(model, config, on_round=self._count)
@@ -100,6 +92,19 @@ class OipModel:
             for step in range(task.steps):
                 size = task.size if task.lengths is None else int((task.lengths > step).sum())
                 self.executions.record(size, compute_infer_s=seconds)
+
+
+def spec_of(model: Model, config: EngineConfig, *, version: str = "1") -> ModelSpec:
+    """Return a model's form on the wire."""
+    architecture = model.architecture
+    return ModelSpec(
+        name=model.name,
+        version=version,
+        platform="mlsys_batchmaker",
+        inputs=tuple(_spec(tensor, is_input=True) for tensor in architecture.inputs),
+        outputs=tuple(_spec(tensor) for tensor in architecture.outputs),
+        parameters={"architecture": architecture.name, "executor": config.executor},
+    )
 
 
 def build_model(config: EngineConfig, *, trust_code: bool = False) -> Callable[[Path, str, str], OipModel | OipStream]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from mlsys_core.cli import completion
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import CompilerName, Device
-from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
+from mlsys_core.cli.serving import Instances, OipOptions, ServerOptions, serve_command
+from mlsys_core.cli.serving.chaos import Every, NumInstances, Seconds, Seed, Streams
 from mlsys_core.cli.trust import TrustCode
-
-if TYPE_CHECKING:
-    from mlsys_core.serving.http import ServerAddress
 
 app = typer.Typer(no_args_is_help=True)
 serve_app = typer.Typer()  # of "mlsys serve dvabatch"
@@ -101,6 +99,7 @@ def serve(
         float, typer.Option(help="With --policy early-exit: how sure an output must be, as a part of 1.", max=1)
     ] = 0.9,
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
+    instances: Instances = None,
     device: Device = "cpu",
     trust_code: TrustCode = False,
     *,
@@ -113,83 +112,65 @@ def serve(
 
     Example: mlsys dvabatch serve all-minilm-l6-v2 unet --policy auto --qos-ms 200 --grpc-port 8001
     """
-    import torch
-    from mlsys_core.config import settings
     from mlsys_core.device import get_device
-    from mlsys_core.serving.http import serve as serve_app
-    from mlsys_core.serving.oip import ModelRepository
     from mlsys_core.serving.oip.app import DEFAULT_CONFIG
-    from mlsys_dvabatch.serve.models import ServedModel, StageMetrics
-    from mlsys_dvabatch.serve.preparing import Batching, prepare
-    from mlsys_dvabatch.serve.source import ServedSource
-    from mlsys_dvabatch.serve.text_app import create_app
+    from mlsys_dvabatch.cli.serving import Loading, serve_models
+    from mlsys_dvabatch.serve.preparing import Batching
     from mlsys_dvabatch.serve.text_routes import TEXT_ERRORS
-    from prometheus_client import CollectorRegistry
-    from rich.console import Console
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    console = Console(stderr=True)
-    compute_device = get_device(device)
-    batching = Batching(
-        policy=policy,
-        mode=mode,
-        qos_s=qos_ms / 1e3,
-        max_batch_size=max_batch,
-        max_waiting=max_waiting,
-        window_s=window_ms / 1e3,
-        num_stages=stages,
-    )
-
-    def build(argument: str) -> ServedModel:
-        prepared = prepare(
-            argument,
-            settings().cache_dir,
-            batching,
-            shape=parse_shape(shape),
-            compiler=compiler,
-            exit_confidence=exit_confidence,
-            device=compute_device,
-            slice_at=slice_at,
-            trust_code=trust_code,
-        )
-        model = ServedModel(
-            prepared.loaded,
-            prepared.costs,
-            prepared.policy,
+    loading = Loading(
+        batching=Batching(
+            policy=policy,
+            mode=mode,
+            qos_s=qos_ms / 1e3,
             max_batch_size=max_batch,
             max_waiting=max_waiting,
-            num_threads=threads,
-        )
-        console.print(f"{model.spec.name}: policy {prepared.policy_name}, {prepared.loaded.model.num_stages} stages")
-        return model
-
+            window_s=window_ms / 1e3,
+            num_stages=stages,
+        ),
+        shape=parse_shape(shape),
+        compiler=compiler,
+        slice_at=slice_at,
+        trust_code=trust_code,
+        exit_confidence=exit_confidence,
+        device=get_device(device),
+    )
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys dvabatch")
     with oip.grpc(server.host) as grpc, server.bind(http, error_format=TEXT_ERRORS) as bound:
-        source = ServedSource(build)
-        served = []
-        for argument in models:
-            with console.status(f"{argument}: loading and profiling"):
-                served.append(source.add(argument))
-        registry = CollectorRegistry()
-        registry.register(StageMetrics(source))
-        api = create_app(
-            ModelRepository(served, source=source),
-            config=http,
+        code = serve_models(
+            models,
+            loading,
+            bound=bound,
+            http=http,
             grpc=grpc,
+            num_threads=threads,
+            num_instances=instances,
             model_control=oip.model_control,
-            registry=registry,
-            system="dvabatch",
-            unit="task",
         )
-
-        def tell(address: ServerAddress) -> None:
-            console.print(
-                f"listening on {address.url}" + ("" if grpc is None else f", gRPC on {grpc.host}:{grpc.port}")
-            )
-
-        code = serve_app(api, bound=bound, on_ready=tell)
     raise typer.Exit(code)
+
+
+@app.command()
+def chaos(
+    model: Annotated[str, typer.Argument(help="As serve takes it.", autocompletion=completion.models)] = (
+        "all-minilm-l6-v2"
+    ),
+    seconds: Seconds = 20.0,
+    every: Every = 2.0,
+    streams: Streams = 8,
+    instances: NumInstances = 2,
+    seed: Seed = 0,
+) -> None:
+    """Kill worker processes of a server under load, and compare its answers with those of an undisturbed run.
+
+    Exit code 0 if no answer is lost or another one, else 1.
+
+    Example: mlsys dvabatch chaos all-minilm-l6-v2 --seconds 20 --every 2
+    """
+    from mlsys_core.cli.serving.chaos import chaos as run
+
+    arguments = ["dvabatch", "serve", model, "--instances", str(instances)]
+    run(arguments, Path(model).stem, seconds=seconds, every=every, streams=streams, seed=seed)
 
 
 @app.command()

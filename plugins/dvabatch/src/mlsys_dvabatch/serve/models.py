@@ -7,21 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import Scheduler, ServeRequest
 from mlsys_core.serving.baselines import RequestBatch
 from mlsys_core.serving.clock import WallClock
 from mlsys_core.serving.http.threads import RequestThreads
-from mlsys_core.serving.oip import (
-    DataType,
-    Executions,
-    InferRequest,
-    InferResponse,
-    LoopClient,
-    ModelSpec,
-    TensorSpec,
-)
+from mlsys_core.serving.oip import Executions, InferRequest, InferResponse, LoopClient
 from mlsys_core.serving.score import BatchSource
 from mlsys_core.serving.tracing import EngineTraces
 from mlsys_dvabatch.engine import Engine
@@ -29,21 +20,11 @@ from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
-from mlsys_dvabatch.serve.encoder_tensors import encoder_tensors, token_rows
-from mlsys_dvabatch.serve.tokens import TextTokens, tokenizer_of
-from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.serve.encoder_tensors import token_rows
+from mlsys_dvabatch.serve.spec import spec_of, texts_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from torch import Tensor
-
-_TYPES = {
-    torch.float32: DataType.FP32,
-    torch.float64: DataType.FP64,
-    torch.int64: DataType.INT64,
-    torch.int32: DataType.INT32,
-    torch.bool: DataType.BOOL,
-}
 
 
 class _Listener(LoopClient[Any, Any, Any]):
@@ -93,7 +74,7 @@ class ServedModel:
         traces = EngineTraces(_members, watcher=self.score_source)
         self._client = _Listener(self.executions, loaded.name, traces)
         self.texts = texts_of(loaded)  # None: the model takes no text
-        self.spec = self._spec(loaded, max_batch_size)
+        self.spec = spec_of(loaded, max_batch_size=max_batch_size)
         self.max_batch_size, self.max_waiting = max_batch_size, max_waiting
         self._most_at_once = max(max_batch_size, min(4 * max_batch_size, max_waiting // 2))
         self.clock = WallClock()
@@ -175,28 +156,6 @@ class ServedModel:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    def _spec(self, loaded: Loaded, max_batch_size: int) -> ModelSpec:
-        if isinstance(self._model, BertStages):
-            inputs, outputs = encoder_tensors(self._model, has_texts=self.texts is not None)
-        else:
-            columns = zip(self._model.input_names, self._model.program.example, self._model.may_be_missing, strict=True)
-            inputs = tuple(
-                TensorSpec(
-                    name,
-                    _type(value),
-                    (-1, *value.shape[1:]),
-                    finite_only=value.is_floating_point() and not bool(missing.any()),
-                )
-                for name, value, missing in columns
-            )
-            outputs = tuple(
-                TensorSpec(f"output_{number}", _type(value), (-1, *value.shape[1:]))
-                for number, value in enumerate(_outputs(self._model))
-            )
-        return ModelSpec(
-            name=loaded.name, inputs=inputs, outputs=outputs, platform="mlsys_dvabatch", max_batch_size=max_batch_size
-        )
-
     def _rows(self, inputs: Mapping[str, np.ndarray[Any, Any]], num_rows: int) -> list[Any]:
         if isinstance(self._model, SlicedModel):
             columns = [inputs[name] for name in self._model.input_names]
@@ -215,13 +174,6 @@ class ServedModel:
         return token_rows(inputs)
 
 
-def texts_of(loaded: Loaded) -> TextTokens | None:
-    """Return the tokenizer of an encoder; None: it has none, or the model is no encoder."""
-    if not isinstance(loaded.model, BertStages) or (tokenizer := tokenizer_of(loaded)) is None:
-        return None
-    return TextTokens(tokenizer, loaded.model.config)
-
-
 def _members(batch: StageTask | RequestBatch[Any]) -> list[str]:
     return [request.request_id for request in batch.requests]
 
@@ -236,24 +188,6 @@ def _label(batch: StageTask | RequestBatch[Any]) -> str:
 def _size(array: np.ndarray[Any, Any]) -> int:
     """Return the work of reading an input: characters to tokenise, or a 64th of the bytes that numpy reads."""
     return sum(map(len, array.ravel())) if array.dtype == np.object_ else array.nbytes // 64
-
-
-def _outputs(model: SlicedModel) -> list[Tensor]:
-    """Return the answer to a request: arrays of shape [1, ...]."""
-    values = model.example_inputs(1)
-    with torch.inference_mode():
-        for stage in range(model.num_stages):
-            values = model.run(stage, values)
-    (result,) = model.results(values)
-    return [torch.from_numpy(np.asarray(each)[None]) for each in (result if isinstance(result, tuple) else (result,))]
-
-
-def _type(value: Tensor) -> DataType:
-    try:
-        return _TYPES[value.dtype]
-    except KeyError:
-        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
-        raise InvalidInputError(f"a model with {value.dtype} tensors cannot be served; allowed: {allowed}") from None
 
 
 class StageMetrics:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import HttpError
 from mlsys_core.serving.http.text_bodies import Floats, check_dimensions, shortened, unit
 from mlsys_core.serving.http.threads import RequestThreads
-from mlsys_core.serving.oip import ModelRepository
-from mlsys_dvabatch.serve.models import ServedModel
+from mlsys_core.serving.oip import ModelRepository, ModelSpec
 from mlsys_dvabatch.serve.tokens import Side, TextTokens
 from mlsys_dvabatch.stages.models.config import HeadConfig
 
@@ -37,6 +36,35 @@ class Cutting:
     side: Side = "Right"
 
 
+@runtime_checkable
+class RowsModel(Protocol):
+    """A model whose rows may be given one by one: in this process, or in others."""
+
+    @property
+    def max_batch_size(self) -> int:
+        """Most rows in a batch."""
+        ...
+
+    @property
+    def max_waiting(self) -> int:
+        """Most rows waiting."""
+        ...
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its form on the wire."""
+        ...
+
+    @property
+    def texts(self) -> TextTokens | None:
+        """Its tokenizer; None: it takes no texts."""
+        ...
+
+    async def run_rows(self, rows: Sequence[Any], key: str) -> list[Any]:
+        """Return the answer to each row."""
+        ...
+
+
 class TextEncoder:
     """One encoder of the repository, for the routes. Made for one request.
 
@@ -46,7 +74,7 @@ class TextEncoder:
         key: Of the request; unique.
     """
 
-    def __init__(self, model: ServedModel, threads: RequestThreads, key: str) -> None:
+    def __init__(self, model: RowsModel, threads: RequestThreads, key: str) -> None:
         assert model.texts is not None
         self.model, self._threads, self._key = model, threads, key
         self.texts: TextTokens = model.texts
@@ -171,7 +199,7 @@ class TextService:
             name = names[0]
         version = self._repository.find(name)
         model = version.model
-        if not isinstance(model, ServedModel) or model.texts is None:
+        if not isinstance(model, RowsModel) or model.texts is None:
             raise WrongModelError(f"{name!r} takes no texts: it is no encoder with a tokenizer.json")
         version.hold()
         try:
@@ -194,7 +222,7 @@ def softmax(logits: Floats) -> Floats:
 
 
 def _takes_texts(model: object) -> bool:
-    return isinstance(model, ServedModel) and model.texts is not None
+    return isinstance(model, RowsModel) and model.texts is not None
 
 
 def _num_tokens(rows: Sequence[npt.NDArray[np.int64]]) -> int:

@@ -171,6 +171,16 @@ class ServerOptions:
         return TlsConfig(certificate=self.tls_certificate, key=self.tls_key, client_ca=self.tls_client_ca)
 
 
+Instances = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=256,
+        help="Worker processes of each model, which share the cores; one that dies is replaced. None: no processes.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OipOptions:
     """Options of servers of the Open Inference Protocol, beside :class:`ServerOptions`."""

@@ -15,6 +15,7 @@ __all__ = [
     "Boxes",
     "Child",
     "Death",
+    "FrameChannel",
     "FrameReader",
     "GenerationLink",
     "GenerationStatus",
@@ -34,6 +35,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from mlsys_core.serving.processes.box import Boxes
+    from mlsys_core.serving.processes.channel import FrameChannel
     from mlsys_core.serving.processes.children import Child, Death, can_supervise, is_stopped
     from mlsys_core.serving.processes.frames import FrameReader, frame
     from mlsys_core.serving.processes.generation_link import (
@@ -54,6 +56,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "box": ["Boxes"],
+        "channel": ["FrameChannel"],
         "children": ["Child", "Death", "can_supervise", "is_stopped"],
         "frames": ["FrameReader", "frame"],
         "generation_link": [

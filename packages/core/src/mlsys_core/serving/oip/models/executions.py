@@ -41,12 +41,16 @@ class Executions:
         compute_output_s: float = 0.0,
     ) -> None:
         """Record one execution of ``batch_size`` rows, and its times in seconds."""
+        self.add(BatchCounts(batch_size, 1, compute_input_s, compute_infer_s, compute_output_s))
+
+    def add(self, counts: BatchCounts) -> None:
+        """Add several executions of one batch size."""
         with self._lock:
-            counts = self._counts.setdefault(batch_size, [0, 0.0, 0.0, 0.0])
-            counts[0] += 1
-            counts[1] += compute_input_s
-            counts[2] += compute_infer_s
-            counts[3] += compute_output_s
+            sums = self._counts.setdefault(counts.batch_size, [0, 0.0, 0.0, 0.0])
+            sums[0] += counts.count
+            sums[1] += counts.compute_input_s
+            sums[2] += counts.compute_infer_s
+            sums[3] += counts.compute_output_s
 
     def snapshot(self) -> list[BatchCounts]:
         """Return the counts, by ascending batch size."""

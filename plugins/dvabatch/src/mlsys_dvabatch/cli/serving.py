@@ -1,0 +1,136 @@
+"""The rest of ``mlsys dvabatch serve``: load the models, then serve them from this process or from several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fastapi import FastAPI
+from mlsys_core.config import settings
+from mlsys_core.device import Device
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.http import BoundPort, HttpConfig, ServerAddress
+from mlsys_core.serving.http import serve as serve_app
+from mlsys_core.serving.instances import serve_instances
+from mlsys_core.serving.oip import GrpcConfig, ModelRepository
+from mlsys_core.serving.processes import can_supervise
+from mlsys_dvabatch.serve.instances import instance_group
+from mlsys_dvabatch.serve.models import ServedModel, StageMetrics
+from mlsys_dvabatch.serve.preparing import Batching, Prepared, prepare
+from mlsys_dvabatch.serve.source import ServedSource
+from mlsys_dvabatch.serve.text_app import create_app
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """Options of loading a model."""
+
+    batching: Batching
+    shape: tuple[int, ...] | None
+    compiler: str | None
+    slice_at: str
+    trust_code: bool
+    exit_confidence: float
+    device: Device
+
+    def prepared(self, argument: str) -> Prepared:
+        """Load and profile the model of an argument of the command."""
+        return prepare(
+            argument,
+            settings().cache_dir,
+            self.batching,
+            shape=self.shape,
+            compiler=self.compiler,
+            exit_confidence=self.exit_confidence,
+            device=self.device,
+            slice_at=self.slice_at,
+            trust_code=self.trust_code,
+        )
+
+
+def serve_models(
+    arguments: Sequence[str],
+    loading: Loading,
+    *,
+    bound: BoundPort,
+    http: HttpConfig,
+    grpc: GrpcConfig | None,
+    num_threads: int | None,
+    num_instances: int | None,
+    model_control: bool,
+) -> int:
+    """Serve models until a signal comes; return the exit code.
+
+    Args:
+        arguments: Names, files or folders.
+        loading: Options of loading them.
+        bound: The listening port.
+        http: Settings of the app.
+        grpc: Settings of gRPC; None: REST alone.
+        num_threads: Cores to use; None: all.
+        num_instances: Worker processes of each model; None: this process runs them all.
+        model_control: Let clients load and unload models.
+
+    Raises:
+        InvalidInputError: Options that do not go together, or models that cannot be served.
+    """
+    console = Console(stderr=True)
+
+    def tell(address: ServerAddress) -> None:
+        console.print(f"listening on {address.url}" + ("" if grpc is None else f", gRPC on {grpc.host}:{grpc.port}"))
+
+    def app_of(repository: ModelRepository, **more: Any) -> FastAPI:
+        return create_app(repository, config=http, grpc=grpc, system="dvabatch", unit="task", **more)
+
+    def announced(argument: str) -> Prepared:
+        with console.status(f"{argument}: loading and profiling"):
+            prepared = loading.prepared(argument)
+        loaded = prepared.loaded
+        console.print(f"{loaded.name}: policy {prepared.policy_name}, {loaded.model.num_stages} stages")
+        return prepared
+
+    if num_instances is not None:
+        _require_processes(loading, model_control=model_control)
+        torch.set_num_threads(1)  # who has threads cannot fork
+        groups = [instance_group(announced(argument), loading.batching) for argument in arguments]
+        if len({group.spec.name for group in groups}) != len(groups):
+            raise InvalidInputError("two models have the same name: give each model once")
+        return serve_instances(groups, num_instances, app_of, bound=bound, on_ready=tell, num_cores=num_threads)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    source = ServedSource(_builder(announced, loading.batching, num_threads))
+    served = [source.add(argument) for argument in arguments]
+    registry = CollectorRegistry()
+    registry.register(StageMetrics(source))
+    app = app_of(ModelRepository(served, source=source), model_control=model_control, registry=registry)
+    return serve_app(app, bound=bound, on_ready=tell)
+
+
+def _builder(
+    prepared: Callable[[str], Prepared], batching: Batching, num_threads: int | None
+) -> Callable[[str], ServedModel]:
+    def build(argument: str) -> ServedModel:
+        found = prepared(argument)
+        return ServedModel(
+            found.loaded,
+            found.costs,
+            found.policy,
+            max_batch_size=batching.max_batch_size,
+            max_waiting=batching.max_waiting,
+            num_threads=num_threads,
+        )
+
+    return build
+
+
+def _require_processes(loading: Loading, *, model_control: bool) -> None:
+    if (lack := can_supervise()) is not None:
+        raise InvalidInputError(f"--instances: {lack}")
+    if loading.device.kind != "cpu":
+        raise InvalidInputError(f"--instances forks processes, which cannot share {loading.device.kind}: leave one out")
+    if model_control:
+        raise InvalidInputError("--instances loads all models before it forks: leave out --model-control")

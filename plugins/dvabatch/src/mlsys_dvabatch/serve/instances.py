@@ -1,0 +1,63 @@
+"""Models whose instances are processes: each is loaded once, and has its engine in each worker (ADR 41)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from mlsys_core.serving.instances import InstanceGroup, RemoteModel
+from mlsys_core.serving.oip import InferRequest, InferResponse
+from mlsys_dvabatch.serve.models import ServedModel
+from mlsys_dvabatch.serve.preparing import Batching, Prepared
+from mlsys_dvabatch.serve.spec import spec_of, texts_of
+from mlsys_dvabatch.serve.tokens import TextTokens
+
+
+class RemoteEncoder:
+    """An encoder in other processes, whose texts are tokenised in this one.
+
+    Args:
+        remote: Its instances.
+        texts: Its tokenizer.
+        batching: Of each instance.
+    """
+
+    def __init__(self, remote: RemoteModel, *, texts: TextTokens, batching: Batching) -> None:
+        self.spec, self.executions, self.texts = remote.spec, remote.executions, texts
+        self.max_batch_size, self.max_waiting = batching.max_batch_size, batching.max_waiting
+        self._remote = remote
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Run a request of tensors."""
+        return await self._remote.infer(request)
+
+    async def run_rows(self, rows: Sequence[Any], key: str) -> list[Any]:
+        """Return the answer to each row of token ids."""
+        return list(await self._remote.run_rows(rows))
+
+    async def close(self) -> None:
+        """Leave the instances."""
+        await self._remote.close()
+
+
+def instance_group(prepared: Prepared, batching: Batching) -> InstanceGroup:
+    """Return a prepared model as a group of instances."""
+    texts = texts_of(prepared.loaded)
+
+    def build(num_cores: int) -> ServedModel:
+        torch.set_num_threads(num_cores)
+        return ServedModel(
+            prepared.loaded,
+            prepared.costs,
+            prepared.policy,
+            max_batch_size=batching.max_batch_size,
+            max_waiting=batching.max_waiting,
+            num_threads=num_cores,
+        )
+
+    spec = spec_of(prepared.loaded, max_batch_size=batching.max_batch_size)
+    if texts is None:
+        return InstanceGroup(spec=spec, build=build)
+    return InstanceGroup(spec=spec, build=build, wrap=partial(RemoteEncoder, texts=texts, batching=batching))

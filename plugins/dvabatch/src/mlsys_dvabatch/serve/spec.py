@@ -1,0 +1,76 @@
+"""A model's form on the wire: names, datatypes and shapes of its tensors, and whether it takes texts."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.oip import DataType, ModelSpec, TensorSpec
+from mlsys_dvabatch.serve.encoder_tensors import encoder_tensors
+from mlsys_dvabatch.serve.tokens import TextTokens, tokenizer_of
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
+from mlsys_dvabatch.stages.zoo import Loaded
+from torch import Tensor
+
+_TYPES = {
+    torch.float32: DataType.FP32,
+    torch.float64: DataType.FP64,
+    torch.int64: DataType.INT64,
+    torch.int32: DataType.INT32,
+    torch.bool: DataType.BOOL,
+}
+
+
+def spec_of(loaded: Loaded, *, max_batch_size: int) -> ModelSpec:
+    """Return a model's form on the wire.
+
+    Raises:
+        InvalidInputError: It has tensors of a dtype that the protocol lacks.
+    """
+    model = loaded.model
+    if isinstance(model, BertStages):
+        inputs, outputs = encoder_tensors(model, has_texts=texts_of(loaded) is not None)
+    else:
+        columns = zip(model.input_names, model.program.example, model.may_be_missing, strict=True)
+        inputs = tuple(
+            TensorSpec(
+                name,
+                _type(value),
+                (-1, *value.shape[1:]),
+                finite_only=value.is_floating_point() and not bool(missing.any()),
+            )
+            for name, value, missing in columns
+        )
+        outputs = tuple(
+            TensorSpec(f"output_{number}", _type(value), (-1, *value.shape[1:]))
+            for number, value in enumerate(_outputs(model))
+        )
+    return ModelSpec(
+        name=loaded.name, inputs=inputs, outputs=outputs, platform="mlsys_dvabatch", max_batch_size=max_batch_size
+    )
+
+
+def texts_of(loaded: Loaded) -> TextTokens | None:
+    """Return the tokenizer of an encoder; None: it has none, or the model is no encoder."""
+    if not isinstance(loaded.model, BertStages) or (tokenizer := tokenizer_of(loaded)) is None:
+        return None
+    return TextTokens(tokenizer, loaded.model.config)
+
+
+def _outputs(model: SlicedModel) -> list[Tensor]:
+    """Return the answer to a request: arrays of shape [1, ...]."""
+    values = model.example_inputs(1)
+    with torch.inference_mode():
+        for stage in range(model.num_stages):
+            values = model.run(stage, values)
+    (result,) = model.results(values)
+    return [torch.from_numpy(np.asarray(each)[None]) for each in (result if isinstance(result, tuple) else (result,))]
+
+
+def _type(value: Tensor) -> DataType:
+    try:
+        return _TYPES[value.dtype]
+    except KeyError:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
+        raise InvalidInputError(f"a model with {value.dtype} tensors cannot be served; allowed: {allowed}") from None
