@@ -83,6 +83,7 @@ def _is_own_fault(error: Exception) -> bool:
     faults = (
         "Buffer dtype mismatch",  # KMeans, fitted on float64 and given float32
         "'coo_matrix' object is not subscriptable",  # IncrementalPCA
+        "ufunc 'erf' not supported for the input types",  # GaussianProcessClassifier, given long doubles
     )
     return any(fault in str(error) for fault in faults)
 

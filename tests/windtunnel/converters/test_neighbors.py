@@ -127,20 +127,24 @@ def _apart(first, second):
             {"metric": "cosine", "metric_params": {"w": np.ones(4)}, "algorithm": "brute"},
             "metric='cosine' with metric_par",
         ),
-        ({"metric": "yule", "algorithm": "brute"}, "metric='yule'; fit it with one of"),
+        ({"metric": "precomputed"}, "metric='precomputed'; fit it with one of"),
     ],
 )
 def test_unknown_options_are_refused_by_name(options, reason):
     for source in (KNeighborsClassifier(**options), KNeighborsRegressor(**options)):
+        x = np.abs(X[:30] @ X[:30].T) if options.get("metric") == "precomputed" else X
         with pytest.raises(InvalidInputError, match=f"{type(source).__name__} declines {reason}"):
-            translate(source.fit(X[:30], LABELS["four"][:30]))
+            translate(source.fit(x[:30], LABELS["four"][:30]))
 
 
 POINTS = {
     "haversine": (X[:, :2] * 0.4, FRESH[:, :2] * 0.4),
     "hamming": (np.round(X), np.round(FRESH)),
     "nan_euclidean": tuple(np.where(RNG.random(rows.shape) < 0.2, np.nan, rows) for rows in (X, FRESH)),
-    **dict.fromkeys(("jaccard", "dice", "rogerstanimoto", "russellrao", "sokalsneath"), (X > 0.2, FRESH > 0.4)),
+    **dict.fromkeys(
+        ("jaccard", "dice", "rogerstanimoto", "russellrao", "sokalmichener", "sokalsneath", "yule"),
+        (X > 0.2, FRESH > 0.4),
+    ),
 }
 
 
@@ -149,7 +153,17 @@ POINTS = {
     "metric",
     [
         *("cosine", "correlation", "canberra", "braycurtis", "sqeuclidean", "hamming", "nan_euclidean", "haversine"),
-        *("jaccard", "dice", "rogerstanimoto", "russellrao", "sokalsneath", "seuclidean", "mahalanobis"),
+        *(
+            "jaccard",
+            "dice",
+            "rogerstanimoto",
+            "russellrao",
+            "sokalmichener",
+            "sokalsneath",
+            "yule",
+            "seuclidean",
+            "mahalanobis",
+        ),
     ],
 )
 def test_other_metrics(same_answers, metric, weights):

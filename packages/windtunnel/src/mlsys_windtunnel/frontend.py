@@ -171,10 +171,23 @@ class Frontend:
             f"columns {list(self.columns or ())} by name, so give a DataFrame, or a mapping from these names to columns"
         )
 
+    def _fallback_reads_input(self) -> bool:
+        """Return whether an estimator that stays as it is looks at the raw input itself."""
+        return any(
+            operator.kind in (Kind.TRANSFORM, Kind.PREDICT)
+            and not isinstance(operator.estimator, HOST_DATA)
+            and any(value.name == self._input for value in operator.inputs)
+            for operator in self._operators
+        )
+
     def _array(self, rows: Any) -> npt.NDArray[Any]:
-        """Read lists; texts among them are refused where no column may hold any."""
+        """Read lists; texts among them are refused where no column may hold any, and kept for a fallback."""
         array = array_of(rows)
-        if not self._takes_text and array.dtype == object and np.asarray(rows).dtype.kind in "US":
+        if array.dtype != object or np.asarray(rows).dtype.kind not in "US":
+            return array
+        if self._fallback_reads_input():
+            return np.asarray(rows)
+        if not self._takes_text:
             raise InvalidInputError(
                 f"{self._input}: text where numbers belong (dtype='numeric' is not compatible with arrays of "
                 "bytes/strings): convert your data to numeric values"

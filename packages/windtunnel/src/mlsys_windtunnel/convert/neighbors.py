@@ -21,7 +21,8 @@ from mlsys_windtunnel.modules.kernel.neighbors import NearestCentroid, NeighborA
 
 CONVERTERS = Converters()
 
-POWERS = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "cityblock": 1.0, "chebyshev": np.inf}
+POWERS = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "cityblock": 1.0}
+POWERS |= {"chebyshev": np.inf, "infinity": np.inf}
 
 
 @CONVERTERS.of("sklearn.neighbors", "KNeighborsClassifier")
@@ -97,8 +98,8 @@ def _distance(
     given = dict(estimator.effective_metric_params_)
     if isinstance(metric, str) and metric in POWERS:
         return POWERS[metric], None, None
-    if metric == "minkowski":
-        p, weights = float(given["p"]), given.get("w")
+    if metric in ("minkowski", "p"):
+        p, weights = float(given.get("p", 2.0)), given.get("w")
         return p, None if weights is None else np.asarray(weights, np.float64) ** (1 / p), None
     if metric == "seuclidean" and "V" in given:  # else its variances are of the rows asked about, too
         return 2.0, 1 / np.sqrt(np.asarray(given["V"], np.float64)), None

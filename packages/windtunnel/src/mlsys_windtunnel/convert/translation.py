@@ -20,6 +20,7 @@ from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule
 from mlsys_windtunnel.modules.columns.columns import Concatenate, Scale, Select
 from mlsys_windtunnel.modules.network import Network, Wire
 from mlsys_windtunnel.modules.ties import fingerprint
+from mlsys_windtunnel.parse.boosters import as_estimator
 from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph
 from mlsys_windtunnel.parse.names import public_name
 from mlsys_windtunnel.parse.pipeline import parse_pipeline
@@ -70,6 +71,9 @@ def translate(
     features = [value.name for value in graph.features]
     network = Network(_widths(frontend, X_example), wires, modules, features=features).to(dtype)
     module = WindTunnelModule(frontend, network).eval()
+    if (predictor := module.predictor) is not None:  # a wrapper may offer less than what it wraps
+        source = as_estimator(fitted)
+        predictor.answers = frozenset(name for name in predictor.answers if hasattr(source, name))
     if network.can_tie:
         network.origin = fingerprint(network)
         module.reference = Reference(fitted)
@@ -109,6 +113,11 @@ def convert_operator(operator: Operator, registry: ConverterRegistry) -> Convert
         converter = registry.find_combiner(own) or registry.find_combiner(operator.source)
     else:
         converter = registry.find(own) or registry.find(operator.source)
+    if converter is None and not is_combiner and registry.find_combiner(operator.source) is not None:
+        return (
+            f"the members of {operator.source} cannot be joined as they were fitted: all of them constant, labels of "
+            "their own, or a sparse target; fit it on a dense target with each class in every fold or code"
+        )
     if converter is None:
         return f"no converter for {operator.source}"
     converted = converter(operator.estimator)

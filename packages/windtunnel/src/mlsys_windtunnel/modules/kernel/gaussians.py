@@ -63,6 +63,27 @@ class FullGaussians(nn.Module):
         return _log_density(squares, self.bias + self.log_scales.sum(dim=1), x.shape[1])
 
 
+class Nearness(nn.Module):
+    """Squared Mahalanobis distance from a mean, negated, above an offset.
+
+    Args:
+        mean: ``[features]``.
+        precision: Inverse covariance, ``[features, features]``.
+        offset: Taken off.
+    """
+
+    def __init__(self, mean: npt.ArrayLike, precision: npt.ArrayLike, offset: float) -> None:
+        super().__init__()
+        self.mean, self.precision = _parameter(mean), _parameter(precision)
+        self.offset = _parameter(offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[rows, 1]``."""
+        centred = x - self.mean
+        squares = (centred * (centred @ self.precision)).sum(dim=1, keepdim=True)
+        return -squares - self.offset
+
+
 def _log_density(squares: list[Tensor], offset: Tensor, num_features: int) -> Tensor:
     """Return log-densities from squared whitened distances, one ``[rows]`` per component."""
     return offset - 0.5 * (num_features * math.log(2 * math.pi) + torch.stack(squares, dim=1))

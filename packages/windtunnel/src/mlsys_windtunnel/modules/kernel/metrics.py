@@ -28,7 +28,9 @@ Metric = Literal[
     "dice",
     "rogerstanimoto",
     "russellrao",
+    "sokalmichener",
     "sokalsneath",
+    "yule",
 ]
 METRICS: tuple[str, ...] = get_args(Metric)
 PAIRS_PER_BLOCK = 1 << 21  # numbers of the largest table [rows, samples, features]
@@ -124,8 +126,12 @@ class Distance(nn.Module):
         count = x.shape[-1]
         if self.metric == "russellrao":
             return (count - both) / count
-        if self.metric == "rogerstanimoto":
+        if self.metric in ("rogerstanimoto", "sokalmichener"):  # two names of one distance
             return 2 * unequal / (count + unequal)
+        if self.metric == "yule":
+            neither, first = (~x & ~other).sum(dim=-1).to(dtype), (x & ~other).sum(dim=-1).to(dtype)
+            above = 2 * first * (unequal - first)
+            return torch.where(above > 0, above / (both * neither + above / 2).clamp_min(0.5), 0)
         weight = {"jaccard": (1.0, 1.0), "dice": (1.0, 2.0), "sokalsneath": (2.0, 1.0)}[self.metric]
         above, shared = weight[0] * unequal, weight[1] * both
         total = above + shared

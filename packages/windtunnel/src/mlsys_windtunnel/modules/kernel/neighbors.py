@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_windtunnel.modules.base import PredictorModule, Task
+from mlsys_windtunnel.modules.base import PredictorModule, Task, has_ties
 from mlsys_windtunnel.modules.kernel.kernels import distances
 from mlsys_windtunnel.modules.kernel.metrics import Distance
 from mlsys_windtunnel.modules.linear.discriminant import Posterior
@@ -190,6 +190,28 @@ class NeighborAverage(nn.Module):
         inverse = 1 / torch.where(is_same, 1, far)
         weights = torch.where(is_same.any(dim=1, keepdim=True), is_same.to(x.dtype), inverse)
         return (values * weights.unsqueeze(2)).sum(dim=1) / weights.sum(dim=1, keepdim=True)
+
+
+class Shares(nn.Module):
+    """A body's values over their sum, row by row; NaN where all are 0, as in the source."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.stores_points = has_ties(body)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return shares ``[rows, outputs]``."""
+        return self._shared(self.body(x))
+
+    def judged(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Judge as its body does."""
+        table, unsure = self.body.judged(x)  # type: ignore[operator]
+        return self._shared(table), unsure
+
+    @staticmethod
+    def _shared(table: Tensor) -> Tensor:
+        return table / table.sum(dim=1, keepdim=True)
 
 
 class OutputVotes(PredictorModule):
