@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -224,6 +225,34 @@ def coverage(name: str) -> str:
             counts = [sum(line[translator]["outcome"] == each for line in sources) for each in outcomes]
             rows.append([family if index == 0 else "", translator, *(str(count or "") for count in counts)])
     return table(["sources", "translator", *outcomes], rows)
+
+
+def options(name: str) -> str:
+    """Return the outcomes of the option sets of each class, and why WindTunnel is not exact."""
+    lines = [line for line in load(name)["results"] if line["family"].startswith("options, ")]
+    translators = [key for key in lines[0] if key not in ("family", "name")]
+    by_class: dict[tuple[str, str], list[Any]] = {}
+    for line in lines:
+        by_class.setdefault((line["family"][len("options, ") :], line["name"].partition("(")[0]), []).append(line)
+    rows, family = [], ""
+    for (library, kind), sets in by_class.items():
+        found = [_outcomes([line[each]["outcome"] for line in sets]) for each in translators]
+        shown = [(line["name"], line[translators[0]]) for line in sets]
+        rows.append([library if library != family else "", f"`{kind}`", str(len(sets)), *found, _why(shown)])
+        family = library
+    return table(["library", "class", "sets", *translators, "where WindTunnel is not exact"], rows)
+
+
+def _outcomes(outcomes: list[str]) -> str:
+    counts = Counter(outcomes)
+    return outcomes[0] if len(counts) == 1 else ", ".join(f"{count} {each}" for each, count in counts.items())
+
+
+def _why(sets: list[tuple[str, Mapping[str, str]]]) -> str:
+    """Return the reasons of refusals; of what stays on the host, that it does."""
+    reasons = [found["reason"] for _, found in sets if found["outcome"] == "refused"]
+    short = [each.partition("translated: ")[2] or each for each in reasons]
+    return "; ".join(dict.fromkeys(each.partition("; register")[0].replace("|", "/")[:160] for each in short))
 
 
 def drift(name: str) -> str:

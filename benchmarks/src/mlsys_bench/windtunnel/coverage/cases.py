@@ -17,13 +17,14 @@ ROWS = 120
 class Case:
     """A source and rows for it."""
 
-    family: str  # "estimators", "pipelines", "LightGBM", "XGBoost", "CatBoost", "imbalanced-learn"
+    family: str  # "estimators", "pipelines", "LightGBM", ..., or the library of an option set
     name: str
     source: Any  # fitted
     rows: Any  # that it was fitted on, or others
+    target: Any = None  # of the rows, where it may be fitted again within a pipeline
 
 
-def _table(seed: int = 0) -> tuple[Any, Any, Any]:
+def mixed_table(seed: int = 0) -> tuple[Any, Any, Any]:
     """Return a frame of numbers with gaps and of text, classes and prices."""
     import pandas as pd
 
@@ -66,7 +67,7 @@ def estimators() -> Iterator[Case]:
 
 def pipelines() -> Iterator[Case]:
     """Yield pipelines over mixed columns as practitioners write them, with libraries that are installed."""
-    frame, stays, price = _table()
+    frame, stays, price = mixed_table()
     for family, name, make in _makers():
         source = make()
         is_regression = "regress" in name

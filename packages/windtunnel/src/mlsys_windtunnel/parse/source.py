@@ -58,6 +58,8 @@ _OBJECTS: dict[str | None, Objects] = {
     "lightgbm.sklearn.LGBMRegressor": "arrays",
     "sklearn.naive_bayes.CategoricalNB": "numbers",
     "sklearn.preprocessing.SplineTransformer": "numbers",
+    **{f"xgboost.sklearn.XGB{kind}": "arrays" for kind in ("Classifier", "Ranker", "Regressor")},
+    **{f"xgboost.sklearn.XGBRF{kind}": "arrays" for kind in ("Classifier", "Regressor")},
 }
 _MAKES_DENSE = ("sklearn.cluster.", "sklearn.decomposition.", "sklearn.kernel_approximation.", "sklearn.neighbors.")
 _TREES = ("sklearn.ensemble.", "sklearn.tree.")
