@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.checks.table import check_kind, check_labels, check_names, check_width, is_frame
+from mlsys_windtunnel.host.few_rows import FewRows
 from mlsys_windtunnel.host.fill import Filler
 from mlsys_windtunnel.host.lookup import CategoryLookup, Lookup
 from mlsys_windtunnel.host.raw_table import (
@@ -34,6 +35,7 @@ from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph, Value
 
 HOST_DATA = (Filler, Words)  # forms of estimators that files can hold
 _FLOAT64 = np.dtype(np.float64)
+_FEW = "_few"
 
 
 def host_operators(graph: PipelineGraph, fallbacks: set[str], lookups: set[str]) -> set[str]:
@@ -139,6 +141,8 @@ class Frontend:
         """
         if self._is_plain and type(x) is np.ndarray and x.dtype == _FLOAT64 and x.shape[1:] == (self.width,):
             return [x]
+        if type(x) is dict and (few := self._few_rows()) is not None and (tables := few(x)) is not None:
+            return tables
         x = self._checked(x)
         is_named = isinstance(x, NamedTable)
         if self._is_by_column and (is_named or isinstance(x, np.ndarray)):
@@ -148,6 +152,28 @@ class Frontend:
             inputs = [values[value.name] for value in operator.inputs]
             values[operator.output.name] = _run(operator, inputs)
         return [_table([values[name] for name in value.reads], value) for value in self.frontier]
+
+    def _few_rows(self) -> FewRows | None:
+        """Return the reader of a few rows by name, made at its first use; None where the input is read otherwise."""
+        if _FEW not in vars(self):
+            is_by_name = self.columns is not None and self._is_by_column and not self.takes_rows
+            vars(self)[_FEW] = self._plan_few_rows(self.columns or ()) if is_by_name else None
+        found: FewRows | None = vars(self)[_FEW]
+        return found
+
+    def _plan_few_rows(self, names: Sequence[str]) -> FewRows | None:
+        parts: list[tuple[list[str], CategoryLookup | None]] = []
+        for value in self.frontier:
+            lookup = value.lookup
+            assert lookup is None or isinstance(lookup, CategoryLookup)
+            reads_all = lookup is None and value.reads == (self._input,)
+            indices = range(len(names)) if reads_all else value.columns or ()
+            parts.append(([names[index] for index in indices], lookup))
+        return FewRows(parts) if all(columns for columns, _ in parts) else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what files hold: not what follows from it."""
+        return {name: value for name, value in vars(self).items() if name != _FEW}
 
     def encode(self, x: Table) -> npt.NDArray[np.float64]:
         """Pack the frontier into one table; errors as :meth:`tables`."""

@@ -77,6 +77,11 @@ class Vocabulary:
             order = present[np.argsort(categories[present], kind="stable")]
             self._numbers, self._codes_of_numbers = categories[order], order
 
+    @property
+    def holds_numbers(self) -> bool:
+        """Return whether the categories are numbers, which columns of numbers are searched for."""
+        return self._numbers is not None
+
     def items(self) -> tuple[dict[Any, int], int]:
         """Return the code of each category that is not missing, and that of missing cells (or ``UNKNOWN``)."""
         return dict(self._code_of), self._code_of_missing

@@ -81,7 +81,11 @@ class NamedTable:
             return np.empty((*self._shape, 0))
         if not all(type(column) is np.ndarray for column in columns):
             columns = [numbers(column, name) for column in columns]
-        return numbers(np.concatenate(columns), name).reshape(len(columns), *self._shape).T
+        try:
+            joined = np.concatenate(columns)
+        except TypeError:  # a date among numbers, which is refused by itself
+            joined = np.concatenate([numbers(column, name) for column in columns])
+        return numbers(joined, name).reshape(len(columns), *self._shape).T
 
     def cells(self, indices: Sequence[int]) -> list[Column]:
         """Return some columns for a look-up: as pandas keeps text and categories, where it has many rows of them."""

@@ -37,8 +37,18 @@ def form(module: nn.Module) -> Form | None:
 def side_by_side(embeddings: Sequence[CategoryEmbedding | None]) -> Form:
     """Return the form that puts tables side by side, after the embedding of those for which there is one."""
     makers = [None if each is None else _rows_of(each) for each in embeddings]
+    makers_of_one = [None if each is None else _row_of(each) for each in embeddings]
+
+    def join_one(tables: Sequence[Floats]) -> Floats:
+        """Join tables of one row: without arrays of indices, which take longer than the rows."""
+        parts: list[Floats] = []
+        for make, table in zip(makers_of_one, tables, strict=True):
+            parts.extend(table if make is None else make(table))
+        return np.concatenate(parts).reshape(1, -1)
 
     def join(*tables: Floats) -> Floats:
+        if len(tables[0]) == 1:
+            return join_one(tables)
         parts: list[Floats] = []
         for make, table in zip(makers, tables, strict=True):
             parts.extend([table] if make is None else make(table))
@@ -121,6 +131,17 @@ def _rows_of(embedding: CategoryEmbedding) -> Callable[[Floats], list[Floats]]:
     return rows
 
 
+def _row_of(embedding: CategoryEmbedding) -> Callable[[Floats], list[Floats]]:
+    """Return a function from the codes of one row, ``[1, columns]``, to the row of each column's table."""
+    tables = [_array(table) for table in embedding.tables]
+
+    def row(codes: Floats) -> list[Floats]:
+        (found,) = codes.tolist()
+        return [table[int(code)] for table, code in zip(tables, found, strict=True)]
+
+    return row
+
+
 def _affine(module: Affine) -> Form:
     weight, bias = _array(module.weight).T, _array(module.bias)
     return lambda x: x @ weight + bias
@@ -128,7 +149,13 @@ def _affine(module: Affine) -> Form:
 
 def _elementwise_affine(module: ElementwiseAffine) -> Form:
     shift, scale = _array(module.shift), _array(module.scale)
-    return lambda x: (x - shift) / scale
+
+    def scaled(x: Floats) -> Floats:
+        result = x - shift
+        result /= scale
+        return result
+
+    return scaled
 
 
 def _rescale(module: Rescale) -> Form:
