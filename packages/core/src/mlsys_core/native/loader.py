@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlsys_core.config import Settings, settings
+from mlsys_core.config import settings
 from mlsys_core.errors import KernelUnavailableError
 from mlsys_core.native.compiler import Compiler, find_compiler
 from mlsys_core.native.levels import NATIVE, executable_levels, level_named
@@ -76,32 +76,29 @@ def load_kernel(
         InvalidInputError: the level or the sanitizer of the settings is unknown, or cannot be used here.
     """
     chosen = settings()
-    recipes = _recipes(source, flags, headers, chosen)
-    if shipped := _shipped(recipes):
+    flags = (*flags, *further_flags, *flags_of(chosen.sanitizer))
+    level = level_named(chosen.kernel_level)
+    wanted = recipe(source, level, flags=flags, headers=headers)
+
+    def equivalent() -> list[Recipe]:  # for machines that cannot compile; each reads all sources
+        others = reversed(executable_levels()) if level == NATIVE else ()
+        return [wanted, *(recipe(source, each, flags=flags, headers=headers) for each in others)]
+
+    if wanted.shipped.parent.is_dir() and (shipped := _shipped(equivalent())):
         return shipped
     store = trusted_store(cache_dir / "native")
     try:
-        return _load_compiled(recipes[0], find_compiler(chosen.compiler), store, compile_s)
+        return _load_compiled(wanted, find_compiler(chosen.compiler), store, compile_s)
     except KernelUnavailableError as error:
-        found = _found_of_any_compiler(recipes, store)
+        found = _found_of_any_compiler(equivalent(), store)
         if found is None:
             where = f"{cache_dir / 'native'} holds no {source.stem} for this processor"
             raise KernelUnavailableError(f"{error}; {where}") from None
         return found
 
 
-def _recipes(source: Path, flags: tuple[str, ...], headers: Sequence[Path], chosen: Settings) -> list[Recipe]:
-    """Return the recipe to compile, then equivalent ones for machines that cannot compile."""
-    level = level_named(chosen.kernel_level)
-    others = reversed(executable_levels()) if level == NATIVE else ()
-    flags = (*flags, *further_flags, *flags_of(chosen.sanitizer))
-    return [recipe(source, each, flags=flags, headers=headers) for each in (level, *others)]
-
-
 def _shipped(recipes: Sequence[Recipe]) -> ctypes.CDLL | None:
     """Return the wheel's library for the highest level, if one fits. It is trusted as the Python beside it is."""
-    if not recipes[0].shipped.parent.is_dir():
-        return None
     return next((loaded for each in recipes if each.shipped.is_file() and (loaded := _loaded(each.shipped))), None)
 
 
