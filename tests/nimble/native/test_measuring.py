@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from mlsys_nimble import Nimble
-from mlsys_nimble.backends.cpu.executor import NativeExecutor
+from mlsys_nimble.backends.cpu.decisions import Measuring
 from mlsys_nimble.backends.cpu.slots import Slots
 from torch import nn
 
@@ -16,20 +16,20 @@ from torch import nn
 def test_sample_inputs_live_while_kernels_are_measured(monkeypatch: pytest.MonkeyPatch):
     bound: list[weakref.ref[torch.Tensor]] = []
     alive: list[bool] = []
-    bind, measure = Slots.bind, NativeExecutor._measure_kernels
+    bind, measure = Slots.bind, Measuring._measured
 
     def watched_bind(self: Slots, inputs: Any) -> list[torch.Tensor]:
         kept = bind(self, inputs)
         bound.extend(weakref.ref(tensor) for tensor in kept)
         return kept
 
-    def watched_measure(self: NativeExecutor, segments: Any) -> dict[int, float]:
+    def watched_measure(self: Measuring, segments: Any) -> dict[int, float]:
         seconds = measure(self, segments)
         alive.extend(each() is not None for each in bound)
         return seconds
 
     monkeypatch.setattr(Slots, "bind", watched_bind)
-    monkeypatch.setattr(NativeExecutor, "_measure_kernels", watched_measure)
+    monkeypatch.setattr(Measuring, "_measured", watched_measure)
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
     Nimble(net).prepare((torch.zeros(2, 8),))
     assert alive

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Task(Protocol):
-    """Times of one task of a replay, such as :class:`mlsys_nimble.backends.cpu.executor.TaskTime`."""
+    """Times of one task of a replay, such as :class:`mlsys_nimble.backends.cpu.decisions.TaskTime`."""
 
     @property
     def operator(self) -> str:

@@ -11,13 +11,18 @@ Pure: seconds in, lists out. The executor measures the best few of :func:`candid
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from mlsys_nimble.planning.storage import ancestors
 from mlsys_nimble.planning.streams import Bits
 
 SYNC_S = 0.5e-6  # cost of waiting for another worker
+_ALL = float("inf")
+RULES = (  # slack and longest_s of :func:`assign`, by which candidates differ; the first cuts every job
+    (_ALL, _ALL),
+    *((slack, longest_s) for longest_s in (_ALL, 1e-3, 300e-6, 100e-6, 30e-6) for slack in (0.0, 1.0, 2.0)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class Assignment:
 
     lists: tuple[tuple[Piece, ...], ...]
     seconds: float  # predicted
+    rule: int = 0  # number among RULES
 
     @property
     def num_waits(self) -> int:
@@ -58,14 +64,16 @@ class Assignment:
 
 def candidates(jobs: Sequence[Job], num_workers: int, *, use_multi_stream: bool = True) -> list[Assignment]:
     """Return distinct assignments worth measuring, the shortest predicted time first."""
-    everything_cut = assign(jobs, num_workers, slack=float("inf"))
-    if num_workers == 1 or not use_multi_stream:
-        return [everything_cut]
-    found = [everything_cut]
-    for longest_s in (float("inf"), 1e-3, 300e-6, 100e-6, 30e-6):
-        found += [assign(jobs, num_workers, slack=slack, longest_s=longest_s) for slack in (0.0, 1.0, 2.0)]
+    rules = len(RULES) if num_workers > 1 and use_multi_stream else 1
+    found = [by_rule(jobs, num_workers, rule) for rule in range(rules)]
     distinct = {assignment.lists: assignment for assignment in found}
     return sorted(distinct.values(), key=lambda assignment: assignment.seconds)
+
+
+def by_rule(jobs: Sequence[Job], num_workers: int, rule: int) -> Assignment:
+    """Return the assignment by one of :data:`RULES`."""
+    slack, longest_s = RULES[rule]
+    return replace(assign(jobs, num_workers, slack=slack, longest_s=longest_s), rule=rule)
 
 
 def assign(

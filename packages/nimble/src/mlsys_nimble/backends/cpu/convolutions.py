@@ -198,7 +198,7 @@ def separable(
         "bias": shift.data_ptr(),
         "epilogue": kind.epilogue,
     }
-    return Kernel(library, "separable", arguments, packed, shift, *kept)
+    return Kernel(library, "separable", arguments, *kept, packed, shift)
 
 
 def _plane(view: View | None) -> View | None:

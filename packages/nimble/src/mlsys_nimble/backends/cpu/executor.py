@@ -6,44 +6,27 @@ without a kernel run in torch, on views of the same arena, between native *segme
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from mlsys_core.config import settings
 from mlsys_core.memory import Arena
-from mlsys_nimble.backends.cpu.choices import Choices
+from mlsys_nimble.backends.cpu.decisions import MEASURED, USUAL, Decisions, Measuring, TaskTime, jobs_of, plan_of
 from mlsys_nimble.backends.cpu.library import Kernel, View
-from mlsys_nimble.backends.cpu.lowering import kernel_for, other_kernels, packed_inputs
-from mlsys_nimble.backends.cpu.packing import shared_weights
+from mlsys_nimble.backends.cpu.lowering import kernel_for, named_kernel, packed_inputs
+from mlsys_nimble.backends.cpu.packing import given_weights, shared_weights
 from mlsys_nimble.backends.cpu.replay import ReplayPlan, Team
 from mlsys_nimble.backends.cpu.slots import Slots
 from mlsys_nimble.backends.reference.operators import compile_operator
 from mlsys_nimble.backends.table import Run
 from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.planning.layout import lay_out
-from mlsys_nimble.planning.planner import Assignment, Job, candidates
+from mlsys_nimble.planning.planner import by_rule, candidates
 from mlsys_nimble.planning.schedule import Schedule, Segment, segments_of
 from mlsys_nimble.planning.storage import ancestors, dependencies, plan_storage
 from torch import Tensor
 
-MEASURED = 4  # assignments that are tried by the clock
-MEASURE_S = 0.15  # for each of them, and for the times of single kernels
-
-
-@dataclass(frozen=True, slots=True)
-class TaskTime:
-    """Begin and end of one task of a replay, in nanoseconds of the steady clock."""
-
-    operator: str
-    part: int
-    num_parts: int
-    worker: int
-    begin_ns: int
-    end_ns: int
+_UNKNOWN_S = 1e-6  # of a kernel without a time among given decisions
 
 
 class NativeExecutor:
@@ -55,9 +38,12 @@ class NativeExecutor:
         use_multi_stream: Whether operators may run side by side; if not, all workers share each.
         winograd: The largest tile that 3x3 convolutions may be computed by: 4, 2 (as exact as the usual way) or 0.
             docs/nimble-cpu.md has what each rounds.
+        decided: Decisions of an executor of the same program: nothing is measured. Constants that kernels pack may
+            then be without memory (torch's ``meta`` device).
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
+        ValueError: the decisions are not those of this program.
     """
 
     def __init__(
@@ -67,9 +53,12 @@ class NativeExecutor:
         num_threads: int | None = None,
         use_multi_stream: bool = True,
         winograd: int = 4,
+        decided: Decisions | None = None,
         **_: Any,
     ) -> None:
         self.num_threads = num_threads or torch.get_num_threads()
+        self.use_multi_stream = use_multi_stream
+        self.source = program  # before the layout
         layout = lay_out(program)
         needed = dependencies(layout)
         self._layout = layout
@@ -100,15 +89,22 @@ class NativeExecutor:
             for index, operator in enumerate(self._program.operators):
                 if index in layout.in_place:
                     continue
-                kernel = kernel_for(operator, self._views, self._fixed)
+                kernel = self._bound(operator, decided)
                 if kernel is not None:
                     self._kernels[index] = kernel
                 else:
                     self._torch[index] = (compile_operator(operator, self._program.values), operator)
-            self.schedule = self._schedule(needed, use_multi_stream, winograd)
+            if decided is not None:
+                self._check_memory()
+            args = self._program, self._views, self._fixed, self._kernels, self._team, self.num_threads
+            self._measuring = Measuring(*args)
+            self.schedule, self.decisions = self._schedule(needed, use_multi_stream, winograd, decided)
             self._faults = [(k.fault, index) for index, k in self._kernels.items() if k.fault is not None]
             self._clear_faults()  # measured with zeros, which an empty table has no row for
-            self._plans = [self._plan(segment, segment.assignment) for segment in self.schedule.segments]
+            self._plans = [
+                plan_of(segment, segment.assignment, self._kernels, self._seconds, self.num_threads)
+                for segment in self.schedule.segments
+            ]
 
     @property
     def copies(self) -> frozenset[ValueId]:
@@ -135,6 +131,15 @@ class NativeExecutor:
                 del self._fixed[value]
                 self._constants[value] = hollow
                 cast(dict[ValueId, Tensor], self._program.constants)[value] = hollow
+
+    def constants(self) -> dict[ValueId, Tensor]:
+        """Return the constants row by row; without memory where kernels have packed them and nothing reads."""
+        packed = self._packed_only()
+        return {
+            value: tensor.to("meta") if value in packed else tensor
+            for value, tensor in self._constants.items()
+            if value in self.source.constants
+        }
 
     def _packed_only(self) -> set[ValueId]:
         """Return the constants that no operator reads where they lie."""
@@ -186,7 +191,7 @@ class NativeExecutor:
         kept, outputs = self._slots.bind(inputs), self._slots.results()
         found: list[TaskTime] = []
         for segment, plan in zip(self.schedule.segments, self._plans, strict=True):
-            found += self._timed(segment, segment.assignment, plan)
+            found += self._measuring.timed(segment, segment.assignment, plan)
             with torch.no_grad():
                 for index in segment.then_torch:
                     self._run_torch(index, kept, outputs)
@@ -240,102 +245,53 @@ class NativeExecutor:
         address = self._addresses[place.root] + place.offset * type_.itemsize
         return View(address, type_.dtype, type_.shape, place.strides)
 
-    def _schedule(self, needed: Sequence[tuple[int, ...]], use_multi_stream: bool, winograd: int) -> Schedule:
-        """Measure every kernel, then the best assignments of each segment, and keep the fastest."""
+    def _bound(self, operator: Operator, decided: Decisions | None) -> Kernel | None:
+        """Bind an operator's kernel: the usual one, or the one that was decided on."""
+        if decided is None:
+            return kernel_for(operator, self._views, self._fixed)
+        with given_weights(decided.packed.get(operator.name, ())):
+            return named_kernel(decided.kernels.get(operator.name, USUAL), operator, self._views, self._fixed)
+
+    def _check_memory(self) -> None:
+        """Raise ValueError where an operator reads a constant that has no memory."""
+        without = {value for value, tensor in self._program.constants.items() if tensor.device.type == "meta"}
+        if not without <= self._packed_only():
+            raise ValueError("a constant without memory is read")
+
+    def _schedule(
+        self, needed: Sequence[tuple[int, ...]], use_multi_stream: bool, winograd: int, decided: Decisions | None
+    ) -> tuple[Schedule, Decisions]:
+        """Choose kernels, then an assignment of each segment: as decided, or the fastest by measurement."""
         segments = segments_of(needed, frozenset(self._torch), frozenset(self._layout.in_place))
-        kept = self._slots.bind([torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in self._slots.input_types])
-        scratch = self._slots.results()
-        seconds = self._measure_kernels(segments)
-        self._choose_kernels(segments, seconds, winograd)
-        self._seconds = seconds
+        operators = self._program.operators
+        if decided is None:
+            # Kernels read and write these tensors until the end of this function.
+            kept = self._slots.bind(
+                [torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in self._slots.input_types]
+            )
+            scratch = self._slots.results()
+            names, self._seconds = self._measuring.choose(segments, winograd)
+        else:
+            kept, scratch, names = [], {}, {}
+            self._seconds = {index: decided.seconds.get(operators[index].name, _UNKNOWN_S) for index in self._kernels}
         chosen: list[Segment] = []
         for segment in segments:
-            number = {operator: job for job, operator in enumerate(segment.operators)}
-            jobs = [
-                Job(
-                    seconds[operator],
-                    self._kernels[operator].units,
-                    tuple(number[other] for other in needed[operator] if other in number),
-                )
-                for operator in segment.operators
-            ]
-            found = candidates(jobs, self.num_threads, use_multi_stream=use_multi_stream)[:MEASURED]
-            best = found[0] if len(found) == 1 or not jobs else self._fastest(segment, found)
+            jobs = jobs_of(segment, self._kernels, self._seconds, needed)
+            if decided is None:
+                found = candidates(jobs, self.num_threads, use_multi_stream=use_multi_stream)[:MEASURED]
+                best = self._measuring.fastest(segment, found, self._seconds)
+            else:
+                best = by_rule(jobs, self.num_threads, decided.rule(len(chosen), self.num_threads))
             chosen.append(Segment(segment.operators, segment.then_torch, best))
-        del kept, scratch  # kernels have read and written them until here
-        return Schedule(self._layout, self._storage, tuple(chosen), seconds)
-
-    def _measure_kernels(self, segments: Sequence[Segment]) -> dict[int, float]:
-        """Return the seconds of each kernel on one thread: medians of replays in program order, with warm caches."""
-        seconds: dict[int, float] = {}
-        for segment in segments:
-            jobs = [Job(1.0, self._kernels[index].units, ()) for index in segment.operators]
-            alone = candidates(jobs, 1)[0] if jobs else Assignment(((),), 0.0)
-            plan = self._plan(segment, alone)
-            samples: list[list[TaskTime]] = []
-            begin = time.perf_counter()
-            while len(samples) < 3 or (len(samples) < 15 and time.perf_counter() - begin < MEASURE_S):
-                samples.append(self._timed(segment, alone, plan))
-            order = [piece.job for piece in alone.lists[0]]
-            for position, job in enumerate(order):
-                times = [sample[position].end_ns - sample[position].begin_ns for sample in samples]
-                seconds[segment.operators[job]] = statistics.median(times) * 1e-9
-        return seconds
-
-    def _choose_kernels(self, segments: Sequence[Segment], seconds: dict[int, float], winograd: int) -> None:
-        """Replace kernels by faster ones for the same operator: each kind takes its turn in whole replays."""
-        choices = Choices(settings().cache_dir)
-        others = {
-            index: found
-            for index in self._kernels
-            if (found := other_kernels(self._program.operators[index], self._views, self._fixed, winograd=winograd))
-        }
-        usual = {index: self._kernels[index] for index in others}
-        texts = {
-            index: f"{', '.join(found)}: {choices.text(self._program.operators[index], self._views)}"
-            for index, found in others.items()
-        }
-        unknown = {index for index in others if texts[index] not in choices.known}
-        best = {index: ("usual", seconds[index]) for index in unknown}
-        for name in dict.fromkeys(name for index in unknown for name in others[index]):
-            for index in unknown:
-                self._kernels[index] = others[index][name]() if name in others[index] else usual[index]
-            for index, took in self._measure_kernels(segments).items():
-                if index in unknown and took < best[index][1]:
-                    best[index] = (name, took)
-        choices.learn({texts[index]: name for index, (name, _) in best.items()})
-        for index, found in others.items():
-            name = choices.known[texts[index]]
-            self._kernels[index] = found[name]() if name in found else usual[index]
-        if others:
-            seconds.update(self._measure_kernels(segments))
-
-    def _fastest(self, segment: Segment, found: Sequence[Assignment]) -> Assignment:
-        """Return the assignment with the fastest replay. They take turns, since other processes come and go."""
-        plans = [self._plan(segment, assignment) for assignment in found]
-        least = [float("inf")] * len(plans)
-        begin, rounds = time.perf_counter(), 0
-        while rounds < 4 or time.perf_counter() - begin < MEASURE_S * len(plans):
-            for number, plan in enumerate(plans):
-                before = time.perf_counter()
-                self._team.run(plan)
-                least[number] = min(least[number], time.perf_counter() - before)
-            rounds += 1
-        return found[least.index(min(least))]
-
-    def _plan(self, segment: Segment, assignment: Assignment) -> ReplayPlan:
-        kernels = {job: self._kernels[operator] for job, operator in enumerate(segment.operators)}
-        seconds = {job: self._seconds[op] for job, op in enumerate(segment.operators) if op in self._seconds}
-        return ReplayPlan(assignment, kernels, self.num_threads, seconds)
-
-    def _timed(self, segment: Segment, assignment: Assignment, plan: ReplayPlan) -> list[TaskTime]:
-        """Replay a segment and return the times of its tasks, worker after worker."""
-        pieces = [(worker, piece) for worker, pieces in enumerate(assignment.lists) for piece in pieces]
-        names = [self._program.operators[segment.operators[piece.job]].name for _, piece in pieces]
-        return [
-            TaskTime(name, piece.part, piece.num_parts, worker, *times)
-            for name, (worker, piece), times in zip(names, pieces, self._team.run_timed(plan), strict=True)
-        ]
+        del kept, scratch
+        made = decided or Decisions(
+            self.num_threads,
+            {operators[index].name: name for index, name in names.items()},
+            {operators[index].name: took for index, took in self._seconds.items()},
+            tuple(segment.assignment.rule for segment in chosen),
+            {operators[index].name: kernel.packed for index, kernel in self._kernels.items() if kernel.packed},
+        )
+        return Schedule(self._layout, self._storage, tuple(chosen), self._seconds), made
 
     # Running what torch runs
 

@@ -91,7 +91,13 @@ class Blueprint:
 
     maker: int  # address of its function
     arguments: Any  # the struct
-    varying: tuple[Varying, ...]  # in the struct, and in arrays that it points to
+    fields: Any  # of which it was made
+    arrays: tuple[Any, ...]  # that it points to, of :func:`array_of`
+
+    def varying(self) -> list[Varying]:
+        """Return its numbers that depend on sizes, in the struct and in the arrays."""
+        made = ((self.arguments, self.fields), *((array, array.fields) for array in self.arrays))
+        return [each for struct, fields in made for each in _varying(type(struct), fields, ctypes.addressof(struct))]
 
 
 def _varying(kind: Any, value: Any, address: int) -> Iterator[Varying]:
@@ -110,7 +116,7 @@ def array_of(struct: type[Struct], values: Sequence[View | dict[str, Any]]) -> c
     """Return a C array of structs; one element, zeros, if there are no ``values``."""
     fields = [_fields(value) for value in values]
     made = (struct * max(len(values), 1))(*(new(struct, **each) for each in fields))
-    made.varying = tuple(_varying(type(made), fields, ctypes.addressof(made)))  # type: ignore[attr-defined]
+    made.fields = fields  # type: ignore[attr-defined]
     return made
 
 
@@ -169,16 +175,20 @@ class Kernel:
             fields = _fields(arguments)
             struct = new(make.argtypes[0]._type_, **fields)
             self.address = make(struct)
-            varying = [*_varying(type(struct), fields, ctypes.addressof(struct))]
-            varying += [each for array in keep for each in getattr(array, "varying", ())]
+            arrays = tuple(each for each in keep if hasattr(each, "fields"))
             maker = ctypes.cast(make, ctypes.c_void_p).value or 0
-            self.blueprint = Blueprint(maker, struct, tuple(varying))
+            self.blueprint = Blueprint(maker, struct, fields, arrays)
         self.units: int = library.kernel_units(self.address)
         self.scratch_nbytes: int = library.kernel_scratch(self.address)
         self.name = name
         self.fault = fault
         self._library = library
         self._keep = keep
+
+    @property
+    def packed(self) -> list[Tensor]:
+        """Return the packed weights that it reads, in the order in which they were packed."""
+        return [each for each in self._keep if isinstance(each, Tensor)]
 
     def run(self, begin: int = 0, end: int | None = None, *, scratch: Tensor | None = None) -> None:
         """Run units ``begin`` to ``end - 1`` on this thread; for tests and measurements.

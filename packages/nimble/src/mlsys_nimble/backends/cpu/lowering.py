@@ -15,6 +15,8 @@ from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import Operator, ValueId, ValueType
 from torch import Tensor
 
+BF16 = "bf16 weights"
+
 
 def kernel_for(operator: Operator, views: Mapping[ValueId, View], constants: Mapping[ValueId, Tensor]) -> Kernel | None:
     """Bind the operator's usual kernel; return None if it has none.
@@ -48,24 +50,42 @@ def other_kernels(
 
     The operator must have a kernel by :func:`kernel_for`. ``winograd`` is the largest tile allowed.
     """
-    kind, weight = operator.kind, constants.get(operator.inputs[1]) if len(operator.inputs) > 1 else None
+    weight = _weight(operator, constants)
+    names = [] if weight is None or not _is_bf16(weight) else [BF16]
+    names += [f"winograd {size}" for size in (2, 4) if size <= winograd]
+    found = {name: _named(name, operator, views, constants) for name in names}
+    return {name: make for name, make in found.items() if make is not None}
+
+
+def named_kernel(
+    name: str, operator: Operator, views: Mapping[ValueId, View], constants: Mapping[ValueId, Tensor]
+) -> Kernel | None:
+    """Bind the kernel of this name, one of :func:`other_kernels`; the usual one where there is none of it."""
+    make = _named(name, operator, views, constants)
+    return kernel_for(operator, views, constants) if make is None else make()
+
+
+def _named(
+    name: str, operator: Operator, views: Mapping[ValueId, View], constants: Mapping[ValueId, Tensor]
+) -> Callable[[], Kernel] | None:
+    kind, weight = operator.kind, _weight(operator, constants)
     if not isinstance(kind, kinds.Convolution | kinds.Linear) or weight is None:
-        return {}
+        return None
     inputs, out = [views[value] for value in operator.inputs], views[operator.outputs[0]]
+    if name == BF16:
+        call = Call(kind, inputs, [constants.get(value) for value in operator.inputs], out, load_bf16())
+        return lambda: _bound(call)
+    tile: Literal[2, 4] | None = {"winograd 2": 2, "winograd 4": 4}.get(name)  # type: ignore[assignment]
+    if tile is None or not isinstance(kind, kinds.Convolution) or not convolutions.is_winograd(kind, weight):
+        return None
     bias = constants[operator.inputs[2]] if kind.has_bias else None
     residual = inputs[-1] if kind.epilogue.has_residual else None
-    found: dict[str, Callable[[], Kernel]] = {}
-    if _is_bf16(weight):
-        call = Call(kind, inputs, [constants.get(value) for value in operator.inputs], out, load_bf16())
-        found["bf16 weights"] = lambda: _bound(call)
-    if isinstance(kind, kinds.Convolution) and convolutions.is_winograd(kind, weight):
+    return lambda: convolutions.winograd(kind, inputs[0], weight, bias, out, size=tile, residual=residual)
 
-        def by_tiles(size: Literal[2, 4]) -> Kernel:
-            return convolutions.winograd(kind, inputs[0], weight, bias, out, size=size, residual=residual)
 
-        tiles: dict[int, Callable[[], Kernel]] = {2: lambda: by_tiles(2), 4: lambda: by_tiles(4)}
-        found |= {f"winograd {size}": make for size, make in tiles.items() if size <= winograd}
-    return found
+def _weight(operator: Operator, constants: Mapping[ValueId, Tensor]) -> Tensor | None:
+    is_product = isinstance(operator.kind, kinds.Convolution | kinds.Linear)
+    return constants.get(operator.inputs[1]) if is_product else None
 
 
 def packed_inputs(operator: Operator, values: Sequence[ValueType]) -> tuple[ValueId, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -43,19 +43,55 @@ def shared_weights() -> Iterator[None]:
         _SHARED.reset(token)
 
 
-def _shared(pack: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    @wraps(pack)
-    def packed_once(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        shared = _SHARED.get()
-        if shared is None:
-            return pack(*args, **kwargs)
-        known = shared.known
-        key = (pack.__name__, *map(_identity, args), *kwargs.items())
-        if key not in known:
-            known[key] = pack(*args, **kwargs), args  # args are kept alive: their addresses are part of the key
-        return known[key][0]
+_GIVEN: ContextVar[Iterator[Tensor] | None] = ContextVar("given", default=None)
 
-    return packed_once
+
+@contextmanager
+def given_weights(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Take these packed weights within the context in place of packing any, one after another.
+
+    Raises:
+        ValueError: there are more or fewer than what is packed, or one has another size or dtype.
+    """
+    rest = iter(tensors)
+    token = _GIVEN.set(rest)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+    if next(rest, None) is not None:
+        raise ValueError("more packed weights than its kernel reads")
+
+
+def _packs(size: Callable[P, tuple[int, torch.dtype]]) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
+    """Let a packing function share its results, and take given ones; ``size`` has its result's elements and dtype."""
+
+    def decorated(pack: Callable[P, Tensor]) -> Callable[P, Tensor]:
+        @wraps(pack)
+        def packed_once(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+            given = _GIVEN.get()
+            if given is not None:
+                found = next(given, None)
+                if found is None or (found.numel(), found.dtype) != size(*args, **kwargs):
+                    raise ValueError("packed weights of another size than its kernel reads")
+                return found
+            shared = _SHARED.get()
+            if shared is None:
+                return pack(*args, **kwargs)
+            known = shared.known
+            key = (pack.__name__, *map(_identity, args), *kwargs.items())
+            if key not in known:
+                known[key] = pack(*args, **kwargs), args  # args are kept alive: their addresses are part of the key
+            return known[key][0]
+
+        return packed_once
+
+    return decorated
+
+
+def _whole(columns: int, lanes: int) -> int:
+    """Return a number of columns, rounded up to whole vectors."""
+    return -(-columns // lanes) * lanes
 
 
 def _identity(argument: Any) -> Any:
@@ -79,7 +115,7 @@ def pack_columns(weight: Tensor, lanes: int) -> Tensor:
     return torch.cat([padded[:, start:stop].reshape(-1) for start, stop in zip(starts, stops, strict=True)])
 
 
-@_shared
+@_packs(lambda weight, lanes, dtype=torch.float32: (_whole(weight.shape[0], lanes) * weight.shape[1], dtype))
 def pack_gemv(weight: Tensor, lanes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Pack a linear's weight [N, K] for a single row: flat panels of 8 vectors of columns, each [K, NR]."""
     n, k = weight.shape
@@ -89,7 +125,13 @@ def pack_gemv(weight: Tensor, lanes: int, dtype: torch.dtype = torch.float32) ->
     return torch.cat([panel.reshape(-1) for panel in panels]).to(dtype)
 
 
-@_shared
+def _convolution_size(
+    weight: Tensor, groups: int, lanes: int, dtype: torch.dtype = torch.float32
+) -> tuple[int, torch.dtype]:
+    return groups * _whole(weight.shape[0] // groups, lanes) * prod(weight.shape[1:]), dtype
+
+
+@_packs(_convolution_size)
 def pack_convolution(weight: Tensor, groups: int, lanes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Pack a weight [O, C/groups, *kernel] as flat [groups][panels][taps * C/groups][NR]."""
     rows = weight.detach().float().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
@@ -99,7 +141,12 @@ def pack_convolution(weight: Tensor, groups: int, lanes: int, dtype: torch.dtype
     return packed if shared is None or rows.shape[3] > 1 else shared.pages.place(packed)
 
 
-@_shared
+def _bias_size(bias: Tensor | None, num_columns: int, groups: int, lanes: int) -> tuple[int, torch.dtype]:
+    del bias
+    return groups * _whole(num_columns // groups, lanes), torch.float32
+
+
+@_packs(_bias_size)
 def pack_bias(bias: Tensor | None, num_columns: int, groups: int, lanes: int) -> Tensor:
     """Pack a bias [O] (None: zeros) as [groups][columns, padded with zeros to whole vectors]."""
     columns = num_columns // groups
@@ -109,7 +156,7 @@ def pack_bias(bias: Tensor | None, num_columns: int, groups: int, lanes: int) ->
     return padded
 
 
-@_shared
+@_packs(lambda weight, lanes: (prod(weight.shape[1:]) * max(weight.shape[0], lanes), torch.float32))
 def pack_depthwise(weight: Tensor, lanes: int) -> Tensor:
     """Pack a weight [C, 1, *kernel] as [taps][C], with zeros where there are fewer channels than lanes."""
     channels = weight.shape[0]
@@ -133,7 +180,7 @@ def _filter_points(size: int) -> Tensor:
     return torch.tensor([*rows, [0.0, 0.0, 1.0]], dtype=torch.float64)
 
 
-@_shared
+@_packs(lambda weight, size, lanes: ((size + 2) ** 2 * weight.shape[1] * _whole(weight.shape[0], lanes), torch.float32))
 def pack_winograd(weight: Tensor, size: int, lanes: int) -> Tensor:
     """Transform a weight [O, C, 3, 3] for tiles of size x size; pack it as flat [points][panels][C][width]."""
     points = _filter_points(size)
@@ -141,10 +188,15 @@ def pack_winograd(weight: Tensor, size: int, lanes: int) -> Tensor:
     return torch.cat([pack_columns(matrix, lanes) for matrix in transformed.flatten(0, 1)])
 
 
-def pack_row(values: Tensor | None, lanes: int) -> Tensor | None:
+@_packs(lambda values, lanes: (_whole(values.numel(), lanes), torch.float32))
+def pack_row(values: Tensor, lanes: int) -> Tensor:
     """Pack a parameter of a layer norm, flat and padded with zeros to whole vectors."""
-    if values is None:
-        return None
     packed = torch.zeros(-(-values.numel() // lanes) * lanes)
     packed[: values.numel()] = values.detach().float().reshape(-1)
     return packed
+
+
+@_packs(lambda table: (table.numel(), torch.float32))
+def pack_table(table: Tensor) -> Tensor:
+    """Return a table of embeddings as contiguous float32; the tensor's own memory if it is that."""
+    return table.detach().float().contiguous()

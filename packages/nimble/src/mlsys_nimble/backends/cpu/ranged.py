@@ -152,7 +152,7 @@ class _Arguments:
         self._kept = dict(kernels)  # their weights, and the arguments' memory
         blueprints = [(index, kernel.blueprint) for index, kernel in kernels.items() if kernel.blueprint is not None]
         self.number = {index: number for number, (index, _) in enumerate(blueprints)}
-        varying = [each for _, blueprint in blueprints for each in blueprint.varying]
+        varying = [each for _, blueprint in blueprints for each in blueprint.varying()]
         polys = {poly: number for number, poly in enumerate(dict.fromkeys(each.size.poly for each in varying))}
         self._sheet = Sheet([*polys])
         write, recipe = self._native.structs["Write"], self._native.structs["Recipe"]

@@ -92,5 +92,6 @@ def _allocated(steps: Sequence[kinds.Step], num_inputs: int, library: Any) -> tu
         target = register_of[index]
         allocated.append({"op": op, "registers": registers, "constants": constants, "target": target})
     most = library.constants["MAX_REGISTERS"]
-    assert num_registers <= most, f"{num_registers} values at once in one chain; {most} are allowed, fuse less"
+    if num_registers > most:
+        raise ValueError(f"{num_registers} values at once in one chain; {most} are allowed, fuse less")
     return allocated, num_registers

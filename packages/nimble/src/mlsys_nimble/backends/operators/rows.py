@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from mlsys_nimble.backends.cpu import loops
 from mlsys_nimble.backends.cpu.library import Kernel, View, load
-from mlsys_nimble.backends.cpu.packing import pack_row
+from mlsys_nimble.backends.cpu.packing import pack_row, pack_table
 from mlsys_nimble.backends.table import FLOAT32, Call, Family, Run, dtype_of, weights_of
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import Operator, ValueId, ValueType
@@ -90,7 +90,7 @@ def layer_norm(
     """
     library = library or load()
     rank = len(x.shape)
-    scale, shift = (pack_row(values, library.kernel_lanes()) for values in (weight, bias))
+    scale, shift = (None if row is None else pack_row(row, library.kernel_lanes()) for row in (weight, bias))
     arguments = _rows(x, out, range(rank - kind.num_dims, rank)) | {
         "weight": None if scale is None else scale.data_ptr(),
         "bias": None if shift is None else shift.data_ptr(),
@@ -132,7 +132,7 @@ def embedding(table: Tensor, indices: View, out: View, *, library: Any = None) -
     An index outside of the table sets ``fault``.
     """
     assert indices.dtype in ("int64", "int32"), f"indices of {indices.dtype}"
-    rows = table.detach().float().contiguous()
+    rows = pack_table(table)
     fault = ctypes.c_int32(0)
     arguments = {
         "table": rows.data_ptr(),
