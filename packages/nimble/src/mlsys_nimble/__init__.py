@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mlsys_nimble.module import Nimble, compile  # noqa: A004
     from mlsys_nimble.planning.streams import StreamAssignment, assign_streams
     from mlsys_nimble.planning.sync import SyncEvent, plan_events
+    from mlsys_nimble.saved.loading import SavedModel, load
 
 __version__ = "0.1.0"
 
@@ -18,11 +19,13 @@ __all__ = [
     "InternalError",
     "Nimble",
     "OperatorGraph",
+    "SavedModel",
     "StreamAssignment",
     "SyncEvent",
     "assign_streams",
     "build_graph",
     "compile",
+    "load",
     "plan_events",
     "read_graph",
 ]
@@ -35,5 +38,6 @@ __getattr__, __dir__ = lazy_exports(
         "module": ["Nimble", "compile"],
         "planning.streams": ["StreamAssignment", "assign_streams"],
         "planning.sync": ["SyncEvent", "plan_events"],
+        "saved.loading": ["SavedModel", "load"],
     },
 )

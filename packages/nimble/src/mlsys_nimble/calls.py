@@ -75,6 +75,12 @@ class PreparedCalls:
             if self.ranged:
                 self.ranged.clear()
 
+    @property
+    def all(self) -> list[Prepared]:
+        """Return all that is prepared, the one unused for longest first."""
+        with self._lock:
+            return [*self._by_signature.values(), *(self.ranged.all if self.ranged else ())]
+
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Replay the call; prepare it first if its signature is new."""
         signature, inputs, objects = self._read(args, kwargs)
@@ -171,7 +177,7 @@ class PreparedCalls:
             with CAPTURE_LOCK, self._mode(self._model):
                 captured = self._capture(args, kwargs)
             with faults_refused():
-                prepared = Prepared(captured, self._options, self._model)
+                prepared = Prepared(captured, self._options, self._model, call=_hollow(args, kwargs))
             self._by_signature[signature] = self.latest = prepared
             dropped = len(self._by_signature) > self._options.max_schedules
             if dropped:
@@ -187,6 +193,16 @@ class PreparedCalls:
                 ", the one unused for longest was dropped" if dropped else "",
             )
             return prepared
+
+
+def _hollow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> trees.Flat | None:
+    """Return a call's arguments, flattened, with tensors that have no memory; None under autocast."""
+    if torch._C._is_any_autocast_enabled():
+        return None
+    flat = trees.flatten((args, dict(kwargs)))
+    flat.leaves = [torch.empty(0) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.leaves]
+    flat.objects = []
+    return flat
 
 
 def autocast_state() -> tuple[tuple[bool, torch.dtype], ...]:

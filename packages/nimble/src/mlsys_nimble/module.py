@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -89,6 +90,23 @@ class Nimble(nn.Module):
         except CaptureError as error:
             self._fall_back(error)
         return self
+
+    def save(self, path: str | Path) -> int:
+        """Write all schedules to one file, which :func:`mlsys_nimble.load` maps, and return its size in bytes.
+
+        The file holds each program, its weights as kernels have packed them, and what was measured; no Python code. It
+        is for the native executor, and processors with vectors as wide as this one's.
+
+        Raises:
+            InvalidInputError: nothing is prepared, or something has no form in a file; the message says what.
+        """
+        from mlsys_nimble.saved.writing import save
+
+        prepared = self._calls.all if isinstance(self._calls, PreparedCalls) and self._eager is None else []
+        if not prepared:
+            what = "it is not prepared" if self._how is None else "it has no schedule for inference"
+            raise InvalidInputError(f"this model cannot be saved: {what}; call prepare(example_inputs) first")
+        return save(prepared, path)
 
     @property
     def trained(self) -> TrainedModel | None:

@@ -33,8 +33,17 @@ _ONE_TENSOR = trees.flatten((0, [])).spec
 class Prepared:
     """Call of fixed shapes, ready to be replayed from any thread."""
 
-    def __init__(self, captured: Captured, options: Options, model: Any, *, ranged: Ranged | None = None) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        options: Options,
+        model: Any,
+        *,
+        ranged: Ranged | None = None,
+        call: trees.Flat | None = None,
+    ) -> None:
         self.captured = captured
+        self.call = call  # the arguments, flattened, tensors without memory; None: not known
         self.ranged = ranged
         split_program = split(captured.program, is_random) if ranged else None
         self.program: Program = split_program.main if split_program else captured.program

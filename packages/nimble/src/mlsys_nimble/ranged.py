@@ -249,6 +249,11 @@ class RangedCalls(Generic[P]):
         self._served: dict[Any, P] = {}
         self.reason = ""  # why the last family could not be made
 
+    @property
+    def all(self) -> list[P]:
+        """Return all preparations."""
+        return [family[1] for family in self._families.values() if family is not None]
+
     def clear(self) -> None:
         """Forget all preparations."""
         self._families.clear()

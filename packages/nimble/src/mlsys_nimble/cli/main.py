@@ -9,6 +9,7 @@ import typer
 from mlsys_nimble.cli.bench import bench
 from mlsys_nimble.cli.explain import explain, nets
 from mlsys_nimble.cli.graph import GraphFile
+from mlsys_nimble.cli.saved import run, save
 
 if TYPE_CHECKING:
     from mlsys_nimble.planning.streams import StreamAssignment
@@ -18,6 +19,8 @@ app = typer.Typer(no_args_is_help=True)
 app.command()(nets)
 app.command()(explain)
 app.command()(bench)
+app.command()(save)
+app.command()(run)
 
 _STREAMS_SHOWN = 20
 
