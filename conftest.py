@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         if hasattr(item, "callspec"):
-            grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            grids.setdefault(_name(item), []).append(item)
     dropped: set[pytest.Item] = set()
     for cases in grids.values():
         marker = cases[0].get_closest_marker("quick_cases")
@@ -70,13 +70,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _bound_examples(item)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to run where the tests of a group would not stay on one worker: their clusters and ports would meet."""
+    if getattr(session.config.option, "loadgroup", False):
+        for item in session.items:
+            if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+                raise pytest.UsageError("this xdist keeps no groups under this pytest: take pytest<9.2")
+
+
 def _leave_out_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Drop what tests/slow.txt lists, unless the command line names it."""
     listed = set((config.rootpath / "tests" / "slow.txt").read_text().splitlines())
     named = "\n".join(config.args)
-    slow = [item for item in items if (name := item.nodeid.partition("[")[0]) in listed and name not in named]
+    slow = [item for item in items if (name := _name(item)) in listed and name not in named]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in set(slow)]
+
+
+def _name(item: pytest.Item) -> str:
+    """Return a test's name without its case and, behind ``@``, its group."""
+    return item.nodeid.partition("[")[0].partition("@")[0]
 
 
 @functools.cache
