@@ -15,7 +15,11 @@ from mlsys_bench.orca.weights import log_probabilities
 from mlsys_core.bench import BenchContext
 from mlsys_core.workload import LoadResult, RequestRecord
 from mlsys_orca.backends.native.decoder import NativeDecoder
+from mlsys_orca.backends.native.packing import Activations
+from mlsys_orca.backends.native.plan import Gemm
 from mlsys_orca.loading.load import load_model
+from mlsys_orca.model.weights.gguf_file import GgufFile
+from mlsys_orca.model.weights.quantized import QuantizedMatrix
 from rich.console import Console
 
 
@@ -31,6 +35,23 @@ def test_a_written_file_runs(tmp_path: Path, kind: str) -> None:
     assert found.isfinite().all()
     assert found.std() > 0.1
     assert torch.equal(found[:, :257], found[:, :1].expand(-1, 257)), "silent tokens have equal logits"
+
+
+@pytest.mark.parametrize("activations", ["int8", "float"])
+@pytest.mark.parametrize("kind", ["q4_0", "q4_k_m"])
+def test_a_loaded_model_is_as_small_as_its_file(tmp_path: Path, kind: str, activations: Activations) -> None:
+    """Types that one layer mixes stay as they are: each of its products has its own kernel."""
+    path = tmp_path / "model.gguf"
+    write(SHAPES["tiny"], kind, path)
+    model = load_model(path, dtype="bf16", backend="native", activations=activations).model
+    assert isinstance(model, NativeDecoder)
+    assert isinstance(model.embedding.table, QuantizedMatrix)
+    in_file = sum(GgufFile(path).nbytes(name) for name in GgufFile(path).names)
+    # Half of so small a model is the table (Q4_0 with offsets: 5 bits), the rest the head (Q6_K, in floats as bytes).
+    most = 1.05 if activations == "int8" else 1.23
+    assert model.nbytes + model.embedding.table.nbytes <= most * in_file
+    mixed = [each for each in model.plan.operators if isinstance(each, Gemm) and each.column]
+    assert len(mixed) == (1 if kind == "q4_k_m" else 0)
 
 
 def test_q4_k_m_gives_more_bits_to_some_layers() -> None:

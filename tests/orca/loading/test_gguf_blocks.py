@@ -37,11 +37,11 @@ def test_every_type_that_is_read_is_tested() -> None:
     assert {kind.name for kind in GROUPED} == set(KINDS)
 
 
-@pytest.mark.parametrize(
-    ("name", "bits_a_weight"),
-    [("Q4_0", 5), ("Q4_1", 5), ("Q5_0", 8.5), ("Q5_1", 9), ("Q8_0", 8.5), ("Q4_K", 6), ("Q5_K", 10), ("Q6_K", 10)],
-)
-def test_scales_take_half_the_memory_where_fp16_has_them_exactly(name: str, bits_a_weight: float) -> None:
+BITS = {"Q4_0": 5, "Q4_1": 5, "Q5_0": 8.5, "Q5_1": 9, "Q8_0": 8.5, "Q4_K": 4.625, "Q5_K": 8.625, "Q6_K": 8.5625}
+
+
+@pytest.mark.parametrize(("name", "bits_a_weight"), BITS.items())
+def test_scales_take_as_little_memory_as_holds_them_exactly(name: str, bits_a_weight: float) -> None:
     blocks = random_blocks(Q[name], 8, seed=0)
     matrix = quantized_matrix(blocks.reshape(-1), Q[name], 256)
     assert matrix.nbytes * 8 == bits_a_weight * matrix.out_features * 256

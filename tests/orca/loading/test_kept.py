@@ -100,15 +100,15 @@ def test_kinds_that_differ_within_a_product_are_kept(
     assert torch.equal(logits(again), plain)
 
 
-@pytest.mark.parametrize("kinds", [{"attn_v": Q.F32}, {"token_embd": Q.F16}, {"ffn_down": Q.BF16}])
+@pytest.mark.parametrize("kinds", [{"attn_v": Q.F32}, {"ffn_up": Q.F32}, {"token_embd": Q.F16}, {"ffn_down": Q.BF16}])
 def test_floating_matrices_are_read_from_the_file(
     make_gguf: Make, copies: Copies, weights: dict[str, np.ndarray], kinds: dict[str, Q]
 ) -> None:
     path = make_gguf(tensors=mixed(weights, kinds))
     plain = logits(load(path, None))
-    for _ in range(2):  # beside a floating piece codes become floating: no copy is kept of such a file
+    for _ in range(2):  # beside a floating factor gates become floating: no copy is kept of such a file
         assert torch.equal(logits(load(path, copies)), plain)
-    assert bool(files(copies)) == ("attn_v" not in kinds)
+    assert bool(files(copies)) == ("ffn_up" not in kinds)
 
 
 def test_another_file_has_another_copy(make_gguf: Make, copies: Copies, weights: dict[str, np.ndarray]) -> None:

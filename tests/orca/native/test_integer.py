@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from mlsys_orca.model.weights.quantized import QuantizedMatrix, pack_nibbles
 from numpy.typing import NDArray
 from torch import Tensor
 
+BLOCKS = ["q4_k", "q5_k", "q6_k"]
 FORMS = ["nibbles", "q4_0", "q4_1", "bytes", "bytes-offsets", "nibbles-16", "bytes-16", "bytes-offsets-16"]
 ROWS = (1, 2, 5, 7, 13, 40)
 
@@ -32,6 +34,8 @@ class Codes(Linear):
 
 def matrix_of(form: str, columns: int, depth: int) -> QuantizedMatrix:
     torch.manual_seed(columns * 1000 + depth)
+    if form in BLOCKS:
+        return k_quant_of(form, columns, depth)
     group = 16 if form.endswith("16") else 32
     scales = torch.rand(columns, depth // group) * 0.02 + 0.01
     if form.startswith("bytes"):
@@ -51,11 +55,31 @@ def matrix_of(form: str, columns: int, depth: int) -> QuantizedMatrix:
     return QuantizedMatrix(codes=codes, scales=scales, offsets=offsets)
 
 
+def k_quant_of(form: str, columns: int, depth: int) -> QuantizedMatrix:
+    """A matrix as K-quants are: small whole scales, and factors of blocks; its first rows have the largest sums."""
+    group, low, high = {"q4_k": (32, 0, 16), "q5_k": (32, 0, 32), "q6_k": (16, -32, 32)}[form]
+    codes = torch.randint(low, high, (columns, depth), dtype=torch.int8)
+    codes[0] = high - 1
+    codes[-1] = low
+    least = -128 if form == "q6_k" else 0
+    scales = torch.randint(least, 128 if form == "q6_k" else 64, (columns, depth // group), dtype=torch.int8)
+    scales[0] = -128 if form == "q6_k" else 63
+    factors = (torch.rand(columns, depth // gcd(depth, 256)) * 1e-3).half()
+    parts: dict[str, Any] = {"offsets": None}
+    if form != "q6_k":
+        offsets = torch.randint(0, 64, scales.shape, dtype=torch.int8)
+        parts = {"offsets": offsets, "offset_factors": -(torch.rand(factors.shape) * 1e-2).half()}
+    kept = pack_nibbles(codes.view(torch.uint8)) if form == "q4_k" else codes
+    return QuantizedMatrix(codes=kept, scales=scales, factors=factors, **parts)
+
+
 def product_of(matrix: QuantizedMatrix, **fields: Any) -> tuple[Any, Any]:
     """The operator, and what must outlive it."""
-    packed = pack(Codes(matrix), is_gated=False, activations="int8")
+    slices = fields.get("num_slices", 1)
+    packed = pack(Codes(matrix), is_gated=False, activations="int8", num_slices=slices)
     given = {"norm": None, "activation": "identity", "accumulates": False, "num_slices": 1, "is_partial": False}
     registers = {"source": 0, "target": 1, "is_gated": False, "bias": None}
+    registers |= {"column": 0, "num_columns": matrix.out_features}
     gemm = library.load().structs["Gemm"]
     return new(gemm, matrix=packed.matrix(), **registers, **{**given, **fields}), packed
 
@@ -75,6 +99,8 @@ def fused(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> NDArray[np.float
 
 def expected_of(matrix: QuantizedMatrix, states: Tensor) -> NDArray[np.float32]:
     """The product as integer.h describes it, group by group, in numpy."""
+    if matrix.block_size is not None:
+        return expected_of_blocks(matrix, states)
     group = matrix.group_size
     codes, scales = quantised(states, group)
     weights = matrix.unpacked_codes().numpy().astype(np.int64).reshape(matrix.out_features, -1, group)
@@ -91,8 +117,28 @@ def expected_of(matrix: QuantizedMatrix, states: Tensor) -> NDArray[np.float32]:
     return sums
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("columns", "depth"), [(1, 32), (33, 96), (70, 4192)])
+def expected_of_blocks(matrix: QuantizedMatrix, states: Tensor) -> NDArray[np.float32]:
+    """The product as integer_blocks.h describes it, block by block, in numpy."""
+    group, block = matrix.group_size, matrix.block_size
+    codes, scales = quantised(states, block)
+    shape = (matrix.out_features, -1, block // group)
+    weights = matrix.unpacked_codes().numpy().astype(np.int64).reshape(*shape, group)
+    small = matrix.scales.numpy().astype(np.int64).reshape(shape)
+    factors = matrix.factors.float().numpy()
+    sums = np.zeros((len(states), matrix.out_features), np.float32)
+    for b in range(weights.shape[1]):
+        own = codes[:, b].reshape(len(states), -1, group)
+        whole = np.einsum("rgi,cgi,cg->rc", own, weights[:, b], small[:, b])
+        sums = fused(whole.astype(np.float32), factors[:, b] * scales[:, b, None], sums)
+        if matrix.offsets is not None:
+            least = matrix.offsets.numpy().astype(np.int64).reshape(shape)[:, b]
+            shifts = np.einsum("rgi,cg->rc", own, least).astype(np.float32)
+            sums = fused(shifts, matrix.offset_factors.float().numpy()[:, b] * scales[:, b, None], sums)
+    return sums
+
+
+@pytest.mark.parametrize("form", [*FORMS, *BLOCKS])
+@pytest.mark.parametrize(("columns", "depth"), [(1, 32), (33, 96), (70, 4192), (34, 768)])
 def test_a_product_is_numpys_to_the_bit_whatever_the_rows(
     native: Any, run: Any, form: str, columns: int, depth: int
 ) -> None:
@@ -110,7 +156,7 @@ def test_a_product_is_numpys_to_the_bit_whatever_the_rows(
             assert torch.equal(some, whole[first : first + rows]), (rows, first)
 
 
-@pytest.mark.parametrize("form", ["q4_0", "bytes-offsets-16"])
+@pytest.mark.parametrize("form", ["q4_0", "bytes-offsets-16", "q4_k", "q6_k"])
 @pytest.mark.parametrize("strange", [float("inf"), float("-inf"), float("nan")])
 def test_what_is_not_finite_stays_so_and_stays_in_its_row(native: Any, run: Any, form: str, strange: float) -> None:
     matrix = matrix_of(form, 40, 96)
@@ -129,7 +175,7 @@ def test_what_is_next_to_nothing_counts_as_zero(native: Any, run: Any) -> None:
         assert not run(native, product, torch.full((2, 96), size), 40, threads=1).any()
 
 
-@pytest.mark.parametrize("form", ["q4_0", "bytes-16"])
+@pytest.mark.parametrize("form", ["q4_0", "bytes-16", *BLOCKS])
 @pytest.mark.parametrize("slices", [2, 3, 4])
 def test_slices_are_summed_apart_and_added_in_one_tree(native: Any, run: Any, form: str, slices: int) -> None:
     matrix, depth = matrix_of(form, 40, 64 * slices), 64 * slices

@@ -63,9 +63,11 @@ def product_of(
         "accumulates": False,
         "num_slices": 1,
         "is_partial": False,
+        "column": 0,
         **fields,
     }
     registers = {"source": 0, "target": 1, "is_gated": is_gated}
+    registers["num_columns"] = linear.out_features // (2 if is_gated else 1)
     gemm = library.load().structs["Gemm"]
     return new(gemm, matrix=packed.matrix(), bias=library.address(packed.bias), **registers, **given), packed
 

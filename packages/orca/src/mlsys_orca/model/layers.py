@@ -78,6 +78,24 @@ class Linear(nn.Module):
         return weight
 
 
+class StackedLinear(Linear):
+    """Products of one input whose results stand beside each other: of matrices too unlike to be one.
+
+    Args:
+        parts: One :class:`Linear` or more, of equal in_features.
+    """
+
+    def __init__(self, parts: Iterable[Linear]) -> None:
+        products = list(parts)
+        super().__init__(torch.empty(0, products[0].in_features))
+        self.parts = nn.ModuleList(products)
+        self.out_features = sum(part.out_features for part in products)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply: ``x`` [num_tokens, in_features] -> [num_tokens, out_features]."""
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
 def has_packed_weights(model: object) -> bool:
     """Return whether some product of ``model`` has a quantised weight."""
     modules = model.modules() if isinstance(model, nn.Module) else ()

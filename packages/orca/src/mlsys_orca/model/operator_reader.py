@@ -6,11 +6,12 @@ say "the query, key and value projections of layer 3, as one product".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
-from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm
+from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm, StackedLinear
 from mlsys_orca.model.weights.checkpoint import Layout, WeightForm
 from mlsys_orca.model.weights.quantize import Bits, quantize
 from mlsys_orca.model.weights.quantized import GROUP_SIZES, Matrix, QuantizedMatrix, concatenate_rows
@@ -22,6 +23,7 @@ Arrange = Callable[[Tensor], Tensor]  # rows of a weight or bias, in the file's 
 _KEPT_FLOATING = {"router"}  # small, and what it gives is compared: an error changes which expert is chosen
 # What int4 leaves at 8 bits, by the last part of a role. No layer makes good what the tables lose, and an error of
 # scores moves what is attended to: in SmolLM2-135M those projections, 16 % of a layer, make 40 % of int4's divergence.
+_STAND_APART = {"q", "k", "v"}  # roles of one product whose matrices keep their own types, where a file mixes these
 _AT_LEAST_8_BITS = {"embedding", "head", "q", "k", "v", "qkv"}
 
 
@@ -134,15 +136,18 @@ class OperatorReader:
         """
         if transposed:
             dtype = self._dtype_of(rows)
-            pieces = [self.tensor(role, (columns, count), at=at, dtype=dtype).T for role, count in rows.items()]
-            weight = self._quantized(torch.cat(pieces).contiguous(), rows)
+            read = [self.tensor(role, (columns, count), at=at, dtype=dtype).T for role, count in rows.items()]
+            matrices: list[Matrix] = [self._quantized(torch.cat(read).contiguous(), rows)]
+        elif self.weights == "packed" and {role.rpartition(".")[2] for role in rows} <= _STAND_APART:
+            pieces = [self._piece(role, count, columns, at, arrange or {}) for role, count in rows.items()]
+            matrices = [concatenate_rows(run) for run in _runs_of_like(pieces)]
         else:
-            weight = self.matrix(rows, columns, at=at, arrange=arrange)
-        shift = None
-        if bias:
-            shift = torch.empty(sum(rows.values()), dtype=self.dtype, device=self.device)
-            self._fill(shift, rows, at, "bias", arrange or {})
-        return Linear(weight, shift)
+            matrices = [self.matrix(rows, columns, at=at, arrange=arrange)]
+        if not bias:
+            return _linear_of(matrices, [None] * len(matrices))
+        shift = torch.empty(sum(rows.values()), dtype=self.dtype, device=self.device)
+        self._fill(shift, rows, at, "bias", arrange or {})
+        return _linear_of(matrices, torch.split(shift, [matrix.shape[0] for matrix in matrices]))
 
     def rms_norm(self, role: str, size: int, *, at: tuple[int, ...] = (), one_plus: bool = False) -> RMSNorm:
         """Read the norm of that role; ``one_plus`` where the file has its weight less one."""
@@ -238,6 +243,23 @@ class OperatorReader:
             self._reader.read_into(self._name(role, at, part), piece)
             if role in arrange:
                 piece.copy_(arrange[role](piece))
+
+
+def _runs_of_like(pieces: Sequence[Matrix]) -> list[list[Matrix]]:
+    """Return neighbouring pieces together that are one matrix without a change to either."""
+    runs = [[pieces[0]]]
+    for before, piece in pairwise(pieces):
+        if isinstance(before, QuantizedMatrix) and isinstance(piece, QuantizedMatrix):
+            is_like = before.is_like(piece)
+        else:
+            is_like = isinstance(before, Tensor) and isinstance(piece, Tensor)
+        runs[-1].append(piece) if is_like else runs.append([piece])
+    return runs
+
+
+def _linear_of(matrices: Sequence[Matrix], biases: Sequence[Tensor | None]) -> Linear:
+    parts = [Linear(matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
+    return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
 
 def _as_they_are(rows: Tensor) -> Tensor:

@@ -252,6 +252,8 @@ class NativeDecoder:
                     accumulates=operator.accumulates,
                     num_slices=operator.num_slices,
                     is_partial=operator.is_partial,
+                    column=operator.column,
+                    num_columns=operator.linear.out_features // (2 if operator.is_gated else 1),
                 )
             case Attend():
                 return new(structs["Attention"], **self._attention(operator, number))
@@ -286,7 +288,13 @@ class NativeDecoder:
             packed = self._copy.linear(len(self.linears), bias, takes_bf16=takes_bf16)
             linear.take_weight()
         else:
-            packed = pack(linear, is_gated=is_gated, takes_bf16=takes_bf16, activations=self.activations)
+            packed = pack(
+                linear,
+                is_gated=is_gated,
+                takes_bf16=takes_bf16,
+                activations=self.activations,
+                num_slices=operator.num_slices,
+            )
         self.linears.append(packed if is_quantised else None)
         return packed
 

@@ -40,7 +40,7 @@ inline void store_some(T* to, vf x, int lanes) {
 // Prefetch what `apply_epilogue` will write, while the tile is multiplied.
 inline void prefetch_target(const Gemm& op, const Register& target, int panel, int first, int rows) {
     if (!target.floats) return;
-    const int column = panel * PANEL / (op.is_gated ? 2 : 1), size = target.is_bf16 ? 2 : 4;
+    const int column = op.column + panel * PANEL / (op.is_gated ? 2 : 1), size = target.is_bf16 ? 2 : 4;
     const char* to = (const char*)target.floats + (first * target.stride + column) * size;
     const int bytes = (op.is_gated ? PANEL : TILE_PANELS * PANEL) * size;
     for (int r = 0; r < rows; r++, to += target.stride * size)
@@ -51,7 +51,8 @@ inline void prefetch_target(const Gemm& op, const Register& target, int panel, i
 // not wanted.
 inline void apply_epilogue(const Gemm& op, const Register& target, Peak* peaks, int panel, int first, int rows, const float* sums) {
     constexpr int COLUMNS = TILE_PANELS * PANEL;
-    const int column = panel * PANEL / (op.is_gated ? 2 : 1), some = std::min(op.is_gated ? PANEL : COLUMNS, target.width - column);
+    const int own = panel * PANEL / (op.is_gated ? 2 : 1), column = op.column + own;
+    const int some = std::min(op.is_gated ? PANEL : COLUMNS, op.num_columns - own);
     const float* bias = op.bias ? op.bias + panel * PANEL : nullptr;
     Peak* peak = peaks ? peaks + first : nullptr;
     const auto sum_of = [&](const float* row, int c) { return bias ? load(row + c) + load(bias + c) : load(row + c); };

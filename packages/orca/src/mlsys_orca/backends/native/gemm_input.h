@@ -3,6 +3,7 @@
 
 #include "amx.h"
 #include "integer.h"
+#include "integer_blocks.h"
 #include "operators.h"
 #include "rows.h"
 #include "scratch.h"

@@ -18,26 +18,36 @@ constexpr int INTEGER_PANELS = LANES == 16 ? 2 : 1;  // that many rows meet at o
 constexpr int FEW_INTEGER_ROWS = LANES == 16 ? INTEGER_MR : 2;
 constexpr int INTEGER_KC = 4096;  // features whose rows and panels stay in the caches
 
-// One quantised row: [K] codes, then by group: scales, sums of codes, and their products.
+// One quantised row: [K] codes, then scales, by what shares one; without factors by group: sums of codes times the centre
+// that is taken off, and sums of codes times the scale; with factors: by 16 features, sums of codes in int16.
 struct CodedRow {
-    static int64_t size(const Matrix& m) { return m.K / 4 + 3 * (int64_t)(m.K / m.group_size); }  // in floats
+    static int64_t size(const Matrix& m) {  // in floats
+        return m.K / 4 + (m.factors ? m.K / m.block_size + (m.K + 31) / 32 : 3 * (int64_t)(m.K / m.group_size));
+    }
     int8_t* codes;
     float* scales;
-    int32_t* sums;
-    float* shifts;
+    int32_t* sums;   // with factors: pairs of int16
+    float* shifts;   // without factors
     CodedRow(const float* row, const Matrix& m)
-        : codes((int8_t*)row), scales((float*)row + m.K / 4), sums((int32_t*)scales + m.K / m.group_size),
-          shifts(scales + 2 * (m.K / m.group_size)) {}
+        : codes((int8_t*)row), scales((float*)row + m.K / 4), sums((int32_t*)scales + m.K / m.scaled_together()),
+          shifts(scales + 2 * (m.K / m.scaled_together())) {}
 };
 
-// Quantise a row, group by group: the largest magnitude becomes 127, the nearest codes, ties to even. A group with an
+inline int32_t sum_of(vi x) {
+    int32_t out = 0;
+    for (int i = 0; i < LANES; i++) out += x[i];
+    return out;
+}
+
+// Quantise a row, group by group (with factors block by block): the largest magnitude becomes 127, the nearest codes, ties to even. A group with an
 // infinity or a NaN makes NaN of what it meets. One whose numbers are all below 1e-30 counts as zero.
 inline void quantise_row(const float* x, const Matrix& m, float* out) {
     const CodedRow row(out, m);
-    for (int g = 0; g < m.K / m.group_size; g++) {
-        const float* from = x + g * m.group_size;
+    const int size = m.scaled_together();
+    for (int g = 0; g < m.K / size; g++) {
+        const float* from = x + g * size;
         vf most{}, strange{};
-        for (int i = 0; i < m.group_size; i += LANES) {
+        for (int i = 0; i < size; i += LANES) {
             const vf values = load(from + i);
             most = larger(most, mlsys::abs(values));
             strange += values - values;
@@ -46,32 +56,42 @@ inline void quantise_row(const float* x, const Matrix& m, float* out) {
         const bool is_finite = sum(strange) == 0.0f, is_some = is_finite && top >= 1e-30f;
         const float factor = is_some ? 127.0f / top : 0.0f;
         vi total{};
-        for (int i = 0; i < m.group_size; i += LANES) {
+        for (int i = 0; i < size; i += LANES) {
             vi codes{};
             if (is_some) codes = (vi)(load(from + i) * splat(factor) + splat(0x1.8p23f)) - splat_int(0x4b400000);
             total += codes;
             const vb bytes = __builtin_convertvector(codes, vb);
-            std::memcpy(row.codes + g * m.group_size + i, &bytes, sizeof bytes);
+            std::memcpy(row.codes + g * size + i, &bytes, sizeof bytes);
+            if (m.factors && (i + LANES) % 16 == 0) {
+                ((int16_t*)row.sums)[(g * size + i) / 16] = (int16_t)sum_of(total);
+                total = vi{};
+            }
         }
-        int32_t count = 0;
-        for (int i = 0; i < LANES; i++) count += total[i];
         row.scales[g] = is_finite ? (is_some ? top / 127.0f : 0.0f) : NAN;
-        row.sums[g] = count;
+        if (m.factors) continue;
+        const int32_t count = sum_of(total);
+        row.sums[g] = count * (m.kind == INT8_QUADS ? 128 - mlsys::ByteDot::SUBTRACTED : m.centre);
         row.shifts[g] = row.scales[g] * (float)count;
     }
 }
+
+// What a tile reads is prefetched into the second-level cache while the tile before it is multiplied: panels are too short,
+// and scales far too short, for the processor to foresee them.
+constexpr int TILE_OF_PANELS = 2;  // panels of a tile, one after another
 
 // Panels of codes as whole numbers, [K / 4][16][4]; a line is what one lane's bytes of all 16 columns take.
 struct Int8Quads : Scales {
     using Dot = mlsys::ByteDot;
     static constexpr int QUADS = 1;  // of a line
     const uint8_t* codes;            // with 128 added
+    const int64_t next;              // bytes from here to the same place in the next tile
     Int8Quads(const Matrix& m, int panel, int begin = 0)
-        : Scales(m, panel, begin), codes((const uint8_t*)m.codes + ((int64_t)panel * m.K + begin) * PANEL) {}
+        : Scales(m, panel, begin), codes((const uint8_t*)m.codes + ((int64_t)panel * m.K + begin) * PANEL),
+          next((int64_t)TILE_OF_PANELS * m.K * PANEL) {}
     void read(int64_t line, int v, Dot::Weights (&out)[QUADS]) const {
         out[0] = Dot::weights(load_as<vi>(codes + (line * PANEL + v * LANES) * QUAD));
     }
-    void prefetch(int64_t line) const { __builtin_prefetch(codes + PREFETCH_NBYTES + line * PANEL * QUAD); }
+    void prefetch(int64_t line) const { __builtin_prefetch(codes + next + line * PANEL * QUAD, 0, 2); }
 };
 
 // Two quads share their bytes: the even one has the low halves.
@@ -79,14 +99,16 @@ struct Int4Quads : Scales {
     using Dot = mlsys::NibbleDot;
     static constexpr int QUADS = 2;
     const uint8_t* codes;
+    const int64_t next;
     Int4Quads(const Matrix& m, int panel, int begin = 0)
-        : Scales(m, panel, begin), codes((const uint8_t*)m.codes + ((int64_t)panel * m.K + begin) / 2 * PANEL) {}
+        : Scales(m, panel, begin), codes((const uint8_t*)m.codes + ((int64_t)panel * m.K + begin) / 2 * PANEL),
+          next((int64_t)TILE_OF_PANELS * m.K * PANEL / 2) {}
     void read(int64_t line, int v, Dot::Weights (&out)[QUADS]) const {
         const vu bytes = load_as<vu>(codes + (line * PANEL + v * LANES) * QUAD);
         out[0] = (vi)(bytes & 0x0f0f0f0fu);
         out[1] = (vi)((bytes >> 4) & 0x0f0f0f0fu);
     }
-    void prefetch(int64_t line) const { __builtin_prefetch(codes + PREFETCH_NBYTES + line * PANEL * QUAD); }
+    void prefetch(int64_t line) const { __builtin_prefetch(codes + next + line * PANEL * QUAD, 0, 2); }
 };
 
 // c[r][p * 16 + n] (+)= groups `begin` to `end` of row r times panel p; `a`: coded rows, `lda` floats apart, and the first
@@ -98,7 +120,6 @@ inline void multiply_codes(
     constexpr int WIDE = PANELS * VECS;
     const CodedRow first(a, m);
     const int lines = m.group_size / QUAD / Panel::QUADS, before = from / m.group_size;
-    const int32_t centre = (m.kind == INT8_QUADS ? 128 : m.centre) - Dot::SUBTRACTED;
     const RowsOfA<int32_t, MR> rows((const int32_t*)(first.codes + from), lda);
     vf sums[MR][WIDE] = {};
     if (begin)
@@ -120,11 +141,14 @@ inline void multiply_codes(
         }
         const int64_t at = before + g;
         Scaled shared[PANELS];
-        for (int p = 0; p < PANELS; p++) shared[p] = panels[p].group(g);
+        for (int p = 0; p < PANELS; p++) {
+            shared[p] = panels[p].floating_group(g);
+            panels[p].prefetch_group(g);
+        }
 #pragma GCC unroll 16
         for (int r = 0; r < MR; r++) {
             const vf scale = splat(first.scales[r * lda + at]), shift = splat(first.shifts[r * lda + at]);
-            const vi less = splat_int(centre * first.sums[r * lda + at]);
+            const vi less = splat_int(first.sums[r * lda + at]);
             for (int j = 0; j < WIDE; j++) {
                 const vf product = __builtin_convertvector(Dot::total(whole[r][j]) - less, vf);
                 sums[r][j] = fma(product, shared[j / VECS].scale[j % VECS] * scale, sums[r][j]);

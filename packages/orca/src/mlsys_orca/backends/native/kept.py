@@ -29,16 +29,15 @@ from mlsys_orca.backends.native.packing import Activations, PackedLinear
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout
-from mlsys_orca.model.weights.quantized import QuantizedMatrix
+from mlsys_orca.model.weights.quantized import PARTS, QuantizedMatrix
 from torch import Tensor
 
 _log = logging.getLogger(__name__)
 
-MAGIC, FORMAT, SUFFIX = b"MLSYSPK1", 2, ".packed"
+MAGIC, FORMAT, SUFFIX = b"MLSYSPK1", 3, ".packed"
 _ALIGNMENT = 4096
 _LEAST_NBYTES = 16 << 20  # smaller files load as quickly without
 _NUM_PROBES, _PROBE_NBYTES = 256, 4096
-_PARTS = ("codes", "scales", "offsets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,42 +50,39 @@ class Kept:
     def linear(self, number: int, bias: Tensor | None, *, takes_bf16: bool) -> PackedLinear:
         """Return product ``number`` of the plan."""
         entry = self.header["linears"][number]
-        codes, scales, offsets = self._parts(entry)
-        assert codes is not None
-        return PackedLinear(entry["kind"], entry["k"], codes, bias, scales, offsets, takes_bf16, entry["centre"])
+        parts = self._parts(entry)
+        return PackedLinear(
+            entry["kind"], entry["k"], bias=bias, takes_bf16=takes_bf16, centre=entry["centre"], **parts
+        )
 
     def table(self) -> QuantizedMatrix | None:
         """Return the embedding's table, if that is quantised."""
         if self.header["table"] is None:
             return None
-        codes, scales, offsets = self._parts(self.header["table"])
-        assert codes is not None
-        assert scales is not None
-        return QuantizedMatrix(codes=codes, scales=scales, offsets=offsets)
+        return QuantizedMatrix(**self._parts(self.header["table"]))
 
     def matrix(self, name: str) -> QuantizedMatrix | None:
         """Return the shapes of tensor ``name`` of the file, without memory; None: it was not quantised."""
         if name not in self.header["matrices"]:
             return None
         entry = self.header["matrices"][name]
-        parts = {
-            part: None
-            if entry[part] is None
-            else torch.empty(entry[part][1], dtype=_dtype(entry[part][0]), device="meta")
-            for part in _PARTS
-        }
-        return QuantizedMatrix(codes=parts["codes"], scales=parts["scales"], offsets=parts["offsets"])  # type: ignore[arg-type]
+        parts: dict[str, Any] = {"offsets": None}
+        for part in PARTS:
+            if entry[part] is not None:
+                kind, shape = entry[part]
+                parts[part] = torch.empty(shape, dtype=_dtype(kind), device="meta")
+        return QuantizedMatrix(**parts)
 
-    def _parts(self, entry: dict[str, Any]) -> list[Tensor | None]:
-        found: list[Tensor | None] = []
-        for part in _PARTS:
+    def _parts(self, entry: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for part in PARTS:
             if entry[part] is None:
-                found.append(None)
+                found[part] = None
                 continue
             kind, shape, offset = entry[part]
             dtype = _dtype(kind)
             nbytes = dtype.itemsize * int(np.prod(shape))
-            found.append(self.data[offset : offset + nbytes].view(dtype).view(shape))
+            found[part] = self.data[offset : offset + nbytes].view(dtype).view(shape)
         return found
 
 
@@ -132,7 +128,7 @@ class NotedCheckpoint:
             return self.kept.matrix(name)
         found = self.file.quantized(name)
         if found is not None:
-            self.matrices[name] = {part: _described(getattr(found, part)) for part in _PARTS}
+            self.matrices[name] = {part: _described(getattr(found, part)) for part in PARTS}
             self.num_values += found.out_features * found.in_features
         return found
 
@@ -192,7 +188,7 @@ class Copies:
         def placed(entry: Any) -> dict[str, Any]:
             nonlocal position
             found: dict[str, Any] = {}
-            for part in _PARTS:
+            for part in PARTS:
                 tensor = getattr(entry, part)
                 if tensor is None:
                     found[part] = None
@@ -210,7 +206,7 @@ class Copies:
         placed_table = None if table is None else placed(table)
         header = {"format": FORMAT, "linears": entries, "table": placed_table, "matrices": noted.matrices, "nbytes": 0}
         start = _aligned(len(json.dumps(header)) * 2 + 4096)  # offsets below are from here: room for the header itself
-        for part in [entry[part] for entry in [*entries, placed_table] if entry for part in _PARTS]:
+        for part in [entry[part] for entry in [*entries, placed_table] if entry for part in PARTS]:
             if part is not None:
                 part[2] += start
         header["nbytes"] = start + position

@@ -21,18 +21,15 @@ def look_up_native(table: Matrix, ids: Tensor) -> Tensor:
     """
     if not isinstance(table, QuantizedMatrix):
         return look_up(table, ids)
-    codes, scales, offsets = (
-        None if part is None else part.contiguous() for part in (table.codes, table.scales, table.offsets)
-    )
+    parts = {name: None if part is None else part.contiguous() for name, part in table.parts.items()}
     native = library.load()
     matrix = new(
         native.structs["Codes"],
-        codes=address(codes),
-        scales=address(scales),
-        offsets=address(offsets),
+        **{name: address(part) for name, part in parts.items()},
         rows=table.out_features,
         K=table.in_features,
         group_size=table.group_size,
+        block_size=table.block_size or 0,
         bits=table.bits,
         has_halves=table.scales.dtype == torch.float16,
     )

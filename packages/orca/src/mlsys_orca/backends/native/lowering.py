@@ -35,7 +35,7 @@ from mlsys_orca.model.blocks import (
     SandwichLayer,
     WideNorms,
 )
-from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm, Rotaries, Rotary
+from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm, Rotaries, Rotary, StackedLinear
 from mlsys_orca.model.slices import num_slices
 from torch import nn
 
@@ -117,19 +117,27 @@ class _Lowering:
     ) -> None:
         linear = _linear(linear)
         self._write(target, linear.out_features // 2 if is_gated else linear.out_features)
-        self.operators.append(
-            Gemm(
-                source=source,
-                target=target,
-                linear=linear,
-                norm=None if norm is None or isinstance(norm, Cast) else _norm(norm),
-                activation=activation,
-                is_gated=is_gated,
-                accumulates=accumulates,
-                num_slices=num_slices,
-                is_partial=is_partial,
+        column, parts = 0, [linear]
+        if isinstance(linear, StackedLinear):  # of matrices that have kernels of their own
+            if is_gated or is_partial:
+                raise LoweringError("gates or parts of sums by several matrices")
+            parts = [_linear(part) for part in linear.parts]
+        for part in parts:
+            self.operators.append(
+                Gemm(
+                    source=source,
+                    target=target,
+                    linear=part,
+                    norm=None if norm is None or isinstance(norm, Cast) else _norm(norm),
+                    activation=activation,
+                    is_gated=is_gated,
+                    accumulates=accumulates,
+                    num_slices=num_slices,
+                    column=column,
+                    is_partial=is_partial,
+                )
             )
-        )
+            column += part.out_features
 
     def sum_of_ranks(self, source: str, linear: nn.Module, target: str) -> None:
         """Write a product whose input features may lie on several ranks; it adds to ``states``, or fills a register."""

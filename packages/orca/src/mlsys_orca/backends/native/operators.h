@@ -20,8 +20,11 @@ struct Gemm {  // target (+)= activation(norm(source) @ matrix.T + bias), or act
     int32_t accumulates;  // adds to the target
     int32_t num_slices;   // of the features that go in, summed apart and added in a tree: 1 to MAX_SLICES
     int32_t is_partial;   // the target is this rank's slot of the next meeting
+    int32_t column;       // of the target, where the first of the product's goes
+    int32_t num_columns;  // that are written; what panels have beside them is nobody's
 };
-MLSYS_STRUCT(Gemm, matrix, norm, bias, source, target, activation, is_gated, accumulates, num_slices, is_partial);
+MLSYS_STRUCT(
+    Gemm, matrix, norm, bias, source, target, activation, is_gated, accumulates, num_slices, is_partial, column, num_columns);
 
 struct Reduce {  // target (+)= the sum of all ranks' partial products + bias
     const float* bias;  // [panels * 16]; null: 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, Literal
 
 import torch
@@ -10,12 +11,14 @@ from mlsys_core.memory.pages import advise_huge_pages
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.library import PANEL, address
 from mlsys_orca.model.layers import Linear
-from mlsys_orca.model.weights.quantized import QuantizedMatrix
+from mlsys_orca.model.weights.quantized import PARTS, QuantizedMatrix
 from torch import Tensor
 
 Activations = Literal["int8", "float"]  # the form in which rows meet packed codes
 ACTIVATIONS: Activations = "float"  # where nothing else is asked for
 
+_LEAST_BLOCK = 32  # features of a block of groups, in the kernels
+_ROWS_AT_ONCE = 512  # that are brought into planes: what that takes beside stays small
 _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -26,18 +29,21 @@ class PackedLinear:
     kind: str  # weights.h: Kind
     k: int  # input features
     # [panels, K, 16]; 4-bit codes: [panels, K / 2, 16]; int32: bf16 pairs [panels, K / 2, 16], quads of codes [panels,
-    # K / 4 or, of 4 bits, K / 8, 16].
+    # K * bits / 32, 16].
     codes: Tensor
     bias: Tensor | None  # fp32 [panels * 16]
-    scales: Tensor | None = None  # fp16 or fp32 [panels, groups, 16]
+    scales: Tensor | None = None  # fp16 or fp32 [panels, groups, 16]; int8: in units of the factors
     offsets: Tensor | None = None  # as scales
+    factors: Tensor | None = None  # fp16 [panels, blocks, 16]
+    offset_factors: Tensor | None = None  # as factors
     takes_bf16: bool = False  # rows and decoded codes may be rounded to bf16
-    centre: int = 0  # is subtracted from 4-bit codes in quads
+    centre: int = 0  # is subtracted from codes of 4 to 6 bits
 
     @property
     def nbytes(self) -> int:
         """Bytes of weight and bias."""
-        return sum(part.nbytes for part in (self.codes, self.bias, self.scales, self.offsets) if part is not None)
+        parts = (self.bias, *(getattr(self, name) for name in PARTS))
+        return sum(part.nbytes for part in parts if part is not None)
 
     @property
     def is_integer(self) -> bool:
@@ -54,9 +60,8 @@ class PackedLinear:
             "N": len(self.codes) * PANEL,
             "K": self.k,
             "group_size": group_size,
-            "codes": address(self.codes),
-            "scales": address(self.scales),
-            "offsets": address(self.offsets),
+            "block_size": 0 if self.factors is None else self.k // self.factors.shape[1],
+            **{name: address(getattr(self, name)) for name in PARTS},
             "has_halves": has_halves,
             "takes_bf16": self.takes_bf16,
             "centre": self.centre,
@@ -70,6 +75,7 @@ def pack(
     in_pairs: bool | None = None,
     takes_bf16: bool = False,
     activations: Activations = "float",
+    num_slices: int = 1,
 ) -> PackedLinear:
     """Take the weight of ``linear`` and pack it.
 
@@ -79,18 +85,17 @@ def pack(
         in_pairs: bf16 in pairs, for machines that multiply them so; None: where this machine does.
         takes_bf16: For codes: where the processor multiplies pairs of bf16, rows and decoded weights are rounded.
         activations: For codes: ``"int8"``: rows are quantised too, and whole numbers are multiplied.
+        num_slices: Slices of the features that are summed apart: no block of groups lies in two.
 
     Raises:
         InvalidInputError: the weight was taken before.
     """
     packed_bias, weight = pack_bias(linear, is_gated=is_gated), linear.take_weight()
-    if isinstance(weight, QuantizedMatrix) and activations == "int8":
-        return _pack_quads(weight, packed_bias, is_gated=is_gated)
     if isinstance(weight, QuantizedMatrix):
-        kind = "int8" if weight.bits == 8 else "int4"
-        parts = [_pack_rows(part, is_gated) for part in (weight.codes, weight.scales)]
-        offsets = None if weight.offsets is None else _pack_rows(weight.offsets, is_gated)
-        return PackedLinear(kind, weight.in_features, parts[0], packed_bias, parts[1], offsets, takes_bf16)
+        weight = _for_slices(weight, num_slices)
+        if activations == "int8":
+            return _pack_quads(weight, packed_bias, is_gated=is_gated)
+        return _packed("int8" if weight.bits == 8 else "int4", weight, weight.codes, packed_bias, is_gated, takes_bf16)
     k = weight.shape[1]
     if in_pairs is None:
         in_pairs = bool(library.load().orca_has_pairs())
@@ -100,27 +105,74 @@ def pack(
     return PackedLinear(_KINDS[weight.dtype], k, _pack_rows(weight, is_gated), packed_bias)
 
 
+def _for_slices(weight: QuantizedMatrix, num_slices: int) -> QuantizedMatrix:
+    """Return ``weight`` with blocks that no slice of its features parts; without factors where there are none such."""
+    if weight.block_size is None:
+        return weight
+    size = gcd(weight.block_size, weight.in_features // num_slices)
+    return weight.in_blocks(size) if size % max(_LEAST_BLOCK, weight.group_size) == 0 else weight.without_factors()
+
+
 def _pack_quads(weight: QuantizedMatrix, bias: Tensor | None, *, is_gated: bool) -> PackedLinear:
     """Pack codes for products of whole numbers: the bytes of four neighbouring features stand together."""
-    scales, offsets, centre, k = weight.scales, weight.offsets, 0, weight.in_features
+    if weight.factors is not None:
+        if (bits := _bits_of_blocks(weight)) is not None:
+            codes = _planes(weight.unpacked_codes(), bits)
+            return _packed(f"int{bits}_quads", weight, codes, bias, is_gated, centre=32 if bits == 6 else 0)
+        weight = weight.without_factors()
     if weight.bits == 8:
-        kind, codes = "int8_quads", weight.codes.view(torch.uint8) ^ 128
-    else:
-        # Of 8 features, as four bytes of neighbours: the low halves are to have the first four, the high ones the rest.
-        first, second = weight.codes.view(-1, k // 8, 2, 2).unbind(2)
-        codes = torch.stack((first & 15 | second << 4, first >> 4 | second & 240), dim=-1)
-        kind, codes = "int4_quads", codes.view(-1, k // 2)
-        if offsets is not None and torch.equal(offsets, -8 * scales):  # Q4_0
-            offsets, centre = None, 8
-    return PackedLinear(
-        kind,
-        k,
-        _pack_rows(codes.view(torch.int32), is_gated),
-        bias,
-        _pack_rows(scales, is_gated),
-        None if offsets is None else _pack_rows(offsets, is_gated),
-        centre=centre,
-    )
+        return _packed("int8_quads", weight, (weight.codes.view(torch.uint8) ^ 128).view(torch.int32), bias, is_gated)
+    k = weight.in_features
+    # Of 8 features, as four bytes of neighbours: the low halves are to have the first four, the high ones the rest.
+    first, second = weight.codes.view(-1, k // 8, 2, 2).unbind(2)
+    codes = torch.stack((first & 15 | second << 4, first >> 4 | second & 240), dim=-1)
+    return _packed("int4_quads", weight, codes.view(-1, k // 2).view(torch.int32), bias, is_gated)
+
+
+def _bits_of_blocks(weight: QuantizedMatrix) -> int | None:
+    """Return the bits in which the kernels of blocks take the codes; None: in none."""
+    if weight.bits == 4:
+        return 4 if weight.group_size == 32 else None
+    low, high = torch.aminmax(weight.codes) if weight.codes.numel() else (0, 0)
+    if weight.group_size == 32:
+        return 5 if low >= 0 and high < 32 else None
+    return 6 if low >= -32 and high < 32 and weight.offsets is None else None
+
+
+def _planes(codes: Tensor, bits: int) -> Tensor:
+    """Return codes [rows, K] as int32 [rows, K * bits / 32]: quads of nibbles, then what these leave (BlockPanel)."""
+    num_quads = {4: 2, 5: 8, 6: 4}[bits]
+    planes = []
+    for rows in torch.split(codes, _ROWS_AT_ONCE):
+        raised = rows.view(torch.uint8) + (32 if bits == 6 else 0)
+        quads = raised.view(len(rows), -1, num_quads, 4)
+        line = [quads[:, :, i] & 15 | quads[:, :, i + 1] << 4 for i in range(0, num_quads, 2)]
+        if bits > 4:
+            rest = [quads[:, :, i] >> 4 << (bits - 4) * i for i in range(num_quads)]
+            line.append(torch.stack(rest).sum(0, dtype=torch.uint8))
+        planes.append(torch.stack(line, dim=2).view(len(rows), -1).view(torch.int32))
+    return torch.cat(planes)
+
+
+def _packed(
+    kind: str,
+    weight: QuantizedMatrix,
+    codes: Tensor,
+    bias: Tensor | None,
+    is_gated: bool,
+    takes_bf16: bool = False,
+    *,
+    centre: int = 0,
+) -> PackedLinear:
+    """Pack ``codes``, and the scales of ``weight``; offsets that a centre of the codes makes up for are left out."""
+    parts = {name: part for name, part in weight.parts.items() if part is not None and name != "codes"}
+    is_plain = weight.bits == 4 and weight.offsets is not None and weight.factors is None
+    if is_plain and torch.equal(parts["offsets"], -8 * weight.scales):  # Q4_0
+        centre = 8
+        del parts["offsets"]
+    packed = {name: _pack_rows(part, is_gated) for name, part in parts.items()}
+    own = _pack_rows(codes, is_gated)
+    return PackedLinear(kind, weight.in_features, own, bias, takes_bf16=takes_bf16, centre=centre, **packed)
 
 
 def pack_bias(linear: Linear, *, is_gated: bool) -> Tensor | None:

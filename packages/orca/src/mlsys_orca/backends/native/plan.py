@@ -30,6 +30,7 @@ class Gemm:
     is_gated: bool = False  # the first half of the columns gates the second; the target is half as wide
     accumulates: bool = False  # adds to what the target holds
     num_slices: int = 1  # of the features that go in, summed apart and added in the tree of model.slices
+    column: int = 0  # of the target, where the first one of the product's goes
     is_partial: bool = False  # a part of the sum, without the bias; a `Reduce` makes the target of all ranks' parts
 
 
@@ -106,7 +107,8 @@ def _line(operator: Operator) -> str:
         product += f" in {operator.num_slices} slices"
     if operator.activation is not None:
         product = f"{operator.activation}{' gate' if operator.is_gated else ''}({product})"
-    return f"{operator.target} {arrow} {product}"
+    columns = f" from column {operator.column}" if operator.column else ""
+    return f"{operator.target}{columns} {arrow} {product}"
 
 
 def _norm_name(norm: nn.Module) -> str:

@@ -16,6 +16,7 @@
 #include "gemm.h"
 #include "gemm_input.h"
 #include "integer.h"
+#include "integer_blocks.h"
 #include "lookup.h"
 #include "meeting.h"
 #include "operators.h"
@@ -181,7 +182,12 @@ class Program {
             case INT8: run_quantised<Int8Panel>(op, target, thread, rows, input, scratch); break;
             case INT4: run_quantised<Int4Panel>(op, target, thread, rows, input, scratch); break;
             case INT8_QUADS: run_tiles<Int8Quads>(op, target, thread, rows, input, scratch); break;
-            case INT4_QUADS: run_tiles<Int4Quads>(op, target, thread, rows, input, scratch); break;
+            case INT4_QUADS:
+                op.matrix.factors ? run_tiles<BlockPanel<4>>(op, target, thread, rows, input, scratch)
+                                  : run_tiles<Int4Quads>(op, target, thread, rows, input, scratch);
+                break;
+            case INT5_QUADS: run_tiles<BlockPanel<5>>(op, target, thread, rows, input, scratch); break;
+            case INT6_QUADS: run_tiles<BlockPanel<6>>(op, target, thread, rows, input, scratch); break;
             case BF16_PAIRS:
                 is_by_amx(op) ? run_by_amx<PairsPanel>(op, target, thread, rows, input, scratch)
                                       : run_tiles<PairsPanel, true>(op, target, thread, rows, input, scratch);
@@ -216,7 +222,9 @@ class Program {
     void run_tiles(const Gemm& op, const Register& target, int thread, int rows, GemmInput& input, float* scratch) {
         const int K = op.matrix.K, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
         // Where a panel is read as it stands, the next rows find it in the second-level cache; else it was decoded for all.
-        constexpr bool IN_QUADS = std::is_same_v<Panel, Int8Quads> || std::is_same_v<Panel, Int4Quads>;
+        constexpr bool IN_GROUPS = std::is_same_v<Panel, Int8Quads> || std::is_same_v<Panel, Int4Quads>;
+        constexpr bool IN_BLOCKS = is_block_panel<Panel>;
+        constexpr bool IN_QUADS = IN_GROUPS || IN_BLOCKS;
         constexpr bool AS_IT_IS = IN_QUADS || std::is_same_v<Panel, F32Panel> || std::is_same_v<Panel, PairsPanel>;
         int wanted = blocks_of_rows(rows, AS_IT_IS ? NEAR_TILE_ROWS : MAX_TILE_ROWS, across);
         if (wanted > 1) wanted = (wanted + pool.size - 1) / pool.size * pool.size;  // that threads have rows of their own
@@ -237,7 +245,9 @@ class Program {
                 };
                 const float* rows = from + (int64_t)first * K + part.begin;
                 const uint32_t* pairs = (const uint32_t*)from + ((int64_t)first * K + part.begin) / 2;
-                if constexpr (IN_QUADS)
+                if constexpr (IN_BLOCKS)
+                    multiply_tile_of_blocks<Panel>(op.matrix, panel, part, some, from + first * input.lda, input.lda, to, begins);
+                else if constexpr (IN_GROUPS)
                     multiply_tile_of_codes<Panel>(op.matrix, panel, part, some, from + first * input.lda, input.lda, to, begins);
                 else if constexpr (!IN_PAIRS)
                     multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, part, some, rows, K, scratch, to, begins);

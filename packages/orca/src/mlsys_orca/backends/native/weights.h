@@ -20,7 +20,7 @@ constexpr bool HAS_PAIRS = true;
 constexpr bool HAS_PAIRS = false;
 #endif
 
-MLSYS_ENUM(Kind, F32, BF16, INT8, INT4, BF16_PAIRS, INT8_QUADS, INT4_QUADS);  // the last two: integer.h
+MLSYS_ENUM(Kind, F32, BF16, INT8, INT4, BF16_PAIRS, INT8_QUADS, INT4_QUADS, INT5_QUADS, INT6_QUADS);  // quads: integer.h
 
 // What the caller describes, as it arrives through ctypes.
 struct Matrix {
@@ -31,16 +31,26 @@ struct Matrix {
     const void* codes;    // packed weights
     const void* scales;   // [panels, K / group_size, 16], codes: weight = scale * (code - centre) + offset
     const void* offsets;  // as scales; null: 0
-    int32_t has_halves;   // scales and offsets are fp16, else fp32
-    int32_t takes_bf16;   // INT8 and INT4: rows and decoded weights may be rounded to bf16
-    int32_t centre;       // INT4_QUADS; others: 0
+    // fp16 [panels, K / block_size, 16]: scales are int8, in units of these; null: scales and offsets are floating
+    const void* factors;
+    const void* offset_factors;  // as factors, of offsets
+    int32_t block_size;          // input features that share a factor; whole numbers are summed over them
+    int32_t has_halves;          // scales and offsets are fp16, else fp32
+    int32_t takes_bf16;          // INT8 and INT4: rows and decoded weights may be rounded to bf16
+    int32_t centre;              // of codes of 4 to 6 bits
     int32_t panels() const { return (N + PANEL - 1) / PANEL; }
-    bool is_in_quads() const { return kind == INT8_QUADS || kind == INT4_QUADS; }
+    bool is_in_quads() const {
+        return kind == INT8_QUADS || kind == INT4_QUADS || kind == INT5_QUADS || kind == INT6_QUADS;
+    }
+    // Features of a quantised row that share a scale.
+    int scaled_together() const { return factors ? block_size : group_size; }
     bool is_in_pairs() const {
         return kind == BF16_PAIRS || (HAS_PAIRS && takes_bf16 && group_size % 2 == 0 && !is_in_quads());
     }
 };
-MLSYS_STRUCT(Matrix, kind, N, K, group_size, codes, scales, offsets, has_halves, takes_bf16, centre);
+MLSYS_STRUCT(
+    Matrix, kind, N, K, group_size, codes, scales, offsets, factors, offset_factors, block_size, has_halves, takes_bf16,
+    centre);
 
 // Input features of a product that are summed together: all of them, or one slice.
 struct Features {
@@ -92,23 +102,56 @@ struct Scaled {
 struct Scales {
     const char* scales;
     const char* offsets;
+    const uint16_t* factors = nullptr;
+    const uint16_t* offset_factors = nullptr;
     const bool has_halves;
-    Scales(const Matrix& m, int panel, int begin) : has_halves(m.has_halves) {
+    const int centre;  // counts as an offset, so that none need be kept
+    int log_groups = 0;  // of a block
+    const int64_t next_groups;  // bytes to the same group in the next tile of two panels
+    Scales(const Matrix& m, int panel, int begin)
+        : has_halves(m.has_halves), centre(m.is_in_quads() ? 0 : m.centre),
+          next_groups(2 * (int64_t)(m.K / m.group_size) * PANEL * (m.factors ? 1 : m.has_halves ? 2 : 4)) {
+        if (m.factors) {
+            const int64_t block = ((int64_t)panel * (m.K / m.block_size) + begin / m.block_size) * PANEL;
+            factors = (const uint16_t*)m.factors + block;
+            if (m.offset_factors) offset_factors = (const uint16_t*)m.offset_factors + block;
+            log_groups = __builtin_ctz(m.block_size / m.group_size);
+        }
         const int64_t first = ((int64_t)panel * (m.K / m.group_size) + begin / m.group_size) * row_size();
         scales = (const char*)m.scales + first;
         offsets = m.offsets ? (const char*)m.offsets + first : nullptr;
     }
     Scaled group(int number) const {
+        if (!factors) return floating_group(number);
+        Scaled out;
+        const int64_t row = (int64_t)number * PANEL, block = (int64_t)(number >> log_groups) * PANEL;
+        for (int v = 0; v < VECS; v++) {
+            const int64_t lane = v * LANES;
+            out.scale[v] = load((const int8_t*)scales + row + lane) * load_halves(factors + block + lane);
+            out.offset[v] = offsets ? load((const int8_t*)offsets + row + lane) * load_halves(offset_factors + block + lane)
+                                    : from_centre(out.scale[v]);
+        }
+        return out;
+    }
+    // As `group`, where there are no factors.
+    Scaled floating_group(int number) const {
         Scaled out;
         for (int v = 0; v < VECS; v++) {
             out.scale[v] = read_row(scales + number * row_size(), v);
-            out.offset[v] = offsets ? read_row(offsets + number * row_size(), v) : vf{};
+            out.offset[v] = offsets ? read_row(offsets + number * row_size(), v) : from_centre(out.scale[v]);
         }
         return out;
     }
 
+    void prefetch_group(int64_t number) const {
+        const int64_t at = number * row_size() + next_groups;
+        __builtin_prefetch(scales + at, 0, 2);
+        if (offsets) __builtin_prefetch(offsets + at, 0, 2);
+    }
+
   private:
-    int64_t row_size() const { return PANEL * (has_halves ? 2 : 4); }
+    int64_t row_size() const { return PANEL * (factors ? 1 : has_halves ? 2 : 4); }
+    vf from_centre(vf scale) const { return splat((float)-centre) * scale; }
     vf read_row(const char* from, int v) const {
         return has_halves ? load_halves((const uint16_t*)from + v * LANES) : load((const float*)from + v * LANES);
     }

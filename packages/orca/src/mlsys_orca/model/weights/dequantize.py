@@ -93,7 +93,8 @@ def check_types(kinds: Iterable[GGMLQuantizationType]) -> None:
 def _decode(blocks: Tensor, kind: GGMLQuantizationType) -> Tensor:
     """Return the fp32 values of ``blocks`` [num_blocks, block_nbytes], in their order."""
     if read_groups := GROUPED.get(kind):
-        codes, scales, offsets = read_groups(blocks)
-        values = codes * scales
+        groups = read_groups(blocks)
+        scales, offsets = groups.in_floats()
+        values = groups.codes * scales
         return values if offsets is None else values.add_(offsets)
     return torch.from_numpy(dequantize(blocks.numpy(), kind))

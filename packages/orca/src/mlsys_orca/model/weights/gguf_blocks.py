@@ -10,15 +10,15 @@ Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.weights.checkpoint import Cut
-from mlsys_orca.model.weights.quantized import QuantizedMatrix, concatenate_columns, pack_nibbles
+from mlsys_orca.model.weights.quantized import PARTS, QuantizedMatrix, concatenate_columns, pack_nibbles
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,8 +29,19 @@ class Groups(NamedTuple):
     """The groups of some blocks."""
 
     codes: Tensor  # [num_blocks, groups, group_size]: uint8 where 4 bits hold them, else int8
-    scales: Tensor  # fp32 [num_blocks, groups, 1]
+    scales: Tensor  # fp32 [num_blocks, groups, 1]; K-quants: int8, in units of `factors`
     offsets: Tensor | None  # as scales
+    factors: Tensor | None = None  # fp16 [num_blocks, 1, 1]
+    offset_factors: Tensor | None = None  # likewise
+
+    def in_floats(self) -> tuple[Tensor, Tensor | None]:
+        """Return scales and offsets in fp32; the products by factors are exact."""
+        if self.factors is None:
+            return self.scales, self.offsets
+        offsets = None
+        if self.offsets is not None and self.offset_factors is not None:
+            offsets = self.offset_factors.float() * self.offsets
+        return self.factors.float() * self.scales, offsets
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:
@@ -80,8 +91,17 @@ def _q8_0(blocks: Tensor) -> Groups:
     return Groups(blocks[:, 2:].contiguous().view(torch.int8).view(-1, 1, 32), _half(blocks, 0), None)
 
 
-def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Read the scales and offsets of a K-quant's 8 groups of 32, fp32 [num_blocks, 8, 1].
+class _KScales(NamedTuple):
+    """Scales and minima of a K-quant's 8 groups of 32."""
+
+    scales: Tensor  # int8 [num_blocks, 8, 1], as the minima
+    offsets: Tensor
+    factors: Tensor  # fp16 [num_blocks, 1, 1]
+    offset_factors: Tensor
+
+
+def _k_scales(blocks: Tensor) -> _KScales:
+    """Read the scales and minima of a K-quant's blocks.
 
     Two fp16 factors, then eight scales and eight minima of 6 bits in 12 bytes: four of each in the low bits of the
     first eight bytes, the others' low halves in the last four and their high bits in what the first eight have left.
@@ -89,21 +109,20 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     scales, minima, low = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((scales & 63, low & 15 | scales >> 6 << 4), dim=1)
     minima = torch.cat((minima & 63, low >> 4 | minima >> 6 << 4), dim=1)
-    return _half(blocks, 0) * scales[..., None], -(_half(blocks, 2) * minima[..., None])
+    factors, of_minima = (_half(blocks, start).half() for start in (0, 2))
+    return _KScales(scales.view(torch.int8)[..., None], minima.view(torch.int8)[..., None], factors, -of_minima)
 
 
 def _q4_k(blocks: Tensor) -> Groups:
     """Read scales (:func:`_k_scales`), then 4 times 32 bytes: the codes of two groups, low and high halves."""
-    scales, offsets = _k_scales(blocks)
-    return Groups(_nibbles(blocks[:, 16:].reshape(-1, 32)).view(-1, 8, 32), scales, offsets)
+    return Groups(_nibbles(blocks[:, 16:].reshape(-1, 32)).view(-1, 8, 32), *_k_scales(blocks))
 
 
 def _q5_k(blocks: Tensor) -> Groups:
     """Read blocks like :func:`_q4_k`'s, with 32 bytes between whose bit g is the fifth bit of group g."""
-    scales, offsets = _k_scales(blocks)
     low = _nibbles(blocks[:, 48:].reshape(-1, 32)).view(-1, 8, 32)
     high = (blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1) << 4
-    return Groups((low | high).view(torch.int8), scales, offsets)
+    return Groups((low | high).view(torch.int8), *_k_scales(blocks))
 
 
 def _q6_k(blocks: Tensor) -> Groups:
@@ -116,7 +135,7 @@ def _q6_k(blocks: Tensor) -> Groups:
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3
     codes = (low | high << 4).view(torch.int8) - 32
     scales = blocks[:, 192:208].contiguous().view(torch.int8)[..., None]
-    return Groups(codes.view(-1, 16, 16), _half(blocks, 208) * scales, None)
+    return Groups(codes.view(-1, 16, 16), scales, None, _half(blocks, 208).half())
 
 
 GROUPED: dict[GGMLQuantizationType, Callable[[Tensor], Groups]] = {
@@ -144,15 +163,13 @@ def quantized_matrix(data: NDArray[np.uint8], kind: GGMLQuantizationType, in_fea
     groups = [GROUPED[kind](piece) for piece in torch.split(blocks, _PIECE // block_len)]
     num_rows = len(blocks) * block_len // in_features
 
-    def joined(parts: Iterable[Tensor]) -> Tensor:
-        return torch.cat(list(parts)).view(num_rows, -1)
+    def joined(name: str) -> Tensor | None:
+        parts = [getattr(group, name) for group in groups]
+        return None if parts[0] is None else torch.cat(parts).view(num_rows, -1)
 
-    offsets = [part.offsets for part in groups if part.offsets is not None]
-    return QuantizedMatrix(
-        codes=joined(pack_nibbles(part.codes) if part.codes.dtype == torch.uint8 else part.codes for part in groups),
-        scales=joined(part.scales for part in groups),
-        offsets=joined(offsets) if offsets else None,
-    ).compact()
+    codes = [pack_nibbles(part.codes) if part.codes.dtype == torch.uint8 else part.codes for part in groups]
+    others: dict[str, Any] = {name: joined(name) for name in PARTS[1:]}
+    return QuantizedMatrix(codes=torch.cat(codes).view(num_rows, -1), **others).compact()
 
 
 def covered_blocks(
