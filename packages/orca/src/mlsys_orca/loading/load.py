@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from mlsys_core.device import CudaDevice, get_device
 from mlsys_core.device.cuda_graphs import has_bf16
 from mlsys_core.errors import DeviceError, InvalidInputError
+from mlsys_core.memory.trim import return_freed_memory
 
 from mlsys_orca.backends.native.decoder import NativeDecoder, to_native
 from mlsys_orca.backends.native.kept import Copies, NotedCheckpoint, can_be_kept
@@ -97,9 +98,14 @@ def load_model(
             and target.type == "cpu"
             and (copy := copies.path_of(where, activations=activations or ACTIVATIONS))
         ):
-            loaded, model = _load_with_copy(
-                where, copies, copy, dtype=wanted, backend=backend, progress=progress, activations=activations
-            )
+            options: dict[str, Any] = {"dtype": wanted, "backend": backend, "activations": activations}
+            loaded, model, is_new = _load_with_copy(where, copies, copy, progress=progress, **options)
+            if is_new:
+                # What was packed for the copy is given back, and the copy mapped as by every later start: its pages are
+                # the system's, and of a table only those are in memory that are looked up.
+                del loaded, model
+                return_freed_memory()
+                loaded, model, _ = _load_with_copy(where, copies, copy, progress=None, **options)
         else:
             loaded = load(where, dtype=wanted, device=target, weights=weights or "packed", progress=progress)
             model = to_native(loaded.model, backend=backend, activations=activations)
@@ -162,8 +168,12 @@ def _load_with_copy(
     backend: str,
     progress: Progress | None,
     activations: Activations | None,
-) -> tuple[LoadedModel, DecoderModel]:
-    """Load a GGUF and lower it: from its packed copy, or from the file, and then write that."""
+) -> tuple[LoadedModel, DecoderModel, bool]:
+    """Load a GGUF and lower it: from its packed copy, or from the file, and then write that.
+
+    Returns:
+        What was loaded, the model, and whether a copy was written that can be mapped.
+    """
     kept = copies.find(copy)
     noted: list[NotedCheckpoint] = []
 
@@ -177,11 +187,12 @@ def _load_with_copy(
     model = to_native(loaded.model, backend=backend, kept=kept, activations=activations)
     if kept is not None and model is loaded.model:  # kernels that wrote the copy are gone: read the weights after all
         loaded = load()
-        return loaded, loaded.model
+        return loaded, loaded.model, False
     if is_new and isinstance(model, NativeDecoder):
         table = model.embedding.table
-        copies.keep(copy, model.linears, table if isinstance(table, QuantizedMatrix) else None, noted[0])
-    return loaded, model
+        is_new = copies.keep(copy, model.linears, table if isinstance(table, QuantizedMatrix) else None, noted[0])
+        return loaded, model, is_new and copies.find(copy) is not None
+    return loaded, model, False
 
 
 def _check_gguf(where: Path) -> None:
