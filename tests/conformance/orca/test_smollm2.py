@@ -13,7 +13,7 @@ from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from mlsys_orca.text.tokenizer import Detokenizer
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.xdist_group("smollm2-conformance")]
 Greedy = Callable[..., list[list[int]]]
 
 NUM_TOKENS = 40

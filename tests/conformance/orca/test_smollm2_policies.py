@@ -15,7 +15,7 @@ from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.xdist_group("smollm2-conformance")]
 NUM_TOKENS = 12
 TOPICS = [
     *("rain", "bread", "the moon", "glass", "trains", "honey", "chess", "salt", "bridges", "whales"),

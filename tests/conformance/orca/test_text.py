@@ -10,7 +10,7 @@ from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.weights.gguf_file import GgufFile
 from tokenizers import pre_tokenizers
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.xdist_group("smollm2-conformance")]
 
 TEXTS = [
     "",

@@ -11,7 +11,7 @@ from mlsys_bench.orca import weights
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.families import model_family
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.xdist_group("smollm2-conformance")]
 
 
 @pytest.fixture(scope="module")
