@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from mlsys_core.cli import completion
 from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
 from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
@@ -27,9 +26,13 @@ from mlsys_orca.cli.options import (
     Adapters,
     ChatTemplateFile,
     Dtype,
+    MaxBatchSize,
+    MaxModelLen,
+    ModelOption,
     PipelineParallel,
     ReplicaThreads,
     Sliced,
+    Speculate,
     TensorParallel,
     Weights,
     adapter_directories,
@@ -46,12 +49,7 @@ def generate(
         str,
         typer.Argument(help="A file with a prompt per line, as text or as a JSON object; - for standard input."),
     ],
-    model: Annotated[
-        str,
-        typer.Option(
-            help="A name from 'mlsys models list', a GGUF file, or a directory.", autocompletion=completion.models
-        ),
-    ] = DEFAULT_MODEL,
+    model: ModelOption = DEFAULT_MODEL,
     output: Annotated[
         Path | None, typer.Option(help="Where answers go, as JSON lines; a new file. None: stdout.")
     ] = None,
@@ -63,9 +61,9 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0001, max=1)] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Of all prompts that bring none.")] = None,
-    max_batch_size: Annotated[int, typer.Option(min=1, help="Prompts per iteration at most.")] = 16,
-    max_model_len: Annotated[int | None, typer.Option(min=2, help="Tokens of prompt and answer.")] = None,
-    speculate: Annotated[int, typer.Option(min=0, max=16, help="Tokens guessed from the text so far.")] = 0,
+    max_batch_size: MaxBatchSize = 16,
+    max_model_len: MaxModelLen = None,
+    speculate: Speculate = 0,
     memory_pool: BlockPoolName = None,
     compiler: CompilerName = None,
     adapter: Adapters = None,

@@ -10,12 +10,11 @@ from mlsys_core.cli import completion
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.posix import num_cores
 
-Model = Annotated[
+MODEL_HELP = "A name from 'mlsys models list', a GGUF file, a model directory, or ORG/NAME of a hub."
+Model = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)]
+ModelOption = Annotated[
     str,
-    typer.Argument(
-        help="A name from 'mlsys models list', a GGUF file, a model directory, or ORG/NAME of a hub.",
-        autocompletion=completion.models,
-    ),
+    typer.Option("--model", help=MODEL_HELP, autocompletion=completion.models),
 ]
 Adapters = Annotated[
     list[str] | None,
@@ -37,6 +36,13 @@ ActivationsForm = Annotated[
         help="With packed weights: int8: rows are quantised too, and whole numbers are multiplied, which is "
         "faster and a little less exact. float: rows stay as they are, the default.",
     ),
+]
+MaxBatchSize = Annotated[int, typer.Option(min=1, help="Requests per iteration, of each replica, at most.")]
+MaxModelLen = Annotated[
+    int | None, typer.Option(min=2, help="Tokens of prompt and answer; by default the model's own.")
+]
+Speculate = Annotated[
+    int, typer.Option(min=0, max=16, help="Tokens guessed from the text so far behind each; answers stay the same.")
 ]
 Threads = Annotated[
     int, typer.Option(min=0, help="Threads of the model's operators; 0: all cores this process may use.")

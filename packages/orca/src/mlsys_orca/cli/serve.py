@@ -11,6 +11,7 @@ import typer
 from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
 from mlsys_core.cli.serving import ServerOptions, serve_command
 from mlsys_core.errors import InvalidInputError
+from mlsys_orca.cli.banner import banner
 from mlsys_orca.cli.generation import Fixed, GenerationSettings, live
 from mlsys_orca.cli.hosts import (
     ControlOnly,
@@ -28,12 +29,15 @@ from mlsys_orca.cli.options import (
     Adapters,
     ChatTemplateFile,
     Dtype,
+    MaxBatchSize,
+    MaxModelLen,
     Model,
     ModelControlled,
     PipelineParallel,
     Replicas,
     ReplicaThreads,
     Sliced,
+    Speculate,
     TensorParallel,
     Weights,
     adapter_directories,
@@ -45,17 +49,7 @@ from mlsys_orca.cli.ray import Executor, RayAddress, ray_options, refuse_ray
 from mlsys_orca.loading.named import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from mlsys_core.serving.http import ServerAddress
     from mlsys_orca.api.journal_config import JournalConfig
-    from mlsys_orca.api.service import ModelService
-
-MaxModelLen = Annotated[
-    int | None, typer.Option(min=2, help="Tokens of prompt and answer; by default the model's own.")
-]
-_PROMISES = {
-    True: "native kernels: a request gets the same bits in any batch",
-    False: "torch's operators: a request's last digits may depend on its batch",
-}
 
 
 app = typer.Typer()  # of "mlsys serve orca"
@@ -88,7 +82,7 @@ def serve(
     control_only: ControlOnly = False,
     heartbeat_timeout: HeartbeatTimeout = 5.0,
     join_timeout: JoinTimeout = 300.0,
-    max_batch_size: Annotated[int, typer.Option(min=1, help="Requests per iteration of a replica at most.")] = 8,
+    max_batch_size: MaxBatchSize = 8,
     max_model_len: MaxModelLen = None,
     policy: Annotated[
         str,
@@ -106,9 +100,7 @@ def serve(
     ] = None,
     memory_pool: BlockPoolName = None,
     compiler: CompilerName = None,
-    speculate: Annotated[
-        int, typer.Option(min=0, max=16, help="Tokens guessed from the text so far behind each; answers stay the same.")
-    ] = 0,
+    speculate: Speculate = 0,
     batch_invariant: Annotated[
         bool,
         typer.Option("--batch-invariant", help="Refuse a model whose answers would depend on what it is batched with."),
@@ -235,7 +227,7 @@ def serve(
         journal=kept,
         supervises=supervises,
         hosts=hosts,
-        banner=lambda service, address: typer.echo(_banner(service, address, has_ui=http.has_ui), err=True),
+        banner=lambda service, address: typer.echo(banner(service, address, has_ui=http.has_ui), err=True),
     )
     answers = not supervises and hosts is None and not is_divided(**degrees, sliced=sliced)
     with server.bind(http, error_format=ERROR_FORMAT, answers=answers) as bound:
@@ -275,40 +267,3 @@ def _why_single(device: str) -> str | None:
     from mlsys_core.serving.processes import can_supervise
 
     return can_supervise() if device == "cpu" else f"a model on {device!r} cannot be shared by forked processes"
-
-
-def _banner(service: ModelService, address: ServerAddress, *, has_ui: bool) -> str:
-    from mlsys_orca.parallel.group import layout_of
-
-    engine, loaded = service.engine, service.loaded
-    config, shape, slots = engine.config, engine.shape, engine.shape.num_kv_tokens
-    route, body = "completions", '"prompt": "Hello!"'
-    if loaded.chat_template is not None:
-        route, body = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
-    extras = [f"adapters {', '.join(sorted(engine.adapters))}"] if engine.adapters else []
-    if service.encoder is not None:
-        of_encoder = service.encoder.holders
-        where = "" if of_encoder is None else f", {layout_of(of_encoder.model.places)}"
-        extras.append(f"embeddings by {service.encoder.name}{where}")
-    extras += [f"{config.num_replicas} replicas, each with these limits"] if config.num_replicas > 1 else []
-    if config.tensor_parallel * config.pipeline_parallel > 1:
-        extras.append(
-            f"tensor-parallel {config.tensor_parallel}, pipeline-parallel {config.pipeline_parallel}: each process has "
-            f"{config.num_threads} threads and its part of the weights"
-        )
-    extras += [f"up to {config.num_draft_tokens} guesses a token"] if config.num_draft_tokens else []
-    lines = [
-        f"  {service.name} at {address.url}/v1   ({str(loaded.model.dtype).removeprefix('torch.')}, "
-        f"weights {loaded.weights_nbytes / 2**20:.0f} MiB, {config.num_threads} threads)",
-        f"  context {engine.max_model_len} tokens, {slots} K/V slots ({shape.kv_nbytes / 2**20:.0f} MiB): "
-        f"{slots // engine.max_model_len} requests of full length at a time",
-        f"  up to {config.max_batch_size} requests per iteration, policy {config.policy}",
-        f"  {_PROMISES[shape.is_batch_invariant]}",
-        *(f"  {extra}" for extra in extras),
-        *([f"  the score, and a chat, at {address.url}/"] if has_ui else []),
-        f"  documentation at {address.url}/docs, metrics at {address.url}/metrics; Ctrl-C ends it",
-        "",
-        f"  curl {address.url}/v1/{route} -H 'Content-Type: application/json' \\",
-        f'    -d \'{{"model": "{service.name}", {body}}}\'',
-    ]
-    return "\n".join(["", *lines, ""])
