@@ -9,7 +9,7 @@ from typing import Any
 from mlsys_bench.figures.results import best, load, number, processor, table
 
 _OURS = "mlsys orca"
-_MODELS = {"llama": "Llama 135M", "gpt2": "GPT-2 124M"}
+MODELS = {"llama": "Llama 135M", "gpt2": "GPT-2 124M"}
 
 
 def offline(*names: str) -> str:
@@ -21,7 +21,7 @@ def offline(*names: str) -> str:
 
 def _offline_rows(name: str) -> Iterator[list[str]]:
     results = load(name)
-    runs = _by_case(results["runs"])
+    runs = by_case(results["runs"])
     speeds = {case: [run["throughput_tokens_per_s"] for run in group] for case, group in runs.items()}
     medians = {case: median(values) for case, values in speeds.items()}
     cells = best([f"{value:.1f}" for value in medians.values()], list(medians.values()), lowest=False)
@@ -50,7 +50,7 @@ def _over_best(speeds: Mapping[str, list[float]]) -> str:
 
 def fronts(name: str) -> str:
     """Return our throughput with and without HTTP, in turn."""
-    runs = _by_case(load(name)["runs"])
+    runs = by_case(load(name)["runs"])
     speeds = {case: [run["throughput_tokens_per_s"] for run in group] for case, group in runs.items()}
     without, with_http = sorted(speeds, key=lambda case: -median(speeds[case]))
     turns = [slow / fast for slow, fast in zip(speeds[with_http], speeds[without], strict=True)]
@@ -65,7 +65,7 @@ def online(name: str) -> str:
     results = load(name)
     rows = []
     for traffic in dict.fromkeys(run["traffic"] for run in results["runs"]):
-        runs = _by_case([run for run in results["runs"] if run["traffic"] == traffic])
+        runs = by_case([run for run in results["runs"] if run["traffic"] == traffic])
         keys = [("ttft", "p50"), ("ttft", "p99"), ("normalized_latency", "p50"), ("normalized_latency", "p99")]
         values = {key: [_median(group, *key) for group in runs.values()] for key in keys}
         cells = {key: best([number(value) for value in column], column) for key, column in values.items()}
@@ -77,7 +77,8 @@ def online(name: str) -> str:
     return table(["requests/s", "case", "TTFT p50", "p99", "p99 by turn", "ms/token p50", "p99"], rows)
 
 
-def _by_case(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def by_case(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the runs of each case."""
     return {case: [run for run in runs if run["case"] == case] for case in (run["case"] for run in runs)}
 
 
@@ -91,7 +92,7 @@ def _title(name: str) -> str:
     turns = "1 turn" if options["rounds"] == 1 else f"{options['rounds']} turns"
     parts = [
         processor(name),
-        _MODELS[options["model"]],
+        MODELS[options["model"]],
         options["dtype"],
         "in process" if options["in_process"] else "HTTP",
         *(["**a busy process on each core**"] if options["loaded"] else []),

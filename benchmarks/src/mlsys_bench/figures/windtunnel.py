@@ -94,6 +94,12 @@ def _points(ours: Scores, theirs: Scores) -> str:
     return _with_error(gains, 2) if gains else ""
 
 
+def held_out_scores(name: str, data: str) -> dict[str, dict[int, float]]:
+    """Return the test scores by seed of each model, by its name without marks."""
+    found = {key: value for key, value in _journal(name).items() if key.data == data and key.share == "1"}
+    return {_title(key).replace("**", "").partition(", L4")[0]: value.test for key, value in found.items()}
+
+
 def fits(name: str, data: str = "flights-3m") -> str:
     """Return the test scores by seed, their mean, and how far WindTunnel is above each."""
     found = {key: value for key, value in _journal(name).items() if key.data == data and key.share == "1"}
