@@ -58,6 +58,7 @@ class EngineConfig:
     round_s: float = 0.001  # chunks of cheap cells take more steps, as long as a round lasts no longer
     lookahead: Literal["speculative", "one"] = "speculative"
     max_waiting: int | None = None
+    max_cells: int | None = None  # most cells of a request; None: the model's own limit
     pool_bytes: int = DEFAULT_POOL_BYTES
     memory_pool: str | None = None  # the registered name of the pool of state rows; None: the core's own
     compiler: str = AUTO  # a name of the registry, "eager", or "auto": on the CPU this package's own loops for the
@@ -67,6 +68,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.num_workers < 1:
             raise InvalidInputError(f"num_workers={self.num_workers}: at least 1 is needed")
+        if self.max_cells is not None and self.max_cells < 1:
+            raise InvalidInputError(f"max_cells={self.max_cells}: at least 1 is needed")
         self.scheduling()  # checks the others
 
     def scheduling(self) -> SchedulerConfig:
@@ -240,7 +243,7 @@ class Engine:
             InvalidInputError: the request is not acceptable, or its id is in use; nothing else is affected.
             LoopClosedError: the engine is closing.
         """
-        unfolded = self.model.unfold(request)
+        unfolded = self.model.unfold(request, max_cells=self.config.max_cells)
         name = f"#{next(self._numbers)}" if request_id is None else request_id
         deadline_s = None if timeout_s is None else self._clock.now() + timeout_s
         future: Future[Answer] = Future()

@@ -161,6 +161,9 @@ def serve(
         "speculative"
     ),
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait for room; then 503.", min=0)] = 4096,
+    max_cells: Annotated[
+        int | None, typer.Option(help="Most cells of a request; then 400. None: the model's own, 4096.", min=1)
+    ] = None,
     compiler: Annotated[
         str, typer.Option(help="Of cells: a registered name, eager, or auto: the best for each cell.")
     ] = "auto",
@@ -188,6 +191,7 @@ def serve(
         max_tasks_to_submit=max_tasks,
         lookahead=lookahead,  # type: ignore[arg-type]
         max_waiting=max_waiting,
+        max_cells=max_cells,
         compiler=compiler,
         device=device,
         memory_pool=memory_pool,

@@ -152,24 +152,29 @@ class Model:
         except InvalidInputError as error:
             raise InvalidInputError(f"model {name!r}: its own example request does not unfold: {error}") from error
 
-    def unfold(self, request: Payload) -> Unfolded:
+    def unfold(self, request: Payload, *, max_cells: int | None = None) -> Unfolded:
         """Unfold the request into a planned cell graph; any thread may call this.
+
+        Args:
+            request: Its tensors.
+            max_cells: Most cells of it; None: the model's own limit.
 
         Raises:
             InvalidInputError: the request is not acceptable: see the message.
         """
+        most = self.max_cells if max_cells is None else max_cells
         if self._alike is None:
-            plan, graph = self._unfold(request)
+            plan, graph = self._unfold(request, most)
             constants = graph.constants
         else:
             key, rows = self._alike.structure_key(request)
             form = self._forms.get(key)
             if form is None:
-                form = self._learn(request, key, rows)
+                form = self._learn(request, key, rows, most)
             plan, constants = form.plan, form.fill(rows)
         if self._grows is None:
             return Unfolded(plan, constants)
-        return Unfolded(plan, constants, self._grow(request, self._grows, plan.num_nodes))
+        return Unfolded(plan, constants, self._grow(request, self._grows, plan.num_nodes, most))
 
     def to_networkx(self, request: Payload | None = None) -> Graph:
         """Return the cell graph of a request; see :meth:`mlsys_batchmaker.plan.graph.CellGraph.to_networkx`.
@@ -182,18 +187,18 @@ class Model:
         Raises:
             InvalidInputError: the request is not acceptable: see the message.
         """
-        _, graph = self._unfold(self.architecture.example() if request is None else request)
+        _, graph = self._unfold(self.architecture.example() if request is None else request, self.max_cells)
         return graph.to_networkx()
 
-    def _unfold(self, request: Payload) -> tuple[GraphPlan, CellGraph]:
-        graph = CellGraph(self.layout, max_nodes=self.max_cells)
+    def _unfold(self, request: Payload, max_cells: int) -> tuple[GraphPlan, CellGraph]:
+        graph = CellGraph(self.layout, max_nodes=max_cells)
         self.architecture.unfold(request, graph)
         with self._planning:
             return self._planner.plan(graph), graph
 
-    def _learn(self, request: Payload, key: Hashable, rows: Sequence[ArrayLike]) -> _Form:
+    def _learn(self, request: Payload, key: Hashable, rows: Sequence[ArrayLike], max_cells: int) -> _Form:
         """Make the form of the first request of a key."""
-        plan, graph = self._unfold(request)
+        plan, graph = self._unfold(request, max_cells)
         own = [graph.constants[bank][index] for bank, index, _ in graph.given]
         if len(own) != len(rows) or not all(a is b or np.array_equal(a, b) for a, b in zip(own, rows, strict=True)):
             raise InvalidInputError(
@@ -207,10 +212,10 @@ class Model:
                 del self._forms[next(iter(self._forms))]
         return form
 
-    def _grow(self, request: Payload, architecture: Grows, num_nodes: int) -> Grow:
+    def _grow(self, request: Payload, architecture: Grows, num_nodes: int, max_cells: int) -> Grow:
         def grow(parts: Sequence[Sequence[Values]]) -> tuple[GraphPlan, Constants] | None:
             nonlocal num_nodes
-            graph = CellGraph(self.layout, max_nodes=self.max_cells - num_nodes, must_connect=False)
+            graph = CellGraph(self.layout, max_nodes=max_cells - num_nodes, must_connect=False)
             if not architecture.extend(request, parts, graph):
                 return None
             num_nodes += graph.num_nodes

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
@@ -28,6 +29,9 @@ class Wire:
 
     node: int
     output: str
+
+
+Wires: TypeAlias = "tuple[Sequence[int] | NDArray[np.int64], str] | Wire"  # nodes and an output; or one for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class CellGraph:
         count: int,
         *,
         each: Mapping[str, ArrayLike] | None = None,
-        wires: Mapping[str, tuple[Sequence[int] | NDArray[np.int64], str]] | None = None,
+        wires: Mapping[str, Wires] | None = None,
     ) -> int:
         """Add ``count`` nodes at once.
 
@@ -103,7 +107,8 @@ class CellGraph:
             cell: name of the cell.
             count: number of nodes.
             each: by input, rows [count, ...], one for each node.
-            wires: by input, the nodes [count] that feed it, and which output of theirs. They may come later.
+            wires: by input, the nodes [count] that feed it, and which output of theirs; a wire feeds all. The nodes may
+                come later.
 
         Returns:
             The first node's number; the others follow.
@@ -112,18 +117,7 @@ class CellGraph:
             InvalidInputError: as :meth:`add`, or there are not ``count`` of something.
         """
         number = self._number(cell, count)
-        constants = self._each(number, each, count)
-        wired = []
-        for name, (nodes, output) in (wires or {}).items():
-            sources = np.asarray(nodes, dtype=np.int64)
-            if sources.shape != (count,):
-                raise InvalidInputError(f"{cell}.{name}: {count} nodes must feed it, got {sources.shape}")
-            input_index = self.layout.input_index(number, name)
-            only = self.layout.only_output_index(output)
-            if only is None:
-                wired.append((input_index, CODES, self._wire_codes(sources, output).tobytes()))
-            else:
-                wired.append((input_index, only, sources.tobytes()))
+        constants, wired = self._each(number, each, count), self._wired(number, wires, count)
         return self._keep(number, count, pack_part(number, count, each=constants, wired=wired))
 
     def chain(
@@ -132,6 +126,7 @@ class CellGraph:
         length: int,
         *,
         each: Mapping[str, ArrayLike] | None = None,
+        wires: Mapping[str, Wires] | None = None,
         carry: Mapping[str, str],
         first: Mapping[str, Wire | ArrayLike] | None = None,
     ) -> Chain:
@@ -144,6 +139,7 @@ class CellGraph:
             cell: name of the cell.
             length: number of nodes.
             each: by input, rows [length, ...], one for each node.
+            wires: by input, as of :meth:`add_many`.
             carry: input -> output of the node before.
             first: values that the first node's carried inputs read instead; zeros if not named.
 
@@ -156,7 +152,8 @@ class CellGraph:
         index_of = self.layout.input_index
         carried = [(index_of(number, name), spec.output_index(output)) for name, output in carry.items()]
         begins = self._first(number, first) if first else []
-        part = pack_part(number, length, each=constants, carried=carried, first=begins)
+        wired = self._wired(number, wires, length)
+        part = pack_part(number, length, each=constants, carried=carried, first=begins, wired=wired)
         return Chain(self._keep(number, length, part), length)
 
     def result(self, what: Wire | Chain | int) -> None:
@@ -169,6 +166,16 @@ class CellGraph:
         if first < 0 or stop > self.num_nodes:
             raise InvalidInputError(f"a result is asked of node {stop - 1}: there are {self.num_nodes} nodes")
         self._results.append((first, stop))
+
+    def cell_of_result(self) -> int:
+        """Return the cell type, by number, of the node whose result was asked for last.
+
+        Raises:
+            InvalidInputError: no result is asked for.
+        """
+        if not self._results:
+            raise InvalidInputError("the request's cell graph gives no result: ask for one with result()")
+        return self._cells[bisect_right(self._starts, self._results[-1][0]) - 1]
 
     def structure(self) -> bytes:
         """Return bytes that are equal for graphs of one structure; see :mod:`mlsys_batchmaker.plan.structure`.
@@ -253,6 +260,23 @@ class CellGraph:
                 raise InvalidInputError(f"a cell is wired to node {value.node}: there are {self.num_nodes} nodes")
             return 1 + value.node * self.layout.num_outputs + self._output_index(value.node, value.output)
         return -1 - self._constants(number, input_index, np.asarray(value)[None], 1)
+
+    def _wired(self, number: int, wires: Mapping[str, Wires] | None, count: int) -> list[tuple[int, int, bytes]]:
+        """Return what feeds the inputs of ``count`` nodes: (input, output or ``CODES``, nodes or codes)."""
+        found = []
+        for name, given in (wires or {}).items():
+            nodes, output = ([given.node] * count, given.output) if isinstance(given, Wire) else given
+            sources = np.asarray(nodes, dtype=np.int64)
+            if sources.shape != (count,):
+                cell = self.layout.cells[number].name
+                raise InvalidInputError(f"{cell}.{name}: {count} nodes must feed it, got {sources.shape}")
+            input_index = self.layout.input_index(number, name)
+            only = self.layout.only_output_index(output)
+            if only is None:
+                found.append((input_index, CODES, self._wire_codes(sources, output).tobytes()))
+            else:
+                found.append((input_index, only, sources.tobytes()))
+        return found
 
     def _wire_codes(self, nodes: NDArray[np.int64], output: str) -> Codes:
         """Return codes of wires; the planner checks nodes that are added later."""

@@ -35,6 +35,7 @@ def update_from_output(
         finished += _complete_task(state, admission, task, results, output.started_s, now)
     num_cells = sum(task.num_cells for task in batch.tasks)
     state.counters.padded_cells += num_cells if output.num_computed is None else output.num_computed
+    state.counters.tasks -= output.num_idle
     state.counters.cells -= output.num_skipped
     state.counters.discarded_cells -= output.num_skipped
     admission.free_what_left()

@@ -48,6 +48,16 @@ class Task:
         """Cells computed, without padding."""
         return len(self.nodes) * self.steps if self.lengths is None else int(self.lengths.sum())
 
+    def idle_steps(self, is_stop: NDArray[np.bool_]) -> int:
+        """Return the steps at the end in which no row is computed, as all have stopped.
+
+        Args:
+            is_stop: By result, whether it stops its row.
+        """
+        computed = np.full(self.size, self.steps) if self.lengths is None else self.lengths.copy()
+        np.minimum.at(computed, self.result_rows[is_stop], self.result_steps[is_stop] + 1)
+        return self.steps - int(computed.max())
+
     def part(self, rows: range) -> Task:
         """Return the task of some of the rows alone, and of no results but theirs."""
         own = slice(rows.start, rows.stop)
@@ -97,3 +107,4 @@ class RoundOutput:
     failed: Mapping[int, Mapping[int, Exception]] = field(default_factory=dict)  # task -> row -> its fault; other rows
     # of the task are computed, and its results are zeros
     num_skipped: int = 0  # cells of the tasks that were not computed, because their chain had stopped in the same task
+    num_idle: int = 0  # steps of the tasks in which nothing was computed, because all their chains had stopped

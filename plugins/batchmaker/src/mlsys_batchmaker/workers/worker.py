@@ -71,7 +71,7 @@ class Worker:
         started_s = self._clock.now()
         results = []
         failed: dict[int, dict[int, Exception]] = {}
-        num_computed = num_skipped = 0
+        num_computed = num_skipped = num_idle = 0
         with torch.inference_mode():
             for number, task in enumerate(batch.tasks):
                 before, was_whole = self._last, self._is_whole
@@ -83,8 +83,11 @@ class Worker:
                     skipped = runner.run(task.in_rows, task.out_rows, task.lengths)
                     computed = task.num_cells - skipped
                     num_skipped += skipped
-                    wanted = self._cells[task.cell].spec.results
-                    outputs = tuple(runner.results(each, task.result_steps, task.result_rows) for each in wanted)
+                    spec = self._cells[task.cell].spec
+                    outputs = tuple(runner.results(each, task.result_steps, task.result_rows) for each in spec.results)
+                    if skipped and spec.stop is not None:
+                        words = outputs[spec.results.index(spec.stop.output)]
+                        num_idle += task.idle_steps(words == spec.stop.value)
                 else:
                     try:
                         outputs, computed = self._run(task, before)
@@ -97,7 +100,7 @@ class Worker:
                 self._is_whole = True
                 results.append(outputs)
                 num_computed += computed
-        return RoundOutput(results, started_s, self._clock.now(), num_computed, failed, num_skipped)
+        return RoundOutput(results, started_s, self._clock.now(), num_computed, failed, num_skipped, num_idle)
 
     def _runner(self, number: int, cell: MaterialisedCell) -> Runner | None:
         if cell.packed is None:

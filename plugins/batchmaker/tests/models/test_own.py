@@ -1,0 +1,124 @@
+"""Models in a few lines: the examples of the docs, as they stand there, against plain loops in torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mlsys_batchmaker.engine import Engine, EngineConfig
+from mlsys_batchmaker.models.model import Model
+from mlsys_batchmaker.models.own import own_cell, own_model
+from mlsys_core.errors import InvalidInputError
+
+PAGE = Path(__file__).parents[4] / "docs" / "batchmaker.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text().partition("## Your own cells")[2], re.DOTALL)
+
+
+def from_the_docs(number: int) -> Model:
+    torch.manual_seed(3)
+    names: dict[str, object] = {}
+    exec(BLOCKS[number], names)
+    model = names["model"]
+    assert isinstance(model, Model)
+    return model
+
+
+def weights_of(model: Model, cell: str):
+    return next(each.module for each in model.cells if each.spec.name == cell)
+
+
+@pytest.mark.parametrize("executor", ["cell", "chunk"])
+def test_attention_over_a_gru_is_the_softmax_of_torch(executor: str):
+    model, rng = from_the_docs(0), np.random.default_rng(0)
+    sentences = [rng.integers(0, 50, length) for length in (1, 7, 2, 12, 7)]
+    read, attend = weights_of(model, "read"), weights_of(model, "attend")
+    with Engine(model, EngineConfig(executor=executor, compiler="eager")) as engine, torch.no_grad():
+        futures = [engine.submit({"words": words}) for words in sentences]
+        for words, future in zip(sentences, futures, strict=True):
+            states, h = [], torch.zeros(1, 16)
+            for word in words:
+                h = read.gru(read.x(torch.tensor([word])), h)
+                states.append(h)
+            keys = torch.cat(states)
+            expected = torch.softmax(attend.score(torch.tanh(attend.key(keys)))[:, 0], 0) @ keys
+            np.testing.assert_allclose(future.result().outputs["mean"], expected, atol=2e-6)
+        assert engine.counters.effective_batch_size > 1
+
+
+@pytest.mark.parametrize("executor", ["cell", "chunk"])
+def test_a_child_sum_tree_has_any_number_of_children(executor: str):
+    model, rng = from_the_docs(1), np.random.default_rng(1)
+    join, node = weights_of(model, "join"), weights_of(model, "node")
+    trees = []
+    for size in (1, 2, 9, 14, 30):
+        parents = [int(rng.integers(child + 1, min(size, child + 6))) for child in range(size - 1)]
+        trees.append({"words": rng.integers(0, 50, size), "parents": np.array([*parents, -1])})
+    trees.append({"words": np.arange(12), "parents": np.array([11] * 11 + [-1])})  # eleven children of one node
+
+    def plain(tree: dict[str, np.ndarray], number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        word = torch.tensor([tree["words"][number]])
+        hs = fc = torch.zeros(1, 16)
+        for child in np.flatnonzero(tree["parents"] == number):
+            h, c = plain(tree, int(child))
+            hs, fc = hs + h, fc + torch.sigmoid(join.x(word) + join.u(h)) * c
+        i, o, u = (node.x(word) + node.u(hs)).chunk(3, dim=1)
+        c = torch.sigmoid(i) * torch.tanh(u) + fc
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+    with Engine(model, EngineConfig(executor=executor, compiler="eager")) as engine, torch.no_grad():
+        for tree, future in zip(trees, [engine.submit(tree) for tree in trees], strict=True):
+            outputs, (h, c) = future.result().outputs, plain(tree, len(tree["words"]) - 1)
+            np.testing.assert_allclose(outputs["h"], h[0], atol=2e-6)
+            np.testing.assert_allclose(outputs["c"], c[0], atol=2e-6)
+
+
+def test_the_limit_on_cells_is_an_option():
+    model = from_the_docs(0)
+    request = {"words": np.zeros(6, np.int64)}
+    with Engine(model, EngineConfig(max_cells=12, compiler="eager")) as engine:
+        assert engine.submit(request).result().outputs["mean"].shape == (16,)
+    with (
+        Engine(model, EngineConfig(max_cells=11, compiler="eager")) as engine,
+        pytest.raises(InvalidInputError, match="at most 11"),
+    ):
+        engine.submit(request).result()
+    with pytest.raises(InvalidInputError, match="max_cells=0"):
+        EngineConfig(max_cells=0)
+
+
+def test_what_is_no_cell_or_model_is_refused():
+    with pytest.raises(InvalidInputError, match="does not run on rows"):
+        own_cell("bad", lambda _, x: x @ torch.zeros(3, 3), {"x": 2}, "y")
+    with pytest.raises(InvalidInputError, match="gives 1 outputs, and 2 are named"):
+        own_cell("bad", lambda _, x: x, {"x": 2}, "y z")
+    with pytest.raises(InvalidInputError, match="mixes requests"):
+        own_cell("bad", lambda _, x: x - x.mean(0), {"x": 2}, "y")
+    good = own_cell("good", lambda _, x: x, {"x": 2}, "y")
+    with pytest.raises(InvalidInputError, match="example request does not unfold"):
+        own_model("bad", [good], lambda request, graph: graph.add("other", {}), {"x": [1.0]}, ["y"])
+    with pytest.raises(InvalidInputError, match="1 results, and 2 are named"):
+        own_model("bad", [good], lambda request, graph: graph.add("good", {}), {"x": [1.0]}, ["y", "z"])
+
+
+@pytest.mark.parametrize("executor", ["cell", "chunk"])
+def test_lone_requests_have_a_batch_size_of_one(executor: str):
+    """Steps that a round skips, as their chain has stopped, are no tasks."""
+    from mlsys_batchmaker.cells.cell import make_cell
+    from mlsys_batchmaker.cells.lstm import WordLSTMCell, WordLSTMDecoderCell
+    from mlsys_batchmaker.models.sequence import Seq2Seq
+
+    torch.manual_seed(0)
+    decoder = WordLSTMDecoderCell(5, 8)
+    cells = [make_cell("encoder", WordLSTMCell(5, 8))]
+    first = Model("first", [*cells, make_cell("decoder", decoder, results=["word"])], Seq2Seq())
+    requests = [{"words": np.array(words)} for words in ([1, 2], [3, 0, 4], [4])]
+    with Engine(first, EngineConfig(executor=executor)) as engine:
+        eos = int(engine.submit(requests[0]).result().outputs["words"][1])  # so that this chain stops within a round
+    stopping = make_cell("decoder", decoder, results=["word"], stop=("word", eos))
+    with Engine(Model("stops", [*cells, stopping], Seq2Seq()), EngineConfig(executor=executor)) as engine:
+        words = [engine.submit(request).result().outputs["words"] for request in requests]
+        assert any(len(each) < len(request["words"]) + 10 for each, request in zip(words, requests, strict=True))
+        assert engine.counters.effective_batch_size == 1.0
