@@ -78,6 +78,21 @@ def test_a_copy_answers_as_the_file_to_the_bit(make_gguf: Make, copies: Copies, 
     assert again.nbytes == load(path, None, dtype=dtype).nbytes
 
 
+def test_nothing_is_computed_of_what_has_no_memory(
+    make_gguf: Make, copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first product of tensors without memory imports torch's compiler: seconds, and a hundred MiB."""
+    path, cat = make_gguf(kind=Q.Q4_0), torch.cat
+    load(path, copies)
+
+    def with_memory(tensors: Any, *args: Any, **options: Any) -> Tensor:
+        assert not any(each.is_meta for each in tensors)
+        return cat(tensors, *args, **options)
+
+    monkeypatch.setattr(torch, "cat", with_memory)
+    assert load(path, copies)._copy is not None
+
+
 def test_either_form_of_activations_has_a_copy_of_its_own(make_gguf: Make, copies: Copies) -> None:
     path, forms = make_gguf(kind=Q.Q4_0), ("float", "int8")
     plain = {form: logits(load(path, None, activations=form)) for form in forms}

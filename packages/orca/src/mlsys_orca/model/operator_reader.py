@@ -233,7 +233,8 @@ class OperatorReader:
         change: Arrange = arrange.get(role, _as_they_are)
         packed = self._packed(role, (count, columns), at)
         if packed is not None:
-            return packed.map(change)
+            # Without memory there is no order, and what torch does to such a tensor needs seconds of imports.
+            return packed if packed.device.type == "meta" else packed.map(change)
         return change(self.tensor(role, (count, columns), at=at))
 
     def _fill(
