@@ -15,13 +15,10 @@ from mlsys_core.cli.serving.chaos import Every, NumInstances, Seconds, Seed, Str
 from mlsys_core.cli.trust import TrustCode
 
 if TYPE_CHECKING:
-    from mlsys_core.profiling.profile_table import ProfileTable
     from mlsys_core.serving.http import ServerAddress
 
 app = typer.Typer(no_args_is_help=True)
 serve_app = typer.Typer()  # of "mlsys serve batchmaker"
-
-_BUSY = 0.5  # (slowest - fastest) / median of the repeats; a quiet machine stays below
 
 
 @app.callback()
@@ -61,8 +58,10 @@ def knee(
     sizes = parse_sizes(batch_sizes)
 
     from mlsys_batchmaker.cells.knee import UNIT, knee_figure, profile_lstm_cell
+    from mlsys_batchmaker.cli.knee_report import print_json, print_table
+    from mlsys_core.posix import num_cores
 
-    num_threads = threads or _num_cores()
+    num_threads = threads or num_cores()
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("measuring")
         table = profile_lstm_cell(
@@ -77,9 +76,9 @@ def knee(
     if plot is not None:
         save(knee_figure(table, b_max, title=f"LSTM cell, h = {hidden}, threads: {num_threads}"), plot)
     if as_json:
-        _print_json(table, b_max, hidden=hidden, num_threads=num_threads)
+        print_json(table, b_max, hidden=hidden, num_threads=num_threads)
     else:
-        _print_table(table, b_max, fraction=fraction)
+        print_table(table, b_max, fraction=fraction)
         if plot is not None:
             typer.echo(f"wrote {plot}")
 
@@ -297,46 +296,3 @@ def parse_sizes(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InvalidInputError(f"--batch-sizes {text!r}: write whole numbers with commas, like 1,2,4") from None
-
-
-def _num_cores() -> int:
-    from mlsys_core.posix import num_cores
-
-    return num_cores()
-
-
-def _print_json(table: ProfileTable, b_max: int, *, hidden: int, num_threads: int) -> None:
-    import json
-
-    from mlsys_core.environment import describe_environment
-
-    report = {
-        "hidden_size": hidden,
-        "num_threads": num_threads,
-        "b_max": b_max,
-        "table": json.loads(table.to_json()),
-        "environment": describe_environment(),
-    }
-    typer.echo(json.dumps(report, indent=1))
-
-
-def _print_table(table: ProfileTable, b_max: int, *, fraction: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    (profile,) = table.units
-    console = Console()
-    rows = Table("batch size", "latency (ms)", "spread", "throughput (cells/s)", "")
-    for column in rows.columns[:4]:
-        column.justify = "right"
-    for size, seconds, spread in zip(profile.batch_sizes, profile.seconds, profile.spread, strict=True):
-        rate = f"{size / seconds:,.0f}"
-        rows.add_row(str(size), f"{seconds * 1e3:.3f}", f"{spread:.0%}", rate, "<- b_max" if size == b_max else "")
-    console.print(rows)
-    console.print(f"b_max = {b_max}: the smallest batch size with {fraction:.0%} of the best throughput")
-    if b_max == profile.batch_sizes[-1]:
-        console.print("It is the largest one measured: throughput may rise further, so give larger --batch-sizes")
-    if max(profile.spread) > _BUSY:
-        console.print(
-            "The repeats differ widely: the machine is busy. Measure again when it is quiet, or with more --repeats"
-        )
