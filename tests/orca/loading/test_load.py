@@ -96,7 +96,7 @@ def test_paths_without_a_model_are_refused(tmp_path: Path) -> None:
 
 def test_options_are_refused_by_name(make_gguf: Make) -> None:
     with pytest.raises(InvalidInputError, match="fp32, bf16"):
-        load_model(make_gguf(), dtype="fp16")
+        load_model(make_gguf(), dtype="fp8")
     with pytest.raises(InvalidInputError, match="'warp:3'"):
         load_model(make_gguf(), device="warp:3")
     with pytest.raises(InvalidInputError, match="0 threads"):

@@ -32,7 +32,7 @@ def explain(
     pipeline_parallel: PipelineParallel = 1,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of prompt and answer that a request usually has.")] = 1024,
 ) -> None:
-    """Say what fits: weights, keys and values per token, slots, and a --max-batch-size to begin with.
+    """Say what fits: weights, keys and values per token, slots, and the limits that serve takes by itself.
 
     Example: mlsys orca explain smollm2-135m-instruct --tokens 512
     """

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from mlsys_orca.loading.loaded import LoadedModel
 
 
+_OF_A_DIVIDED_MODEL = 8  # requests per iteration: its parts know their memory, and are loaded later
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSettings:
     """Settings that a reload may change; JSON can say them."""
@@ -106,7 +109,8 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
     from mlsys_orca.api.server import find_encoder, make_app, make_service, model_name
     from mlsys_orca.engine.engine import EngineConfig
 
-    config = EngineConfig(**fixed.engine, policy_options=_policy_options(fixed, loaded))
+    engine = {**fixed.engine, "max_batch_size": _batch_size(fixed, loaded, is_divided=parallel is not None)}
+    config = EngineConfig(**engine, policy_options=_policy_options(fixed, loaded))
     found = None
     if fixed.encoder is not None:
         found = find_encoder(
@@ -145,6 +149,17 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
         service = make_service(loaded, name, config, encoder=found, parallel=parallel)
         app = make_app(service, fixed.http, journal=fixed.journal, control=control)
         return serve_http(app, bound=bound, on_ready=lambda address: on_ready(service, address))
+
+
+def _batch_size(fixed: Fixed, loaded: LoadedModel, *, is_divided: bool) -> int:
+    """Return the requests per iteration: as given, or what ``explain`` suggests for a replica."""
+    if (given := fixed.engine["max_batch_size"]) is not None or is_divided:
+        return given or _OF_A_DIVIDED_MODEL
+    from mlsys_orca.api.server import available_memory_nbytes
+    from mlsys_orca.engine.fit import suggested_batch_size
+
+    available_nbytes = available_memory_nbytes(fixed.device) // fixed.engine["num_replicas"]
+    return suggested_batch_size(loaded, fixed.engine, available_nbytes=available_nbytes)
 
 
 def _policy_options(fixed: Fixed, loaded: LoadedModel) -> dict[str, Any]:

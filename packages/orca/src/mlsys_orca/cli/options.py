@@ -21,7 +21,19 @@ Adapters = Annotated[
     typer.Option(help="NAME=DIRECTORY of a LoRA adapter (PEFT's), which requests then name as their model; repeat."),
 ]
 ChatTemplateFile = Annotated[Path | None, typer.Option(help="A Jinja file in place of the model's own chat template.")]
-Dtype = Annotated[str | None, typer.Option(help="fp32 or bf16; by default what suits the device.")]
+
+
+def _stated(dtype: str | None) -> str | None:
+    """Return ``dtype``, None for what suits the device."""
+    return None if dtype == "auto" else dtype
+
+
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="float32 (fp32), bfloat16 (bf16), or auto: what suits the device, the default.", callback=_stated
+    ),
+]
 Weights = Annotated[
     str | None,
     typer.Option(

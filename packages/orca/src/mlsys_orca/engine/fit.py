@@ -1,13 +1,16 @@
-"""Number of requests of a model that fit a machine's memory: the arithmetic of ``mlsys orca explain``."""
+"""Number of requests of a model that fit a machine's memory: for ``mlsys orca explain``, and what ``serve`` takes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mlsys_orca.engine.engine import EngineConfig, plan_kv_tokens
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, kv_nbytes_per_token
 
+USUAL_TOKENS = 1024  # of a request, prompt and answer, where nobody says
 MAX_SUGGESTED = 64  # more requests per iteration make all of them slow before they make the machine faster
 
 
@@ -28,8 +31,7 @@ class Fit:
     @property
     def max_batch_size(self) -> int:
         """Requests per iteration to begin with: as many usual ones as the slots hold."""
-        blocks = -(-self.tokens_per_request // DEFAULT_BLOCK_SIZE)
-        return max(1, min(self.num_slots // (blocks * DEFAULT_BLOCK_SIZE), MAX_SUGGESTED))
+        return _requests_of(self.tokens_per_request, self.num_slots)
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the rows to show: (name, value)."""
@@ -43,8 +45,31 @@ class Fit:
             ("K/V slots", f"{self.num_slots}, {_mib(self.num_slots * self.kv_nbytes_per_token)}"),
             ("requests of full length", f"{self.num_slots // self.context} at a time"),
             (f"requests of {self.tokens_per_request} tokens", f"{self.num_slots // self.tokens_per_request} at a time"),
-            ("suggested", f"--max-batch-size {self.max_batch_size} --kv-tokens {self.num_slots}"),
+            ("serve takes", f"--max-batch-size {self.max_batch_size} --kv-tokens {self.num_slots} --policy chunked"),
         ]
+
+
+def suggested_batch_size(loaded: LoadedModel, engine: Mapping[str, Any], *, available_nbytes: int) -> int:
+    """Return the requests per iteration that ``mlsys orca explain`` suggests, within limits that were given.
+
+    Args:
+        loaded: The model.
+        engine: Keywords of an :class:`EngineConfig`; its ``max_batch_size`` is not read.
+        available_nbytes: Of memory, with the weights loaded.
+
+    Raises:
+        InvalidInputError: not even one request of the model's context fits.
+    """
+    limits = EngineConfig(**{**engine, "max_batch_size": MAX_SUGGESTED})
+    num_slots = plan_kv_tokens(loaded, limits, available_nbytes)
+    tokens = min(USUAL_TOKENS, limits.max_model_len or USUAL_TOKENS, loaded.config.max_positions)
+    return _requests_of(tokens, num_slots)
+
+
+def _requests_of(tokens: int, num_slots: int) -> int:
+    """Return how many requests of so many tokens the slots hold, 1 to the most that are suggested."""
+    blocks = -(-tokens // DEFAULT_BLOCK_SIZE)
+    return max(1, min(num_slots // (blocks * DEFAULT_BLOCK_SIZE), MAX_SUGGESTED))
 
 
 def fit_of(loaded: LoadedModel, *, available_nbytes: int, tokens_per_request: int) -> Fit:

@@ -10,7 +10,7 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.loading.huggingface import read_json, read_tokenizer
-from mlsys_orca.loading.load import DTYPES
+from mlsys_orca.loading.load import check_dtype
 from mlsys_orca.loading.pooling import Pooling, PoolingMode, read_pooling
 from mlsys_orca.model.encoder_family import EncoderConfig, EncoderFamily
 from mlsys_orca.model.families import encoder_family
@@ -40,8 +40,7 @@ def encoder_directory(path: Path | str, *, dtype: str | None) -> Path:
         InvalidInputError: there is none, or the dtype is unknown.
     """
     where = Path(path).expanduser()
-    if dtype is not None and dtype not in DTYPES:
-        raise InvalidInputError(f"the dtype {dtype!r} is not known; {', '.join(DTYPES)} are")
+    check_dtype(dtype)
     if not where.is_dir():
         raise InvalidInputError(f"{where} is no directory; encoders are read from Hugging Face directories")
     return where

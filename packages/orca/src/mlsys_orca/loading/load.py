@@ -33,7 +33,13 @@ from mlsys_orca.model.weights.gguf_file import MAGIC
 from mlsys_orca.model.weights.quantized import QuantizedMatrix
 
 BACKENDS = ("auto", "native", "torch")
-DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype] = {  # by each of their names
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+}
+_HALVES = ("float16", "fp16", "half")
 
 
 def load_model(
@@ -53,8 +59,8 @@ def load_model(
     Args:
         path: A GGUF file, a Hugging Face directory (``config.json``, safetensors, ``tokenizer.json``), or a directory
             with a single GGUF file.
-        dtype: ``"fp32"`` or ``"bf16"``, to compute in and to keep weights, keys and values in; None: what
-            :func:`default_dtype` says.
+        dtype: ``"fp32"`` or ``"bf16"``, to compute in and to keep weights, keys and values in, or their whole names;
+            None or ``"auto"``: what :func:`default_dtype` says.
         device: The registered name of a device.
         weights: Form of matrices: ``"float"``: in the dtype; ``"packed"``: as a GGUF file has them, where that is
             quantised; ``"int8"`` or ``"int4"``: quantised while loading, whatever the file has. Norms, biases and a
@@ -82,6 +88,7 @@ def load_model(
         >>> loaded.tokenizer.eos_ids  # doctest: +SKIP
         frozenset({2})
     """
+    dtype = None if dtype == "auto" else dtype
     check_forms(dtype=dtype, weights=weights, backend=backend, activations=activations)
     target = usable_device(device)
     wanted = DTYPES[dtype or default_dtype(target)]
@@ -134,14 +141,28 @@ def check_forms(*, dtype: str | None, weights: str | None, backend: str, activat
     Raises:
         InvalidInputError: one is not.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise InvalidInputError(f"the dtype {dtype!r} is not known; {', '.join(DTYPES)} are")
+    check_dtype(dtype)
     if weights is not None and weights not in get_args(WeightForm):
         raise InvalidInputError(f"weights {weights!r} are not known; {', '.join(get_args(WeightForm))} are")
     if activations is not None and activations not in get_args(Activations):
         raise InvalidInputError(f"activations {activations!r} are not known; {', '.join(get_args(Activations))} are")
     if backend not in BACKENDS:
         raise InvalidInputError(f"the backend {backend!r} is not known; {', '.join(BACKENDS)} are")
+
+
+def check_dtype(dtype: str | None) -> None:
+    """See that the name of a dtype is known.
+
+    Raises:
+        InvalidInputError: it is not, or nothing here computes in that dtype.
+    """
+    if dtype in _HALVES:
+        raise InvalidInputError(
+            f"nothing here computes in {dtype}: bfloat16 takes as much memory, float32 rounds less. A model in float16 "
+            "is read as either (--dtype auto)"
+        )
+    if dtype is not None and dtype not in DTYPES:
+        raise InvalidInputError(f"the dtype {dtype!r} is not known; {', '.join(DTYPES)} and auto are")
 
 
 def model_files(path: Path | str) -> tuple[Path, Callable[..., LoadedModel]]:
