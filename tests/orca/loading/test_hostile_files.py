@@ -252,7 +252,7 @@ def bomb(mark: Path) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors", "tokenizer.json", "x.gguf", "model.pt"])
-@pytest.mark.parametrize("model_type", ["llama", "stablelm", "bert"])
+@pytest.mark.parametrize("model_type", ["llama", "olmo", "bert"])
 def test_no_loader_unpickles(tmp_path: Path, name: str, model_type: str, refused) -> None:
     mark, path = tmp_path / "mark", write_directory(tmp_path / "model", {"model_type": model_type})
     planted = bomb(mark)
@@ -282,7 +282,7 @@ def test_no_adapter_is_unpickled(tmp_path: Path, make_gguf: Callable[..., Path],
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("model_type", ["mine", "stablelm", "llama"])
+@pytest.mark.parametrize("model_type", ["mine", "olmo", "llama"])
 def test_code_in_a_directory_is_never_run(tmp_path: Path, model_type: str) -> None:
     mark = tmp_path / "mark"
     auto_map = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model", "AutoTokenizer": ["code.T", None]}

@@ -24,7 +24,7 @@ from mlsys_orca.model.family import Family
 from mlsys_orca.model.limits import check_numbers
 from mlsys_orca.model.weights.checkpoint import Progress, WeightForm
 from mlsys_orca.model.weights.damage import MAX_INDEX_NBYTES, json_object, readable
-from mlsys_orca.model.weights.safetensors_file import SafetensorsDirectory
+from mlsys_orca.model.weights.quantized_directory import open_weights
 from mlsys_orca.text.chat_template import ChatTemplate
 from mlsys_orca.text.tokenizer import Tokenizer
 
@@ -83,7 +83,7 @@ def _route(
     path: Path, read: Callable[..., DecoderModel], raw: dict[str, Any]
 ) -> tuple[ModelConfig, Callable[..., DecoderModel]]:
     """Return the configuration and the loader of what runs the model: a family of ours or ``transformers``."""
-    part = text_config(raw)
+    part, whole = text_config(raw), raw
     raw = part or raw
     architecture = raw["model_type"]
     if architecture in ENCODERS and not raw.get("is_decoder"):
@@ -101,8 +101,8 @@ def _route(
         else:
             _log.info("%s runs by our own forward for %s", path.name, architecture)
             if part:
-                return config, lambda **options: _load_text_part(path, family, config, read, options)
-            return config, lambda **options: read(family, config, SafetensorsDirectory(path), **options)
+                return config, lambda **options: _load_text_part(path, whole, family, config, read, options)
+            return config, lambda **options: read(family, config, open_weights(path, raw), **options)
     if read is not Family.load:
         raise InvalidInputError(
             f"{path} runs through transformers, since no forward of ours has {missing}, and cannot be divided: "
@@ -122,9 +122,14 @@ def _route(
 
 
 def _load_text_part(
-    path: Path, family: Family, config: ModelConfig, read: Callable[..., DecoderModel], options: dict[str, Any]
+    path: Path,
+    raw: dict[str, Any],
+    family: Family,
+    config: ModelConfig,
+    read: Callable[..., DecoderModel],
+    options: dict[str, Any],
 ) -> DecoderModel:
-    part = TextPart(SafetensorsDirectory(path))
+    part = TextPart(open_weights(path, raw))
     return read(family, replace(config, tied_embeddings=not part.has_head), part, **options)
 
 

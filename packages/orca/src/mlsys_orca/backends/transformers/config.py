@@ -30,6 +30,7 @@ def read_transformers_config(path: Path, raw: Mapping[str, Any]) -> tuple[Any, i
         UnsupportedModelError: it is no decoder of text that keeps keys and values only.
         MissingDependencyError: ``transformers`` is not installed.
     """
+    refuse(raw.get("quantization_config") is not None, "weights quantised by other tools (quantization_config)")
     refuse_common(raw)
     for key, what in _OTHERWISE.items():
         refuse(bool(raw.get(key)), f"{what} ({key})")

@@ -79,6 +79,17 @@ class SafetensorsDirectory:
             out.narrow(cut.axis, start, len(each)).copy_(self._slice(name)[index])
             start += len(each)
 
+    def tensor(self, name: str) -> Tensor:
+        """Return the tensor as the file has it.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
+        if name not in self._file_of:
+            raise InvalidInputError(f"{self.path}: there is no tensor {name[:100]!r} beside those it belongs to")
+        found: Tensor = self._file_of[name].get_tensor(name)
+        return found
+
     def quantized(self, name: str, cut: Cut | None = None) -> None:
         """Return None: the quantised weights that these files may have are not read."""
 
