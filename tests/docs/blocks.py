@@ -12,7 +12,8 @@ FOLDERS = ("start", "tutorials", "how-to", "explain")  # of docs, beside its own
 PAGES = ("README.md", "docs/*.md", *(f"docs/{folder}/*.md" for folder in FOLDERS), "p*/*/README.md")
 # A fence, or a comment that begins <!-- python: code that readers need not see, run in its place.
 _BLOCK = re.compile(
-    r"^```(?P<language>[a-z]+)[^\n]*\n(?P<shown>.*?)^```$|^<!-- (?P<hidden_language>[a-z]+)\n(?P<hidden>.*?)^-->$",
+    r"^```(?P<language>[a-z]+)(?: title=\"(?P<title>[^\"\n]+)\")?[^\n]*\n(?P<shown>.*?)^```$"
+    r"|^<!-- (?P<hidden_language>[a-z]+)\n(?P<hidden>.*?)^-->$",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -25,6 +26,7 @@ class Block:
     text: str
     line: int  # of the page, where the text begins, from 1
     is_hidden: bool = False
+    title: str | None = None  # path of the file that the block is
 
 
 def pages() -> list[Path]:
@@ -37,13 +39,14 @@ def blocks_of(page: str) -> list[Block]:
 
     Example:
         >>> blocks_of("Do:\n```python\nf()\n```\n<!-- python\nx = 1\n-->\n")
-        [Block(language='python', text='f()\n', line=3, is_hidden=False), Block(language='python', text='x = 1\n', line=6, is_hidden=True)]
-    """  # noqa: E501
+        [Block(language='python', text='f()\n', line=3, is_hidden=False, title=None),
+         Block(language='python', text='x = 1\n', line=6, is_hidden=True, title=None)]
+    """
     found = []
     for match in _BLOCK.finditer(page):
         is_hidden = match["hidden_language"] is not None
         text = match["hidden"] if is_hidden else match["shown"]
         language = match["hidden_language"] or match["language"]
         line = page.count("\n", 0, match.start()) + 2
-        found.append(Block(language, text, line, is_hidden))
+        found.append(Block(language, text, line, is_hidden, match["title"]))
     return found

@@ -1,6 +1,7 @@
 """Run the blocks of a page one after another, as a reader would who pastes them: ``python run_page.py PAGE``.
 
-On the pages of :data:`ALL_RUN` shell blocks run too; one that only serves goes on beside those that follow.
+On the pages of :data:`ALL_RUN` shell blocks run too; one that only serves goes on beside those that follow. A block
+with a title is that file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests.docs.blocks import SHELLS, blocks_of
 from tests.docs.serving import serving
 
 _PORT = re.compile(r"(?<=:)80\d\d(?=\b)|(?<=port=)80\d\d\b|(?<=--port )80\d\d\b|(?<=-port )80\d\d\b")
-_SERVES = re.compile(r"mlsys \w+ serve [^\n]*\n?")
+_SERVES = re.compile(r"mlsys (?:\w+ serve|serve \w+) [^\n]*\n?")
 ALL_RUN = ("start", "tutorials", "how-to")  # folders of the documentation
 
 
@@ -34,7 +35,11 @@ def run(page: Path) -> None:
     """Run the blocks, Python's in one namespace; a traceback names the page's lines."""
     names = {"__name__": "__main__"}
     for block in blocks_of(on_free_ports(page.read_text(encoding="utf-8"))):
-        if block.language == "python":
+        if block.title is not None:
+            path = Path(block.title)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
             try:
                 exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
             except SystemExit as end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from mlsys_core.plugins import hookspecs
 
 from tests.docs.blocks import ROOT, blocks_of, pages
 from tests.docs.run_page import ALL_RUN, on_free_ports
@@ -43,3 +45,12 @@ def test_hidden_blocks_are_found_and_ports_are_free() -> None:
     assert (hidden.is_hidden, hidden.text, hidden.line) == (True, "x = 1\n", 2)
     assert (shown.is_hidden, shown.line) == (False, 6)
     assert ":8000" not in on_free_ports(page)
+
+
+def test_the_plugin_tutorial_has_every_kind() -> None:
+    page = (ROOT / "docs" / "tutorials" / "plugins.md").read_text(encoding="utf-8")
+    hooks = {name for name in vars(hookspecs) if name.startswith("mlsys_register_")}
+    registered = next(block.text for block in blocks_of(page) if (block.title or "").endswith("_plugin.py"))
+    assert set(re.findall(r"def (mlsys_register_\w+)", registered)) == hooks
+    modules = set(re.findall(r"mlsys_demo\.(\w+):", registered))
+    assert {f"demo/src/mlsys_demo/{module}.py" for module in modules} <= {block.title for block in blocks_of(page)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from mlsys_core.plugins import installed_plugins
 from typer.main import get_command
 
 from tests.docs.blocks import ROOT, SHELLS, Block, blocks_of, pages
+from tests.docs.commands import commands, omissions, run_all
 
 ROOT_COMMAND = get_command(build_app(installed_plugins()))
-OF_PLUGINS = ("demo-command",)  # commands that a page's own example brings
+OF_PLUGINS = {"demo-command", "greet", "quiet"}  # what a page's own example brings; that page runs whole
 
 
 def commands_of(block: Block) -> list[tuple[int, list[str]]]:
@@ -53,7 +55,7 @@ def parse(command: Any, name: str, words: list[str], parent: Any = None) -> None
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_command_of_the_docs_is_one_that_there_is(words: list[str]) -> None:
-    if words[1] in OF_PLUGINS or "--help" in words:
+    if OF_PLUGINS & {*words} or words[1:3] == ["serve", "demo"] or "--help" in words:
         return
     with suppress(DeviceError):  # this machine has no such device, which is found after all options were read
         parse(ROOT_COMMAND, "mlsys", words[1:])
@@ -72,3 +74,25 @@ def test_what_is_copied_has_no_prompt(page: Any) -> None:
     for block in blocks_of(page.read_text(encoding="utf-8")):
         if block.language in SHELLS:
             assert not re.search(r"^\$ ", block.text, re.MULTILINE), f"line {block.line}"
+
+
+def test_the_commands_of_reference_pages_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tally = run_all(tmp_path)
+    with capsys.disabled():
+        print("\ncommands of README and the reference pages:")
+        for name, count in tally.most_common():
+            print(f"{count:4}  {name}")
+
+
+def test_what_is_not_run_is_on_a_page() -> None:
+    found = commands()
+    for omission in omissions():
+        assert any(omission.covers(command) for command in found), f"not_run.txt: {omission.prefix!r} is no command"
+        assert omission.reason
+
+
+def test_commands_are_read_over_lines_and_without_comments() -> None:
+    texts = [command.text for command in commands() if command.page == "docs/dvabatch-embeddings.md"]
+    assert texts[0] == "mlsys dvabatch serve all-minilm-l6-v2"
+    assert texts[2].startswith("curl -s localhost:8000/v1/rerank")
+    assert "top_n" in texts[2]
