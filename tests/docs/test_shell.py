@@ -96,3 +96,15 @@ def test_commands_are_read_over_lines_and_without_comments() -> None:
     assert texts[0] == "mlsys dvabatch serve all-minilm-l6-v2"
     assert texts[2].startswith("curl -s localhost:8000/v1/rerank")
     assert "top_n" in texts[2]
+
+
+def test_messages_of_the_troubleshooting_page_are_in_the_code() -> None:
+    code = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("p*/*/src/**/*.py"))
+    rows = re.findall(
+        r"^\| ([^|]*)\|", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row) if " " in message]
+    assert len(messages) >= 4
+    for message in messages:
+        for part in re.split(r"\.\.\.|15", message):
+            assert part.strip(" ()") in code or message.startswith("All connection"), part
