@@ -8,6 +8,7 @@ import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.modules.tree.trees import Trees
+from mlsys_windtunnel.parse.boosters import as_estimator
 from mlsys_windtunnel.parse.load import load_estimator
 
 xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed: pip install xgboost")
@@ -157,3 +158,16 @@ def test_uncovered_options_are_refused_by_name(x):
     source = xgboost.XGBRegressor(missing=-1.0, enable_categorical=True, **SMALL).fit(frame, y)
     with pytest.raises(InvalidInputError, match=r"XGBRegressor declines missing=-1\.0 beside categories"):
         translate(source)
+
+
+@pytest.mark.parametrize("booster", ["gbtree", "gblinear"])
+def test_infinity_is_refused_where_the_source_makes_a_matrix_of_its_own(booster, x):
+    bad, y = np.array(x[:2]), (x[:, 0] > 0).astype(int)
+    bad[0, 0] = np.inf
+    sources = [xgboost.train({"booster": booster}, xgboost.DMatrix(x, y), 2)]
+    sources += [xgboost.XGBClassifier(booster=booster, **SMALL).fit(x, y)] if booster == "gblinear" else []
+    for source in sources:
+        with pytest.raises(xgboost.core.XGBoostError, match="inf"):
+            as_estimator(source).predict(bad)
+        with pytest.raises(InvalidInputError, match="infinity"):
+            translate(source).predict(bad)

@@ -28,7 +28,7 @@ _TAKES_INF = (
     "sklearn.ensemble.IsolationForest",
     "sklearn.feature_selection.",
     "sklearn.preprocessing.SplineTransformer",
-    "xgboost.",  # its trees; linear boosters are not translated
+    "xgboost.",  # its trees, by its estimators
 )
 _ROUNDS_TO_FLOAT32 = (
     "sklearn.ensemble.ExtraTrees",
@@ -101,11 +101,18 @@ def _contract(estimator: Any, bounds: Bounds) -> Contract:
     return Contract(
         _name(estimator),
         takes_nan=takes_nan,
-        takes_inf=takes_nan and source.startswith(_TAKES_INF),
+        takes_inf=takes_nan and source.startswith(_TAKES_INF) and not _makes_dmatrix(estimator, source),
         rounds_to_float32=source.startswith(_ROUNDS_TO_FLOAT32) or _has_trees(estimator),
         low=low,
         high=high,
     )
+
+
+def _makes_dmatrix(estimator: Any, source: str) -> bool:
+    """Return whether XGBoost reads rows as a ``DMatrix``, which refuses infinity: its boosters, and linear models."""
+    if source == "xgboost.core.Booster":
+        return True
+    return source.startswith("xgboost.") and estimator.get_params(deep=False).get("booster") == "gblinear"
 
 
 def _takes_nan(estimator: Any, source: str) -> bool:
