@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+from lightgbm import LGBMRegressor
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel import WindTunnelClassifier, WindTunnelRegressor, fine_tune, translate
 from sklearn.base import clone
@@ -17,9 +18,10 @@ from sklearn.ensemble import (
     HistGradientBoostingRegressor,
 )
 from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, GroupKFold, TimeSeriesSplit
+from sklearn.multioutput import MultiOutputRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -169,3 +171,23 @@ def test_training_that_stops_early_is_the_beginning_of_the_whole() -> None:
     assert [(each["train_loss"], each["lr"]) for each in part[1:]] == [
         (each["train_loss"], each["lr"]) for each in whole[1:3]
     ]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [MultiOutputRegressor(LGBMRegressor(n_estimators=8, num_leaves=6, verbose=-1, n_jobs=1)), Ridge()],
+    ids=["a model each", "one model"],
+)
+def test_several_numbers_a_row_are_learnt(last):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(500, 4))
+    y = np.stack([np.sin(2 * x[:, 0]) + x[:, 1], x[:, 2] * x[:, 3]], axis=1)
+    model = WindTunnelRegressor(make_pipeline(StandardScaler(), last), epochs=2, random_state=0)
+    model.fit(x[:400], y[:400])
+    assert model.predict(x[400:]).shape == (100, 2)
+    assert model.score(x[400:], y[400:]) >= model.source_.score(x[400:], y[400:]) - 0.01
+    before = model.predict(x[400:])
+    model.partial_fit(x[400:], y[400:])
+    assert not np.array_equal(model.predict(x[400:]), before)
+    with pytest.raises(ValueError, match="NaN"):
+        model.fit(x, np.where(y > 2, np.nan, y))

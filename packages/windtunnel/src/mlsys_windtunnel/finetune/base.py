@@ -182,8 +182,8 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
             InvalidInputError: a label that the first call did not have, rows that the pipeline refuses.
         """
         if not hasattr(self, "module_"):
-            lacking = sorted(set(np.asarray([] if classes is None else classes).tolist()) - set(np.asarray(y).tolist()))
-            if lacking:
+            known = [] if classes is None else np.asarray(classes).tolist()
+            if lacking := sorted(set(known) - set(np.asarray(y).tolist() if known else ())):
                 raise InvalidInputError(f"the first rows have no {lacking[:5]}: begin with rows of every class")
             return self.fit(X, y, sample_weight=sample_weight)
         soft, options = self._options()
@@ -257,7 +257,11 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
             X = np.asarray(X)  # noqa: N806
         validate_data(self, X, y, reset=reset, skip_check_array=True)
         check_consistent_length(X, y)
-        return X, column_or_1d(y, warn=True)
+        return X, self._target(y)
+
+    def _target(self, y: Any) -> Any:
+        """Return targets ``[rows]``."""
+        return column_or_1d(y, warn=True)
 
     def _weighted(self, y: Any, weight: Any) -> Any:
         """Sample weights; a classifier multiplies them with those of classes."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.utils import check_array
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
@@ -135,8 +136,16 @@ class WindTunnelRegressor(RegressorMixin, FineTunedBase):  # type: ignore[misc]
     """A regression pipeline, fitted, translated to a network and trained further as a whole.
 
     Parameters and attributes are those of :class:`WindTunnelClassifier` without ``class_weight`` and ``classes_``; a
-    ``pipeline`` of None is ``HistGradientBoostingRegressor``.
+    ``pipeline`` of None is ``HistGradientBoostingRegressor``. Several numbers a row, ``[rows, outputs]``, are learnt
+    where the pipeline takes them; loss and metric are means over the outputs, so scale outputs of unlike units.
     """
+
+    def _target(self, y: Any) -> Any:
+        """Return targets ``[rows]`` or ``[rows, outputs]``."""
+        values = np.asarray(y)
+        if values.ndim == 2 and values.shape[1] > 1:
+            return check_array(values, dtype=np.float64)
+        return super()._target(y)
 
     def _source(self) -> Any:
         return HistGradientBoostingRegressor() if self.pipeline is None else self.pipeline
