@@ -6,6 +6,13 @@ import { drawBlocks } from "./blocks.js";
 
 let lastTables = 0;
 let lastTable = 0;
+let timer = 0;
+
+// What is drawn seldom is drawn again later, even if no event comes until then.
+function later(ms) {
+  clearTimeout(timer);
+  timer = setTimeout(() => (app.isStale = true), ms);
+}
 
 export function legend() {
   const color = colors();
@@ -48,7 +55,8 @@ export function numbers() {
 
 export function blocks() {
   const now = performance.now();
-  if (!app.model.facts.num_blocks || (app.isLive && !app.isPaused && now - lastTables < 200)) return;
+  if (!app.model.facts.num_blocks) return;
+  if (app.isLive && !app.isPaused && now - lastTables < 200) return later(200);
   lastTables = now;
   const tables = app.view.last === null ? app.model.tables : app.model.tablesAt(app.view.to);
   const counts = drawBlocks($("blocks"), app.model, tables, app.view.selected ? app.view.selected.row : null);
@@ -58,7 +66,7 @@ export function blocks() {
 // The longest waits in view, as a table: the same by keyboard and screen reader, and the quickest way to a stall.
 export function table() {
   const now = performance.now();
-  if (app.isLive && !app.isPaused && now - lastTable < 1000) return;
+  if (app.isLive && !app.isPaused && now - lastTable < 1000) return later(1000);
   lastTable = now;
   const waits = app.view.to >= 0 ? longestWaits(app.model, app.view.from, app.view.to, 6) : [];
   const body = $("waits").tBodies[0];
