@@ -1,8 +1,9 @@
 // Convolution as a GEMM of rows found by pointers and packed weights (Dukhan 2019, "The Indirect Convolution
-// Algorithm"): one pointer per output pixel and tap, bound ahead of time because tensors do not move; padding points to
-// a row of zeros. A 1x1 window over evenly spaced pixels needs no pointers, and so is a linear. Few input channels
-// (an image) are first copied, a band of input rows at a time, to a padded one in scratch, in which a row of the window
-// is one run of features; that also takes images whose channels are planes.
+// Algorithm"): one pointer per output pixel of an image and tap, bound ahead of time because tensors do not move; padding
+// points to a row of zeros, and further images lie a stride apart. A 1x1 window over evenly spaced pixels needs no
+// pointers, and so is a linear. Few input channels (an image) are first copied, a band of input rows at a time, to a
+// padded one in scratch, in which a row of the window is one run of features; that also takes images whose channels are
+// planes.
 #pragma once
 
 #include <algorithm>
@@ -100,7 +101,7 @@ class ConvolutionKernel : public Kernel {
             from_afar = K * N * (int64_t)sizeof(Weight) > NEAR_NBYTES;
             sums_nbytes = parts.size() > 1 ? (int64_t)most_rows * (2 * set_panels + 1) * LANES * sizeof(float) : 0;
             scratch_nbytes = sums_nbytes;
-            if (!is_direct && !c.x.data) scratch_nbytes += most_rows * taps * sizeof(float*);
+            if (!is_direct && moves()) scratch_nbytes += most_rows * taps * sizeof(float*);
         }
     }
 
@@ -115,13 +116,9 @@ class ConvolutionKernel : public Kernel {
             const Block& block = blocks[index];
             const float* const* rows = nullptr;
             if (!is_direct) {
-                rows = pointers.data() + block.first * taps;
-                if (!c.x.data) {
-                    if (made_for != index)
-                        for (int64_t i = 0; i < block.rows * taps; i++) made[i] = rows[i] ? x + ((int64_t)rows[i] - 1) : zeros.data();
-                    made_for = index;
-                    rows = made;
-                }
+                if (moves() && made_for != index) point_at(block, x, made);
+                made_for = index;
+                rows = moves() ? made : pointers.data() + block.first * taps;
             }
             multiply_block(block, rows, x + block.x_offset, taps, group, set, (float*)scratch);
         }
@@ -144,6 +141,27 @@ class ConvolutionKernel : public Kernel {
         int rows;
         int64_t out_offset, residual_offset, x_offset;
     };
+
+    // The table's pointers hold for a tensor of one image that lies where it always does.
+    bool moves() const { return !c.x.data || c.out.shape[0] > 1; }
+
+    // Write the pointers of a block's pixels, which may lie in several images.
+    void point_at(const Block& block, const float* x, const float** __restrict made) const {
+        const int64_t table = pixels_of_image() * taps, end = (block.first + block.rows) * taps;
+        const float* const nothing = zeros.data();
+        for (int64_t at = block.first * taps, n = at / table; at < end; n++) {
+            const int64_t some = std::min(end, (n + 1) * table) - at, moved = n * c.x.strides[0];
+            const float* const* from = pointers.data() + (at - n * table);
+            if (c.x.data)
+                for (int64_t i = 0; i < some; i++) made[i] = from[i] == nothing ? nothing : from[i] + moved;
+            else
+                for (int64_t i = 0; i < some; i++) made[i] = from[i] ? x + ((int64_t)from[i] - 1 + moved) : nothing;
+            made += some;
+            at += some;
+        }
+    }
+
+    int64_t pixels_of_image() const { return c.out.shape[2] * c.out.shape[3] * c.out.shape[4]; }
 
     // A set of panels of one block, part by part: a part of the pixels stays in the cache for all of them. `rows` null: the
     // pixels are evenly spaced from `x`.
@@ -219,17 +237,19 @@ class ConvolutionKernel : public Kernel {
         const int64_t fitting = BLOCK_NBYTES / (4 * std::max<int64_t>(near * std::min<int64_t>(taps, 3), 1));
         int64_t limit = std::min<int64_t>(BLOCK_ROWS, std::max<int64_t>(fitting / 12 * 12, LEAST_ROWS));
         while (limit > LEAST_ROWS && (pixels + limit - 1) / limit * c.groups * panels < ENOUGH_UNITS) limit -= 12;
+        blocks.reserve((pixels + run - 1) / run * ((run + limit - 1) / limit));
         for (int64_t start = 0; start < pixels; start += run) {
             const int64_t count = (run + limit - 1) / limit;
+            // The pixels of a run are evenly spaced.
+            const int64_t out_at = offset_of(c.out, start), x_at = is_direct ? offset_of(c.x, start) : 0;
+            const int64_t residual_at = epilogue.has_residual ? offset_of(c.residual, start) : 0;
             for (int64_t i = 0, row = 0; i < count; i++) {
                 int64_t some = (run - row + count - i - 1) / (count - i);
                 some = std::min((some + REGISTERS - 1) / REGISTERS * REGISTERS, run - row);  // whole tiles
                 if (!some) break;
-                Block block{start + row, (int)some, offset_of(c.out, start + row), 0, 0};
-                if (epilogue.has_residual) block.residual_offset = offset_of(c.residual, start + row);
-                if (is_direct) block.x_offset = offset_of(c.x, start + row);
-                most_rows = std::max(most_rows, block.rows);
-                blocks.push_back(block);
+                most_rows = std::max(most_rows, (int)some);
+                blocks.push_back(
+                    {start + row, (int)some, out_at + row * ldc, residual_at + row * ld_residual, x_at + row * lda});
                 row += some;
             }
         }
@@ -237,29 +257,29 @@ class ConvolutionKernel : public Kernel {
 
     void make_pointers() {
         zeros.resize(c.x.shape[1]);
-        for (int64_t n = 0; n < c.out.shape[0]; n++)
-            for (int64_t z = 0; z < c.out.shape[2]; z++)
-                for (int64_t y = 0; y < c.out.shape[3]; y++)
-                    for (int64_t w = 0; w < c.out.shape[4]; w++) {
-                        const int64_t at[SPACE] = {z, y, w};
-                        int64_t tap[SPACE];
-                        for (tap[0] = 0; tap[0] < c.kernel[0]; tap[0]++)
-                            for (tap[1] = 0; tap[1] < c.kernel[1]; tap[1]++)
-                                for (tap[2] = 0; tap[2] < c.kernel[2]; tap[2]++) {
-                                    int64_t offset = n * c.x.strides[0];
-                                    bool inside = true;
-                                    for (int d = 0; d < SPACE; d++) {
-                                        const int64_t i = at[d] * c.stride[d] - c.before[d] + tap[d] * c.dilation[d];
-                                        inside &= i >= 0 && i < c.x.shape[2 + d];
-                                        offset += i * c.x.strides[2 + d];
-                                    }
-                                    // A caller's tensor: its offset plus one, null for zeros, resolved in `run`.
-                                    if (c.x.data)
-                                        pointers.push_back(inside ? (const float*)c.x.data + offset : zeros.data());
-                                    else
-                                        pointers.push_back(inside ? (const float*)(offset + 1) : nullptr);
+        pointers.reserve(pixels_of_image() * taps);
+        for (int64_t z = 0; z < c.out.shape[2]; z++)
+            for (int64_t y = 0; y < c.out.shape[3]; y++)
+                for (int64_t w = 0; w < c.out.shape[4]; w++) {
+                    const int64_t at[SPACE] = {z, y, w};
+                    int64_t tap[SPACE];
+                    for (tap[0] = 0; tap[0] < c.kernel[0]; tap[0]++)
+                        for (tap[1] = 0; tap[1] < c.kernel[1]; tap[1]++)
+                            for (tap[2] = 0; tap[2] < c.kernel[2]; tap[2]++) {
+                                int64_t offset = 0;
+                                bool inside = true;
+                                for (int d = 0; d < SPACE; d++) {
+                                    const int64_t i = at[d] * c.stride[d] - c.before[d] + tap[d] * c.dilation[d];
+                                    inside &= i >= 0 && i < c.x.shape[2 + d];
+                                    offset += i * c.x.strides[2 + d];
                                 }
-                    }
+                                // A caller's tensor: its offset plus one, null for zeros, resolved in `run`.
+                                if (c.x.data)
+                                    pointers.push_back(inside ? (const float*)c.x.data + offset : zeros.data());
+                                else
+                                    pointers.push_back(inside ? (const float*)(offset + 1) : nullptr);
+                            }
+                }
     }
 
     // The sums' parts: of single taps where a tap has many features, else of several.
@@ -366,7 +386,7 @@ class ConvolutionKernel : public Kernel {
     int64_t sets = 1, set_panels = 1;  // of a group, and panels of one: a unit
     std::vector<Block> blocks;
     std::vector<Part> parts;
-    std::vector<const float*> pointers;  // [pixels][taps]
+    std::vector<const float*> pointers;  // [pixels of an image][taps]
     std::vector<float> zeros;
     int most_rows = 0;
     int64_t sums_nbytes = 0;

@@ -7,16 +7,21 @@
 
 namespace nimble {
 
-inline std::vector<int64_t> offsets_of(const View& view) {
+inline int64_t size_of(const View& view) {
     int64_t count = 1;
     for (int d = 0; d < view.rank; d++) count *= view.shape[d];
-    std::vector<int64_t> offsets(count);
-    for (int64_t i = 0; i < count; i++) {
-        int64_t rest = i;
-        for (int d = view.rank - 1; d >= 0; d--) {
-            offsets[i] += rest % view.shape[d] * view.strides[d];
-            rest /= view.shape[d];
-        }
+    return count;
+}
+
+// The offset of each element, in order.
+inline std::vector<int64_t> offsets_of(const View& view) {
+    std::vector<int64_t> offsets(size_of(view));
+    if (offsets.empty()) return offsets;
+    int64_t done = 1;  // elements of the dims from d on
+    for (int d = view.rank - 1; d >= 0; d--) {
+        for (int64_t i = 1; i < view.shape[d]; i++)
+            for (int64_t k = 0; k < done; k++) offsets[i * done + k] = offsets[k] + i * view.strides[d];
+        done *= view.shape[d];
     }
     return offsets;
 }
@@ -33,8 +38,8 @@ MLSYS_STRUCT(Reduce, x, reduced, out, op);
 
 class ReduceKernel : public Kernel {
   public:
-    explicit ReduceKernel(const Reduce& r) : r(r), kept_x(offsets_of(r.x)), kept_out(offsets_of(r.out)), terms(offsets_of(r.reduced)) {
-        const int64_t kept = kept_x.size(), inner = r.x.shape[r.x.rank - 1];
+    explicit ReduceKernel(const Reduce& r) : r(r), kept(size_of(r.x)), terms(offsets_of(r.reduced)) {
+        const int64_t inner = r.x.shape[r.x.rank - 1];
         runs = terms.size() > 1 && r.reduced.strides[r.reduced.rank - 1] == 1 ? r.reduced.shape[r.reduced.rank - 1] : 1;
         // Columns: several kept elements, side by side, at once. Else each element on its own.
         by_columns = r.x.strides[r.x.rank - 1] == 1 && r.out.strides[r.out.rank - 1] == 1 && inner >= LANES && runs < 2 * LANES;
@@ -45,6 +50,11 @@ class ReduceKernel : public Kernel {
             per_unit = std::max<int64_t>(1, UNIT_ELEMENTS / std::max<int64_t>(1, terms.size()));
             units = (kept + per_unit - 1) / per_unit;
         }
+        View x = r.x, out = r.out;
+        x.rank -= by_columns;  // a table of rows: it grows with the batch, and is made for each size
+        out.rank -= by_columns;
+        kept_x = offsets_of(x);
+        kept_out = offsets_of(out);
     }
 
     void run(int64_t begin, int64_t end, void*) const override {
@@ -55,7 +65,7 @@ class ReduceKernel : public Kernel {
                 columns(x, out, unit);
                 continue;
             }
-            const int64_t stop = std::min<int64_t>(kept_x.size(), (unit + 1) * per_unit);
+            const int64_t stop = std::min(kept, (unit + 1) * per_unit);
             for (int64_t i = unit * per_unit; i < stop; i++) out[kept_out[i]] = finished(element(x + kept_x[i]));
         }
     }
@@ -98,7 +108,7 @@ class ReduceKernel : public Kernel {
     }
 
     void columns(const float* x, float* out, int64_t unit) const {
-        const int64_t inner = r.x.shape[r.x.rank - 1], row = unit / pieces * inner;
+        const int64_t inner = r.x.shape[r.x.rank - 1], row = unit / pieces;
         const int64_t first = unit % pieces * COLUMNS, stop = std::min(inner, first + COLUMNS);
         x += kept_x[row];
         out += kept_out[row];
@@ -135,7 +145,9 @@ class ReduceKernel : public Kernel {
     }
 
     const Reduce r;
-    const std::vector<int64_t> kept_x, kept_out, terms;
+    const int64_t kept;
+    const std::vector<int64_t> terms;
+    std::vector<int64_t> kept_x, kept_out;  // of elements; of rows where it goes by columns
     int64_t runs, pieces = 1, per_unit = 1;
     bool by_columns;
 };
