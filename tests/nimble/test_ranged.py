@@ -174,6 +174,32 @@ def test_a_changed_weight_and_a_size_out_of_the_range_are_noticed():
         assert isinstance(model.prepared.executor, RangedExecutor) == (size <= 8)
 
 
+class Words(nn.Module):
+    """Words from a table that is read where it lies, positions that sizes alone choose, weights that are packed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.positions, self.out = nn.Embedding(50, 16), nn.Embedding(40, 16), nn.Linear(16, 4)
+        self.shift = nn.Parameter(torch.randn(16))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(ids.shape[0])
+        return self.out(self.words(ids) + self.positions(places) + self.shift)
+
+
+@pytest.mark.parametrize("name", ["words.weight", "positions.weight", "out.weight", "out.bias", "shift"])
+def test_whatever_a_size_keeps_of_a_weight_its_change_is_noticed(name: str):
+    net = Words().eval()
+    model = Nimble(net).prepare(torch.arange(6), dynamic={0: {0: (1, 40)}})
+    executor = model.prepared.executor
+    assert isinstance(executor, RangedExecutor)
+    ids = torch.arange(9)
+    torch.testing.assert_close(model(ids), net(ids).detach())
+    net.get_parameter(name).data.mul_(3)
+    torch.testing.assert_close(model(ids), net(ids).detach())
+    assert (model.prepared.executor is executor) == (name == "words.weight")  # which kernels read where it lies
+
+
 @pytest.mark.parametrize(
     ("dynamic", "said"),
     [

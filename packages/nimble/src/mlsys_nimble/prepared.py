@@ -59,8 +59,11 @@ class Prepared:
         self.executor: Executor = self._make(options.num_threads)
         constants = captured.program.constants.values()
         copied = list(constants)
-        if not captured.reads_values and not ranged:
+        if not captured.reads_values:
             copied = copied_constants(captured.program, self.program, self.executor.copies)
+            if split_program:  # each size keeps what these make
+                read = (split_program.tables.constants.values(), copied)
+                copied = list({id(tensor): tensor for tensors in read for tensor in tensors}.values())
         self.watch = Watch(model, constants, copied, reads_content=options.weights == "bytes")
         self.renew()
         renew_in_forks(self)

@@ -153,7 +153,7 @@ class Fitter:
         operators = [self._operator(found, programs, values) for found in together]
         types = tuple(values.get(value, type_) for value, type_ in enumerate(programs[0].values))
         program = replace(programs[0], values=types, operators=tuple(operators))
-        return replace(first, program=program)
+        return replace(first, program=program, reads_values=any(c.reads_values for c in captures))
 
     def _operator(
         self, found: Sequence[Operator], programs: Sequence[Program], values: dict[int, ValueType]
