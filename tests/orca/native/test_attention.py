@@ -9,6 +9,7 @@ import torch
 from mlsys_core.native import Struct
 from mlsys_core.native import new as new_struct
 from mlsys_orca.backends.native import library
+from mlsys_orca.model.alibi import halving_slopes, mosaic_slopes
 from mlsys_orca.model.attention import AttentionOptions, ragged_attention
 from mlsys_orca.model.decoder import AttentionSpan
 from mlsys_orca.model.layers import RMSNorm, rotate
@@ -34,9 +35,16 @@ def in_pairs(request: pytest.FixtureRequest) -> Any:
     return library.load((*BUILDS[request.param], "-mno-amx-bf16"))
 
 
+KEPT: list[torch.Tensor] = []  # slopes that operators point to
+
+
 def operator_of(heads: tuple[int, int, int], options: AttentionOptions, **fields: Any) -> Struct:
     num_heads, num_kv_heads, head_dim = heads
     unused = {"layer": 0, "rotary_dim": 0, "rotary": 0, "norm_eps": 0.0, "head_norm": None, "only_sampled": False}
+    unused |= {"head_norm_kind": "rms_norm", "head_shift": None}
+    slopes = None if options.slopes is None else torch.tensor(options.slopes)
+    if slopes is not None:
+        KEPT.append(slopes)
     return new_struct(
         library.load().structs["Attention"],
         source=0,
@@ -47,6 +55,7 @@ def operator_of(heads: tuple[int, int, int], options: AttentionOptions, **fields
         window=options.window or 0,
         scale=options.scale or head_dim**-0.5,
         softcap=options.softcap or 0.0,
+        slopes=None if slopes is None else slopes.data_ptr(),
         **{**unused, **fields},
     )
 
@@ -104,6 +113,8 @@ def test_attention_is_torchs(native: Any, run: Run, ragged: Any, heads: Any, spa
         AttentionOptions(scale=0.3, softcap=2.0),
         AttentionOptions(window=9),
         AttentionOptions(window=33, softcap=5.0),
+        AttentionOptions(slopes=halving_slopes(heads[0])),
+        AttentionOptions(window=33, slopes=mosaic_slopes(heads[0], most=2)),
     ):
         case = Case(heads, spans, dtype)
         cache = "floats" if dtype == torch.float32 else "halves"
@@ -115,7 +126,12 @@ def test_attention_is_torchs(native: Any, run: Run, ragged: Any, heads: Any, spa
 
 @pytest.mark.parametrize("heads", [(6, 2, 64), (2, 2, 32), (40, 1, 96), (4, 4, 80), (13, 1, 16)], ids=str)
 def test_a_cache_of_pairs_is_attended_in_pairs(in_pairs: Any, run: Run, ragged: Any, heads: Any) -> None:
-    for options in (AttentionOptions(), AttentionOptions(scale=0.3, softcap=2.0), AttentionOptions(window=33)):
+    for options in (
+        AttentionOptions(),
+        AttentionOptions(scale=0.3, softcap=2.0),
+        AttentionOptions(window=33),
+        AttentionOptions(slopes=halving_slopes(heads[0])),
+    ):
         for spans in (MIXED, DECODES, [(0, 150)]):
             case = Case(heads, spans, torch.bfloat16)
             case.queries = case.queries.bfloat16().float()  # it rounds them itself
