@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -33,6 +34,6 @@ class ReturnsMemory:
 
     __slots__ = ()
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:  # modules may have been emptied
+        if not is_ending():
             return_freed_memory()
