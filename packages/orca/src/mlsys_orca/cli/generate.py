@@ -43,6 +43,8 @@ from mlsys_orca.cli.options import (
 from mlsys_orca.loading.named import DEFAULT_MODEL, load
 from mlsys_orca.parallel.named import find_divided
 
+_BATCH_SIZE = 16  # prompts per iteration where nobody says
+
 
 def generate(
     source: Annotated[
@@ -61,7 +63,7 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0001, max=1)] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Of all prompts that bring none.")] = None,
-    max_batch_size: MaxBatchSize = 16,
+    max_batch_size: MaxBatchSize = _BATCH_SIZE,
     max_model_len: MaxModelLen = None,
     speculate: Speculate = 0,
     memory_pool: BlockPoolName = None,
@@ -153,7 +155,7 @@ def generate(
         as_chat = not raw and loaded.chat_template is not None
         defaults: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
         config = EngineConfig(
-            max_batch_size=max_batch_size,
+            max_batch_size=max_batch_size or _BATCH_SIZE,
             max_model_len=max_model_len,
             num_threads=num_threads_of(threads, replicas=tensor_parallel * pipeline_parallel),
             policy="paged",

@@ -49,7 +49,14 @@ ActivationsForm = Annotated[
         "faster and a little less exact. float: rows stay as they are, the default.",
     ),
 ]
-MaxBatchSize = Annotated[int, typer.Option(min=1, help="Requests per iteration, of each replica, at most.")]
+MaxBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Requests per iteration, of each replica, at most; 'serve' takes what 'mlsys orca explain' prints, 8 of a "
+        "divided model.",
+    ),
+]
 MaxModelLen = Annotated[
     int | None, typer.Option(min=2, help="Tokens of prompt and answer; by default the model's own.")
 ]

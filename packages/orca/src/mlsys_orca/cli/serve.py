@@ -29,6 +29,7 @@ from mlsys_orca.cli.options import (
     Adapters,
     ChatTemplateFile,
     Dtype,
+    MaxBatchSize,
     MaxModelLen,
     Model,
     ModelControlled,
@@ -81,14 +82,7 @@ def serve(
     control_only: ControlOnly = False,
     heartbeat_timeout: HeartbeatTimeout = 5.0,
     join_timeout: JoinTimeout = 300.0,
-    max_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Requests per iteration of a replica at most; by default what 'mlsys orca explain' says, 8 of a "
-            "divided model.",
-        ),
-    ] = None,
+    max_batch_size: MaxBatchSize = None,
     max_model_len: MaxModelLen = None,
     policy: Annotated[
         str,
