@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mlsys_core.collector import collect_seldom
+from mlsys_core.exits import end_process
 from mlsys_core.serving.http import HttpConfig, ServerAddress
 from mlsys_core.serving.http.port import BoundPort
 from mlsys_core.serving.processes import RestartBudget
@@ -187,5 +187,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    collect_seldom()
-    sys.exit(main())
+    end_process(main())

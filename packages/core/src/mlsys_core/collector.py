@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +13,8 @@ _SELDOM = 50_000, 20, 100
 
 
 def collect_seldom() -> None:
-    """Have garbage be looked for seldom from now on, and not at the process's end; for the owner of one that starts.
-
-    Python's last look goes through all that torch and transformers have made, for a second, and gains nothing.
-    """
+    """Have garbage be looked for seldom from now on; for the owner of a process that starts."""
     gc.set_threshold(*_SELDOM)
-    atexit.register(gc.freeze)
 
 
 def collect_as_usual() -> None:

@@ -17,6 +17,7 @@ from mlsys_core.cli.lazy_group import lazy_group
 from mlsys_core.collector import collect_seldom
 from mlsys_core.config import apply_process_defaults, settings
 from mlsys_core.errors import MlsysError
+from mlsys_core.exits import end_process
 from mlsys_core.plugins import LoadedPlugins, installed_plugins
 
 HELP = """Make machine-learning workloads run efficiently.
@@ -74,7 +75,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run ``mlsys`` with ``args`` (the process's own by default) and exit."""
     apply_process_defaults(os.environ)
     collect_seldom()
-    sys.exit(run(sys.argv[1:] if args is None else list(args)))
+    end_process(run(sys.argv[1:] if args is None else list(args)))
 
 
 def run(args: list[str]) -> int:
