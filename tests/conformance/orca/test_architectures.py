@@ -12,6 +12,7 @@ import gguf
 import pytest
 import tokenizers
 import torch
+from mlsys_core.errors import InvalidInputError
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
@@ -324,3 +325,20 @@ def test_quantised_weights_compute_as_their_values_do(tmp_path: Path, name: str,
         for prompt, ours in zip(PROMPTS, log_probabilities(loaded, PROMPTS), strict=True):
             expected = reference(torch.tensor([prompt])).logits[0].log_softmax(-1)
             assert torch.allclose(ours, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "architecture"), [("gpt2", "GPT2"), ("gpt-neox", "GPTNEOX")])
+def test_a_fused_product_of_other_heads_than_the_file_says_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, architecture: str
+) -> None:
+    add = gguf.GGUFWriter.add_head_count
+
+    def add_both(writer: gguf.GGUFWriter, count: int) -> None:
+        add(writer, count)
+        writer.add_head_count_kv(2)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_head_count", add_both)
+    reference = write_checkpoint(tmp_path, CASES[name])
+    path = convert_to_gguf(reference, getattr(gguf.MODEL_ARCH, architecture), tmp_path / "model.gguf")
+    with pytest.raises(InvalidInputError, match="qkv"):
+        load_model(path, dtype="fp32")

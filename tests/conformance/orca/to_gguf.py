@@ -41,6 +41,8 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Pa
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
         writer.add_rope_freq_base(rope["rope_theta"])
     kv_heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
+    if architecture in (ARCH.GPT2, ARCH.GPTNEOX):  # whose configurations may have that field, and mean nothing by it
+        kv_heads = None
     if kv_heads:
         writer.add_head_count_kv(kv_heads)
     if architecture in WITH_LAYER_NORM:

@@ -64,14 +64,19 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
 
 def _layer(config: ModelConfig, read: OperatorReader, index: int) -> PreNormLayer:
     hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
-    heads = config.num_heads * config.head_dim
+    heads, of_keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def linear(role: str, rows: int, columns: int) -> Any:
         return read.linear({role: rows}, columns, at=at, bias=True, transposed=read.layout in FAMILY.transposed)
 
     return PreNormLayer(
         attention_norm=read.layer_norm("attention_norm", hidden, at=at),
-        attention=Attention(config, index, qkv=linear("qkv", 3 * heads, hidden), output=linear("o", hidden, heads)),
+        attention=Attention(
+            config,
+            index,
+            qkv=linear("qkv", heads + 2 * of_keys, hidden),
+            output=linear("o", hidden, heads),
+        ),
         mlp_norm=read.layer_norm("mlp_norm", hidden, at=at),
         mlp=MLP(linear("up", inner, hidden), linear("down", hidden, inner), activation=config.activation),
     )

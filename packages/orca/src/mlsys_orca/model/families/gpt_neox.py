@@ -69,17 +69,18 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
 def read_attention(config: ModelConfig, read: OperatorReader, index: int, *, by_head: bool) -> Attention:
     """Read attention of layer ``index``; ``by_head`` where query, key and value of a head stand together."""
     hidden, heads, at = config.hidden_size, config.num_heads * config.head_dim, (index,)
+    rows = heads + 2 * config.num_kv_heads * config.head_dim
 
-    def projections_first(rows: Tensor) -> Tensor:
+    def projections_first(values: Tensor) -> Tensor:
         """Reorder [heads, 3, head_dim] rows to [3, heads, head_dim] rows."""
-        of_heads = rows.view(config.num_heads, 3, config.head_dim, *rows.shape[1:])
-        return of_heads.transpose(0, 1).reshape(rows.shape)
+        of_heads = values.view(config.num_heads, 3, config.head_dim, *values.shape[1:])
+        return of_heads.transpose(0, 1).reshape(values.shape)
 
     arrange = {"qkv": projections_first} if by_head else None
     return Attention(
         config,
         index,
-        qkv=read.linear({"qkv": 3 * heads}, hidden, at=at, bias=config.qkv_bias, arrange=arrange),
+        qkv=read.linear({"qkv": rows}, hidden, at=at, bias=config.qkv_bias, arrange=arrange),
         output=read.linear({"o": hidden}, heads, at=at, bias=config.output_bias),
     )
 
