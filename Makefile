@@ -163,7 +163,7 @@ publish-dry-run: $(VENV)/.wheels  ## Check what would be uploaded: metadata and 
 	$(PY) -m twine check --strict dist/*
 
 PYTHONS ?=
-release-check: $(VENV)/.wheels  ## As root: install dist/ alone in a jail without compiler or HOME, compare answers (PYTHONS="PATH ..." for more)
+release-check: wheels  ## As root: install dist/ alone in a jail without compiler or HOME, compare answers (PYTHONS="PATH ..." for more)
 	$(PY) scripts/release_check.py $(addprefix --python ,$(PYTHONS))
 
 version: setup  ## Print the version, or set it everywhere: make version VERSION=0.2.0

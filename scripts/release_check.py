@@ -1,7 +1,7 @@
 """Install the built wheels alone, where nothing else is, and compare their answers with the checkout's.
 
-Run by ``make release-check`` as root, after ``make wheels``. For each Python: a new environment with the wheels of
-dist/ and what they depend on, from the package index. Commands then run in a jail: a mount namespace whose root is
+Run by ``make release-check`` as root, which makes the wheels first. For each Python: a new environment with the wheels
+of dist/ and what they depend on, from the package index. Commands then run in a jail: a mount namespace whose root is
 read-only but for one folder of its own, no network but the loopback, an unprivileged user, no HOME, a PATH with that
 environment alone (no compiler). Each subsystem's main command answers there and in the checkout; answers are compared.
 """
@@ -290,6 +290,8 @@ def main() -> None:
         sys.exit(
             "release-check makes a namespace and runs as nobody within it: run it as root, in a container if need be"
         )
+    if not list(arguments.dist.glob("*.whl")):
+        sys.exit(f"there are no wheels in {arguments.dist}: run make wheels first")
     report = Report()
     with tempfile.TemporaryDirectory(dir="/var/tmp") as temporary:
         work = arguments.keep or Path(temporary)
