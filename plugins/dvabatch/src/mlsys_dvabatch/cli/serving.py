@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ from mlsys_core.serving.http import serve as serve_app
 from mlsys_core.serving.instances import serve_instances
 from mlsys_core.serving.oip import GrpcConfig, ModelRepository
 from mlsys_core.serving.processes import can_supervise
-from mlsys_dvabatch.serve.instances import instance_group
-from mlsys_dvabatch.serve.models import ServedModel, StageMetrics
+from mlsys_dvabatch.serve.instances import instance_group, served_model
+from mlsys_dvabatch.serve.models import StageMetrics
 from mlsys_dvabatch.serve.preparing import Batching, Prepared, prepare
 from mlsys_dvabatch.serve.source import ServedSource
 from mlsys_dvabatch.serve.text_app import create_app
@@ -102,29 +102,12 @@ def serve_models(
         return serve_instances(groups, num_instances, app_of, bound=bound, on_ready=tell, num_cores=num_threads)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    source = ServedSource(_builder(announced, loading.batching, num_threads))
+    source = ServedSource(lambda argument: served_model(announced(argument), loading.batching, num_threads))
     served = [source.add(argument) for argument in arguments]
     registry = CollectorRegistry()
     registry.register(StageMetrics(source))
     app = app_of(ModelRepository(served, source=source), model_control=model_control, registry=registry)
     return serve_app(app, bound=bound, on_ready=tell)
-
-
-def _builder(
-    prepared: Callable[[str], Prepared], batching: Batching, num_threads: int | None
-) -> Callable[[str], ServedModel]:
-    def build(argument: str) -> ServedModel:
-        found = prepared(argument)
-        return ServedModel(
-            found.loaded,
-            found.costs,
-            found.policy,
-            max_batch_size=batching.max_batch_size,
-            max_waiting=batching.max_waiting,
-            num_threads=num_threads,
-        )
-
-    return build
 
 
 def _require_processes(loading: Loading, *, model_control: bool) -> None:

@@ -42,20 +42,25 @@ class RemoteEncoder:
         await self._remote.close()
 
 
+def served_model(prepared: Prepared, batching: Batching, num_threads: int | None) -> ServedModel:
+    """Return a prepared model with an engine of its own."""
+    return ServedModel(
+        prepared.loaded,
+        prepared.costs,
+        prepared.policy,
+        max_batch_size=batching.max_batch_size,
+        max_waiting=batching.max_waiting,
+        num_threads=num_threads,
+    )
+
+
 def instance_group(prepared: Prepared, batching: Batching) -> InstanceGroup:
     """Return a prepared model as a group of instances."""
     texts = texts_of(prepared.loaded)
 
     def build(num_cores: int) -> ServedModel:
         torch.set_num_threads(num_cores)
-        return ServedModel(
-            prepared.loaded,
-            prepared.costs,
-            prepared.policy,
-            max_batch_size=batching.max_batch_size,
-            max_waiting=batching.max_waiting,
-            num_threads=num_cores,
-        )
+        return served_model(prepared, batching, num_cores)
 
     spec = spec_of(prepared.loaded, max_batch_size=batching.max_batch_size)
     if texts is None:

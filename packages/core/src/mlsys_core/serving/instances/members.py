@@ -1,4 +1,4 @@
-"""What a fleet consists of: instances, the workers that have their roles, and the requests that wait for answers."""
+"""Records of a fleet: instances, the workers that have their roles, and the requests that wait for answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OutOfServiceError(ModelNotReadyError):
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What workers are to be told."""
+    """Cores and shared memory of the instances, which a worker is told with its role."""
 
     cores: Sequence[Sequence[int]]  # of each instance; models share them
     num_pages: int  # of shared memory for an instance's answers; before all these lie as many for requests

@@ -1,4 +1,4 @@
-"""What is decided by measurement when an executor is made: kernels of operators, and assignments of segments."""
+"""Decide by measurement when an executor is made: kernels of operators, and assignments of segments."""
 
 from __future__ import annotations
 

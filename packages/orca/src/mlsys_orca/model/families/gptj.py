@@ -6,14 +6,15 @@ Biases in the MLP and the head alone. GGUF has no layout for the family.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model import assembly
-from mlsys_orca.model.config import ModelConfig, activation_name
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.families.gpt2 import config_by_gpt2_names
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.huggingface_config import refuse_common, require
 from mlsys_orca.model.operator_reader import OperatorReader
 
 _STEMS = {
@@ -31,30 +32,13 @@ _STEMS = {
 
 
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
-    require(raw, "n_embd", "n_layer", "n_head", "vocab_size")
-    refuse_common(raw)
-    hidden, heads = raw["n_embd"], raw["n_head"]
-    rotary_dim = raw.get("rotary_dim", 64)
-    if not isinstance(rotary_dim, int) or not 0 < rotary_dim <= hidden // heads:
-        raise InvalidInputError(f"config.json has rotary_dim = {rotary_dim!r} for heads of {hidden // heads} features")
-    return ModelConfig(
-        architecture="gptj",
-        vocab_size=raw["vocab_size"],
-        hidden_size=hidden,
-        intermediate_size=raw.get("n_inner") or 4 * hidden,
-        num_layers=raw["n_layer"],
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
-        max_positions=raw.get("n_positions", 2048),
-        norm_eps=raw.get("layer_norm_epsilon", 1e-5),
-        activation=activation_name(raw.get("activation_function", "gelu_new")),
-        tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        rotary_dim=rotary_dim if rotary_dim != hidden // heads else None,
-        parallel_residual=True,
-        mlp_bias=True,
-        head_bias=True,
+    config = config_by_gpt2_names(
+        raw, "gptj", max_positions=2048, tied=False, parallel_residual=True, mlp_bias=True, head_bias=True
     )
+    rotary_dim = raw.get("rotary_dim", 64)
+    if not isinstance(rotary_dim, int) or not 0 < rotary_dim <= config.head_dim:
+        raise InvalidInputError(f"config.json has rotary_dim = {rotary_dim!r} for heads of {config.head_dim} features")
+    return replace(config, rotary_dim=rotary_dim if rotary_dim != config.head_dim else None)
 
 
 FAMILY = Family(
