@@ -18,18 +18,21 @@ constexpr int INTEGER_PANELS = LANES == 16 ? 2 : 1;  // that many rows meet at o
 constexpr int FEW_INTEGER_ROWS = LANES == 16 ? INTEGER_MR : 2;
 constexpr int INTEGER_KC = 4096;  // features whose rows and panels stay in the caches
 
-// One quantised row: [K] codes, then scales, by what shares one; without factors by group: sums of codes times the centre
-// that is taken off, and sums of codes times the scale; with factors: by 16 features, sums of codes in int16.
+// One quantised row: [K] codes, then scales, by what shares one; without factors by group: minus the sums of codes times the
+// centre that is taken off, and sums of codes times the scale; with factors: by 16 features, sums of codes in int16.
 struct CodedRow {
-    static int64_t size(const Matrix& m) {  // in floats
-        return m.K / 4 + (m.factors ? m.K / m.block_size + (m.K + 31) / 32 : 3 * (int64_t)(m.K / m.group_size));
+    static int64_t codes_size(const Matrix& m) {  // in words
+        return m.K / QUAD * (m.kind == INT8_QUADS ? mlsys::ByteDot::WORDS : mlsys::NibbleDot::WORDS);
     }
-    int8_t* codes;
+    static int64_t size(const Matrix& m) {  // in floats
+        return codes_size(m) + (m.factors ? m.K / m.block_size + (m.K + 31) / 32 : 3 * (int64_t)(m.K / m.group_size));
+    }
+    int32_t* codes;  // in quads, as the product takes them
     float* scales;
     int32_t* sums;   // with factors: pairs of int16
     float* shifts;   // without factors
     CodedRow(const float* row, const Matrix& m)
-        : codes((int8_t*)row), scales((float*)row + m.K / 4), sums((int32_t*)scales + m.K / m.scaled_together()),
+        : codes((int32_t*)row), scales((float*)row + codes_size(m)), sums((int32_t*)scales + m.K / m.scaled_together()),
           shifts(scales + 2 * (m.K / m.scaled_together())) {}
 };
 
@@ -41,7 +44,8 @@ inline int32_t sum_of(vi x) {
 
 // Quantise a row, group by group (with factors block by block): the largest magnitude becomes 127, the nearest codes, ties to even. A group with an
 // infinity or a NaN makes NaN of what it meets. One whose numbers are all below 1e-30 counts as zero.
-inline void quantise_row(const float* x, const Matrix& m, float* out) {
+template <class Dot>
+inline void quantise_row_for(const float* x, const Matrix& m, float* out) {
     const CodedRow row(out, m);
     const int size = m.scaled_together();
     for (int g = 0; g < m.K / size; g++) {
@@ -60,8 +64,7 @@ inline void quantise_row(const float* x, const Matrix& m, float* out) {
             vi codes{};
             if (is_some) codes = (vi)(load(from + i) * splat(factor) + splat(0x1.8p23f)) - splat_int(0x4b400000);
             total += codes;
-            const vb bytes = __builtin_convertvector(codes, vb);
-            std::memcpy(row.codes + g * size + i, &bytes, sizeof bytes);
+            Dot::store_codes(row.codes, g * size + i, codes);
             if (m.factors && (i + LANES) % 16 == 0) {
                 ((int16_t*)row.sums)[(g * size + i) / 16] = (int16_t)sum_of(total);
                 total = vi{};
@@ -70,9 +73,12 @@ inline void quantise_row(const float* x, const Matrix& m, float* out) {
         row.scales[g] = is_finite ? (is_some ? top / 127.0f : 0.0f) : NAN;
         if (m.factors) continue;
         const int32_t count = sum_of(total);
-        row.sums[g] = count * (m.kind == INT8_QUADS ? 128 - mlsys::ByteDot::SUBTRACTED : m.centre);
+        row.sums[g] = -count * (m.kind == INT8_QUADS ? 128 - mlsys::ByteDot::SUBTRACTED : m.centre);
         row.shifts[g] = row.scales[g] * (float)count;
     }
+}
+inline void quantise_row(const float* x, const Matrix& m, float* out) {
+    m.kind == INT8_QUADS ? quantise_row_for<mlsys::ByteDot>(x, m, out) : quantise_row_for<mlsys::NibbleDot>(x, m, out);
 }
 
 // What a tile reads is prefetched into the second-level cache while the tile before it is multiplied: panels are too short,
@@ -120,26 +126,35 @@ inline void multiply_codes(
     constexpr int WIDE = PANELS * VECS;
     const CodedRow first(a, m);
     const int lines = m.group_size / QUAD / Panel::QUADS, before = from / m.group_size;
-    const RowsOfA<int32_t, MR> rows((const int32_t*)(first.codes + from), lda);
+    const RowsOfA<int32_t, MR> rows(first.codes + from / QUAD * Dot::WORDS, lda);
     vf sums[MR][WIDE] = {};
     if (begin)
         for (int r = 0; r < MR; r++)
             for (int j = 0; j < WIDE; j++) sums[r][j] = load(c + r * ldc + j * LANES);
     for (int g = begin; g < end; g++) {
-        vi whole[MR][WIDE] = {};
+        const int64_t at = before + g;
+        vi whole[MR][WIDE];
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; r++)
+#pragma GCC unroll 16
+            for (int j = 0; j < WIDE; j++) whole[r][j] = Dot::begin(first.sums[r * lda + at]);
         for (int64_t line = (int64_t)g * lines; line < (int64_t)(g + 1) * lines; line++) {
             typename Dot::Weights weights[WIDE][Panel::QUADS];
             for (int p = 0; p < PANELS; p++) panels[p].prefetch(line);
+#pragma GCC unroll 16
             for (int j = 0; j < WIDE; j++) panels[j / VECS].read(line, j % VECS, weights[j]);
 #pragma GCC unroll 2
             for (int q = 0; q < Panel::QUADS; q++)
 #pragma GCC unroll 16
                 for (int r = 0; r < MR; r++) {
-                    const vi x = splat_int(rows.at(r, line * Panel::QUADS + q));
+                    vi x[Dot::WORDS];
+#pragma GCC unroll 2
+                    for (int w = 0; w < Dot::WORDS; w++)
+                        x[w] = splat_int(rows.at(r, (line * Panel::QUADS + q) * Dot::WORDS + w));
+#pragma GCC unroll 16
                     for (int j = 0; j < WIDE; j++) whole[r][j] = Dot::add(whole[r][j], weights[j][q], x);
                 }
         }
-        const int64_t at = before + g;
         Scaled shared[PANELS];
         for (int p = 0; p < PANELS; p++) {
             shared[p] = panels[p].floating_group(g);
@@ -148,9 +163,9 @@ inline void multiply_codes(
 #pragma GCC unroll 16
         for (int r = 0; r < MR; r++) {
             const vf scale = splat(first.scales[r * lda + at]), shift = splat(first.shifts[r * lda + at]);
-            const vi less = splat_int(first.sums[r * lda + at]);
+#pragma GCC unroll 16
             for (int j = 0; j < WIDE; j++) {
-                const vf product = __builtin_convertvector(Dot::total(whole[r][j]) - less, vf);
+                const vf product = __builtin_convertvector(Dot::total(whole[r][j], first.sums[r * lda + at]), vf);
                 sums[r][j] = fma(product, shared[j / VECS].scale[j % VECS] * scale, sums[r][j]);
                 if (m.offsets) sums[r][j] = fma(shared[j / VECS].offset[j % VECS], shift, sums[r][j]);
             }

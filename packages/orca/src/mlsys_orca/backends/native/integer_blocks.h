@@ -65,7 +65,7 @@ inline void multiply_blocks(
     using Dot = typename Panel::Dot;
     constexpr int WIDE = PANELS * VECS, GROUP_QUADS = Panel::GROUP / QUAD, STEPS = std::min(GROUP_QUADS, Dot::STEPS);
     const CodedRow first(a, m);
-    const RowsOfA<int32_t, MR> rows((const int32_t*)(first.codes + from), lda);
+    const RowsOfA<int32_t, MR> rows(first.codes + from / QUAD, lda);
     const int32_t* row_sums = first.sums + from / 32;
     const float* row_scales = first.scales + from / m.block_size;
     const int groups = m.block_size / Panel::GROUP;

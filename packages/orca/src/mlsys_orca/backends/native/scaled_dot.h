@@ -45,7 +45,7 @@ struct ScaledDot {
     static vi factors(vi small) { return small; }
     static vi add_scaled(vi total, vi sum, vi factor) { return total + sum * factor; }
 #endif
-    static vi add(vi sum, vi u, vi x) { return mlsys::NibbleDot::add(sum, u, x); }
+    static vi add(vi sum, vi u, vi x) { return mlsys::NibbleDot::add(sum, u, {x}); }
 };
 
 }  // namespace orca
