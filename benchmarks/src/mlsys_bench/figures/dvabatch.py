@@ -7,7 +7,7 @@ from typing import Any
 from mlsys_bench.figures.results import best, load, number, processor, table
 
 _POLICY = "Policy I, cost-aware"
-_MODELS = {
+MODELS = {
     "unet": "U-Net",
     "linknet": "LinkNet",
     "vgg19-weights": "VGG-19, weights",
@@ -65,11 +65,11 @@ def vision(*names: str) -> str:
     for name in names:
         for key, found in load(name).items():
             model, _, part = key.partition("_at_")
-            if model in _MODELS and part:
+            if model in MODELS and part:
                 ms = {case.replace(_static(found), "best static"): run["mean_s"] * 1e3 for case, run in found.items()}
                 ratios = [f"{ms['DVABatch'] / ms[base]:.2f}x" for base in ("ZeroBatch", "best static")]
                 cells = [f"{ms[case]:.1f}" for case in cases]
-                rows.append([processor(name), f"{_MODELS[model]} {part}", *cells, *ratios])
+                rows.append([processor(name), f"{MODELS[model]} {part}", *cells, *ratios])
     return table(["machine", "model, load", *cases, "to ZeroBatch", "to best static"], rows)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import mean, median
 
+from mlsys_bench.figures import dvabatch as of_dvabatch
 from mlsys_bench.figures import orca as of_orca
 from mlsys_bench.figures import windtunnel as of_windtunnel
 from mlsys_bench.figures.results import load, processor, table
@@ -63,7 +65,127 @@ def windtunnel(name: str, data: str = "flights-3m") -> str:
     return table(columns, lines)
 
 
-def _ratios(rows: list[tuple[float, str, str, str, str]]) -> str:
+def batchmaker(*names: str) -> str:
+    """Return BatchMaker's speed over its strongest opponent: peaks, tails, words, trees and streams."""
+    kinds = {"lstm": _lstm, "quick": _paper, "words": _words, "trees": _trees, "voice": _voice}
+    return _ratios([row for name in names for row in kinds[name.split("-")[1]](name)])
+
+
+def _lstm(name: str) -> Iterator[_Row]:
+    command, tails = "mlsys batchmaker bench --quick --figures 7 --hidden {} --requests 1000", []
+    for title, figures in load(name).items():
+        (figure,) = figures.values()
+        size = title.partition(",")[0]
+        shown = command.format(size.removeprefix("h = "))
+        ratio, peer = _over_best(figure["peaks_rps"])
+        yield ratio, f"LSTM, {size}, peak", peer, name, shown
+        index = figure["loads"].index(0.7)
+        tail = {case: 1 / runs[index]["p90_s"] for case, runs in figure["runs"].items()}
+        ratio, peer = _over_best(tail)
+        tails.append((ratio, f"LSTM, {size}, p90 at 70% load", peer, name, shown))
+    yield min(tails)
+
+
+def _over_best(speeds: dict[str, float], ours: str = "cellular, chunk") -> tuple[float, str]:
+    """Return our speed over that of the quickest case that is not cellular, and that case."""
+    others = {case: speed for case, speed in speeds.items() if not case.startswith("cellular")}
+    peer = max(others, key=lambda case: others[case])
+    return speeds[ours] / others[peer], peer
+
+
+def _paper(name: str) -> Iterator[_Row]:
+    for title, figure in load(name).items():
+        if title.startswith(("Figure 11", "Figure 13")):
+            ours = "cellular 64,64" if "13" in title else "cellular, chunk"
+            ratio, peer = _over_best(figure["peaks_rps"], ours)
+            number = title.partition(":")[0].removeprefix("Figure ")
+            command = f"mlsys batchmaker bench --quick --figures {number}"
+            yield ratio, title.partition(": ")[2] + ", peak", peer, name, command
+
+
+def _words(name: str) -> Iterator[_Row]:
+    ratio, peer = _over_best({case: median(runs) for case, runs in load(name)["words_per_s"].items()}, "cellular")
+    yield ratio, "words of g2p-en, at once", peer, name, "mlsys bench batchmaker-words"
+
+
+def _trees(name: str) -> Iterator[_Row]:
+    for title, found in load(name)["cases"].items():
+        ratio, peer = _over_best(found["median"], "cellular")
+        yield ratio, f"{title}, at once", peer, name, "mlsys bench batchmaker-trees trees=FILE"
+
+
+def _voice(name: str) -> Iterator[_Row]:
+    held = dict(load(name)["streams_held"])
+    ours, peer = held.pop("streams"), max(held, key=lambda case: held[case])
+    yield ours / held[peer], "live voices held", peer, name, "mlsys bench batchmaker-voice"
+
+
+def dvabatch(*names: str) -> str:
+    """Return DVABatch's speed over its strongest opponent: peaks, average latencies, servers.
+
+    Of a suite's vision nets, each load has one row: that of the net with the lowest ratio. Wires likewise.
+    """
+    kinds = {"encoder": _encoder, "vision": _vision, "over": _over_http, "front": _front}
+    return _ratios([row for name in names for row in kinds[name.split("-")[1]](name)])
+
+
+_BASELINES = ("ZeroBatch", "DelayBatch", "at most")
+
+
+def _against_baselines(speeds: dict[str, float], ours: str) -> tuple[float, str]:
+    others = {case: speed for case, speed in speeds.items() if case.startswith(_BASELINES)}
+    peer = max(others, key=lambda case: others[case])
+    return speeds[ours] / others[peer], peer
+
+
+def _encoder(name: str) -> Iterator[_Row]:
+    for key, found in load(name).items():
+        command = "mlsys dvabatch bench --part encoder --lengths {}"
+        if key == "encoder_peak_rps":
+            for lengths, peaks in found.items():
+                ratio, peer = _against_baselines(peaks, "token-packed")
+                yield ratio, f"texts like {lengths}, peak", peer, name, command.format(lengths)
+        elif key.startswith("encoder_latency") and "Policy" in key:
+            lengths, _, part = key.removeprefix("encoder_latency_").partition("_at_")
+            means = {case: 1 / run["mean_s"] for case, run in found.items()}
+            ratio, peer = _against_baselines(means, "token-packed")
+            what = f"texts like {lengths}, average at {float(part.partition('_')[0]):.0%} load"
+            yield ratio, what, peer, name, command.format(lengths)
+
+
+def _vision(name: str) -> Iterator[_Row]:
+    worst: dict[str, _Row] = {}
+    for key, found in load(name).items():
+        model, _, part = key.partition("_at_")
+        if model in of_dvabatch.MODELS and part:
+            ratio, peer = _against_baselines({case: 1 / run["mean_s"] for case, run in found.items()}, "DVABatch")
+            what = f"{of_dvabatch.MODELS[model]}, average at {float(part):.0%} load"
+            row = (ratio, what, peer, name, "mlsys dvabatch bench --part vision")
+            worst[part] = min(row, worst.get(part, row))
+    yield from worst.values()
+
+
+def _over_http(name: str) -> Iterator[_Row]:
+    record = load(name)
+    means = {row["server"]: row["mean_ms"] for row in record["rows"]}
+    ours, peer, rate = means.pop("DVABatch"), min(means, key=lambda server: means[server]), record["settings"]["rate"]
+    what, command = f"over HTTP, average at {rate:.0f} requests/s", f"mlsys bench dvabatch-over-http rate={rate:.0f}"
+    yield means[peer] / ours, what, peer, name, command
+
+
+def _front(name: str) -> Iterator[_Row]:
+    rates: dict[tuple[str, str], dict[str, float]] = {}
+    for row in load(name)["rows"]:
+        rates.setdefault((row["model"], row["wire"]), {})[row["server"]] = row["requests_per_s"]
+    for model, what in (("batched", "in batches"), ("unbatched", "one at a time")):
+        ratio = min(found["dvabatch"] / found["triton"] for (whose, _), found in rates.items() if whose == model)
+        yield ratio, f"model of 2 ms {what}, requests/s", "Triton", name, "mlsys bench core-oip-front"
+
+
+_Row = tuple[float, str, str, str, str]  # ratio, what, against, result file, command
+
+
+def _ratios(rows: list[_Row]) -> str:
     lines = [
         [what, peer, f"**{ratio:.2f}x**", processor(name), f"`{command}`"]
         for ratio, what, peer, name, command in sorted(rows)
