@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import httpx
@@ -10,6 +11,8 @@ import pytest
 from mlsys_core.cli.main import run
 from mlsys_core.serving.instances.chaos import running_server, workers_of
 from mlsys_core.serving.processes import can_supervise
+from mlsys_dvabatch.serve.instances import instance_group
+from mlsys_dvabatch.serve.preparing import Batching, prepare
 
 from .test_texts import LINES, vector
 from .texts import write_folder
@@ -33,6 +36,21 @@ def test_texts_are_embedded_in_processes_which_may_be_killed(tmp_path: Path):
         body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [LINES[0]]}]}
         (output,) = client.post("/v2/models/small/infer", json=body).raise_for_status().json()["outputs"]
         np.testing.assert_allclose(output["data"], found[0]["embedding"], atol=1e-5)
+
+
+def test_a_worker_that_takes_over_only_starts_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_folder(tmp_path / "small")
+    batching = Batching(max_batch_size=4)
+    group = instance_group(prepare(str(tmp_path / "small"), tmp_path, batching), batching)
+
+    def fail(*_: object, **__: object):
+        raise AssertionError("this belongs before the fork")
+
+    monkeypatch.setattr("mlsys_dvabatch.stages.isolation.require_isolated", fail)
+    monkeypatch.setattr("mlsys_dvabatch.serve.spec.tokenizer_of", fail)
+    model = group.build(1)
+    assert model.spec is group.spec
+    asyncio.run(model.close())
 
 
 def test_what_cannot_be_shared_by_processes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -187,7 +187,7 @@ class HttpClient(asyncio.Protocol):
         if end < 0:
             return
         head = bytes(self._buffer[:end]).lower()
-        _, has_length, rest = head.partition(b"content-length:")
+        _, has_length, rest = head.partition(b"\r\ncontent-length:")
         if has_length:
             is_whole = len(self._buffer) >= end + 4 + int(rest.split(b"\r\n")[0])
         else:  # in chunks, the last of which is empty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import httpx
@@ -32,6 +33,17 @@ def test_words_are_answered_by_processes_which_may_be_killed(tmp_path: Path):
                 worker.kill()
         assert found[0][0]["model_version"] == "1"
         assert is_near(found[1], found[0])
+
+
+def test_a_worker_that_takes_over_only_starts_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_model(lstm_model(num_words=9, hidden_size=8), tmp_path / "words")
+    (group,) = instance_groups([tmp_path], EngineConfig())
+
+    def fail(*_: object, **__: object):
+        raise AssertionError("this belongs before the fork")
+
+    monkeypatch.setattr("mlsys_batchmaker.making.MaterialisedCell", fail)
+    asyncio.run(group.build(1).close())
 
 
 def test_what_cannot_be_shared_by_processes_is_refused(tmp_path: Path):

@@ -11,7 +11,8 @@ from mlsys_core.serving import ServeRequest, VirtualClock
 from mlsys_core.serving.baselines import Bucketed, ZeroBatch
 from mlsys_core.serving.baselines.batch import RequestBatch
 
-from mlsys_batchmaker.engine import EngineConfig, make_scheduler, make_workers
+from mlsys_batchmaker.config import EngineConfig
+from mlsys_batchmaker.making import make_scheduler, make_workers
 from mlsys_batchmaker.models.model import Model
 from mlsys_batchmaker.replay.trace import Request, Served, System
 from mlsys_batchmaker.scheduling.requests import CellRequest

@@ -16,6 +16,7 @@ from mlsys_core.serving.oip import DirectorySource, GrpcConfig, ModelRepository,
 from mlsys_core.serving.processes import can_supervise
 
 from mlsys_batchmaker.engine import EngineConfig
+from mlsys_batchmaker.making import make_cells
 from mlsys_batchmaker.models.model import Model
 from mlsys_batchmaker.models.store import holds_model, load_by_name
 from mlsys_batchmaker.models.stream_store import holds_stream
@@ -28,6 +29,7 @@ class _Loaded:
     def __init__(self, model: Model, config: EngineConfig, version: str) -> None:
         self.model, self.version = model, version
         self.spec = spec_of(model, config, version=version)
+        self._cells = make_cells(model, config)  # before the fork: a worker that takes over has no time
 
     def group(self, config: EngineConfig) -> InstanceGroup:
         """Return its instances."""
@@ -35,7 +37,7 @@ class _Loaded:
 
     def _build(self, config: EngineConfig, num_cores: int) -> OipModel:
         torch.set_num_threads(num_cores)
-        return OipModel(self.model, config, version=self.version)
+        return OipModel(self.model, config, version=self.version, cells=self._cells)
 
     async def close(self) -> None:
         """Free nothing."""

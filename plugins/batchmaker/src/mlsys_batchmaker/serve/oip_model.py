@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from mlsys_batchmaker.scheduling.requests import Values
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
 from mlsys_batchmaker.serve.stream_model import OipStream
 from mlsys_batchmaker.streams.settings import StreamConfig
+from mlsys_batchmaker.workers.materialise import MaterialisedCell
 
 _TYPES = {"int64": DataType.INT64, "float32": DataType.FP32, "bytes": DataType.BYTES}
 
@@ -38,14 +39,22 @@ class OipModel:
         model: model to serve.
         config: settings of its engine.
         version: version of the model.
+        cells: the model's, where they have been made ready already.
     """
 
-    def __init__(self, model: Model, config: EngineConfig, *, version: str = "1") -> None:
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        *,
+        version: str = "1",
+        cells: Sequence[MaterialisedCell] | None = None,
+    ) -> None:
         self.model = model
         self.spec = spec_of(model, config, version=version)
         self.executions = Executions()
         self.is_closed = False
-        self.engine = Engine(model, config, on_round=self._count)
+        self.engine = Engine(model, config, on_round=self._count, cells=cells)
         self.score_source = self.engine.score_source
 
     async def infer(self, request: InferRequest) -> InferResponse:

@@ -11,8 +11,9 @@ from mlsys_core.serving.instances import InstanceGroup, RemoteModel
 from mlsys_core.serving.oip import InferRequest, InferResponse
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.preparing import Batching, Prepared
-from mlsys_dvabatch.serve.spec import spec_of, texts_of
+from mlsys_dvabatch.serve.spec import WireForm, wire_form
 from mlsys_dvabatch.serve.tokens import TextTokens
+from mlsys_dvabatch.stages.isolation import Triable
 
 
 class RemoteEncoder:
@@ -42,7 +43,9 @@ class RemoteEncoder:
         await self._remote.close()
 
 
-def served_model(prepared: Prepared, batching: Batching, num_threads: int | None) -> ServedModel:
+def served_model(
+    prepared: Prepared, batching: Batching, num_threads: int | None, form: WireForm | None = None
+) -> ServedModel:
     """Return a prepared model with an engine of its own."""
     return ServedModel(
         prepared.loaded,
@@ -51,18 +54,24 @@ def served_model(prepared: Prepared, batching: Batching, num_threads: int | None
         max_batch_size=batching.max_batch_size,
         max_waiting=batching.max_waiting,
         num_threads=num_threads,
+        form=form,
     )
 
 
 def instance_group(prepared: Prepared, batching: Batching) -> InstanceGroup:
-    """Return a prepared model as a group of instances."""
-    texts = texts_of(prepared.loaded)
+    """Return a prepared model as a group of instances.
+
+    All that takes long is done here, once: a worker that takes over has requests waiting, and only starts its engine.
+    """
+    model = prepared.loaded.model
+    form = wire_form(prepared.loaded, max_batch_size=batching.max_batch_size)
+    if isinstance(model, Triable):
+        model.isolation.require(batching.max_batch_size)  # which is remembered
 
     def build(num_cores: int) -> ServedModel:
         torch.set_num_threads(num_cores)
-        return served_model(prepared, batching, num_cores)
+        return served_model(prepared, batching, num_cores, form)
 
-    spec = spec_of(prepared.loaded, max_batch_size=batching.max_batch_size)
-    if texts is None:
-        return InstanceGroup(spec=spec, build=build)
-    return InstanceGroup(spec=spec, build=build, wrap=partial(RemoteEncoder, texts=texts, batching=batching))
+    if form.texts is None:
+        return InstanceGroup(spec=form.spec, build=build)
+    return InstanceGroup(spec=form.spec, build=build, wrap=partial(RemoteEncoder, texts=form.texts, batching=batching))

@@ -21,7 +21,7 @@ from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
 from mlsys_dvabatch.serve.encoder_tensors import token_rows
-from mlsys_dvabatch.serve.spec import spec_of, texts_of
+from mlsys_dvabatch.serve.spec import WireForm, wire_form
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -52,6 +52,7 @@ class ServedModel:
         max_batch_size: most rows in a batch, and in one request.
         max_waiting: most rows waiting.
         num_threads: cores to use.
+        form: the model's, where it is known already; None: found here.
         threads: for what requests bring and get, closed with the model; None: the event loop's, and one for large work.
     """
 
@@ -64,6 +65,7 @@ class ServedModel:
         max_batch_size: int = 64,
         max_waiting: int = 1024,
         num_threads: int | None = None,
+        form: WireForm | None = None,
         threads: RequestThreads | None = None,
     ) -> None:
         self.executions = Executions()
@@ -73,8 +75,8 @@ class ServedModel:
         self.score_source = BatchSource(label_of=_label)
         traces = EngineTraces(_members, watcher=self.score_source)
         self._client = _Listener(self.executions, loaded.name, traces)
-        self.texts = texts_of(loaded)  # None: the model takes no text
-        self.spec = spec_of(loaded, max_batch_size=max_batch_size)
+        form = form or wire_form(loaded, max_batch_size=max_batch_size)
+        self.spec, self.texts = form.spec, form.texts  # texts is None: the model takes no text
         self.max_batch_size, self.max_waiting = max_batch_size, max_waiting
         self._most_at_once = max(max_batch_size, min(4 * max_batch_size, max_waiting // 2))
         self.clock = WallClock()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -22,15 +24,23 @@ _TYPES = {
 }
 
 
-def spec_of(loaded: Loaded, *, max_batch_size: int) -> ModelSpec:
-    """Return a model's form on the wire.
+@dataclass(frozen=True, slots=True)
+class WireForm:
+    """A model's form on the wire."""
+
+    spec: ModelSpec
+    texts: TextTokens | None  # None: it takes no text
+
+
+def wire_form(loaded: Loaded, *, max_batch_size: int) -> WireForm:
+    """Return a model's form on the wire. It reads a tokenizer and runs a request, so one call should serve all workers.
 
     Raises:
         InvalidInputError: It has tensors of a dtype that the protocol lacks.
     """
-    model = loaded.model
+    model, texts = loaded.model, texts_of(loaded)
     if isinstance(model, BertStages):
-        inputs, outputs = encoder_tensors(model, has_texts=texts_of(loaded) is not None)
+        inputs, outputs = encoder_tensors(model, has_texts=texts is not None)
     else:
         columns = zip(model.input_names, model.program.example, model.may_be_missing, strict=True)
         inputs = tuple(
@@ -46,9 +56,10 @@ def spec_of(loaded: Loaded, *, max_batch_size: int) -> ModelSpec:
             TensorSpec(f"output_{number}", _type(value), (-1, *value.shape[1:]))
             for number, value in enumerate(_outputs(model))
         )
-    return ModelSpec(
+    spec = ModelSpec(
         name=loaded.name, inputs=inputs, outputs=outputs, platform="mlsys_dvabatch", max_batch_size=max_batch_size
     )
+    return WireForm(spec, texts)
 
 
 def texts_of(loaded: Loaded) -> TextTokens | None:

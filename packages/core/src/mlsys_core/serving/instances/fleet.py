@@ -185,6 +185,9 @@ class Fleet:
     def _on_ready(self, instance: Instance) -> None:
         self._ready[instance.group].set()
         self._pump(instance)
+        for other in self._crew.instances:
+            if other.group == instance.group and not other.is_ready:
+                self._move_waiting(other)
 
     def _on_gave_up(self) -> None:
         error = ServingError("the workers died again and again, and are not started any more")
