@@ -18,7 +18,7 @@ AGENT_TESTS := tests/integration/orca/test_agents.py tests/integration/orca/test
 VISION_TESTS := tests/nimble/nets/test_timm.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup wheels release-check publish-dry-run version demo test test-all fuzz test-peers test-agents oracles mutants lint types fmt bench figures soak soak-dvabatch docs browser test-gpu sanitize bench-gpu proto lock lock-models clean
+.PHONY: help setup wheels release-check pythons publish-dry-run version demo test test-all fuzz test-peers test-agents oracles mutants lint types fmt bench figures soak soak-dvabatch docs browser test-gpu sanitize bench-gpu proto lock lock-models clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ lint: setup  ## Ruff, formatting, and the repository's own boundaries
 
 types: setup  ## mypy --strict on packages, plugins and scripts
 	$(VENV)/bin/mypy $(addsuffix /src,$(DISTS)) scripts
+
+pythons: setup  ## Compile the sources with the other Pythons found here, and run what needs no torch
+	$(PY) scripts/pythons.py
 
 fmt: setup  ## Format the code and fix what ruff can fix
 	$(VENV)/bin/ruff check --fix $(CODE)

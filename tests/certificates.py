@@ -28,7 +28,18 @@ def make_certificates(folder: Path) -> Certificates:
 
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     openssl(
-        "req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "1", "-subj", "/CN=test authority"
+        "req",
+        "-x509",
+        *new_key,
+        "-keyout",
+        "ca.key",
+        "-out",
+        "ca.pem",
+        "-days",
+        "1",
+        "-subj",
+        "/CN=test authority",
+        *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),  # Python 3.13 asks for it
     )
     for name, extension in (
         ("server", "subjectAltName=IP:127.0.0.1,DNS:localhost"),
