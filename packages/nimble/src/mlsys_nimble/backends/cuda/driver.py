@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from mlsys_core.device import CudaDevice
-from mlsys_core.device.cuda_graphs import active, capturing, forget_workspaces, new_graph_pool, reserved_nbytes
+from mlsys_core.device.cuda_graphs import GraphPool, active, capturing, forget_workspaces, reserved_nbytes
 from torch import Tensor
 
 Handle = Any  # a stream, an event, a graph or a pool
@@ -113,7 +113,7 @@ class CoreDriver:
 
     def new_pool(self) -> Handle:
         """See :class:`Driver`."""
-        return new_graph_pool()
+        return GraphPool(self._cuda)
 
     def record(self, event: Handle, stream: Handle) -> None:
         """See :class:`Driver`."""
