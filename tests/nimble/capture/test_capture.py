@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -108,3 +109,40 @@ def test_operators_that_cannot_be_scheduled_are_refused_with_their_line(function
     with pytest.raises(CaptureError, match=message) as caught:
         capture(function, (torch.ones(3, 3),))
     assert "test_capture.py:" in str(caught.value)
+
+
+class Leaves(nn.Module):
+    def __init__(self, forward: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = forward
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        (lambda x: (x + 1).to("meta"), "moves a tensor computed from inputs to meta"),
+        (lambda x: (x, torch.ones(3, device="meta")), "returns a tensor on meta"),
+        (lambda x: (torch.rand(3, device="meta"), x)[1] + 1, "draws random numbers on meta"),
+        (lambda x: x + (x * 2).data_ptr(), "asks where a tensor computed from inputs lies"),
+    ],
+)
+def test_what_leaves_the_device_or_torch_is_refused(forward: Callable[[torch.Tensor], Any], reason: str) -> None:
+    with pytest.raises(CaptureError, match=reason):
+        capture(Leaves(forward), (torch.ones(3),))
+
+
+def test_a_custom_operator_may_look_at_addresses() -> None:
+    @torch.library.custom_op("mlsys_test::address", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        assert x.data_ptr()
+        return torch.from_numpy(2 * x.numpy())
+
+    @twice.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    captured = capture(Leaves(lambda x: twice(x) + 1), (torch.ones(3),))
+    assert any("mlsys_test" in str(operator.kind) for operator in captured.program.operators)

@@ -92,6 +92,7 @@ def capture(
         try:
             with LeakGuard(tracer, site, questions), tracer:
                 result = call_external(run, *call[0], **call[1])
+            _refuse_elsewhere(result, device, tracer.beside)
             results, outputs = find_results(result, objects, given.changed(), tracer, inputs, separates=separates)
             _note_reassigned(before, modules, tracer)
         except NotImplementedError as error:
@@ -111,6 +112,13 @@ def capture(
         mutations=tuple((old.value, new.value) for old, new in tracer.mutations()),
     )
     return Captured(program, indices, results, device, tracer.reads_values)
+
+
+def _refuse_elsewhere(result: Any, device: torch.device, beside: Sequence[torch.Tensor]) -> None:
+    for leaf in torch.utils._pytree.tree_leaves(result):
+        if isinstance(leaf, torch.Tensor) and leaf.device != device and not any(leaf is other for other in beside):
+            what = f"forward returns a tensor on {leaf.device}, the model lies on {device}"
+            raise refuse(what, "", "Move the result after the call, or prepare with fallback='eager'.")
 
 
 class _Given:

@@ -35,6 +35,7 @@ _BRANCH = (
     "or prepare with fallback='eager'."
 )
 _CHECK = "A replay would not look: check inputs before the call, or prepare with fallback='eager'."
+_CUSTOM = "Register the kernel as an operator, torch.library.custom_op or triton_op, or prepare with fallback='eager'."
 _SHAPE = "Use a mask of fixed shape in its place, or prepare with fallback='eager'."
 _WHOLE = frozenset(
     {
@@ -100,6 +101,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._roots: list[tuple[torch.Tensor, Group, Ref]] = []  # inputs and constants
         self.reads_values = False  # Python code read a constant's value, so the program depends on it
         self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []  # constants written in place, with their old content
+        self.beside: list[torch.Tensor] = []  # what operators make on the CPU beside results on the device
+        self._is_lifting = False  # torch.tensor(numbers) is at work: its tensor appears here first
 
     def add_input(self, tensor: torch.Tensor) -> Ref:
         """Make ``tensor`` an input of the program."""
@@ -112,7 +115,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if type(tensor) not in (torch.Tensor, nn.Parameter):
                 what = f"a tensor of class {type(tensor).__name__}"
                 raise refuse(what, self.builder.site.source, "Nimble takes plain tensors, parameters and buffers.")
-            if tensor.device != self._device and tensor.dim():
+            if tensor.device != self._device and tensor.dim() and not self._is_fresh(tensor):
                 what = f"a tensor on {tensor.device} beside tensors on {self._device}"
                 raise refuse(what, self.builder.site.source, "Nimble schedules one device: move the tensor there.")
             return self._add_constant(tensor)
@@ -155,8 +158,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Record ``func``, then run it."""
-        kwargs = kwargs or {}
+        """Record ``func``, then run it; what it does in Python is its own affair, not the model's."""
+        with torch._C.DisableTorchFunction():
+            return self._dispatched(func, args, kwargs or {})
+
+    def _dispatched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.builder.site = self._site()
         name = str(func)
         function = declared(func, args, kwargs, self.builder.site.source)
@@ -174,12 +180,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if rule is None and func._can_decompose() and not _is_whole(func):
             with self:
                 return call_external(func.decompose, *args, **kwargs)
+        self._is_lifting = name.startswith("aten.lift_fresh")
         refs = self._refs(args), self._refs(kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if _is_tensor(leaf)]
         if rule is None:
             result = checked(func, args, dict(kwargs), tensors, self.builder.site.source)
         else:
             result = call_external(func, *args, **kwargs)
+        self._refuse_elsewhere(func, name, result, tensors)
         if isinstance(result, torch.Tensor | list | tuple):
             self._record(func, name, result, refs, tensors)
         elif result is None and not all(map(self.is_fixed, tensors)) and not name.startswith(_STATIC_CHECKS):
@@ -216,7 +224,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tuple(map(encode, item)) if isinstance(item, list | tuple) else item
 
         arguments = tuple(map(encode, refs[0]))
-        keywords = tuple((key, encode(value)) for key, value in refs[1].items())
+        keywords = tuple((k, self._device if k == "device" and v else encode(v)) for k, v in refs[1].items())
         even = () if _takes_any_strides(name) else [i for i, t in enumerate(tensors) if t.is_contiguous()]
         is_pure = torch.Tag.nondeterministic_seeded not in func.tags
         return self.builder.emit_many(Aten(name, arguments, keywords, tuple(even)), inputs, types, is_pure=is_pure)
@@ -293,17 +301,25 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(group.version and shares_memory(root, tensor) for root, group, _ in self._roots):
             what = "a read of memory that was written to in place through another parameter or buffer"
             raise refuse(what, self.builder.site.source, "Give each a tensor of its own: buffer.clone().")
-        if not tensor.is_inference() or id(tensor) in self._own:
+        if not self._is_fresh(tensor):
             return self._add_root(tensor, self.builder.constant(tensor))
         if any(overlap(tensor, other) for other in list(self._members.keys())):  # type: ignore[no-untyped-call]
             what = "memory of a tensor that was reached behind torch's back, as by DLPack"
             raise refuse(what, self.builder.site.source, "Keep to torch's operators between inputs and results.")
-        if not tensor.untyped_storage().resizable():  # memory of NumPy, say: writes must reach its owner
+        is_owned = not tensor.untyped_storage().resizable()  # memory of NumPy, say: writes must reach its owner
+        if (is_owned and tensor.device != self._device) or (tensor.is_cuda and not self._is_lifting):
+            what = "a tensor that was made behind torch's back, as by a kernel outside of torch or from NumPy's memory"
+            raise refuse(what, self.builder.site.source, _CUSTOM)
+        if is_owned:
             return self._add_root(tensor, self.builder.constant(tensor))
-        fixed = self.builder.constant(tensor.clone())
+        fixed = self.builder.constant(tensor.to(self._device, copy=True))
         ref = self.builder.emit(Copy(), [fixed], fixed.type)
         self._members[tensor] = Member(Group(ref), (), ref)
         return ref
+
+    def _is_fresh(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor that no operator made is of this run, such as ``torch.tensor([1.0])``."""
+        return tensor.is_inference() and id(tensor) not in self._own
 
     def _add_root(self, tensor: torch.Tensor, ref: Ref) -> Ref:
         group = Group(ref)
@@ -344,6 +360,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         raise refuse(f"{name}: the shape of its result depends on values", site, _SHAPE)
 
+    def _refuse_elsewhere(self, func: Any, name: str, result: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuse what lies on another device; what constants alone give there is made on the program's own."""
+        parts = [result] if _is_tensor(result) else [part for part in tree_leaves(result) if _is_tensor(part)]
+        away = [part for part in parts if part.device != self._device]
+        if len(away) < len(parts) or not away:
+            self.beside += away  # attention on CUDA keeps its seeds on the CPU; a graph, on the device
+            return
+        place = away[0].device
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            what = f"{name} draws random numbers on {place}, the model lies on {self._device}"
+            raise refuse(what, self.builder.site.source, "Draw them on the model's device: device=x.device.")
+        if not all(map(self.is_fixed, tensors)):
+            what = f"{name} moves a tensor computed from inputs to {place}"
+            raise refuse(what, self.builder.site.source, "Nimble schedules one device: move results after the call.")
+
     def _refuse_strides(self, tensor: torch.Tensor) -> None:
         """Refuse a view by strides of a tensor that is not row-major from the start of its memory."""
         if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
@@ -362,6 +393,7 @@ class LeakGuard(TorchFunctionMode):
     """Function mode that refuses calls by which values leave torch without a dispatched operator."""
 
     _LEAKS = frozenset({"tolist", "numpy", "__array__", "__dlpack__"})
+    _ADDRESS = "data_ptr"  # of which a kernel outside of torch, written in Triton, say, reads and writes
 
     def __init__(self, tracer: Tracer, site: Callable[[], Site], questions: Questions | None = None) -> None:
         super().__init__()
@@ -379,6 +411,10 @@ class LeakGuard(TorchFunctionMode):
                 what = f"Tensor.{name}: the model's Python code asks for the values of a tensor computed from inputs"
                 raise refuse(what, self._site().source, _BRANCH)
             self._tracer.reads_values = True
+        asks_address = name == self._ADDRESS or func == _INTERFACE
+        if asks_address and not self._tracer.is_fixed(args[0]):
+            what = "a kernel that is no operator of torch's asks where a tensor computed from inputs lies"
+            raise refuse(what, self._site().source, _CUSTOM)
         if self._questions is not None and name == "__getitem__":
             return self._item(func, *args)
         result = call_external(func, *args, **(kwargs or {}))
@@ -395,6 +431,9 @@ class LeakGuard(TorchFunctionMode):
         for dim, start, stop in slices:
             result = call_external(torch.ops.aten.slice.Tensor, result, dim, start, stop)
         return result
+
+
+_INTERFACE = torch.Tensor.__cuda_array_interface__.__get__
 
 
 def _is_tensor(item: Any) -> bool:
