@@ -122,19 +122,30 @@ def test_training_gives_eagers_gradients(name: str, device: torch.device):
     module.to(device).train().requires_grad_(True)
     reference = copy.deepcopy(module)
     data = tuple(x.to(device) for x in inputs)
+    exact = copy.deepcopy(module).double()
     nimble = Nimble(module).prepare(data, training=True)
     for _ in range(4):
-        for call in (nimble, reference):
-            result = call(*data)
-            (result if isinstance(result, Tensor) else result[-1]).square().mean().backward()
-        ours = [p.grad for p in module.parameters() if p.grad is not None]
-        theirs = [p.grad for p in reference.parameters() if p.grad is not None]
-        total = sum(float(gradient.double().square().sum()) for gradient in theirs) ** 0.5
-        apart = sum(float((a - b).double().square().sum()) for a, b in zip(ours, theirs, strict=True)) ** 0.5
-        assert apart <= 1e-2 * total
-        module.zero_grad()
+        ours, theirs, wanted = (
+            _gradients(call, net, data) for call, net in ((nimble, module), (reference, reference), (exact, exact))
+        )
+        # Nets of random weights magnify rounding: eager's own distance from float64 is the measure.
+        assert _apart(ours, wanted) <= 3 * _apart(theirs, wanted) + 1e-4
         reference.load_state_dict(module.state_dict())
-        reference.zero_grad()
+        exact.load_state_dict(module.state_dict())
+
+
+def _gradients(call: Any, net: nn.Module, data: tuple[Tensor, ...]) -> list[Tensor]:
+    net.zero_grad()
+    is_exact = next(net.parameters()).dtype == torch.float64
+    result = call(*(x.double() if is_exact and x.is_floating_point() else x for x in data))
+    (result if isinstance(result, Tensor) else result[-1]).square().mean().backward()
+    return [p.grad.double() for p in net.parameters() if p.grad is not None]
+
+
+def _apart(some: list[Tensor], wanted: list[Tensor]) -> float:
+    """The distance over the length of what is wanted."""
+    total = sum(float(gradient.square().sum()) for gradient in wanted)
+    return float(sum(float((a - b).square().sum()) for a, b in zip(some, wanted, strict=True)) / total) ** 0.5
 
 
 def test_training_under_autocast(device: torch.device):

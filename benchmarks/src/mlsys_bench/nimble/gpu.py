@@ -68,22 +68,24 @@ def makers(*, training: bool, is_quick: bool) -> dict[str, Maker]:
     return found
 
 
-def run_on_gpu(context: BenchContext) -> Section:
-    """Run all races and report.
+def run_on_gpu(context: BenchContext, nets: Sequence[str] = ()) -> Section:
+    """Run all races, or those of ``nets``, and report.
 
     Raises:
-        InvalidInputError: the context's device is not a CUDA device that torch sees.
+        InvalidInputError: the context's device is not a CUDA device that torch sees, or no race has such a net.
     """
+    if unknown := set(nets) - {*INFERENCE, *(name for name, _ in TRAINING)}:
+        raise InvalidInputError(f"on {context.device} there are no races of {', '.join(sorted(unknown))}")
     if device_kind(context.device).name != "cuda" or not is_usable():
         raise InvalidInputError(f"nimble's benchmark runs on cpu or cuda, and torch sees no {context.device!r} here")
     cuda = CudaDevice(torch.device(context.device).index or 0)
     device, seconds = torch.device(cuda.torch_name), QUICK_SECONDS if context.is_quick else SECONDS
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     races: list[Race] = []
-    for name in INFERENCE:
+    for name in (name for name in INFERENCE if not nets or name in nets):
         context.console.print(f"{name} ...")
         races.append(Race(name, is_training=False, outcomes=infer(name, device, seconds, context.is_quick)))
-    for name, size in TRAINING:
+    for name, size in ((name, size) for name, size in TRAINING if not nets or name in nets):
         title = f"{name}, {size} x {size}" if size else name
         context.console.print(f"training {title} ...")
         races.append(Race(title, is_training=True, outcomes=train(name, size, device, seconds, context.is_quick)))
@@ -118,21 +120,24 @@ def train(name: str, size: int, device: torch.device, seconds: float, is_quick: 
     if size:
         data = (torch.randn(TRAINING_BATCH, 3, size, size, device=device),)
 
-    def ready(make: Maker) -> Callable[[], list[Tensor]]:
-        own = copy.deepcopy(module)
-        call = make(own, data)
+    def ready(make: Maker, dtype: torch.dtype = torch.float32) -> Callable[[], list[Tensor]]:
+        own = copy.deepcopy(module).to(dtype)
+        given = tuple(x.to(dtype) if x.is_floating_point() else x for x in data)
+        call = make(own, given)
 
         def step() -> list[Tensor]:
             for parameter in own.parameters():
                 parameter.grad = None
-            result = tree_leaves(call(*data))[-1]
+            result = tree_leaves(call(*given))[-1]
             functional.cross_entropy(result, torch.zeros(len(result), dtype=torch.int64, device=device)).backward()  # type: ignore[no-untyped-call]
             return [parameter.grad for parameter in own.parameters() if parameter.grad is not None]
 
         return step
 
+    cases = makers(training=True, is_quick=is_quick)
+    rounding = difference(ready(cases["eager"])(), ready(cases["eager"], torch.float64)())
     return race_on(
-        {key: partial(ready, make) for key, make in makers(training=True, is_quick=is_quick).items()}, seconds
+        {key: partial(ready, make) for key, make in cases.items()}, seconds, tolerance=max(TOLERANCE, 4 * rounding)
     )
 
 
@@ -140,6 +145,7 @@ def race_on(
     makers: dict[str, Callable[[], Callable[[], list[Tensor]]]],
     seconds: float,
     *,
+    tolerance: float = TOLERANCE,
     synchronize: Callable[[], None] | None = None,
     reserved: Callable[[], int] | None = None,
 ) -> dict[str, Outcome]:
@@ -148,6 +154,7 @@ def race_on(
     Args:
         makers: Each makes a call.
         seconds: Seconds of turns.
+        tolerance: Largest difference; in training as large as eager's rounding, which nets of random weights magnify.
         synchronize: Waits until the device is idle; None: torch's current CUDA device.
         reserved: Bytes that the device's allocator holds, with nothing kept that is free; None: of that device.
     """
@@ -170,7 +177,7 @@ def race_on(
     return race(
         {name: partial(ready, make) for name, make in makers.items()},
         difference=difference,
-        tolerance=TOLERANCE,
+        tolerance=tolerance,
         turn_s=0.3,
         budget_s=seconds,
     )

@@ -53,11 +53,9 @@ def run(
     if device_kind(context.device).name != "cpu":
         from mlsys_bench.nimble.gpu import run_on_gpu
 
-        if nets or peers is not None:
-            raise InvalidInputError(
-                f"on {context.device} the paper's nets are run, with what torch has: no nets, no peers"
-            )
-        return run_on_gpu(context)
+        if peers is not None:
+            raise InvalidInputError(f"on {context.device} the peers are torch's own: leave out --peers")
+        return run_on_gpu(context, nets)
     settings = race_settings(context, nets or (QUICK_NETS if context.is_quick else NETS), peers, trust_code)
     races: dict[str, dict[str, Outcome]] = {}
     console = context.console

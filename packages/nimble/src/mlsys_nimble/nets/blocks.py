@@ -67,6 +67,7 @@ def settle(net: Net) -> Net:
     result. So each batch norm measures its input in one run of the example.
     """
     norms = [module for module in net.module.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
     net.module.eval().requires_grad_(False)
     for norm in norms:
         nn.init.uniform_(norm.weight, 0.5, 1.5)
@@ -76,6 +77,7 @@ def settle(net: Net) -> Net:
     if norms:
         with torch.no_grad():
             net.module(*net.inputs)
-    for norm in norms:
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
         norm.eval()
     return net

@@ -21,7 +21,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_nimble.backends.cuda.captured import CapturedSchedule, Location, Recorder, is_result, location_of
 from mlsys_nimble.backends.cuda.convolutions import fastest, layouts_of
 from mlsys_nimble.backends.cuda.driver import CoreDriver, Driver
-from mlsys_nimble.backends.cuda.functions import make_functions
+from mlsys_nimble.backends.cuda.functions import is_kept_out, make_functions
 from mlsys_nimble.backends.cuda.plan import plan_streams
 from mlsys_nimble.backends.cuda.pool import Pool, shared_pool
 from mlsys_nimble.ir.program import Program, ValueId
@@ -84,7 +84,7 @@ class CudaExecutor:
         self.layout = next(iter(self._recorders))  # of images between convolutions; measured by the first call
         self._copied: set[int] = set()  # inputs that came from several addresses
         self._captures: list[CapturedSchedule] = []
-        self._failure: Exception | None = None  # of a capture, whose calls have run without a graph since
+        self._runs_alone = any(is_kept_out(operator.kind) for operator in program.operators)  # without a graph
         self.reserved_nbytes = 0  # bytes that the allocator added for all captures
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -113,7 +113,7 @@ class CudaExecutor:
         free = next((capture for capture in fitting if capture.is_free), None)
         if free is not None:
             return free
-        if self._failure is not None:
+        if self._runs_alone:
             return None
         self._copied |= {number for number, tensor in enumerate(inputs) if tensor.device != self._driver.device}
         if not fitting and self._captures:
@@ -125,7 +125,7 @@ class CudaExecutor:
         try:
             capture = self._record(inputs)
         except Exception as error:  # noqa: BLE001 - of any operator; one of the model's own comes again without a graph
-            self._failure = error
+            self._runs_alone = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             _LOG.warning("no CUDA graph can be captured, so operators run one by one: %s", reason)
             return None

@@ -10,10 +10,32 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_nimble.backends.cuda.convolutions import LAYOUTS, SelectedConvolution
 from mlsys_nimble.backends.reference.operators import compile_operator
 from mlsys_nimble.backends.table import Run
-from mlsys_nimble.ir.operators import FUSABLE, Convolution, Pointwise
+from mlsys_nimble.ir.operators import FUSABLE, Aten, Convolution, Pointwise
 from mlsys_nimble.ir.program import Program
 
+# cuSOLVER waits for the device, and after a failed capture its handle fails outside of one too.
+_SOLVERS = frozenset(
+    {
+        *("cholesky", "cholesky_ex", "cholesky_inverse", "cholesky_solve", "cond", "det", "eig", "eigh", "eigvals"),
+        *("eigvalsh", "geqrf", "householder_product", "inv", "inv_ex", "inverse", "ldl_factor", "ldl_factor_ex"),
+        *("ldl_solve", "lobpcg", "lstsq", "lu", "lu_factor", "lu_factor_ex", "lu_solve", "matrix_rank", "orgqr"),
+        *("ormqr", "pinv", "pinverse", "qr", "slogdet", "solve", "solve_ex", "svd", "svdvals", "tensorinv"),
+        "tensorsolve",
+    }
+)
 KERNELS = ("triton", "inductor", "aten")
+
+
+def is_kept_out(kind: Any) -> bool:
+    """Return whether an operator cannot be captured in a graph, and should not be tried.
+
+    Example:
+        >>> is_kept_out(Aten("aten._linalg_eigh.default", ())), is_kept_out(Aten("aten.detach.default", ()))
+        (True, False)
+    """
+    if not isinstance(kind, Aten):
+        return False
+    return kind.target.split(".")[1].lstrip("_").removeprefix("linalg_") in _SOLVERS
 
 
 def make_functions(program: Program, kernels: str, *, layout: str = LAYOUTS[0]) -> list[Run]:
