@@ -91,10 +91,10 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptio
     if num_rows == 1:
         # The heads that share a key stand as rows against it, so no key is repeated.
         group = num_heads // num_kv_heads
-        grouped = query.view(1, num_kv_heads, group, head_dim)
+        grouped = query.reshape(1, num_kv_heads, group, head_dim)
         mask = None if mask is None else mask.view(1, num_kv_heads, group, context_len)
         attended = scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=options.scale)
-        return attended.view(1, num_heads, head_dim)
+        return attended.reshape(1, num_heads, head_dim)  # a view on a CPU; CUDA's kernels lay it out otherwise
     q, is_causal = query.transpose(0, 1)[None], mask is None and options.is_causal
     attended = scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=is_causal, scale=options.scale, enable_gqa=True
