@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
+_UNKNOWN = SimpleNamespace(is_choice=True)  # Typer before 0.29 has labels of its own
 _NAMES = {"str": "TEXT", "datetime": "TIME", "file": "PATH", "directory": "PATH"}
 
 
@@ -35,7 +37,7 @@ def _show(parameter: Any) -> None:
         return
     if getattr(parameter, "is_bool_flag", False):
         parameter.metavar = ""
-    elif not parameter.type_descriptor.is_choice:
+    elif not getattr(parameter, "type_descriptor", _UNKNOWN).is_choice:
         label = name_of(parameter.display_type(None))
         parameter.display_type = lambda _: label
 
