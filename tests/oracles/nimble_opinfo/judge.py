@@ -134,7 +134,7 @@ def _run(function: Callable[..., Any], tensors: Sequence[torch.Tensor], *, learn
     learnt = [y for y in results if isinstance(y, torch.Tensor) and y.requires_grad]
     if not learnt:
         return results
-    weights = [torch.linspace(0.5, 1.5, y.numel(), dtype=torch.float64).view(y.shape).to(y.dtype) for y in learnt]
+    weights = [torch.linspace(0.5, 1.5, y.numel(), dtype=torch.float64).view(y.shape).to(y) for y in learnt]
     return [*results, *_flat(torch.autograd.grad(learnt, leaves, weights, allow_unused=True, materialize_grads=True))]
 
 

@@ -92,7 +92,7 @@ def _slice(x: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
 
 
 def _weight(rows: int, columns: int, like: Tensor) -> Tensor:
-    return torch.linspace(-1, 1, rows * columns, dtype=torch.float64).view(rows, columns).to(like.dtype)
+    return torch.linspace(-1, 1, rows * columns, dtype=torch.float64).view(rows, columns).to(like)
 
 
 def _conv(x: Tensor, padding: int) -> Tensor:
@@ -102,7 +102,8 @@ def _conv(x: Tensor, padding: int) -> Tensor:
 def _attend(x: Tensor, sees: int) -> Tensor:
     """Attention of a sequence to itself; the queries after `sees` see no key."""
     length = x.shape[-2]
-    mask = torch.ones(length, length, dtype=torch.bool).tril() & (torch.arange(length) < sees).view(-1, 1)
+    order = torch.arange(length, device=x.device)
+    mask = (order <= order.view(-1, 1)) & (order < sees).view(-1, 1)
     return F.scaled_dot_product_attention(x, x * 0.5, x + 1, mask)
 
 
@@ -193,7 +194,7 @@ ELEMENTWISE = {
     "clone": Step(1, _none, lambda x: x.clone()),
 }
 PRODUCTS = {
-    "linear": Step(1, _none, lambda x: F.linear(x, _weight(5, x.shape[-1], x), torch.arange(5).to(x.dtype))),
+    "linear": Step(1, _none, lambda x: F.linear(x, _weight(5, x.shape[-1], x), torch.arange(5).to(x))),
     "scores": Step(1, _none, lambda x: x @ x.mT / max(x.shape[-1], 1)),
     "matmul": Step(2, _none, lambda x, y: x @ y / max(x.shape[-1], 1)),
     "conv2d": Step(1, lambda *_: st.tuples(st.sampled_from([0, 1])), _conv),
