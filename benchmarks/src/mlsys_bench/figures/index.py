@@ -11,7 +11,7 @@ from mlsys_bench.figures.results import PROCESSORS, RESULTS, table
 _HEAD = """# Results
 
 Written by `make figures`; do not edit by hand. One file for each published table or row of one; a file that no page
-cites is deleted. The last part of a name is the processor, two cores of it.
+cites is deleted. The last part of a name is the processor, two cores of it, or the GPU.
 
 """
 _WHAT = {
@@ -28,12 +28,14 @@ _WHAT = {
     "dvabatch-overhead": "One request at a time",
     "dvabatch-vision": "Operator and load diversity: vision nets under each policy",
     "front-peers": "Five servers of the Open Inference Protocol",
+    "nimble-nasnet-mobile": "A net with branches on a GPU",
     "nimble-memory": "Memory of prepared models beside ONNX Runtime's",
     "nimble-operator-bound": "Nets of small operators",
     "nimble-training": "Training steps",
     "nimble": "Nets against peers",
     "orca-bubbles": "Bubbles of a pipeline, request-level against iteration-level",
     "orca-control": "Processor time of a divided model's control",
+    "orca-gpu": "Triton kernels and iterations beside torch's operators",
     "orca-parity": "Answers of divided models beside one process, to the bit",
     "orca-gap": "Time between two iterations of a divided model",
     "orca-scale": "A divided model beside one process",

@@ -79,3 +79,14 @@ def memory(name: str) -> str:
     ]
     columns = ["weights", "kept, with torch's module", "kept beside it", "left after del", "peak", "to ONNX Runtime"]
     return table(["net", "", *columns], rows)
+
+
+def gpu(name: str) -> str:
+    """Return a row for each case of each race on a GPU: median milliseconds, and how many times slower than Nimble."""
+    rows: list[list[str]] = []
+    for race in load(name)["races"]:
+        ours = race["outcomes"]["Nimble"]["median_s"]
+        for case, outcome in race["outcomes"].items():
+            ratio = f"{outcome['median_s'] / ours:.2f}x"
+            rows.append([race["net"], case, number(1e3 * outcome["median_s"]), ratio, outcome["note"]])
+    return table(["net, batch 1", "case", "ms", "over Nimble", "memory"], rows)

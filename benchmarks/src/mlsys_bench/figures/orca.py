@@ -155,3 +155,23 @@ def paper(*names: str) -> str:
             where = "16 A100, simulated" if "simulated" in name else f"{processor(name)}, SmolLM2-135M"
             rows.append([where, case, f"{crossing['latency_s'] * 1e3:.3g} ms", *cells, f"**{crossing['ratio']:.1f}x**"])
     return table(["machine", "latency of a token", "", "iteration-level", "request-level", "ratio"], rows)
+
+
+def gpu(name: str) -> str:
+    """Return a row for each kernel and iteration on a GPU: milliseconds of ours and of torch's operators, losses first."""
+    columns = ["what", "shape", "ms", "torch's operators, ms", "torch's over ours", "keys gathered beforehand, ms"]
+    rows = sorted(load(name)["rows"], key=lambda row: row["torch_ms"] / row["ours_ms"])
+    return table(
+        columns,
+        [
+            [
+                row["what"],
+                row["shape"],
+                number(row["ours_ms"]),
+                number(row["torch_ms"]),
+                f"{row['torch_ms'] / row['ours_ms']:.2f}x",
+                "" if row["padded_ms"] is None else number(row["padded_ms"]),
+            ]
+            for row in rows
+        ],
+    )

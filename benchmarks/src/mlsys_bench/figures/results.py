@@ -18,6 +18,7 @@ PROCESSORS = {
     "emr": "Emerald Rapids (AVX-512, bf16)",
     "icx": "Ice Lake (AVX-512)",
     "spr": "Sapphire Rapids (AVX-512, AMX)",
+    "h100": "H100 (80 GB), CUDA 13",
 }
 
 
