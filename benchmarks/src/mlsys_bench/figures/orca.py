@@ -158,7 +158,7 @@ def paper(*names: str) -> str:
 
 
 def gpu(name: str) -> str:
-    """Return a row for each kernel and iteration on a GPU: milliseconds of ours and of torch's operators, losses first."""
+    """Return a row for each kernel and iteration on a GPU: milliseconds beside torch's operators, losses first."""
     columns = ["what", "shape", "ms", "torch's operators, ms", "torch's over ours", "keys gathered beforehand, ms"]
     rows = sorted(load(name)["rows"], key=lambda row: row["torch_ms"] / row["ours_ms"])
     return table(
