@@ -96,10 +96,14 @@ def test_stages(collector: Collector) -> None:
     model = BertStages(TINY, 2).eval()
     served = ServedModel(Loaded("tiny", model), parse_stages("1+1,1+1"), InputPolicy(), max_batch_size=8, num_threads=1)
     http, logger = HttpConfig(traces=TraceConfig(collector.url)), make_logger("json", stream=io.StringIO())
-    app = create_oip_app(ModelRepository([served]), config=http, logger=logger)
+    app = create_oip_app(ModelRepository([served]), config=http, logger=logger, model_control=True)
     with BackgroundServer(app) as server:
-        posted(f"{server.url}/v2/models/tiny/infer", [tensor("input_ids", [[5, 6, 7]] * 3)])
-    (root,) = collector.wait("POST /v2/models/{model}/infer")
+        settings = httpx.post(f"{server.url}/v2/trace/setting", json={"trace_count": "1"}).json()
+        assert (settings["trace_level"], settings["trace_count"]) == (["TIMESTAMPS"], "1")
+        for _ in range(3):
+            posted(f"{server.url}/v2/models/tiny/infer", [tensor("input_ids", [[5, 6, 7]] * 3)])
+        assert httpx.post(f"{server.url}/v2/trace/setting", json={}).json()["trace_count"] == "0"
+    (root,) = collector.wait("POST /v2/models/{model}/infer")  # all are sent when the server has ended
     parts = [span for span in collector.spans if span.parent_span_id == root.span_id]
     assert len(parts) == 3  # a row is a request of its own
     runs = [facts_of(collector.below(part)["run"]) for part in parts]

@@ -28,6 +28,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
     root: Path = tmp_path_factory.mktemp("models")
     save_model(lstm_model(num_words=6, hidden_size=8), root / "lstm")
     save_model(seq2seq_model(num_words=6, hidden_size=8, eos=None), root / "seq2seq")
+    (root / "lstm" / "config.pbtxt").write_text(
+        'model_warmup [ { name: "zeros" '
+        'inputs { key: "words" value { data_type: TYPE_INT64 dims: 3 zero_data: true } } } ]'
+    )
     app = make_app(
         [root],
         EngineConfig(compiler="eager"),
@@ -52,6 +56,12 @@ def test_http(served):
         expected = engine.submit({"words": WORDS}).result().outputs["hidden"]
     with httpclient.InferenceServerClient(served[0]) as client:
         assert client.is_model_ready("lstm")
+        assert client.get_model_config("lstm")["model_warmup"][0]["name"] == "zeros"
+        text = urllib.request.urlopen(f"http://{served[0]}/metrics").read().decode()
+        assert 'mlsys_batchmaker_cells_total{model="lstm",version="1"} 3.0' in text
+        levels = '{"dynamic_batching": {"priority_levels": 2, "default_priority_level": 1}}'
+        with pytest.raises(httpclient.InferenceServerException, match="leave out priority_levels"):
+            client.load_model("lstm", config=levels)
         result = client.infer("lstm", [tensor(httpclient, WORDS)])
         np.testing.assert_allclose(result.as_numpy("hidden"), expected, rtol=0, atol=1e-6)
         with pytest.raises(httpclient.InferenceServerException, match=r"\[0, 6\)"):

@@ -153,7 +153,7 @@ def test_a_model_is_unloaded_and_not_loaded_without_a_source(call: Client) -> No
     assert not call("ModelReady", m.ModelReadyRequest(name="echo")).ready
     load = m.RepositoryModelLoadRequest(model_name="echo")
     assert refusal(lambda: call("RepositoryModelLoad", load))[0] == "INVALID_ARGUMENT"
-    load.parameters["config"].string_param = "{}"
+    load.parameters["file:1/model"].bytes_param = b""
     assert refusal(lambda: call("RepositoryModelLoad", load))[0] == "UNIMPLEMENTED"
 
 

@@ -227,7 +227,7 @@ async def test_the_repository_over_rest(make_app: Any, reference: ModuleType) ->
             "reason": "weights.bin is cut off",
         }
         assert (await client.get("/v2/models/add/ready")).status_code == 200
-        assert (await post("models/add/load", {"parameters": {"config": "{}"}})).status_code == 501
+        assert (await post("models/add/load", {"parameters": {"file:1/a": "x"}})).status_code == 501
         assert (await post("models/add/unload", {"parameters": {"unload_dependents": False}})).status_code == 200
         assert (await post("models/add/unload")).status_code == 404
         refused = await post("models/nope/load")

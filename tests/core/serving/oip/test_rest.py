@@ -181,7 +181,7 @@ async def test_the_servers_own_description(client: httpx.AsyncClient) -> None:
     server = (await client.get("/v2")).json()
     assert server["name"] == "mlsys"
     assert "binary_tensor_data" in server["extensions"]
-    assert not {"system_shared_memory", "cuda_shared_memory", "trace", "logging"} & set(server["extensions"])
+    assert not {"cuda_shared_memory", "logging"} & set(server["extensions"])
     for path in ("/v2/models/add", "/v2/models/add/versions/1"):
         assert (await client.get(path)).json() == {
             "name": "add",

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fastapi.responses import PlainTextResponse
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.serving.http import Router
-from mlsys_core.serving.oip.rest.control import check_model_control
+from mlsys_core.serving.oip.access import check_model_control
 from mlsys_core.serving.processes import GenerationLink
 from mlsys_core.serving.processes.frames import MAX_FRAME_NBYTES
 from pydantic import BaseModel, ConfigDict, Field

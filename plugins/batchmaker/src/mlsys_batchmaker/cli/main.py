@@ -200,15 +200,29 @@ def serve(
         import torch
         from mlsys_batchmaker.serve.instances import instance_groups, require_processes, serve_processes
 
-        require_processes(config, model_control=oip.model_control)
+        require_processes(config, model_control=oip.model_control, polls=oip.poll_seconds is not None)
         torch.set_num_threads(1)  # who has threads cannot fork
         with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
             groups = instance_groups(model_dirs, config, trust_code=trust_code)
-            code = serve_processes(groups, instances, bound=bound, http=http, grpc=grpc)
+            code = serve_processes(
+                groups,
+                instances,
+                bound=bound,
+                http=http,
+                grpc=grpc,
+                settings_of=oip.configs().settings,
+                **oip.app_options(),
+            )
         raise typer.Exit(code)
     with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound, ExitStack() as serving:
         served = make_app(
-            model_dirs, config, http=http, grpc=grpc, model_control=oip.model_control, trust_code=trust_code
+            model_dirs,
+            config,
+            http=http,
+            grpc=grpc,
+            configs=oip.model_configs,
+            trust_code=trust_code,
+            **oip.app_options(),
         )
         folders = ", ".join(map(str, model_dirs))
         typer.echo(f"loading {folders}: cells are made for every batch size, some seconds a model")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import structlog
 from fastapi import FastAPI
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import HttpConfig
 from mlsys_core.serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
+from mlsys_core.serving.oip.config.files import ConfigFiles
 from prometheus_client import CollectorRegistry
 
 from mlsys_batchmaker.engine import EngineConfig
@@ -26,9 +28,10 @@ def make_app(
     *,
     http: HttpConfig | None = None,
     grpc: GrpcConfig | None = None,
-    model_control: bool = False,
+    configs: Path | None = None,
     trust_code: bool = False,
     logger: structlog.typing.FilteringBoundLogger | None = None,
+    **options: Any,
 ) -> FastAPI:
     """Make an app that serves all models in ``roots``.
 
@@ -37,9 +40,10 @@ def make_app(
         engine: settings for running each model.
         http: limits and keys; None: the front's own.
         grpc: settings of gRPC; None: REST alone.
-        model_control: let clients load and unload models.
+        configs: folder of models' configurations, beside those in their own folders.
         trust_code: see :func:`mlsys_batchmaker.models.store.load_model`.
         logger: see ``create_oip_app``.
+        options: further ones of ``create_oip_app``, such as ``model_control``.
 
     Raises:
         InvalidInputError: a root is no directory, or there is no model in any.
@@ -65,11 +69,12 @@ def make_app(
             f"there is no model in {', '.join(map(str, roots))}; write one there: "
             f"mlsys batchmaker save g2p-en {roots[0]}/g2p-en"
         )
+    files = ConfigFiles(configs, source.directory)
     return create_oip_app(
-        ModelRepository(source=source),
+        ModelRepository(source=source, settings_of=files.settings),
         config=http,
         grpc=grpc,
-        model_control=model_control,
+        **options,
         registry=registry,
         logger=logger,
         system="batchmaker",

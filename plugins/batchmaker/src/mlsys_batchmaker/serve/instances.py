@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from fastapi import FastAPI
@@ -13,6 +14,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import BoundPort, HttpConfig, ServerAddress
 from mlsys_core.serving.instances import InstanceGroup, serve_instances
 from mlsys_core.serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
+from mlsys_core.serving.oip.config.settings import ModelSettings
 from mlsys_core.serving.processes import can_supervise
 
 from mlsys_batchmaker.engine import EngineConfig
@@ -73,6 +75,8 @@ def serve_processes(
     bound: BoundPort,
     http: HttpConfig,
     grpc: GrpcConfig | None,
+    settings_of: Callable[[str], ModelSettings | None],
+    **options: Any,
 ) -> int:
     """Serve models from processes until a signal comes; return the exit code.
 
@@ -82,19 +86,21 @@ def serve_processes(
         bound: The listening port.
         http: Settings of the app.
         grpc: Settings of gRPC; None: REST alone.
+        settings_of: The configuration of a model, by name.
+        options: Further ones of ``create_oip_app``.
     """
 
     def app_of(repository: ModelRepository) -> FastAPI:
-        return create_oip_app(repository, config=http, grpc=grpc, system="batchmaker", unit="round")
+        return create_oip_app(repository, config=http, grpc=grpc, system="batchmaker", unit="round", **options)
 
     def tell(address: ServerAddress) -> None:
         more = "" if grpc is None else f", gRPC at {grpc.host}:{grpc.port}"
         print(f"serving at {address.url}/v2{more}", flush=True)
 
-    return serve_instances(groups, num_instances, app_of, bound=bound, on_ready=tell)
+    return serve_instances(groups, num_instances, app_of, bound=bound, on_ready=tell, settings_of=settings_of)
 
 
-def require_processes(config: EngineConfig, *, model_control: bool) -> None:
+def require_processes(config: EngineConfig, *, model_control: bool, polls: bool = False) -> None:
     """Refuse options that do not go with instances.
 
     Raises:
@@ -104,5 +110,6 @@ def require_processes(config: EngineConfig, *, model_control: bool) -> None:
         raise InvalidInputError(f"--instances: {lack}")
     if config.device != "cpu":
         raise InvalidInputError(f"--instances forks processes, which cannot share {config.device}: leave one out")
-    if model_control:
-        raise InvalidInputError("--instances loads all models before it forks: leave out --model-control")
+    if model_control or polls:
+        option = "--model-control" if model_control else "--poll-seconds"
+        raise InvalidInputError(f"--instances loads all models before it forks: leave out {option}")

@@ -64,6 +64,8 @@ class OipStream:
             inputs=(TensorSpec(frame.name, _TYPES[frame.dtype], shape, finite_only=frame.dtype == "float32"),),
             outputs=(TensorSpec(answer.name, _TYPES[answer.dtype], (-1, *answer.shape)),),
             parameters=parameters,
+            is_stateful=True,
+            takes_priorities=False,
         )
         self.executions = Executions()
         self.is_closed = False

@@ -145,7 +145,7 @@ def serve(
             grpc=grpc,
             num_threads=threads,
             num_instances=instances,
-            model_control=oip.model_control,
+            oip=oip,
         )
     raise typer.Exit(code)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from fastapi import FastAPI
+from mlsys_core.cli.serving.options import OipOptions
 from mlsys_core.config import settings
 from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError
@@ -61,7 +62,7 @@ def serve_models(
     grpc: GrpcConfig | None,
     num_threads: int | None,
     num_instances: int | None,
-    model_control: bool,
+    oip: OipOptions,
 ) -> int:
     """Serve models until a signal comes; return the exit code.
 
@@ -73,7 +74,7 @@ def serve_models(
         grpc: Settings of gRPC; None: REST alone.
         num_threads: Cores to use; None: all.
         num_instances: Worker processes of each model; None: this process runs them all.
-        model_control: Let clients load and unload models.
+        oip: Options of the protocol's server.
 
     Raises:
         InvalidInputError: Options that do not go together, or models that cannot be served.
@@ -84,7 +85,8 @@ def serve_models(
         console.print(f"listening on {address.url}" + ("" if grpc is None else f", gRPC on {grpc.host}:{grpc.port}"))
 
     def app_of(repository: ModelRepository, **more: Any) -> FastAPI:
-        return create_app(repository, config=http, grpc=grpc, system="dvabatch", unit="task", **more)
+        options = oip.app_options() | more
+        return create_app(repository, config=http, grpc=grpc, system="dvabatch", unit="task", **options)
 
     def announced(argument: str) -> Prepared:
         with console.status(f"{argument}: loading and profiling"):
@@ -93,27 +95,37 @@ def serve_models(
         console.print(f"{loaded.name}: policy {prepared.policy_name}, {loaded.model.num_stages} stages")
         return prepared
 
+    configs = oip.configs()
     if num_instances is not None:
-        _require_processes(loading, model_control=model_control)
+        _require_processes(loading, oip)
         torch.set_num_threads(1)  # who has threads cannot fork
         groups = [instance_group(announced(argument), loading.batching) for argument in arguments]
         if len({group.spec.name for group in groups}) != len(groups):
             raise InvalidInputError("two models have the same name: give each model once")
-        return serve_instances(groups, num_instances, app_of, bound=bound, on_ready=tell, num_cores=num_threads)
+        return serve_instances(
+            groups,
+            num_instances,
+            app_of,
+            bound=bound,
+            on_ready=tell,
+            settings_of=configs.settings,
+            num_cores=num_threads,
+        )
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     source = ServedSource(lambda argument: served_model(announced(argument), loading.batching, num_threads))
     served = [source.add(argument) for argument in arguments]
     registry = CollectorRegistry()
     registry.register(StageMetrics(source))
-    app = app_of(ModelRepository(served, source=source), model_control=model_control, registry=registry)
+    app = app_of(ModelRepository(served, source=source, settings_of=configs.settings), registry=registry)
     return serve_app(app, bound=bound, on_ready=tell)
 
 
-def _require_processes(loading: Loading, *, model_control: bool) -> None:
+def _require_processes(loading: Loading, oip: OipOptions) -> None:
     if (lack := can_supervise()) is not None:
         raise InvalidInputError(f"--instances: {lack}")
     if loading.device.kind != "cpu":
         raise InvalidInputError(f"--instances forks processes, which cannot share {loading.device.kind}: leave one out")
-    if model_control:
-        raise InvalidInputError("--instances loads all models before it forks: leave out --model-control")
+    if oip.model_control or oip.poll_seconds is not None:
+        option = "--model-control" if oip.model_control else "--poll-seconds"
+        raise InvalidInputError(f"--instances loads all models before it forks: leave out {option}")

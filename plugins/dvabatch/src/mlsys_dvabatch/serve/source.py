@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.oip.models.source import stamp_of
 from mlsys_dvabatch.serve.models import ServedModel
 
 
@@ -47,6 +49,11 @@ class ServedSource:
     def names(self) -> Sequence[str]:
         """Return the names of all models that were added, sorted."""
         return sorted(self._arguments)
+
+    def stamp(self, name: str) -> Hashable:
+        """Return sizes and times of the files of a model; those of a model that has no path are always the same."""
+        path = Path(self._arguments[name])
+        return stamp_of(path) if path.exists() else ()
 
     async def load(self, name: str) -> Sequence[ServedModel]:
         """Build a model again, in a thread."""

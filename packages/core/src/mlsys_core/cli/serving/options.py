@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from mlsys_core.errors import InvalidInputError
 if TYPE_CHECKING:
     from mlsys_core.serving.http import BoundPort, ErrorFormat, HttpConfig, TlsConfig
     from mlsys_core.serving.oip import GrpcConfig
+    from mlsys_core.serving.oip.config.files import ConfigFiles
     from mlsys_core.serving.tracing import TraceConfig
 
 _FORMATS = {"text": "console", "console": "console", "json": "json"}  # the second is an older name of the first
@@ -193,6 +194,43 @@ class OipOptions:
     model_control: Annotated[
         bool, typer.Option("--model-control", help="Let clients load and unload models; otherwise they may not.")
     ] = False
+    shared_memory: Annotated[
+        bool, typer.Option("--shared-memory", help="Let clients on this machine send tensors in shared memory.")
+    ] = False
+    model_configs: Annotated[
+        Path | None,
+        typer.Option(help="Folder of NAME.pbtxt or NAME.json files: Triton's configuration, a subset, by model."),
+    ] = None
+    response_cache_bytes: Annotated[
+        int, typer.Option(min=0, help="Room for answers of models whose configuration has a response_cache.")
+    ] = 64 << 20
+    poll_seconds: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Look for changed models that often, and load them. Left out: nobody looks."),
+    ] = None
+
+    def app_options(self) -> dict[str, Any]:
+        """Return those options that ``create_oip_app`` takes."""
+        return {
+            "model_control": self.model_control,
+            "shared_memory": self.shared_memory,
+            "cache_nbytes": self.response_cache_bytes,
+            "poll_s": self.poll_seconds,
+        }
+
+    def configs(self, folder_of: Callable[[str], Path | None] | None = None) -> ConfigFiles:
+        """Return the configurations of models.
+
+        Args:
+            folder_of: Returns a model's own folder, which may hold ``config.pbtxt`` or ``config.json``; None: they
+                have none.
+
+        Raises:
+            InvalidInputError: There is no such folder.
+        """
+        from mlsys_core.serving.oip.config.files import ConfigFiles
+
+        return ConfigFiles(self.model_configs, folder_of)
 
     @contextmanager
     def grpc(self, host: str) -> Iterator[GrpcConfig | None]:

@@ -17,6 +17,7 @@ from mlsys_core.serving.instances.recovery import divided
 from mlsys_core.serving.instances.remote import RemoteModel, RemoteSource
 from mlsys_core.serving.instances.shared import PAGE_NBYTES
 from mlsys_core.serving.instances.worker import InstanceWorker
+from mlsys_core.serving.oip.config.settings import ModelSettings
 from mlsys_core.serving.oip.models.model import Model
 from mlsys_core.serving.oip.models.repository import ModelRepository
 from mlsys_core.serving.oip.models.spec import ModelSpec
@@ -47,6 +48,7 @@ def serve_instances(
     *,
     bound: BoundPort,
     on_ready: Callable[[ServerAddress], None] | None = None,
+    settings_of: Callable[[str], ModelSettings | None] = lambda _: None,
     num_cores: int | None = None,
     part_nbytes: int = PART_NBYTES,
 ) -> int:
@@ -60,6 +62,7 @@ def serve_instances(
         make_app: Called in the front, with a repository of all models.
         bound: The listening port.
         on_ready: Called in the front, when requests are taken.
+        settings_of: The configuration of a model, by name.
         num_cores: Cores that the instances share; None: all that this process may use.
         part_nbytes: Shared memory for the answers of an instance, and as much for its requests.
 
@@ -74,7 +77,8 @@ def serve_instances(
 
     def front(link: SupervisorLink) -> int:
         fleet = Fleet(groups, roles, memory, link)
-        return serve(make_app(ModelRepository(source=RemoteSource(fleet))), bound=bound, on_ready=on_ready)
+        repository = ModelRepository(source=RemoteSource(fleet), settings_of=settings_of)
+        return serve(make_app(repository), bound=bound, on_ready=on_ready)
 
     def worker(number: int, end: socket.socket) -> None:
         InstanceWorker(groups, memory, end, boxes.box(number)).run()

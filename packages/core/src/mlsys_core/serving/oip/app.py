@@ -15,11 +15,14 @@ from pydantic import BaseModel, Field
 from mlsys_core.errors import ServingError
 from mlsys_core.serving.clock import WallClock
 from mlsys_core.serving.http import ErrorFormat, HttpConfig, Readiness, ServerAddress, create_app, runtime_of
+from mlsys_core.serving.oip.config.cache import CACHE_NBYTES, ResponseCache
+from mlsys_core.serving.oip.config.polling import polled
 from mlsys_core.serving.oip.engine import Engine
 from mlsys_core.serving.oip.models.metrics import ModelMetrics
 from mlsys_core.serving.oip.models.repository import ModelRepository
 from mlsys_core.serving.oip.rest.control import control_router
 from mlsys_core.serving.oip.rest.routes import inference_routes
+from mlsys_core.serving.oip.shared_memory import SharedRegions
 from mlsys_core.serving.protocols import Clock
 from mlsys_core.serving.score import Board, Score, Source
 
@@ -51,6 +54,9 @@ def create_oip_app(
     config: HttpConfig | None = None,
     grpc: GrpcConfig | None = None,
     model_control: bool = False,
+    shared_memory: bool = False,
+    cache_nbytes: int = CACHE_NBYTES,
+    poll_s: float | None = None,
     error_format: ErrorFormat = ERROR_FORMAT,
     registry: CollectorRegistry | None = None,
     clock: Clock | None = None,
@@ -64,7 +70,10 @@ def create_oip_app(
         repository: the models; belongs to the app from now on.
         config: limits, keys, names, for gRPC too; default ``DEFAULT_CONFIG``.
         grpc: address of the gRPC server; None serves REST alone.
-        model_control: let clients load and unload models of the repository's source.
+        model_control: let clients load and unload models of the repository's source, and change trace settings.
+        shared_memory: let clients on this machine name shared memory in which tensors lie.
+        cache_nbytes: of cached responses, all models together.
+        poll_s: seconds between two looks at the source's files, which load what has changed; None: nobody looks.
         error_format: the shape of errors; another, where the app gets routes of other protocols too.
         registry: of metrics; subsystems register their collectors in it.
         clock: of deadlines; give it the serving loop's. Default ``WallClock``.
@@ -79,27 +88,32 @@ def create_oip_app(
     config, clock, readiness = config or DEFAULT_CONFIG, clock or WallClock(), Readiness()
     registry = CollectorRegistry() if registry is None else registry
     registry.register(ModelMetrics(repository))
+    regions = SharedRegions(is_allowed=shared_memory)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
             await repository.load_all()
-            if grpc is None:
-                yield
-            else:
-                from mlsys_core.serving.oip.grpc.server import GrpcServer  # only who serves gRPC pays for its import
-
-                async with GrpcServer(engine, runtime_of(app), model_control=model_control).serving(
-                    grpc.host, grpc.port
-                ) as address:
-                    app.state.oip_grpc_address = address
+            async with polled(repository, poll_s, runtime_of(app).logger):
+                if grpc is None:
                     yield
+                else:
+                    from mlsys_core.serving.oip.grpc.server import (
+                        GrpcServer,
+                    )  # only who serves gRPC pays for its import
+
+                    async with GrpcServer(engine, runtime_of(app), model_control=model_control).serving(
+                        grpc.host, grpc.port
+                    ) as address:
+                        app.state.oip_grpc_address = address
+                        yield
         finally:
             await repository.close()
+            regions.close()
 
     app = create_app(
         config,
-        routers=[control_router(repository, readiness, model_control=model_control)],
+        routers=[control_router(repository, readiness, regions, model_control=model_control)],
         lifespan=lifespan,
         error_format=error_format,
         readiness=readiness,
@@ -108,7 +122,7 @@ def create_oip_app(
         logger=logger,
         score=Score(_board(repository, system or config.title, unit)),
     )
-    engine = Engine(repository, clock, runtime_of(app).threads)
+    engine = Engine(repository, clock, runtime_of(app).threads, regions, ResponseCache(cache_nbytes))
     app.router.routes[:0] = inference_routes(engine, config)  # first, as most requests are for them
     return app
 

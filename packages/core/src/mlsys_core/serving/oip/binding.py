@@ -109,6 +109,7 @@ def bind(wire: WireRequest, version: Version, *, now: float, deadline_s: float |
             f"the request has {num_rows} rows; model {spec.name!r} takes 1 to {spec.max_batch_size}"
         )
     priority, timeout_s = _schedule(wire.parameters)
+    priority, timeout_s = version.settings.priority(priority), version.settings.timeout_s(timeout_s)
     if timeout_s is not None:
         deadline_s = now + timeout_s if deadline_s is None else min(deadline_s, now + timeout_s)
     return InferRequest(

@@ -17,13 +17,16 @@ import numpy as np
 from mlsys_core.serving.http.describe import describe
 from mlsys_core.serving.http.threads import LARGE, RequestThreads
 from mlsys_core.serving.oip.binding import WireRequest, bind, checked_outputs
+from mlsys_core.serving.oip.config.cache import ResponseCache, cache_key
 from mlsys_core.serving.oip.datatypes import Array
 from mlsys_core.serving.oip.errors import DeadlineExceededError, UnsupportedError
 from mlsys_core.serving.oip.messages import InferRequest, InferResponse, Parameter, Timing
+from mlsys_core.serving.oip.models.model import UnaryModel
 from mlsys_core.serving.oip.models.repository import ModelRepository
 from mlsys_core.serving.oip.models.spec import TensorSpec
 from mlsys_core.serving.oip.models.statistics import FailureReason
 from mlsys_core.serving.oip.models.version import Version
+from mlsys_core.serving.oip.shared_memory import SharedRegions
 from mlsys_core.serving.protocols import Clock
 from mlsys_core.serving.tracing.record import current_trace
 
@@ -63,10 +66,21 @@ class Engine:
         repository: the models.
         clock: of deadlines and durations.
         threads: for large work; belong to the caller. Default threads of its own.
+        regions: shared memory of clients; default none.
+        cache: of responses, for models whose configuration asks for it.
     """
 
-    def __init__(self, repository: ModelRepository, clock: Clock, threads: RequestThreads | None = None) -> None:
+    def __init__(
+        self,
+        repository: ModelRepository,
+        clock: Clock,
+        threads: RequestThreads | None = None,
+        regions: SharedRegions | None = None,
+        cache: ResponseCache | None = None,
+    ) -> None:
         self.repository = repository
+        self.regions = regions or SharedRegions()
+        self.cache = cache or ResponseCache()
         self.threads = threads or RequestThreads("mlsys-oip")
         self.now: Callable[[], float] = clock.now
 
@@ -87,11 +101,7 @@ class Engine:
         _note_model(version)
         try:
             request = await self._bound(wire, version, started_s, deadline_s)
-            if request.deadline_s is None:
-                response = await version.unary.infer(request)
-            else:
-                async with _deadline(request.deadline_s - self.now()):
-                    response = await version.unary.infer(request)
+            response = await self._response(version, version.unary, request)
             check = partial(checked_outputs, response, request, version, is_partial=False)
             outputs = await self.threads.run(check, size=_num_object_nbytes(response))
         except BaseException as error:
@@ -101,6 +111,28 @@ class Engine:
             version.release()
         self._succeed(version, request, started_s, response.timing)
         return Answer(version, request, outputs, dict(response.parameters))
+
+    async def _response(self, version: Version, model: UnaryModel, request: InferRequest) -> InferResponse:
+        """Return the model's response, or the cached one."""
+        if not version.settings.has_cache:
+            return await self._asked(model, request)
+        looked_s = self.now()
+        key = await self.threads.run(cache_key, request, version.number, size=_num_input_nbytes(request) // 8)
+        response = self.cache.get(key)
+        if response is not None:
+            version.statistics.cache_hit.add(self.now() - looked_s)
+            return response
+        response = await self._asked(model, request)
+        kept_s = self.now()
+        self.cache.put(key, response)
+        version.statistics.cache_miss.add(self.now() - kept_s)
+        return response
+
+    async def _asked(self, model: UnaryModel, request: InferRequest) -> InferResponse:
+        if request.deadline_s is None:
+            return await model.infer(request)
+        async with _deadline(request.deadline_s - self.now()):
+            return await model.infer(request)
 
     async def stream(
         self, version: Version, wire: WireRequest, *, started_s: float, deadline_s: float | None
@@ -151,6 +183,10 @@ def _note_model(version: Version) -> None:
     trace = current_trace.get()
     if trace is not None:
         trace.facts["mlsys.model"], trace.facts["mlsys.model.version"] = version.spec.name, version.spec.version
+
+
+def _num_input_nbytes(request: InferRequest) -> int:
+    return sum(array.nbytes for array in request.inputs.values())
 
 
 def _num_object_nbytes(response: InferResponse) -> int:

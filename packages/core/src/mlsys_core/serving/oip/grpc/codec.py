@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -11,12 +12,12 @@ from mlsys_core.serving.oip.binding import WireRequest, WireTensor, check_counts
 from mlsys_core.serving.oip.classification import classified
 from mlsys_core.serving.oip.datatypes import Array, DataType
 from mlsys_core.serving.oip.engine import Answer
-from mlsys_core.serving.oip.errors import UnsupportedError
 from mlsys_core.serving.oip.grpc.schema import messages
 from mlsys_core.serving.oip.grpc.size import MAX_CONTENTS, check_contents
 from mlsys_core.serving.oip.messages import Parameter
 from mlsys_core.serving.oip.models.version import Version
-from mlsys_core.serving.oip.rest.codec import MAX_DIMENSIONS
+from mlsys_core.serving.oip.rest.codec import MAX_DIMENSIONS, placed_reader
+from mlsys_core.serving.oip.shared_memory import REGION, Placement, SharedRegions
 from mlsys_core.serving.oip.tensors import from_elements, from_numbers, from_raw, to_raw
 
 # The field of InferTensorContents that holds a datatype; FP16 and BF16 have none.
@@ -51,48 +52,70 @@ def parse_message(name: str, content: bytes) -> Any:
         raise InvalidInputError(f"the request's {len(content)} bytes are no {name} ({error})") from error
 
 
-def decode_message(request: Any, version: Version | None = None) -> tuple[WireRequest, dict[str, int]]:
-    """Return the request in a ``ModelInferRequest``, and the numbers of classes by classified output.
+@dataclass(slots=True)
+class OutputForms:
+    """The form in which outputs are wanted, by name, where it is another than raw bytes."""
+
+    num_classes: dict[str, int] = field(default_factory=dict)
+    placed: dict[str, Placement] = field(default_factory=dict)  # in shared memory
+
+
+def decode_message(
+    request: Any, version: Version | None = None, regions: SharedRegions | None = None
+) -> tuple[WireRequest, OutputForms]:
+    """Return the request in a ``ModelInferRequest``, and the forms of its outputs.
 
     Args:
         request: the message.
         version: the model that it is for; None does not count its tensors.
+        regions: shared memory of clients; None: there is none.
 
     Raises:
         InvalidInputError: its tensors and their data do not go together.
-        UnsupportedError: it wants shared memory.
+        UnsupportedError: it wants shared memory, which is not allowed.
     """
+    regions = regions or SharedRegions()
     if version is not None:
         check_counts(version, num_inputs=len(request.inputs), num_outputs=len(request.outputs))
-    raw: Sequence[bytes] = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
+    places = [
+        regions.placement(parameters_of(tensor.parameters), f"input {tensor.name[:100]!r}")
+        if tensor.parameters
+        else None
+        for tensor in request.inputs
+    ]
+    raw, num_sent = list(request.raw_input_contents), places.count(None)
+    if raw and len(raw) != num_sent:
         raise InvalidInputError(
-            f"raw_input_contents has {len(raw)} elements for {len(request.inputs)} inputs: give one for each, or none"
+            f"raw_input_contents has {len(raw)} elements for {num_sent} inputs: give one for each, or none"
         )
+    rest = iter(raw)
+    parts = [next(rest) if raw and place is None else place for place in places]  # None: typed contents
     wire = WireRequest(
-        inputs=[_tensor(tensor, raw[index] if raw else None) for index, tensor in enumerate(request.inputs)],
+        inputs=[_tensor(tensor, part) for tensor, part in zip(request.inputs, parts, strict=True)],
         request_id=request.id,
         parameters=parameters_of(request.parameters) if request.parameters else {},
     )
-    if raw:
-        wire.size = sum(raw_size(len(raw[index]), tensor.datatype) for index, tensor in enumerate(request.inputs))
-    else:
-        wire.size = sum(tensor.contents.ByteSize() for tensor in request.inputs)
-    num_classes: dict[str, int] = {}
+    for tensor, part in zip(request.inputs, parts, strict=True):
+        if part is None:
+            wire.size += tensor.contents.ByteSize()
+        else:
+            wire.size += raw_size(len(part) if isinstance(part, bytes) else part.nbytes, tensor.datatype)
+    forms = OutputForms()
     for output in request.outputs:
         wire.outputs.append(output.name)
         if output.parameters:
             parameters = parameters_of(output.parameters)
-            _refuse_shared_memory(parameters, f"output {output.name[:100]!r}")
+            if (place := regions.placement(parameters, f"output {output.name[:100]!r}")) is not None:
+                forms.placed[output.name] = place
             count = parameters.get("classification", 0)
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise InvalidInputError(f"'classification' of output {output.name[:100]!r} is a number of classes")
             if count:
-                num_classes[output.name] = count
-    return wire, num_classes
+                forms.num_classes[output.name] = count
+    return wire, forms
 
 
-def encode_message(answer: Answer, num_classes: Mapping[str, int]) -> Any:
+def encode_message(answer: Answer, forms: OutputForms) -> Any:
     """Return the ``ModelInferResponse`` of an answer."""
     spec = answer.version.spec
     response = messages().ModelInferResponse(
@@ -101,11 +124,17 @@ def encode_message(answer: Answer, num_classes: Mapping[str, int]) -> Any:
     set_parameters(response.parameters, answer.parameters)
     for output, array in answer.outputs:
         datatype = output.datatype
-        if output.name in num_classes:
-            array = classified(array, output, num_classes[output.name], has_batch=bool(spec.max_batch_size))
+        if output.name in forms.num_classes:
+            array = classified(array, output, forms.num_classes[output.name], has_batch=bool(spec.max_batch_size))
             datatype = DataType.BYTES
-        response.outputs.add(name=output.name, datatype=datatype.value, shape=array.shape)
-        response.raw_output_contents.append(bytes(to_raw(array, datatype)))
+        added = response.outputs.add(name=output.name, datatype=datatype.value, shape=array.shape)
+        raw = to_raw(array, datatype)
+        if (place := forms.placed.get(output.name)) is None:
+            response.raw_output_contents.append(bytes(raw))
+            continue
+        nbytes = place.write(raw, f"output {output.name!r}")
+        set_parameters(added.parameters, {REGION: place.region.name, "shared_memory_byte_size": nbytes})
+        response.raw_output_contents.append(b"")  # outputs and contents are counted alike
     return response
 
 
@@ -137,17 +166,17 @@ def set_parameters(into: Any, parameters: Mapping[str, Parameter]) -> None:
             into[name].string_param = value
 
 
-def _tensor(tensor: Any, raw: bytes | None) -> WireTensor:
+def _tensor(tensor: Any, raw: bytes | Placement | None) -> WireTensor:
     what = f"input {tensor.name[:100]!r}"
     shape = list(tensor.shape)
     if len(shape) > MAX_DIMENSIONS or any(size < 0 for size in shape):
         raise InvalidInputError(f"'shape' of {what} is at most {MAX_DIMENSIONS} sizes from 0 on, got {shape[:32]}")
-    if tensor.parameters:
-        _refuse_shared_memory(tensor.parameters, what)
     if raw is None:
         read = _contents_reader(tensor.contents)
     elif tensor.HasField("contents"):
-        raise InvalidInputError(f"{what} has 'contents', and the request raw_input_contents: give one of them")
+        raise InvalidInputError(f"{what} has 'contents', and raw_input_contents or shared memory: give one of them")
+    elif isinstance(raw, Placement):
+        read = placed_reader(raw)
     else:
         read = _raw_reader(raw)
     return WireTensor(tensor.name, tensor.datatype, shape, read)
@@ -171,8 +200,3 @@ def _contents_reader(contents: Any) -> Callable[[DataType, Sequence[int], str], 
         return from_numbers(elements, datatype, shape, what=what)
 
     return read
-
-
-def _refuse_shared_memory(parameters: Mapping[str, Any], what: str) -> None:
-    if "shared_memory_region" in parameters:
-        raise UnsupportedError(f"{what} is in shared memory, which this server does not support; send its data")

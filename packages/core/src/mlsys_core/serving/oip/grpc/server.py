@@ -44,8 +44,8 @@ _MIN_PING_INTERVAL_MS = 10_000  # clients that ping an idle connection more ofte
 _STOP_GRACE_S = 1.0  # when the lifecycle has drained, all calls have ended but for their last bytes
 
 _UNSUPPORTED = (
-    *(f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Status", "Register", "Unregister")),
-    *("TraceSetting", "LogSettings"),
+    *(f"CudaSharedMemory{verb}" for verb in ("Status", "Register", "Unregister")),
+    "LogSettings",
 )
 
 
@@ -79,7 +79,11 @@ class GrpcServer:
         self._runtime = runtime
         self._keys = KeyRing(runtime.config.api_keys)
         self._servicer = Servicer(
-            engine, runtime.readiness, lambda error: describe(error).message, model_control=model_control
+            engine,
+            runtime.readiness,
+            lambda error: describe(error).message,
+            tracing=runtime.tracing,
+            model_control=model_control,
         )
         self._calls = Counter(
             "mlsys_grpc_requests", "Calls ended", ("method", "code"), registry=runtime.metrics.registry
@@ -317,7 +321,7 @@ def _unary(name: str, call: Callable[[AsyncIterator[bytes], Context], Awaitable[
 
 async def _unsupported(_: bytes, context: Context) -> NoReturn:
     await context.abort(
-        grpc.StatusCode.UNIMPLEMENTED, "this server does not support shared memory, trace settings and log settings"
+        grpc.StatusCode.UNIMPLEMENTED, "this server does not support shared memory of GPUs and log settings"
     )
     raise AssertionError("abort() raises")
 

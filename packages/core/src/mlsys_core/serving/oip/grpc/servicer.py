@@ -10,9 +10,13 @@ from typing import Any
 from google.protobuf.json_format import ParseDict
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.serving.http import Readiness
+from mlsys_core.serving.http.middleware.trace import Tracing
+from mlsys_core.serving.oip.access import check_model_control
 from mlsys_core.serving.oip.binding import flag
+from mlsys_core.serving.oip.config.files import load_config
 from mlsys_core.serving.oip.engine import Answer, Engine
-from mlsys_core.serving.oip.grpc.codec import decode_message, encode_message
+from mlsys_core.serving.oip.errors import UnsupportedError
+from mlsys_core.serving.oip.grpc.codec import OutputForms, decode_message, encode_message
 from mlsys_core.serving.oip.grpc.schema import messages
 from mlsys_core.serving.oip.models.descriptions import (
     index_entry,
@@ -22,7 +26,7 @@ from mlsys_core.serving.oip.models.descriptions import (
     server_metadata,
 )
 from mlsys_core.serving.oip.models.version import Version
-from mlsys_core.serving.oip.rest.control import check_model_control, refuse_load_parameters
+from mlsys_core.serving.oip.rest.extensions import change_trace_settings, trace_settings
 
 _MAX_CONCURRENT = 64  # requests of one stream that run at a time; more are read when one has ended
 _EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -37,6 +41,7 @@ class Servicer:
         engine: runs inference.
         readiness: of the server.
         describe_error: returns the client's text for an error within a stream.
+        tracing: traces of the server; None: there are none.
         model_control: let clients load and unload.
     """
 
@@ -46,9 +51,12 @@ class Servicer:
         readiness: Readiness,
         describe_error: Callable[[Exception], str],
         *,
+        tracing: Tracing | None = None,
         model_control: bool = False,
     ) -> None:
         self._engine = engine
+        self._regions = engine.regions
+        self._tracing = tracing
         self._repository = engine.repository
         self._readiness = readiness
         self._describe_error = describe_error
@@ -69,18 +77,22 @@ class Servicer:
             "RepositoryIndex": self._repository_index,
             "RepositoryModelLoad": self._repository_model_load,
             "RepositoryModelUnload": self._repository_model_unload,
+            "SystemSharedMemoryStatus": self._shared_memory_status,
+            "SystemSharedMemoryRegister": self._shared_memory_register,
+            "SystemSharedMemoryUnregister": self._shared_memory_unregister,
+            "TraceSetting": self._trace_setting,
         }
 
     async def infer(self, request: Any, deadline_s: float | None) -> Any:
         """Serve ``ModelInfer``."""
         started_s = self._engine.now()
         version = self._repository.find(request.model_name, request.model_version)
-        wire, num_classes = decode_message(request, version)
+        wire, forms = decode_message(request, version, self._regions)
         answer = await self._engine.infer(version, wire, started_s=started_s, deadline_s=deadline_s)
-        return await self._encoded(answer, num_classes)
+        return await self._encoded(answer, forms)
 
-    async def _encoded(self, answer: Answer, num_classes: Mapping[str, int]) -> Any:
-        return await self._engine.threads.run(encode_message, answer, num_classes, size=answer.nbytes // 16)
+    async def _encoded(self, answer: Answer, forms: OutputForms) -> Any:
+        return await self._engine.threads.run(encode_message, answer, forms, size=answer.nbytes // 16)
 
     async def stream_infer(self, requests: AsyncIterator[Any], deadline_s: float | None) -> AsyncGenerator[Any, None]:
         """Serve ``ModelStreamInfer``: requests run side by side; unary models' responses keep their order.
@@ -129,14 +141,14 @@ class Servicer:
         try:
             started_s = self._engine.now()
             version = self._repository.find(request.model_name, request.model_version)
-            wire, num_classes = decode_message(request, version)
+            wire, forms = decode_message(request, version, self._regions)
             wants_final = flag(wire.parameters, _EMPTY_FINAL)
             wire.parameters.pop(_EMPTY_FINAL, None)
             async with aclosing(
                 self._engine.stream(version, wire, started_s=started_s, deadline_s=deadline_s)
             ) as answers:
                 async for answer in answers:
-                    response = response_type(infer_response=await self._encoded(answer, num_classes))
+                    response = response_type(infer_response=await self._encoded(answer, forms))
                     if version.streaming is None:
                         responses.append(response)
                         continue
@@ -191,14 +203,39 @@ class Servicer:
 
     async def _repository_model_load(self, request: Any, deadline_s: float | None) -> Any:
         check_model_control(self._model_control)
-        refuse_load_parameters(request.parameters)
-        await self._repository.load(request.model_name)
+        await self._repository.load(request.model_name, load_config(_load_parameters(request.parameters)))
         return messages().RepositoryModelLoadResponse()
 
     async def _repository_model_unload(self, request: Any, deadline_s: float | None) -> Any:
         check_model_control(self._model_control)
         await self._repository.unload(request.model_name)
         return messages().RepositoryModelUnloadResponse()
+
+    async def _shared_memory_status(self, request: Any, deadline_s: float | None) -> Any:
+        regions = {region["name"]: region for region in self._regions.status(request.name)}
+        return ParseDict({"regions": regions}, messages().SystemSharedMemoryStatusResponse())
+
+    async def _shared_memory_register(self, request: Any, deadline_s: float | None) -> Any:
+        self._regions.register(request.name, request.key, request.offset, request.byte_size)
+        return messages().SystemSharedMemoryRegisterResponse()
+
+    async def _shared_memory_unregister(self, request: Any, deadline_s: float | None) -> Any:
+        self._regions.unregister(request.name)
+        return messages().SystemSharedMemoryUnregisterResponse()
+
+    async def _trace_setting(self, request: Any, deadline_s: float | None) -> Any:
+        if request.model_name:
+            raise UnsupportedError("trace settings of one model: this server does not support that")
+        if request.settings:
+            check_model_control(self._model_control, "change trace settings")
+            wanted = {name: list(setting.value) for name, setting in request.settings.items()}
+            shown = change_trace_settings(self._tracing, wanted)
+        else:
+            shown = trace_settings(self._tracing)
+        response = messages().TraceSettingResponse()
+        for name, value in shown.items():
+            response.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return response
 
 
 def _final(version: Version, request_id: str, responses: list[Any]) -> list[Any]:
@@ -211,6 +248,12 @@ def _final(version: Version, request_id: str, responses: list[Any]) -> list[Any]
         responses = [response]
     responses[-1].infer_response.parameters["triton_final_response"].bool_param = True
     return responses
+
+
+def _load_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "", None) for name, value in parameters.items()
+    }
 
 
 def _named(request: Any) -> str:

@@ -12,7 +12,7 @@ from mlsys_core.serving.oip.models.spec import TensorSpec
 from mlsys_core.serving.oip.models.statistics import Duration
 from mlsys_core.serving.oip.models.version import Version
 
-# Triton's names. Shared memory, trace and logging are not among them: clients that ask for them are refused.
+# Triton's names. Shared memory of GPUs and logging are not among them: clients that ask for them are refused.
 EXTENSIONS = (
     "binary_tensor_data",
     "classification",
@@ -22,6 +22,8 @@ EXTENSIONS = (
     "parameters",
     "schedule_policy",
     "statistics",
+    "system_shared_memory",
+    "trace",
 )
 
 
@@ -74,6 +76,7 @@ def model_config(version: Version) -> dict[str, Any]:
         ],
         "parameters": {name: {"string_value": value} for name, value in spec.parameters.items()},
         "model_transaction_policy": {"decoupled": version.unary is None},
+        **version.settings.shown,
     }
 
 
@@ -94,8 +97,8 @@ def model_statistics(version: Version) -> dict[str, Any]:
             "compute_input": _duration(statistics.compute_input),
             "compute_infer": _duration(statistics.compute_infer),
             "compute_output": _duration(statistics.compute_output),
-            "cache_hit": {"count": 0, "ns": 0},
-            "cache_miss": {"count": 0, "ns": 0},
+            "cache_hit": _duration(statistics.cache_hit),
+            "cache_miss": _duration(statistics.cache_miss),
         },
         "batch_stats": [
             {

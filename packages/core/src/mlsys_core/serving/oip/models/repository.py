@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.serving.oip.config.settings import NO_SETTINGS, ModelSettings
+from mlsys_core.serving.oip.config.warmup import warm_up
 from mlsys_core.serving.oip.errors import ModelLoadError, ModelNotReadyError, UnknownModelError
 from mlsys_core.serving.oip.models.model import Model
-from mlsys_core.serving.oip.models.source import ModelSource
+from mlsys_core.serving.oip.models.source import ModelSource, VersionedSource, WatchedSource
 from mlsys_core.serving.oip.models.version import Version
 
 
@@ -44,9 +46,10 @@ class ModelRepository:
     Args:
         models: ready at once; the repository owns and closes them.
         source: where :meth:`load` finds models; None: nothing can be loaded.
+        settings_of: the configuration of a model, by name, read anew at each load; None: it has none.
 
     Raises:
-        InvalidInputError: a version of a model is given twice.
+        InvalidInputError: a version of a model is given twice, or its configuration is not of the model.
 
     Example:
         >>> repository = ModelRepository()
@@ -55,8 +58,14 @@ class ModelRepository:
         mlsys_core.serving.oip.errors.UnknownModelError: there is no model 'encoder' here
     """
 
-    def __init__(self, models: Sequence[Model] = (), *, source: ModelSource | None = None) -> None:
-        self._source = source
+    def __init__(
+        self,
+        models: Sequence[Model] = (),
+        *,
+        source: ModelSource | None = None,
+        settings_of: Callable[[str], ModelSettings | None] = lambda _: None,
+    ) -> None:
+        self._source, self._settings_of = source, settings_of
         self._ready: dict[str, dict[str, Version]] = {}  # name -> version -> model, versions ascending
         self._others: dict[tuple[str, str], IndexEntry] = {}  # versions that are not ready, by name and version
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(
@@ -67,7 +76,8 @@ class ModelRepository:
         for model in models:
             by_name[model.spec.name].append(model)
         for name, versions in by_name.items():
-            self._ready[name] = _by_version(name, versions)
+            self._ready[name] = _by_version(name, versions, settings_of(name) or NO_SETTINGS)
+        self._is_warm = False
 
     def find(self, name: str, version: str = "") -> Version:
         """Return a version that is ready; the greatest one if ``version`` is empty.
@@ -109,8 +119,12 @@ class ModelRepository:
             entries += [IndexEntry(name) for name in names if name not in known]
         return sorted(entries, key=lambda entry: (entry.name, len(entry.version), entry.version))
 
-    async def load(self, name: str) -> None:
-        """Load all versions of ``name``, or load them anew; the old ones serve until the new ones are ready.
+    async def load(self, name: str, settings: ModelSettings | None = None) -> None:
+        """Load the versions of ``name``, or load them anew; the old ones serve until the new ones are ready and warm.
+
+        Args:
+            name: Of the model.
+            settings: Its configuration for this once; None: as its files have it.
 
         Raises:
             ModelLoadError: the source has no such model, or it failed; versions ready before stay ready.
@@ -124,7 +138,7 @@ class ModelRepository:
             if name not in self._ready:
                 self._note(IndexEntry(name, "", ModelState.LOADING))
             try:
-                loaded = _by_version(name, await self._source.load(name))
+                loaded = await self._loaded(self._source, name, settings)
             except MlsysError as error:
                 self._forget(name)
                 if name not in self._ready:
@@ -140,15 +154,47 @@ class ModelRepository:
                 self._in_background(old.retire())
             self._ready[name] = loaded
 
+    async def _loaded(self, source: ModelSource, name: str, settings: ModelSettings | None) -> dict[str, Version]:
+        """Return a model's versions, chosen by its version policy, when they have been warmed up."""
+        settings = settings or self._settings_of(name) or NO_SETTINGS
+        choose = settings.versions.chosen
+        if isinstance(source, VersionedSource):
+            models = await source.load_versions(name, choose)
+        else:
+            models = await source.load(name)
+            wanted = choose([model.spec.version for model in models])
+            for model in models:
+                if model.spec.version not in wanted:
+                    await model.close()
+            models = [model for model in models if model.spec.version in wanted]
+        try:
+            versions = _by_version(name, models, settings)
+            for version in versions.values():
+                await warm_up(version)
+        except BaseException:
+            for model in models:
+                await model.close()
+            raise
+        return versions
+
     async def load_all(self) -> None:
-        """Load every model of the source that is not ready.
+        """Load every model of the source that is not ready, and warm up those that were given.
 
         Raises:
             ModelLoadError: the first that failed.
         """
+        for version in [] if self._is_warm else self.versions():
+            await warm_up(version)
+        self._is_warm = True
         for name in self._source.names() if self._source is not None else ():
             if name not in self._ready:
                 await self.load(name)
+
+    def stamps(self) -> dict[str, Hashable] | None:
+        """Return what tells whether a model's files have changed, by name; None: the source cannot tell."""
+        if not isinstance(self._source, WatchedSource):
+            return None
+        return {name: self._source.stamp(name) for name in self._source.names()}
 
     async def unload(self, name: str) -> None:
         """Take ``name`` out of service at once; it is closed when the requests that run on it have ended.
@@ -207,11 +253,11 @@ class ModelRepository:
         return UnknownModelError(f"there is no {what} here")
 
 
-def _by_version(name: str, models: Sequence[Model]) -> dict[str, Version]:
+def _by_version(name: str, models: Sequence[Model], settings: ModelSettings) -> dict[str, Version]:
     """Return the models of one name, in ascending order of their versions."""
     if not models:
         raise InvalidInputError("its source holds no version of it")
-    versions = sorted((Version(model) for model in models), key=lambda version: int(version.spec.version))
+    versions = sorted((Version(model, settings) for model in models), key=lambda version: int(version.spec.version))
     for version in versions:
         if version.spec.name != name:
             raise InvalidInputError(f"its source gave a model called {version.spec.name!r}")

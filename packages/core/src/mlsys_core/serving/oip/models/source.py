@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.oip.models.model import Model
@@ -24,6 +24,27 @@ class ModelSource(Protocol):
         Raises:
             InvalidInputError: there is no such model, or what is there is no model; the message is shown to clients.
         """
+        ...
+
+
+Choose = Callable[[Sequence[str]], Sequence[str]]  # the versions that are there -> those to load
+
+
+@runtime_checkable
+class VersionedSource(ModelSource, Protocol):
+    """A source that builds only the versions that are wanted; of others all are built, and some closed again."""
+
+    async def load_versions(self, name: str, choose: Choose) -> Sequence[Model]:
+        """Load the versions of a model that ``choose`` returns. Raises as :meth:`ModelSource.load` and ``choose``."""
+        ...
+
+
+@runtime_checkable
+class WatchedSource(ModelSource, Protocol):
+    """A source that can tell when a model has changed."""
+
+    def stamp(self, name: str) -> Hashable:
+        """Return a value that is another one when the model's files are others. May take long."""
         ...
 
 
@@ -65,13 +86,27 @@ class DirectorySource:
 
     async def load(self, name: str) -> Sequence[Model]:
         """Return every version of ``name``, built in a thread."""
+        return await self.load_versions(name, list)
+
+    async def load_versions(self, name: str, choose: Choose) -> Sequence[Model]:
+        """Return the versions of ``name`` that are chosen, built in a thread."""
         directory = self._directories().get(name)
         if directory is None:
             raise InvalidInputError(f"no model {name!r} here; there are: {', '.join(self.names()) or 'none'}")
-        return await asyncio.to_thread(self._build_all, name, directory)
+        return await asyncio.to_thread(self._build_all, name, directory, choose)
 
-    def _build_all(self, name: str, directory: Path) -> list[Model]:
-        return [self._build(path, name, version) for version, path in sorted(self._versions(directory).items())]
+    def directory(self, name: str) -> Path | None:
+        """Return the directory of a model; None: there is none."""
+        return self._directories().get(name)
+
+    def stamp(self, name: str) -> Hashable:
+        """Return names, sizes and times of all files of a model."""
+        directory = self.directory(name)
+        return () if directory is None else stamp_of(directory)
+
+    def _build_all(self, name: str, directory: Path, choose: Choose) -> list[Model]:
+        versions = self._versions(directory)
+        return [self._build(versions[version], name, version) for version in choose(sorted(versions, key=int))]
 
     def _directories(self) -> dict[str, Path]:
         found: dict[str, Path] = {}
@@ -91,3 +126,21 @@ class DirectorySource:
             for path in directory.iterdir()
             if path.is_dir() and path.name.isdecimal() and path.name[0] != "0" and self._holds_model(path)
         }
+
+
+def stamp_of(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return name, size and time of change (ns) of a file, or of all files below a directory.
+
+    Example:
+        >>> stamp_of(Path("no such file"))
+        ()
+    """
+    found = []
+    for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        try:
+            state = each.stat()
+        except OSError:  # it has just gone
+            continue
+        if each.is_file():
+            found.append((str(each), state.st_size, state.st_mtime_ns))
+    return tuple(found)

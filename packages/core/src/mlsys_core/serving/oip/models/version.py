@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.oip.config.settings import NO_SETTINGS, ModelSettings
 from mlsys_core.serving.oip.models.model import Model, StreamingModel, UnaryModel
 from mlsys_core.serving.oip.models.statistics import VersionStatistics
+
+_numbers = itertools.count(1)
 
 
 class Version:
@@ -14,18 +18,22 @@ class Version:
 
     Args:
         model: a :class:`UnaryModel`, a :class:`StreamingModel`, or both.
+        settings: its configuration.
 
     Raises:
-        InvalidInputError: it is neither.
+        InvalidInputError: it is neither, or the configuration says something else than the model is.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.spec = model.spec
+    def __init__(self, model: Model, settings: ModelSettings = NO_SETTINGS) -> None:
+        self.model, self.settings = model, settings
+        self.spec = settings.applied(model.spec)
+        self.number = next(_numbers)
         self.unary = model if isinstance(model, UnaryModel) else None
         self.streaming = model if isinstance(model, StreamingModel) else None
         if self.unary is None and self.streaming is None:
             raise InvalidInputError(f"model {self.spec.name!r} has neither infer() nor stream()")
+        if settings.is_decoupled and self.streaming is None:
+            raise InvalidInputError(f"model {self.spec.name!r} gives one response a request: it is not decoupled")
         self.statistics = VersionStatistics(model)
         self.inputs = {tensor.name: tensor for tensor in self.spec.inputs}
         self.outputs = {tensor.name: tensor for tensor in self.spec.outputs}

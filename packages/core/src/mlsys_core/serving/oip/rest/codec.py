@@ -18,10 +18,10 @@ from mlsys_core.serving.oip.binding import WireRequest, WireTensor, check_counts
 from mlsys_core.serving.oip.classification import classified
 from mlsys_core.serving.oip.datatypes import Array, DataType
 from mlsys_core.serving.oip.engine import Answer
-from mlsys_core.serving.oip.errors import UnsupportedError
 from mlsys_core.serving.oip.messages import Parameter
 from mlsys_core.serving.oip.models.version import Version
 from mlsys_core.serving.oip.number_arrays import lifted
+from mlsys_core.serving.oip.shared_memory import REGION, Placement, SharedRegions
 from mlsys_core.serving.oip.tensors import from_raw, from_values, to_raw, to_values
 
 MAX_DIMENSIONS = 64
@@ -38,6 +38,7 @@ class RestRequest:
     binary_by_default: bool = False
     binary: dict[str, bool] = field(default_factory=dict)  # of outputs that say so themselves
     num_classes: dict[str, int] = field(default_factory=dict)  # of outputs wanted as classifications
+    placed: dict[str, Placement] = field(default_factory=dict)  # of outputs wanted in shared memory
 
 
 def json_nbytes(body: memoryview, header_nbytes: int | None) -> int:
@@ -53,19 +54,26 @@ def json_nbytes(body: memoryview, header_nbytes: int | None) -> int:
     return len(body) if header_nbytes is None else header_nbytes
 
 
-def decode(body: memoryview, header_nbytes: int | None, version: Version | None = None) -> RestRequest:
+def decode(
+    body: memoryview,
+    header_nbytes: int | None,
+    version: Version | None = None,
+    regions: SharedRegions | None = None,
+) -> RestRequest:
     """Return the request in ``body``.
 
     Args:
         body: as sent, not compressed; arrays will be views of it.
         header_nbytes: length of the JSON at its start (``Inference-Header-Content-Length``); None: all of it is JSON.
         version: the model that it is for; None does not count its tensors.
+        regions: shared memory of clients; None: there is none.
 
     Raises:
         HttpError: 400, the JSON is malformed or has too many values.
         InvalidInputError: it is no inference request, or its binary data does not add up.
-        UnsupportedError: it wants shared memory.
+        UnsupportedError: it wants shared memory, which is not allowed.
     """
+    regions = regions or SharedRegions()
     nbytes = json_nbytes(body, header_nbytes)
     text, arrays = bytes(body[:nbytes]), dict[str, Array]()
     if nbytes >= LARGE:
@@ -78,7 +86,7 @@ def decode(body: memoryview, header_nbytes: int | None, version: Version | None 
     if version is not None:
         check_counts(version, num_inputs=len(inputs), num_outputs=len(outputs))
     parameters = parameters_of(request, "the request")
-    tensors, size = _inputs(inputs, rest, arrays)
+    tensors, size = _inputs(inputs, rest, arrays, regions)
     decoded = RestRequest(
         WireRequest(
             inputs=tensors,
@@ -90,7 +98,7 @@ def decode(body: memoryview, header_nbytes: int | None, version: Version | None 
     )
     parameters.pop("binary_data_output", None)
     for output in outputs:
-        _read_output(output, decoded)
+        _read_output(output, decoded, regions)
     return decoded
 
 
@@ -108,7 +116,12 @@ def encode(answer: Answer, request: RestRequest) -> tuple[bytes, int | None]:
             datatype = DataType.BYTES
         output: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": list(array.shape)}
         data = ""
-        if request.binary.get(name, request.binary_by_default):
+        if (place := request.placed.get(name)) is not None:
+            nbytes = place.write(to_raw(array, datatype), f"output {name!r}")
+            output["parameters"] = {REGION: place.region.name, "shared_memory_byte_size": nbytes}
+            if place.offset:
+                output["parameters"]["shared_memory_offset"] = place.offset
+        elif request.binary.get(name, request.binary_by_default):
             raw = to_raw(array, datatype)
             output["parameters"] = {"binary_data_size": len(raw)}
             chunks.append(raw)
@@ -150,7 +163,7 @@ def parameters_of(node: Mapping[str, Any], what: str) -> dict[str, Parameter]:
 
 
 def _inputs(
-    nodes: Sequence[Mapping[str, Any]], rest: memoryview, arrays: Mapping[str, Array]
+    nodes: Sequence[Mapping[str, Any]], rest: memoryview, arrays: Mapping[str, Array], regions: SharedRegions
 ) -> tuple[list[WireTensor], int]:
     """Return the tensors, and the size of the data that reading them goes through."""
     tensors, offset, size = list[WireTensor](), 0, 0
@@ -159,9 +172,14 @@ def _inputs(
         name = _text(node, "name", "an input")
         what = f"input {name[:100]!r}"
         parameters = parameters_of(node, what)
-        _refuse_shared_memory(parameters, what)
+        place = regions.placement(parameters, what)
         nbytes = parameters.get("binary_data_size")
-        if nbytes is None:
+        if place is not None:
+            if "data" in node or nbytes is not None:
+                raise InvalidInputError(f"{what} is in shared memory, and has 'data' or binary data beside it")
+            read = placed_reader(place)
+            size += raw_size(place.nbytes, node.get("datatype"))
+        elif nbytes is None:
             if "data" not in node:
                 raise InvalidInputError(f"{what} has neither 'data' nor the parameter 'binary_data_size'")
             values = node["data"]
@@ -188,15 +206,21 @@ def _raw_reader(raw: memoryview) -> Callable[[DataType, Sequence[int], str], Arr
     return lambda datatype, shape, what: from_raw(raw, datatype, shape, what=what)
 
 
+def placed_reader(place: Placement) -> Callable[[DataType, Sequence[int], str], Array]:
+    """Return the reader of a tensor in shared memory."""
+    return lambda datatype, shape, what: from_raw(place.read(what), datatype, shape, what=what)
+
+
 def _value_reader(values: Any) -> Callable[[DataType, Sequence[int], str], Array]:
     return lambda datatype, shape, what: from_values(values, datatype, shape, what=what)
 
 
-def _read_output(node: Mapping[str, Any], into: RestRequest) -> None:
+def _read_output(node: Mapping[str, Any], into: RestRequest, regions: SharedRegions) -> None:
     name = _text(node, "name", "an output")
     what = f"output {name[:100]!r}"
     parameters = parameters_of(node, what)
-    _refuse_shared_memory(parameters, what)
+    if (place := regions.placement(parameters, what)) is not None:
+        into.placed[name] = place
     if "binary_data" in parameters:
         into.binary[name] = flag(parameters, "binary_data")
     if "classification" in parameters:
@@ -206,11 +230,6 @@ def _read_output(node: Mapping[str, Any], into: RestRequest) -> None:
         if num_classes:
             into.num_classes[name] = num_classes
     into.wire.outputs.append(name)
-
-
-def _refuse_shared_memory(parameters: Mapping[str, Parameter], what: str) -> None:
-    if "shared_memory_region" in parameters:
-        raise UnsupportedError(f"{what} is in shared memory, which this server does not support; send its data")
 
 
 def _objects(node: Mapping[str, Any], key: str, *, default: list[Any] | None = None) -> list[Mapping[str, Any]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import HttpError, Readiness, Router, runtime_of
-from mlsys_core.serving.http.json_body import parse_json
+from mlsys_core.serving.http import Readiness, Router
+from mlsys_core.serving.oip.access import check_model_control
+from mlsys_core.serving.oip.config.files import load_config
 from mlsys_core.serving.oip.errors import UnsupportedError
 from mlsys_core.serving.oip.models.descriptions import (
     index_entry,
@@ -16,21 +17,24 @@ from mlsys_core.serving.oip.models.descriptions import (
     server_metadata,
 )
 from mlsys_core.serving.oip.models.repository import ModelRepository
+from mlsys_core.serving.oip.rest.extensions import add_extensions, json_object
+from mlsys_core.serving.oip.shared_memory import SharedRegions
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 _UNSUPPORTED = {
-    "/v2/systemsharedmemory/{rest:path}": "shared memory",
-    "/v2/cudasharedmemory/{rest:path}": "shared memory",
-    "/v2/trace/setting": "trace settings",
-    "/v2/models/{model}/trace/setting": "trace settings",
+    "/v2/cudasharedmemory/{rest:path}": "shared memory of GPUs",
+    "/v2/models/{model}/trace/setting": "trace settings of one model",
     "/v2/logging": "log settings",
 }
 
 
-def control_router(repository: ModelRepository, readiness: Readiness, *, model_control: bool = False) -> Router:
+def control_router(
+    repository: ModelRepository, readiness: Readiness, regions: SharedRegions, *, model_control: bool = False
+) -> Router:
     """Return the routes; without ``model_control`` clients can neither load nor unload."""
     router = Router(tags=["Open Inference Protocol"])
+    add_extensions(router, regions, model_control=model_control)
 
     # Triton gives these three no body; kserve's client reads the protocol's, Triton's client only the status.
     @router.get("/v2/health/live", summary="200 as long as the process runs")
@@ -73,7 +77,7 @@ def control_router(repository: ModelRepository, readiness: Readiness, *, model_c
 
     @router.post("/v2/repository/index", summary="All models and their states", response_model=None)
     async def index(request: Request) -> JSONResponse:
-        asked = await _object(request)
+        asked = await json_object(request)
         ready_only = asked.get("ready", False)
         if not isinstance(ready_only, bool):
             raise InvalidInputError(f"'ready' is true or false, got {str(ready_only)[:40]!r}")
@@ -82,14 +86,13 @@ def control_router(repository: ModelRepository, readiness: Readiness, *, model_c
     @router.post("/v2/repository/models/{model}/load", summary="Load a model, or load it anew", response_model=None)
     async def load(model: str, request: Request) -> Response:
         check_model_control(model_control)
-        refuse_load_parameters((await _object(request)).get("parameters") or {})
-        await repository.load(model)
+        await repository.load(model, load_config((await json_object(request)).get("parameters") or {}))
         return Response()
 
     @router.post("/v2/repository/models/{model}/unload", summary="Take a model out of service", response_model=None)
     async def unload(model: str, request: Request) -> Response:
         check_model_control(model_control)
-        await _object(request)
+        await json_object(request)
         await repository.unload(model)
         return Response()
 
@@ -100,43 +103,8 @@ def control_router(repository: ModelRepository, readiness: Readiness, *, model_c
     return router
 
 
-def check_model_control(model_control: bool) -> None:
-    """Refuse to load or unload models unless the operator allowed it.
-
-    Raises:
-        HttpError: 403.
-    """
-    if not model_control:
-        raise HttpError(
-            "clients may not load or unload models here; the server's operator allows it with --model-control",
-            http_status=403,
-            error_code="model_control_off",
-        )
-
-
-def refuse_load_parameters(parameters: object) -> None:
-    """Refuse configuration and files that come with a load request: a model is as its source holds it.
-
-    Raises:
-        UnsupportedError: there are some.
-    """
-    if parameters:
-        raise UnsupportedError("a model is loaded as its source has it: a request's config and files are not taken")
-
-
 def _refusal(what: str) -> Any:
     async def refuse() -> Response:
         raise UnsupportedError(f"{what}: this server does not support that")
 
     return refuse
-
-
-async def _object(request: Request) -> dict[str, Any]:
-    body = await request.body()
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if body and media_type not in ("", "application/json"):
-        raise HttpError(f"the body is JSON, not {media_type[:80]}", http_status=415)
-    value = await runtime_of(request.app).threads.run(parse_json, body, size=len(body)) if body else {}
-    if not isinstance(value, dict):
-        raise InvalidInputError("the body is a JSON object, or empty")
-    return value

@@ -117,7 +117,8 @@ class _Infer(_Endpoint):
         header_nbytes = _header_nbytes(headers)
         body = await self._body(headers, receive, header_nbytes)
         threads = self._engine.threads
-        rest = await threads.run(decode, body, header_nbytes, version, size=json_nbytes(body, header_nbytes))
+        read = partial(decode, body, header_nbytes, version, self._engine.regions)
+        rest = await threads.run(read, size=json_nbytes(body, header_nbytes))
         deadline_s = scope["state"]["deadline"]
         work = self._engine.infer(version, rest.wire, started_s=started_s, deadline_s=deadline_s)
         answer = await while_connected(receive, work)

@@ -1,0 +1,231 @@
+"""Triton's habits beside inference, by ``tritonclient`` over HTTP and gRPC: shared memory, configurations, traces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from mlsys_core.serving.http import BackgroundServer
+from mlsys_core.serving.oip import (
+    DataType,
+    DirectorySource,
+    GrpcConfig,
+    InferRequest,
+    InferResponse,
+    ModelRepository,
+    ModelSpec,
+    TensorSpec,
+    create_oip_app,
+    grpc_address_of,
+)
+from mlsys_core.serving.oip.config.files import ConfigFiles
+
+pytest.importorskip("tritonclient.grpc")
+pytest.importorskip("tritonclient.http")
+import tritonclient.grpc as by_grpc
+import tritonclient.http as by_http
+from tritonclient.utils import InferenceServerException, shared_memory
+
+CONFIG = """
+name: "twice"
+max_batch_size: 4
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
+version_policy { latest { num_versions: 2 } }
+dynamic_batching {
+  priority_levels: 3
+  default_priority_level: 2
+  default_queue_policy { default_timeout_microseconds: 5000000 }
+}
+response_cache { enable: true }
+model_warmup [ {
+  name: "zeros"
+  batch_size: 2
+  count: 3
+  inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 5 ] zero_data: true } }
+} ]
+parameters { key: "owner" value { string_value: "tests" } }
+"""
+
+
+class Twice:
+    """Doubles rows of numbers and texts, and notes its requests."""
+
+    def __init__(self, version: str) -> None:
+        row = (-1, -1)
+        numbers, texts = TensorSpec("x", DataType.FP32, row), TensorSpec("text", DataType.BYTES, row, optional=True)
+        outputs = (TensorSpec("y", DataType.FP32, row), TensorSpec("text2", DataType.BYTES, row))
+        self.spec = ModelSpec(name="twice", version=version, inputs=(numbers, texts), outputs=outputs, max_batch_size=8)
+        self.requests: list[InferRequest] = []
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        self.requests.append(request)
+        x = request.inputs["x"]
+        text = request.inputs.get("text", np.full((len(x), 1), b"", np.object_))
+        return InferResponse({"y": x * 2, "text2": text + text})
+
+    async def close(self) -> None:
+        """Free nothing."""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """Three versions of a model in a folder with its configuration, and clients of both kinds."""
+    root = tmp_path_factory.mktemp("models")
+    for version in ("1", "2", "10"):
+        (root / "twice" / version).mkdir(parents=True)
+        (root / "twice" / version / "model").write_text("")
+    (root / "twice" / "config.pbtxt").write_text(CONFIG)
+    built: list[Twice] = []
+
+    def build(directory: Path, name: str, version: str) -> Twice:
+        built.append(Twice(version))
+        return built[-1]
+
+    source = DirectorySource([root], build=build, marker="model")
+    repository = ModelRepository(source=source, settings_of=ConfigFiles(None, source.directory).settings)
+    app = create_oip_app(repository, grpc=GrpcConfig(), model_control=True, shared_memory=True)
+    with BackgroundServer(app) as server, contextlib.ExitStack() as stack:
+        address, grpc = server.address, grpc_address_of(app)
+        clients = {
+            "http": stack.enter_context(by_http.InferenceServerClient(f"{address.host}:{address.port}")),
+            "grpc": stack.enter_context(by_grpc.InferenceServerClient(f"{grpc.host}:{grpc.port}")),
+        }
+        modules = {"http": by_http, "grpc": by_grpc}
+        yield SimpleNamespace(root=root, built=built, clients=clients, modules=modules, repository=repository)
+
+
+def texts(values: list[bytes]) -> Any:
+    return np.array(values, np.object_).reshape(-1, 1)
+
+
+@pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_tensors_of_numbers_and_texts_lie_in_shared_memory(served: SimpleNamespace, wire: str) -> None:
+    client, module = served.clients[wire], served.modules[wire]
+    x, text = np.arange(6, dtype=np.float32).reshape(2, 3), texts([b"ab", b"\0c"])
+    from tritonclient.utils import serialize_byte_tensor
+
+    raw = serialize_byte_tensor(text)
+    key = f"mlsys-test-{wire}"
+    region = shared_memory.create_shared_memory_region("all", key, 4096)
+    try:
+        shared_memory.set_shared_memory_region(region, [x])
+        shared_memory.set_shared_memory_region(region, [raw], offset=1024)
+        client.register_system_shared_memory("all", key, 4096)
+        with pytest.raises(InferenceServerException, match="registered already"):
+            client.register_system_shared_memory("all", key, 4096)
+        inputs = [module.InferInput("x", [2, 3], "FP32"), module.InferInput("text", [2, 1], "BYTES")]
+        inputs[0].set_shared_memory("all", x.nbytes)
+        inputs[1].set_shared_memory("all", len(raw.item()), offset=1024)
+        outputs = [module.InferRequestedOutput("y"), module.InferRequestedOutput("text2")]
+        outputs[0].set_shared_memory("all", x.nbytes, offset=2048)
+        result = client.infer("twice", inputs, outputs=outputs)
+        found = shared_memory.get_contents_as_numpy(region, np.float32, [2, 3], 2048)
+        np.testing.assert_array_equal(found, 2 * x)
+        assert result.as_numpy("text2").tolist() == [[b"abab"], [b"\0c\0c"]]
+        outputs[0].set_shared_memory("all", 8, offset=2048)
+        with pytest.raises(InferenceServerException, match="24 bytes, and its shared memory room for 8"):
+            client.infer("twice", inputs, outputs=outputs)
+        inputs[0].set_shared_memory("all", x.nbytes, offset=4090)
+        with pytest.raises(InferenceServerException, match="has 4096"):
+            client.infer("twice", inputs)
+        status = client.get_system_shared_memory_status()
+        names = [each["name"] for each in status] if wire == "http" else list(status.regions)
+        assert names == ["all"]
+        client.unregister_system_shared_memory("all")
+        inputs[0].set_shared_memory("all", x.nbytes)
+        with pytest.raises(InferenceServerException, match="register it first"):
+            client.infer("twice", inputs)
+    finally:
+        client.unregister_system_shared_memory()
+        shared_memory.destroy_shared_memory_region(region)
+
+
+@pytest.mark.parametrize("key", ["../../etc/passwd", "no-such-region", ".."])
+def test_a_key_that_is_no_shared_memory_is_refused(served: SimpleNamespace, key: str) -> None:
+    for client in served.clients.values():
+        with pytest.raises(InferenceServerException, match=r"no key of shared memory|cannot be opened"):
+            client.register_system_shared_memory("other", key, 8)
+
+
+def test_the_configuration_chooses_versions_warms_up_and_is_shown(served: SimpleNamespace) -> None:
+    assert [model.spec.version for model in served.built[:2]] == ["2", "10"]
+    for model in served.built[:2]:
+        assert [each.inputs["x"].shape for each in model.requests[:3]] == [(2, 5)] * 3
+    shown = served.clients["http"].get_model_config("twice")
+    assert (shown["max_batch_size"], shown["version_policy"]) == (4, {"latest": {"num_versions": 2}})
+    assert shown["parameters"]["owner"] == {"string_value": "tests"}
+    config = served.clients["grpc"].get_model_config("twice").config
+    assert (config.max_batch_size, config.dynamic_batching.priority_levels) == (4, 3)
+    assert config.model_warmup[0].inputs["x"].zero_data
+
+
+@pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_requests_asked_again_are_answered_by_the_cache(served: SimpleNamespace, wire: str) -> None:
+    client, module = served.clients[wire], served.modules[wire]
+    model = served.built[1]
+    x = np.full((1, 4), 3.0 if wire == "http" else 4.0, np.float32)
+    inputs = [module.InferInput("x", [1, 4], "FP32")]
+    inputs[0].set_data_from_numpy(x)
+    before = len(model.requests)
+    for _ in range(3):
+        np.testing.assert_array_equal(client.infer("twice", inputs).as_numpy("y"), 2 * x)
+    assert len(model.requests) == before + 1
+    client.infer("twice", inputs, parameters={"other": 1})
+    client.infer("twice", inputs, outputs=[module.InferRequestedOutput("y")])
+    assert len(model.requests) == before + 3
+    found = client.get_inference_statistics("twice", "10", **({"as_json": True} if wire == "grpc" else {}))
+    assert int(found["model_stats"][0]["inference_stats"]["cache_hit"]["count"]) >= 2
+
+
+@pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_priorities_beyond_the_levels_are_the_default(served: SimpleNamespace, wire: str) -> None:
+    client, module = served.clients[wire], served.modules[wire]
+    inputs = [module.InferInput("x", [1, 1], "FP32")]
+    for asked, expected in ((0, 2), (1, 1), (3, 3), (7, 2)):
+        value = np.full((1, 1), asked + (0.25 if wire == "http" else 0.5), np.float32)
+        inputs[0].set_data_from_numpy(value)
+        client.infer("twice", inputs, priority=asked)
+        request = served.built[1].requests[-1]
+        assert (request.priority, request.deadline_s is not None) == (expected, True)
+
+
+@pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_a_model_is_loaded_with_a_configuration_for_once(served: SimpleNamespace, wire: str) -> None:
+    client = served.clients[wire]
+    client.load_model("twice", config=json.dumps({"version_policy": {"specific": {"versions": [1]}}}))
+    assert [each["version"] for each in served.clients["http"].get_model_repository_index()] == ["1"]
+    for config, message in (
+        ({"rate_limiter": {}}, "'rate_limiter' is not supported"),
+        ({"instance_group": [{"count": 2}]}, "--instances N"),
+        ({"max_batch_size": 9}, "larger --max-batch"),
+        ({"name": "other"}, "has name 'other'"),
+        ({"input": [{"name": "z"}]}, "has input 'z'"),
+        ({"version_policy": {"specific": {"versions": [7]}}}, "asks for version 7"),
+        ({"model_warmup": [{"inputs": {"x": {"dims": [1, 1, 1], "zero_data": True}}}]}, "but model 'twice' takes"),
+    ):
+        with pytest.raises(InferenceServerException, match=message):
+            client.load_model("twice", config=json.dumps(config))
+    with pytest.raises(InferenceServerException, match="not files"):
+        client.load_model("twice", config="{}", files={"file:1/model": b""})
+    assert [each["version"] for each in served.clients["http"].get_model_repository_index()] == ["1"]
+    del served.built[:]
+    client.load_model("twice")
+    assert [model.spec.version for model in served.built] == ["2", "10"]
+
+
+def test_traces_that_are_not_exported_are_off_and_stay_so(served: SimpleNamespace) -> None:
+    http, grpc = served.clients["http"], served.clients["grpc"]
+    assert http.get_trace_settings()["trace_level"] == ["OFF"]
+    assert list(grpc.get_trace_settings().settings["trace_level"].value) == ["OFF"]
+    with pytest.raises(InferenceServerException, match="--otlp-endpoint"):
+        http.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
+    with pytest.raises(InferenceServerException, match="--otlp-endpoint"):
+        grpc.update_trace_settings(settings={"trace_rate": "2"})
+    with pytest.raises(InferenceServerException, match="one model"):
+        grpc.get_trace_settings("twice")

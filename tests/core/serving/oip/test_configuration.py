@@ -1,0 +1,177 @@
+"""Configurations, the response cache, polling and shared memory, without a client."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.oip import DirectorySource, InferRequest, InferResponse, ModelRepository, ModelSpec, TensorSpec
+from mlsys_core.serving.oip.config.cache import ResponseCache, cache_key
+from mlsys_core.serving.oip.config.files import ConfigFiles, parsed
+from mlsys_core.serving.oip.config.polling import Poller
+from mlsys_core.serving.oip.datatypes import DataType
+from mlsys_core.serving.oip.shared_memory import Placement, Region
+from mlsys_core.serving.tracing.settings import TraceSettings
+
+
+def test_text_and_json_are_one_configuration() -> None:
+    text = 'name: "a" max_batch_size: 3 version_policy { specific { versions: [ 1, 3 ] } }'
+    json = '{"name": "a", "max_batch_size": 3, "version_policy": {"specific": {"versions": [1, 3]}}}'
+    found = parsed(text, is_json=False, what="it")
+    assert found == parsed(json, is_json=True, what="it")
+    assert found.versions.chosen(["1", "2", "3"]) == ["1", "3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("instance_group [ { count: 2 } ]", "'instance_group' is not supported (serve with --instances N)"),
+        ("dynamic_batching { preferred_batch_size: [ 4 ] }", "serve --policy"),
+        ("dynamic_batching { default_queue_policy { max_queue_size: 4 } }", "'max_queue_size'"),
+        ("dynamic_batching { priority_levels: 2 default_priority_level: 3 }", "from 1 to 2, got 3"),
+        ('nonsense: "x"', "'nonsense' is not supported"),
+        ("max_batch_size: many", "max_batch_size"),
+        ("max_batch_size: -1", "0 or more"),
+        ("version_policy { specific { } }", "names no version"),
+        ('model_warmup [ { name: "w" } ]', "has no inputs"),
+        ('model_warmup [ { inputs { key: "x" value { dims: 2 } } } ]', "zero_data or random_data"),
+    ],
+)
+def test_what_means_nothing_here_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        parsed(text, is_json=False, what="it")
+    assert message in str(refused.value)
+
+
+def test_a_folder_of_configurations_goes_before_the_models_own(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text('{"max_batch_size": 1}')
+    (tmp_path / "all").mkdir()
+    files = ConfigFiles(tmp_path / "all", lambda _: tmp_path / "own")
+    assert files.settings("a").max_batch_size == 1  # type: ignore[union-attr]
+    (tmp_path / "all" / "a.pbtxt").write_text("max_batch_size: 2")
+    assert files.settings("a").max_batch_size == 2  # type: ignore[union-attr]
+    (tmp_path / "all" / "a.json").write_text("{}")
+    with pytest.raises(InvalidInputError, match="keep one of them"):
+        files.settings("a")
+    with pytest.raises(InvalidInputError, match="is no folder"):
+        ConfigFiles(tmp_path / "none")
+
+
+def request(x: Any, **fields: Any) -> InferRequest:
+    options = {"outputs": ("y",), "parameters": {}} | fields
+    return InferRequest(key="1", model_name="a", model_version="1", inputs={"x": x}, **options)
+
+
+arrays = st.tuples(st.sampled_from(["<f4", "<i4"]), st.lists(st.integers(-3, 3), max_size=6), st.booleans())
+
+
+@given(first=arrays, second=arrays)
+def test_keys_are_equal_for_equal_requests_alone(first: Any, second: Any) -> None:
+    def made(dtype: str, values: list[int], is_column: bool) -> Any:
+        array = np.array(values, dtype)
+        return array[:, None] if is_column else array
+
+    a, b = made(*first), made(*second)
+    is_same = (a.dtype, a.shape, a.tolist()) == (b.dtype, b.shape, b.tolist())
+    assert (cache_key(request(a), 1) == cache_key(request(b), 1)) == is_same
+    assert cache_key(request(a), 1) != cache_key(request(a), 2)
+    assert cache_key(request(a), 1) != cache_key(request(a, parameters={"p": 1}), 1)
+
+
+def test_texts_that_join_to_the_same_bytes_have_different_keys() -> None:
+    a, b = (np.array(values, np.object_) for values in ([b"ab", b"c"], [b"a", b"bc"]))
+    assert cache_key(request(a), 1) != cache_key(request(b), 1)
+
+
+@given(sizes=st.lists(st.integers(0, 400), max_size=30))
+def test_the_cache_never_holds_more_than_its_room(sizes: list[int]) -> None:
+    cache = ResponseCache(3000)
+    for number, size in enumerate(sizes):
+        response = InferResponse({"y": np.full(size, number, np.uint8)})
+        cache.put(b"%d" % number, response)
+        found = cache.get(b"%d" % number)
+        assert found is not None
+        assert found.outputs["y"].tolist() == [number] * size
+    assert cache._nbytes <= 3000
+
+
+async def test_models_that_are_new_changed_broken_and_gone_are_found(tmp_path: Path, reference: ModuleType) -> None:
+    def build(directory: Path, name: str, version: str) -> Any:
+        if (directory / "model").read_text() == "bad":
+            raise InvalidInputError("it is bad")
+        model = reference.Add(version=version)
+        model.spec = ModelSpec(name=name, inputs=model.spec.inputs, outputs=model.spec.outputs, max_batch_size=8)
+        return model
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "model").write_text(text)
+
+    write("a", "1")
+    repository = ModelRepository(source=DirectorySource([tmp_path], build=build, marker="model"))
+    await repository.load_all()
+    poller = Poller(repository)
+    first = repository.find("a")
+    assert await poller.look() == {}
+    write("a", "22")
+    write("b", "1")
+    assert await poller.look() == {}  # they may still be written
+    assert await poller.look() == {"a": "loaded", "b": "loaded"}
+    assert repository.find("a") is not first
+    write("b", "bad")
+    assert await poller.look() == {}
+    assert "it is bad" in (await poller.look())["b"]
+    assert repository.find("b").model is not None  # the old one goes on
+    (tmp_path / "b" / "model").unlink()
+    assert await poller.look() == {"b": "unloaded"}
+    assert await poller.look() == {}
+    await repository.close()
+    with pytest.raises(InvalidInputError, match="cannot be watched"):
+        Poller(ModelRepository())
+
+
+def test_a_region_that_its_client_cuts_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    path = tmp_path / "region"
+    path.write_bytes(bytes(64))
+    fd = os.open(path, os.O_RDWR)
+    place = Placement(Region("r", "k", 0, 64, fd), 32, 32)
+    assert place.write(b"x" * 32, "output") == 32
+    assert bytes(place.read("input")) == b"x" * 32
+    path.write_bytes(bytes(40))
+    with pytest.raises(InvalidInputError, match="shorter than it was registered"):
+        place.read("input")
+    with pytest.raises(InvalidInputError, match="shorter than it was registered"):
+        place.write(b"x" * 32, "output")
+    os.close(fd)
+
+
+def test_trace_settings_change_all_or_none() -> None:
+    settings = TraceSettings()
+    with pytest.raises(InvalidInputError, match="trace_file"):
+        settings.update({"trace_level": ["OFF"], "trace_file": ["x"]})
+    assert settings.takes()
+    settings.update({"trace_level": ["OFF"], "trace_mode": ["opentelemetry"]})
+    assert not settings.takes()
+    settings.update({"trace_level": None, "trace_count": ["2"]})
+    assert [settings.takes() for _ in range(3)] == [True, True, False]
+    for name, value in (("trace_rate", "0"), ("trace_count", "-2"), ("trace_rate", "x"), ("trace_level", "MAX")):
+        with pytest.raises(InvalidInputError, match=name):
+            settings.update({name: [value]})
+
+
+def test_a_cache_is_refused_by_models_that_keep_state() -> None:
+    row = TensorSpec("x", DataType.FP32, (-1,))
+    spec = ModelSpec(name="a", inputs=(row,), outputs=(row,), is_stateful=True, takes_priorities=False)
+    with pytest.raises(InvalidInputError, match="keeps state"):
+        parsed("response_cache { enable: true }", is_json=False, what="it").applied(spec)
+    text = "dynamic_batching { priority_levels: 2 default_priority_level: 1 }"
+    with pytest.raises(InvalidInputError, match="leave out priority_levels"):
+        parsed(text, is_json=False, what="it").applied(spec)
