@@ -49,6 +49,12 @@ SUITES = {
         ("cpu",),
     ),
     "orca-gguf": ("One GGUF file of 4 or 8 bits behind Orca and llama.cpp, in turn.", "orca.peers.gguf:run", ("cpu",)),
+    "orca-contexts": (
+        "Prompt and answer at 4k to 32k tokens of context, Orca and llama.cpp, by dtype of keys and values.",
+        "orca.peers.contexts:run",
+        ("cpu",),
+    ),
+    "orca-kv-dtypes": ("Predictions and memory by dtype of keys and values.", "orca.kv_dtypes:run", ("cpu",)),
     "orca-scale": ("Throughput and cost of a divided model, by degrees.", "orca.scale:run", ("cpu",)),
     "orca-control": ("Processor time of a divided model's control, without its waits.", "orca.control:run", ("cpu",)),
     "orca-gap": ("Time of the last stage between two iterations.", "orca.scale:run_gap", ("cpu",)),

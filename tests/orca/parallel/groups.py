@@ -34,7 +34,7 @@ class CutShard:
         self.config = self.whole = self.decoder.config
         self.needs_logits = self.config.logit_softcap is not None
 
-    def new_kv_cache(self, *, num_blocks: int, empty: Empty | None = None) -> KVCache:
+    def new_kv_cache(self, *, num_blocks: int, dtype: str | None = None, empty: Empty | None = None) -> KVCache:
         """Return a cache of all layers, since these are numbered as in the whole model."""
         return KVCache(self.config, num_blocks=num_blocks, dtype=self.decoder.dtype, empty=empty)
 
@@ -61,7 +61,15 @@ class CutShard:
                 out.copy_(torch.stack([largest.values.double(), largest.indices.double()], dim=-1))
 
 
-def shape_of(config: ModelConfig, *, stages: int, in_flight: int, num_blocks: int = 64, ranks: int = 1) -> GroupShape:
+def shape_of(
+    config: ModelConfig,
+    *,
+    stages: int,
+    in_flight: int,
+    num_blocks: int = 64,
+    ranks: int = 1,
+    kv_dtype: str | None = None,
+) -> GroupShape:
     max_tokens = num_blocks * DEFAULT_BLOCK_SIZE
     return GroupShape(
         tensor_parallel=ranks,
@@ -73,6 +81,7 @@ def shape_of(config: ModelConfig, *, stages: int, in_flight: int, num_blocks: in
         vocab_size=config.vocab_size,
         num_blocks=num_blocks,
         num_threads=1,
+        kv_dtype=kv_dtype,
     )
 
 
@@ -94,7 +103,9 @@ def group_of(
         rank = Rank(
             shard,
             links,
-            lambda replica: shard.new_kv_cache(num_blocks=shape.num_blocks, empty=memory.take(replica)),
+            lambda replica: shard.new_kv_cache(
+                num_blocks=shape.num_blocks, dtype=shape.kv_dtype, empty=memory.take(replica)
+            ),
             hello=hello_of(place),
         )
         try:

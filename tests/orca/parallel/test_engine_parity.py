@@ -22,16 +22,25 @@ NUM_BLOCKS = 5  # few: requests are preempted
 POLICIES = {"orca": 0, "paged": 3, "chunked": 2, "request-level": 0}  # with so many guesses
 
 
-def answers_of_one(path: Path, policy: str, *, exactly: bool, **options: Any) -> Any:
+def answers_of_one(path: Path, policy: str, *, exactly: bool, kv_dtype: str | None, **options: Any) -> Any:
     """By one process."""
     model = load_model(path, **options).model
-    runner = Runner(model, new_kv_cache(model, num_blocks=NUM_BLOCKS))
+    runner = Runner(model, new_kv_cache(model, num_blocks=NUM_BLOCKS, dtype=kv_dtype))
     return Run(InlineExecutor(runner.run), policy, num_blocks=NUM_BLOCKS).tokens(requests_of(14), exactly=exactly)
 
 
-def check(path: Path, policy: str, ranks: int, stages: int, *, exactly: bool = True, **options: Any) -> None:
+def check(
+    path: Path,
+    policy: str,
+    ranks: int,
+    stages: int,
+    *,
+    exactly: bool = True,
+    kv_dtype: str | None = None,
+    **options: Any,
+) -> None:
     """See that so many ranks of so many stages answer as one process, and leave every block free."""
-    expected = answers_of_one(path, policy, exactly=exactly, **options)
+    expected = answers_of_one(path, policy, exactly=exactly, kv_dtype=kv_dtype, **options)
     shards = [
         load_shard(path, place, **options) for place in all_places(tensor_parallel=ranks, pipeline_parallel=stages)
     ]
@@ -42,7 +51,7 @@ def check(path: Path, policy: str, ranks: int, stages: int, *, exactly: bool = T
         place = shard.placement
         reducer = SharedReducer(memories[place.stage], whole, rank=place.rank, num_ranks=ranks)
         joined.append(shard.join(reducer if ranks > 1 else None, num_threads=1))
-    shape = shape_of(whole, stages=stages, in_flight=stages, num_blocks=NUM_BLOCKS, ranks=ranks)
+    shape = shape_of(whole, stages=stages, in_flight=stages, num_blocks=NUM_BLOCKS, ranks=ranks, kv_dtype=kv_dtype)
     with group_of(joined, shape) as executor:
         run = Run(executor, policy, num_blocks=NUM_BLOCKS, drafts=POLICIES[policy])
         assert run.tokens(requests_of(14), exactly=exactly) == expected
@@ -53,6 +62,11 @@ def check(path: Path, policy: str, ranks: int, stages: int, *, exactly: bool = T
 @pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (4, 1), (1, 2), (1, 3), (2, 2)])
 def test_degrees_under_every_policy(checkpoints: Any, policy: str, ranks: int, stages: int) -> None:
     check(checkpoints("llama"), policy, ranks, stages, dtype="fp32", weights="float")
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float16", "int8"])
+def test_each_dtype_of_keys_and_values(checkpoints: Any, kv_dtype: str) -> None:
+    check(checkpoints("llama"), "chunked", 2, 2, kv_dtype=kv_dtype, dtype="fp32", weights="float")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "gemma2"])

@@ -1,10 +1,11 @@
 """A server of several processes for tests: ``server.py MODEL '{"step": ..., "poison": ...}'`` prints its port.
 
 ``step`` and ``number``: the first worker is killed when it comes to that step for that time. ``policy``, ``kv_tokens``,
-``replicas`` and ``speculate``: as of the command. ``poison``: a token id; a worker that computes three of them in a row
-in a prompt crashes. ``memory``: a worker that computes token 67 in a prompt may take no more than so many bytes beyond
-what it has, and tries to. ``max_deaths``, ``num_immediate`` and ``backoff_s``: of the restart budget. ``defect``: the
-scheduler raises at its call of that number, once. ``no_pool``: as with a policy that keeps no RequestPool.
+``replicas``, ``kv_dtype`` and ``speculate``: as of the command. ``poison``: a token id; a worker that computes three
+of them in a row in a prompt crashes. ``memory``: a worker that computes token 67 in a prompt may take no more than so
+many bytes beyond what it has, and tries to. ``max_deaths``, ``num_immediate`` and ``backoff_s``: of the restart budget.
+``defect``: the scheduler raises at its call of that number, once. ``no_pool``: as with a policy that keeps no
+RequestPool.
 ``batches``: a folder for files and batches; when one of their steps is reached for the n-th time, ``[step, n]`` in
 ``batch_step``, the whole server is killed. ``full``: no file may become larger than so many bytes, from when a log was
 opened.
@@ -151,6 +152,7 @@ def main() -> int:
         num_kv_tokens=options.get("kv_tokens"),
         num_draft_tokens=options.get("speculate", 0),
         num_replicas=options.get("replicas", 1),
+        kv_dtype=options.get("kv_dtype"),
     )
     traces = TraceConfig(options["otlp"]) if "otlp" in options else None
     http = HttpConfig(

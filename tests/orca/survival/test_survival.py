@@ -40,6 +40,15 @@ def test_under_every_policy_with_hardly_any_memory(start: Any, undisturbed: list
         assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
 
 
+def test_a_standby_goes_on_over_keys_and_values_in_int8(start: Any):
+    with start(kv_dtype="int8", kv_tokens=160) as server:
+        expected = asyncio.run(answers(server.url, bodies(14)))
+        server.workers()[0].kill()
+        assert asyncio.run(answers(server.url, bodies(14))) == expected
+    with start(kv_dtype="int8", kv_tokens=160, step="computed", number=5) as server:
+        assert asyncio.run(answers(server.url, bodies(14))) == expected
+
+
 def test_a_policy_without_a_pool_begins_again_and_nothing_is_sent_twice(start: Any, undisturbed: list[Any]):
     with start(no_pool=True, step="computed", number=9) as server:
         assert asyncio.run(answers(server.url, bodies(14))) == undisturbed

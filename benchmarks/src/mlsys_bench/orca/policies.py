@@ -43,6 +43,7 @@ class Plan:
     max_batch_size: int = 32
     num_kv_tokens: int | None = None  # K/V slots; None: enough for a full batch of longest requests
     memory_pool: str | None = None  # of K/V blocks, by its registered name; None: the core's own
+    kv_dtype: str | None = None  # of keys and values; None: the model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ def run(
     max_batch_size: int = 32,
     kv_tokens: int = 0,
     memory_pool: str | None = None,
+    kv_dtype: str | None = None,
 ) -> Section:
     """Measure policies on a real model; see :class:`Plan`.
 
@@ -85,6 +87,7 @@ def run(
         max_batch_size: Requests an iteration at most.
         kv_tokens: K/V slots; 0: a full batch of longest requests.
         memory_pool: Registered name of the pool of K/V blocks.
+        kv_dtype: Of keys and values, as ``mlsys orca serve`` takes it.
     """
     from mlsys_core.workload.parse import parse_lengths
     from mlsys_orca.loading.named import DEFAULT_MODEL, load
@@ -105,6 +108,7 @@ def run(
         max_batch_size=max_batch_size,
         num_kv_tokens=kv_tokens or None,
         memory_pool=memory_pool,
+        kv_dtype=kv_dtype,
     )
     return run_plan(load(model or DEFAULT_MODEL, dtype, device=context.device), plan, context)
 
@@ -165,6 +169,7 @@ def measure(loaded: LoadedModel, plan: Plan, context: BenchContext) -> Iterator[
                 num_threads=context.num_threads,
                 policy=policy,
                 memory_pool=plan.memory_pool,
+                kv_dtype=plan.kv_dtype,
             )
             with progress_bar(context.console, label) as show:
                 run = serve_trace(

@@ -142,6 +142,7 @@ def _settings(
         group = group_shape(holders.model, loaded.config, shape, config)
         return WorkerSettings(loaded, config, guides, (), CrashPoints(), holders, group)
     kv_caches = [
-        new_kv_cache(loaded.model, num_blocks=shape.num_blocks, empty=shared_empty) for _ in range(config.num_replicas)
+        new_kv_cache(loaded.model, num_blocks=shape.num_blocks, dtype=shape.kv_dtype, empty=shared_empty)
+        for _ in range(config.num_replicas)
     ]
     return WorkerSettings(loaded, config, guides, kv_caches, CrashPoints())

@@ -9,7 +9,7 @@ from mlsys_core.cli import completion
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.registered import BlockPoolName, Device
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.cli.options import Dtype, Threads, num_threads_of
+from mlsys_orca.cli.options import Dtype, KvDtype, Threads, num_threads_of
 from mlsys_orca.loading.named import DEFAULT_MODEL
 
 app = typer.Typer(invoke_without_command=True)
@@ -45,6 +45,7 @@ def bench(
     ] = None,
     memory_pool: BlockPoolName = None,
     dtype: Dtype = None,
+    kv_dtype: KvDtype = None,
     device: Device = "cpu",
     threads: Threads = 0,
     output: Out = RESULTS,
@@ -75,6 +76,7 @@ def bench(
         max_batch_size=max_batch_size,
         kv_tokens=kv_tokens or 0,
         memory_pool=memory_pool,
+        kv_dtype=kv_dtype,
     )
 
 

@@ -9,6 +9,7 @@ from mlsys_core.cli.registered import Device
 from mlsys_orca.cli.options import (
     ActivationsForm,
     Dtype,
+    KvDtype,
     Model,
     PipelineParallel,
     TensorParallel,
@@ -27,6 +28,7 @@ def explain(
     dtype: Dtype = None,
     weights: Weights = None,
     activations: ActivationsForm = None,
+    kv_dtype: KvDtype = None,
     device: Device = "cpu",
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
@@ -50,10 +52,10 @@ def explain(
         with Holders(parts) as holders:
             holders.start()
             loaded, layout = with_parts(loaded, holders), layout_rows(loaded.config, holders)
-            rows = [*_rows(loaded, tokens), *layout]
+            rows = [*_rows(loaded, tokens, kv_dtype), *layout]
     else:
         loaded = load(model, dtype, device=device, weights=weights, activations=activations)
-        rows = [*_rows(loaded, tokens), ("activations", _activations(loaded))]
+        rows = [*_rows(loaded, tokens, kv_dtype), ("activations", _activations(loaded))]
     table = Table(box=box.SIMPLE, show_header=False)
     for name, value in rows:
         table.add_row(name, value)
@@ -62,11 +64,12 @@ def explain(
     console.print(table)
 
 
-def _rows(loaded: LoadedModel, tokens: int) -> list[tuple[str, str]]:
+def _rows(loaded: LoadedModel, tokens: int, kv_dtype: str | None) -> list[tuple[str, str]]:
     from mlsys_orca.api.server import available_memory_nbytes
     from mlsys_orca.engine.fit import fit_of
 
-    fit = fit_of(loaded, available_nbytes=available_memory_nbytes(loaded.device), tokens_per_request=tokens)
+    available_nbytes = available_memory_nbytes(loaded.device)
+    fit = fit_of(loaded, available_nbytes=available_nbytes, tokens_per_request=tokens, kv_dtype=kv_dtype)
     return fit.rows()
 
 

@@ -26,6 +26,7 @@ from mlsys_orca.cli.options import (
     Adapters,
     ChatTemplateFile,
     Dtype,
+    KvDtype,
     MaxBatchSize,
     MaxModelLen,
     ModelOption,
@@ -65,6 +66,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Of all prompts that bring none.")] = None,
     max_batch_size: MaxBatchSize = _BATCH_SIZE,
     max_model_len: MaxModelLen = None,
+    kv_dtype: KvDtype = None,
     speculate: Speculate = 0,
     memory_pool: BlockPoolName = None,
     compiler: CompilerName = None,
@@ -115,6 +117,7 @@ def generate(
     settings = {"model": model, "adapters": adapter, "raw": raw, "max_tokens": max_tokens, "temperature": temperature}
     settings |= {"top_p": top_p, "seed": seed, "dtype": dtype, "weights": weights, "device": device}
     settings |= {} if activations is None else {"activations": activations}
+    settings |= {} if kv_dtype is None else {"kv_dtype": kv_dtype}
     settings |= {"chat_template": None if chat_template is None else str(chat_template)}
     if sliced or tensor_parallel > 1:
         settings["sliced"] = True
@@ -159,6 +162,7 @@ def generate(
             max_model_len=max_model_len,
             num_threads=num_threads_of(threads, replicas=tensor_parallel * pipeline_parallel),
             policy="paged",
+            kv_dtype=kv_dtype,
             memory_pool=memory_pool,
             compiler=compiler,
             num_draft_tokens=speculate,

@@ -49,6 +49,15 @@ ActivationsForm = Annotated[
         "faster and a little less exact. float: rows stay as they are, the default.",
     ),
 ]
+KvDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-dtype",
+        help="Keys and values are kept in float32, bfloat16, float16, int8 (half of bfloat16's memory), or auto: the "
+        "model's dtype, the default.",
+        callback=_stated,
+    ),
+]
 MaxBatchSize = Annotated[
     int | None,
     typer.Option(

@@ -29,6 +29,7 @@ from mlsys_orca.cli.options import (
     Adapters,
     ChatTemplateFile,
     Dtype,
+    KvDtype,
     MaxBatchSize,
     MaxModelLen,
     Model,
@@ -98,6 +99,7 @@ def serve(
     kv_tokens: Annotated[
         int | None, typer.Option(min=16, help="K/V slots of each replica; by default what fits the memory.")
     ] = None,
+    kv_dtype: KvDtype = None,
     memory_pool: BlockPoolName = None,
     compiler: CompilerName = None,
     speculate: Speculate = 0,
@@ -205,6 +207,7 @@ def serve(
         engine={
             "max_batch_size": max_batch_size,
             "num_kv_tokens": kv_tokens,
+            "kv_dtype": kv_dtype,
             "max_model_len": max_model_len,
             "num_threads": num_threads_of(threads, replicas=replicas * tensor_parallel * pipeline_parallel),
             "policy": policy,

@@ -28,6 +28,7 @@ class EngineConfig:
 
     max_batch_size: int = 8  # requests per iteration
     num_kv_tokens: int | None = None  # K/V slots (the paper's n_slots); None: what fits, see plan_kv_tokens
+    kv_dtype: str | None = None  # of keys and values: float32, bfloat16, float16, int8; None or auto: the model's
     max_model_len: int | None = None  # tokens of prompt and answer; None: what the model was made for
     num_threads: int = 1  # of the model's operators
     policy: str = DEFAULT_POLICY  # the scheduling policy's registered name
@@ -69,6 +70,7 @@ class EngineShape:
     num_blocks: int  # K/V blocks
     block_size: int  # K/V slots in a block
     kv_nbytes: int
+    kv_dtype: str  # of keys and values, as torch calls it
     adapters: Mapping[str, str]  # those there from the start: name -> key
     takes_adapters: bool  # more may be added while it runs
     has_encoder: bool

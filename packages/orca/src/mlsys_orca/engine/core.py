@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from mlsys_core.device import get_device
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.memory import find_pool
@@ -29,7 +30,7 @@ from mlsys_orca.backends.runner import Runner, intra_op_threads
 from mlsys_orca.engine.client import EngineConfig, EngineCounts, EngineShape, PoolCounts
 from mlsys_orca.engine.iteration_trace import Run, record_iterations
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, BlockTables, KVCache, kv_nbytes_per_token
+from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, BlockTables, KVCache, kv_dtype_name, kv_nbytes_per_token
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput
 from mlsys_orca.scheduling.policy import GenerationScheduler, make_scheduler
 from mlsys_orca.scheduling.request_pool import RequestPool
@@ -38,14 +39,25 @@ _log = logging.getLogger(__name__)
 _CACHE_SHARE = 0.25  # of the available memory, at most, if the number of K/V slots is not given
 
 
+def kv_token_nbytes(loaded: LoadedModel, config: EngineConfig) -> int:
+    """Return the bytes that one token's keys and values take in all layers.
+
+    Raises:
+        InvalidInputError: the model cannot keep them in ``config.kv_dtype``.
+    """
+    name = kv_dtype_name(config.kv_dtype, loaded.model.dtype, is_native=loaded.is_native)
+    return kv_nbytes_per_token(loaded.config, getattr(torch, name))
+
+
 def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: int) -> int:
     """Return the number of K/V slots: for a full batch of longest requests, or a quarter of the available memory.
 
     Raises:
-        InvalidInputError: not even one request of ``max_model_len`` fits.
+        InvalidInputError: not even one request of ``max_model_len`` fits, or the model cannot keep keys and values in
+            ``config.kv_dtype``.
     """
     max_model_len = config.max_model_len or loaded.config.max_positions
-    per_token = kv_nbytes_per_token(loaded.config, loaded.model.dtype)
+    per_token = kv_token_nbytes(loaded, config)
     wanted = -(-max_model_len // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * config.max_batch_size  # in whole blocks
     fits = int(available_nbytes * _CACHE_SHARE) // per_token
     num_tokens = config.num_kv_tokens or min(wanted, fits)
@@ -99,9 +111,8 @@ def plan_engine(
         max_model_len=max_model_len,
         num_blocks=block_tables.num_blocks,
         block_size=block_tables.block_size,
-        kv_nbytes=block_tables.num_blocks
-        * block_tables.block_size
-        * kv_nbytes_per_token(loaded.config, loaded.model.dtype),
+        kv_nbytes=block_tables.num_blocks * block_tables.block_size * kv_token_nbytes(loaded, config),
+        kv_dtype=kv_dtype_name(config.kv_dtype, loaded.model.dtype, is_native=is_native),
         adapters=dict(loaded.adapters) or {name: name for name in getattr(loaded.model, "adapters", ())},
         takes_adapters=loaded.takes_adapters,
         has_encoder=loaded.config.encoder is not None,
@@ -188,7 +199,7 @@ class EngineCore:
             compiler = find_module_compiler(config.compiler, registry)
             model = compile_decodes(model, compiler, config.max_batch_size)
         if kv_cache is None:
-            kv_cache = new_kv_cache(model, num_blocks=self.block_tables.num_blocks)
+            kv_cache = new_kv_cache(model, num_blocks=self.block_tables.num_blocks, dtype=self.shape.kv_dtype)
         # One worker, since requests join between iterations in any case: an iteration runs in the loop's own thread, or
         # on a stream of a device that has some.
         self.runner = Runner(model, kv_cache)

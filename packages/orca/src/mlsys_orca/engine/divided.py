@@ -33,6 +33,7 @@ def group_shape(
         hidden_size=whole.hidden_size,
         vocab_size=whole.vocab_size,
         num_blocks=shape.num_blocks,
+        kv_dtype=shape.kv_dtype,
         num_threads=config.num_threads,
         takes_adapters=model.takes_adapters,
     )

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mlsys_orca.engine.core import kv_token_nbytes
 from mlsys_orca.engine.engine import EngineConfig, plan_kv_tokens
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, kv_nbytes_per_token
+from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, kv_dtype_name
 
 USUAL_TOKENS = 1024  # of a request, prompt and answer, where nobody says
 MAX_SUGGESTED = 64  # more requests per iteration make all of them slow before they make the machine faster
@@ -23,6 +24,7 @@ class Fit:
     is_native: bool
     weights_nbytes: int
     available_nbytes: int  # of memory, with the weights loaded
+    kv_dtype: str
     kv_nbytes_per_token: int
     context: int  # tokens
     tokens_per_request: int  # what a request usually has
@@ -40,7 +42,7 @@ class Fit:
             ("architecture", f"{self.architecture}, {self.dtype}, {runs}"),
             ("weights", _mib(self.weights_nbytes)),
             ("memory left", _mib(self.available_nbytes)),
-            ("keys and values", f"{self.kv_nbytes_per_token / 1024:.1f} KiB a token"),
+            ("keys and values", f"{self.kv_nbytes_per_token / 1024:.1f} KiB a token, {self.kv_dtype}"),
             ("context", f"{self.context} tokens, {_mib(self.context * self.kv_nbytes_per_token)} each"),
             ("K/V slots", f"{self.num_slots}, {_mib(self.num_slots * self.kv_nbytes_per_token)}"),
             ("requests of full length", f"{self.num_slots // self.context} at a time"),
@@ -72,21 +74,24 @@ def _requests_of(tokens: int, num_slots: int) -> int:
     return max(1, min(num_slots // (blocks * DEFAULT_BLOCK_SIZE), MAX_SUGGESTED))
 
 
-def fit_of(loaded: LoadedModel, *, available_nbytes: int, tokens_per_request: int) -> Fit:
+def fit_of(loaded: LoadedModel, *, available_nbytes: int, tokens_per_request: int, kv_dtype: str | None = None) -> Fit:
     """Return what fits beside ``loaded`` in ``available_nbytes``, by the engine's plan for its suggested batch size.
 
     Raises:
-        InvalidInputError: not even one request of the model's context fits.
+        InvalidInputError: not even one request of the model's context fits, or the model cannot keep keys and values in
+            ``kv_dtype``.
     """
     context = loaded.config.max_positions
-    num_slots = plan_kv_tokens(loaded, EngineConfig(max_batch_size=MAX_SUGGESTED), available_nbytes)
+    limits = EngineConfig(max_batch_size=MAX_SUGGESTED, kv_dtype=kv_dtype)
+    num_slots = plan_kv_tokens(loaded, limits, available_nbytes)
     return Fit(
         architecture=loaded.config.architecture,
         dtype=str(loaded.model.dtype).removeprefix("torch."),
         is_native=loaded.is_native,
         weights_nbytes=loaded.weights_nbytes,
         available_nbytes=available_nbytes,
-        kv_nbytes_per_token=kv_nbytes_per_token(loaded.config, loaded.model.dtype),
+        kv_dtype=kv_dtype_name(kv_dtype, loaded.model.dtype, is_native=loaded.is_native),
+        kv_nbytes_per_token=kv_token_nbytes(loaded, limits),
         context=context,
         tokens_per_request=min(tokens_per_request, context),
         num_slots=num_slots,

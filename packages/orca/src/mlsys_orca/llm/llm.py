@@ -46,6 +46,8 @@ class LLM:
         max_batch_size: Requests per iteration at most.
         max_model_len: Tokens of prompt and answer; None: what the model was made for.
         kv_tokens: K/V slots; None: what fits.
+        kv_dtype: Keys and values are kept in ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"int8"``; None or
+            ``"auto"``: the model's dtype.
         speculate: Tokens guessed behind each decode at most, by prompt lookup.
 
     Raises:
@@ -76,6 +78,7 @@ class LLM:
         max_batch_size: int = 16,
         max_model_len: int | None = None,
         kv_tokens: int | None = None,
+        kv_dtype: str | None = None,
         speculate: int = 0,
     ) -> None:
         from mlsys_orca.api.server import make_service, model_name
@@ -86,6 +89,7 @@ class LLM:
             max_batch_size=max_batch_size,
             max_model_len=max_model_len,
             num_kv_tokens=kv_tokens,
+            kv_dtype=kv_dtype,
             num_threads=threads or num_cores(),
             policy=policy,
             num_draft_tokens=speculate,

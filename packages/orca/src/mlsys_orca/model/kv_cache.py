@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from mlsys_core.errors import MemoryPlanError
+from mlsys_core.errors import InvalidInputError, MemoryPlanError
 from mlsys_orca.scheduling.batch import BlockCopy
 from mlsys_orca.scheduling.block_tables import DEFAULT_BLOCK_SIZE, BlockTables
 
@@ -26,7 +26,27 @@ if TYPE_CHECKING:
 
 Empty = Callable[[tuple[int, ...], "torch.dtype"], "Tensor"]  # makes a tensor whose contents do not matter
 
-__all__ = ["DEFAULT_BLOCK_SIZE", "BlockTables", "Empty", "KVCache", "kv_nbytes_per_token", "shared_empty", "slots_of"]
+__all__ = [
+    "DEFAULT_BLOCK_SIZE",
+    "BlockTables",
+    "Empty",
+    "KVCache",
+    "kv_dtype_name",
+    "kv_nbytes_per_token",
+    "shared_empty",
+    "slots_of",
+]
+
+_KV_DTYPES = {  # as users write them -> as torch does
+    "float32": "float32",
+    "fp32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float16": "float16",
+    "fp16": "float16",
+    "int8": "int8",
+}
+SCALE_NBYTES = 4  # of the scale that a head's key, or value, of one token has in int8
 
 
 def shared_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -128,6 +148,37 @@ class KVCache:
             blocks[:, destinations] = blocks[:, sources]
 
 
+def kv_dtype_name(name: str | None, model_dtype: torch.dtype, *, is_native: bool) -> str:
+    """Return torch's name of the dtype in which keys and values are kept.
+
+    Args:
+        name: As of ``--kv-dtype``; None or ``"auto"``: the model's own.
+        model_dtype: The model's.
+        is_native: The model runs in native kernels, which read every one of them.
+
+    Raises:
+        InvalidInputError: there is no such dtype, or torch's operators, which know the model's alone, run it.
+
+    Example:
+        >>> import torch
+        >>> kv_dtype_name("fp16", torch.bfloat16, is_native=True)
+        'float16'
+    """
+    own = str(model_dtype).removeprefix("torch.")
+    if name is None or name == "auto":
+        return own
+    if name not in _KV_DTYPES:
+        raise InvalidInputError(f"--kv-dtype is auto, float32, bfloat16, float16 or int8, not {name!r}")
+    found = _KV_DTYPES[name]
+    if found != own and not is_native:
+        raise InvalidInputError(
+            f"--kv-dtype {name} needs a model in native kernels; torch's operators run this one, over keys and values "
+            f"in its own {own}: leave --kv-dtype out"
+        )
+    return found
+
+
 def kv_nbytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes that one token's keys and values take in all layers; memory budgets divide by it."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    scale_nbytes = 0 if dtype.is_floating_point else SCALE_NBYTES
+    return 2 * config.num_layers * config.num_kv_heads * (config.head_dim * dtype.itemsize + scale_nbytes)

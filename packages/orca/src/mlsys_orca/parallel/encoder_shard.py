@@ -109,7 +109,7 @@ class EncoderShard:
         """Bytes of this part's weights."""
         return weights_nbytes(self._encoder)
 
-    def new_kv_cache(self, *, num_blocks: int, empty: Empty | None = None) -> KVCache:
+    def new_kv_cache(self, *, num_blocks: int, dtype: str | None = None, empty: Empty | None = None) -> KVCache:
         """Return a cache of nothing."""
         return NoCache()
 

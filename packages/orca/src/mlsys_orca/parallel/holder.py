@@ -174,7 +174,9 @@ def live_as_rank(settings: HolderSettings, shard: Shard, hello: Hello, shape: Gr
         Rank(
             joined,
             wires.links(shape, settings.place),
-            lambda replica: joined.new_kv_cache(num_blocks=shape.num_blocks, empty=memory.take(replica)),
+            lambda replica: joined.new_kv_cache(
+                num_blocks=shape.num_blocks, dtype=shape.kv_dtype, empty=memory.take(replica)
+            ),
             hello=hello,
             kv_identity=memory.identity,
         ).run()

@@ -18,7 +18,7 @@ from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import ForwardInputs
-from mlsys_orca.model.kv_cache import Empty, KVCache
+from mlsys_orca.model.kv_cache import Empty, KVCache, kv_dtype_name
 from mlsys_orca.model.slices import num_slices
 from mlsys_orca.model.weights.quantized import Matrix, weights_nbytes
 from mlsys_orca.parallel.owners import Owners, check_reducer, table_dtype
@@ -63,9 +63,10 @@ class NativeShard:
         """Bytes of this part's weights."""
         return self._decoder.nbytes + weights_nbytes(self._decoder.embedding)
 
-    def new_kv_cache(self, *, num_blocks: int, empty: Empty | None = None) -> NativeKVCache:
+    def new_kv_cache(self, *, num_blocks: int, dtype: str | None = None, empty: Empty | None = None) -> NativeKVCache:
         """Make an empty cache; see :meth:`Shard.new_kv_cache`."""
-        return NativeKVCache(self.config, num_blocks=num_blocks, dtype=self.dtype, empty=empty)
+        kept_in = getattr(torch, kv_dtype_name(dtype, self.dtype, is_native=True))
+        return NativeKVCache(self.config, num_blocks=num_blocks, dtype=kept_in, empty=empty)
 
     def add_adapter(self, key: str, files: AdapterFiles) -> None:
         """Refuse; see :meth:`Shard.add_adapter`.

@@ -68,8 +68,19 @@ class Shard(Protocol):
         """Bytes of its weights."""
         ...
 
-    def new_kv_cache(self, *, num_blocks: int, empty: Empty | None = None) -> KVCache | NativeKVCache:
-        """Make an empty cache for the keys and values of this part; ``empty`` makes its tensors, if given."""
+    def new_kv_cache(
+        self, *, num_blocks: int, dtype: str | None = None, empty: Empty | None = None
+    ) -> KVCache | NativeKVCache:
+        """Make an empty cache for the keys and values of this part.
+
+        Args:
+            num_blocks: The scheduler's number of blocks.
+            dtype: Of keys and values, as ``--kv-dtype`` has it; None: this part's own.
+            empty: Makes its tensors, if given.
+
+        Raises:
+            InvalidInputError: this part cannot read that dtype.
+        """
         ...
 
     def add_adapter(self, key: str, files: AdapterFiles) -> None:

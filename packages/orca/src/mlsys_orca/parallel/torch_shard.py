@@ -27,7 +27,7 @@ from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.encoder import spans_of
 from mlsys_orca.model.encoder_decoder import DecoderStep, EncoderDecoder, split
 from mlsys_orca.model.families import model_family
-from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, Empty, KVCache
+from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, Empty, KVCache, kv_dtype_name
 from mlsys_orca.model.weights.checkpoint import Cut
 from mlsys_orca.model.weights.quantized import weights_nbytes
 from mlsys_orca.parallel.cuts import cut_of
@@ -117,8 +117,9 @@ class TorchShard:
         """Bytes of this part's weights."""
         return weights_nbytes(nn.ModuleList(filter(None, (self._encoder, self._decoder))))
 
-    def new_kv_cache(self, *, num_blocks: int, empty: Empty | None = None) -> KVCache:
+    def new_kv_cache(self, *, num_blocks: int, dtype: str | None = None, empty: Empty | None = None) -> KVCache:
         """Make an empty cache; see :meth:`Shard.new_kv_cache`."""
+        kv_dtype_name(dtype, self.dtype, is_native=False)
         caches = [
             KVCache(config, num_blocks=num_blocks, block_size=DEFAULT_BLOCK_SIZE, dtype=self.dtype, empty=empty)
             for config in self._part_configs

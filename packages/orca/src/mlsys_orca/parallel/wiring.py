@@ -32,6 +32,7 @@ class GroupShape(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     num_blocks: int  # of keys and values
     num_threads: int  # of each rank
+    kv_dtype: str | None = None  # of keys and values, as torch calls it; None: the parts' own
     takes_adapters: bool = False  # LoRA adapters may come while it runs
 
     @property

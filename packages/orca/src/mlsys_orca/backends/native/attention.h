@@ -1,21 +1,24 @@
 // Attention over the ragged batch (ORCA, section 3.2): each request's rows over its own keys and values.
 //
-// A task is one request's tile of rows with one key head, so that requests of any lengths share the threads evenly. The
-// query heads that share a key head stand as rows beside each other. A block of 16 keys is kept feature after feature,
-// which makes it a panel of a GEMM; a block of values stands key after key. Scores of the whole context are kept, so
-// every sum runs over the keys in their order whatever the rows are computed with.
+// A tile is one request's rows with one key head, so that requests of any lengths share the threads evenly. The query
+// heads that share a key head stand as rows beside each other. The context is cut in pieces of 512 keys, counted from its
+// beginning: of each piece a row gets its largest score, the sum of its weights and its weighted values, and these are
+// added in the order of the pieces. Within a piece sums run over the keys in their order. So a row's numbers depend on its
+// context alone, and any threads may compute any pieces (FlashDecoding, Dao et al. 2023).
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
-#include "gemm.h"
+#include "kv_layout.h"
 #include "rows.h"
 #include "scratch.h"
 
 namespace orca {
 
-constexpr int RUN = 64;  // blocks of the cache whose layers stand beside each other
-MLSYS_CONSTANTS(RUN);
+constexpr int PIECE = 512;  // keys whose scores are kept at once
+constexpr int PIECE_STRIDE = PIECE + PANEL;  // of their scores: rows that lie 2 KiB apart would share few lines of a cache
+MLSYS_CONSTANTS(PIECE);
 constexpr int BLOCKS_AHEAD = 4;  // that are prefetched
 
 struct Span {  // one request's part of an iteration
@@ -43,42 +46,6 @@ struct Attention {
 MLSYS_STRUCT(Attention, source, target, layer, num_heads, num_kv_heads, head_dim, rotary_dim, rotary, window, scale,
     softcap, norm_eps, head_norm_kind, head_norm, head_shift, slopes, only_sampled);
 
-// One layer's cache, of floats or bf16: keys [.., kv heads, head_dim, 16], values [.., kv heads, 16, padded_dim] of each block.
-// Runs of blocks stand one after another, layer after layer in each: one layer's blocks are near each other, and memory is
-// first touched a run at a time, not in all layers by one iteration that goes one block further than any before.
-// Where pairs of bf16 are multiplied, of such pairs: keys [.., head_dim / 2, 16, 2], values [.., 8, padded_dim, 2].
-template <class T, bool IN_PAIRS = false>
-struct LayerCache {
-    T* keys;
-    T* values;
-    int num_layers, layer, num_kv_heads, head_dim, padded_dim;
-    T* key_block(int block, int head) const { return keys + place(block, head) * head_dim * PANEL; }
-    T* value_block(int block, int head) const { return values + place(block, head) * PANEL * padded_dim; }
-    int64_t place(int block, int head) const {
-        const int64_t run = (int64_t)(block / RUN) * num_layers + layer;
-        return (run * RUN + block % RUN) * num_kv_heads + head;
-    }
-    int key_at(int slot, int d) const { return IN_PAIRS ? (d / 2 * PANEL + slot) * 2 + d % 2 : d * PANEL + slot; }
-    int value_at(int slot, int d) const {
-        return IN_PAIRS ? (slot / 2 * padded_dim + d) * 2 + slot % 2 : slot * padded_dim + d;
-    }
-};
-
-// The blocks of one key head that a task reads, in their order: keys, values, most likely the next head's keys.
-template <class T, bool IN_PAIRS>
-struct Blocks {
-    const LayerCache<T, IN_PAIRS>& cache;
-    const int32_t* table;
-    int count, head;
-    const T* keys(int i) const { return cache.key_block(table[std::min(i, count - 1)], head); }
-    const T* values(int i) const { return cache.value_block(table[i], head); }
-    const T* read(int i) const {
-        if (i < count) return keys(i);
-        if (i < 2 * count) return values(i - count);
-        return cache.key_block(table[std::min(i - 2 * count, count - 1)], std::min(head + 1, cache.num_kv_heads - 1));
-    }
-};
-
 inline int padded(int size) { return (size + PANEL - 1) / PANEL * PANEL; }
 
 // Normalise and turn one head, in place. `position_factors`: the row's cosines, then its sines; null: none.
@@ -99,13 +66,17 @@ void keep(
     float key[1024];
     copy_row(qkv + (a.num_heads + head) * a.head_dim, key, a.head_dim);
     prepare_head(a, a.num_heads + head, key, cos, sin);
-    T rounded[1024];
+    T elements[1024];
     T* keys = cache.key_block(block, head);
-    convert_row(key, rounded, a.head_dim);
-    for (int d = 0; d < a.head_dim; d++) keys[cache.key_at(at, d)] = rounded[d];
+    const float key_scale = to_elements(key, elements, a.head_dim);
+    for (int d = 0; d < a.head_dim; d++) keys[cache.key_at(at, d)] = elements[d];
     T* values = cache.value_block(block, head);
-    convert_row(qkv + (a.num_heads + a.num_kv_heads + head) * a.head_dim, rounded, a.head_dim);
-    for (int d = 0; d < a.head_dim; d++) values[cache.value_at(at, d)] = rounded[d];
+    const float value_scale = to_elements(qkv + (a.num_heads + a.num_kv_heads + head) * a.head_dim, elements, a.head_dim);
+    for (int d = 0; d < a.head_dim; d++) values[cache.value_at(at, d)] = elements[d];
+    if constexpr (SCALES<T> > 0) {
+        cache.key_scales(keys)[at] = key_scale;
+        cache.value_scales(values)[at] = value_scale;
+    }
     if (IN_PAIRS && row == span.stop - 1 && position - at >= span.context - (span.stop - span.start)) {
         if (at % 2 == 0)
             for (int d = 0; d < a.head_dim; d++) values[cache.value_at(at + 1, d)] = T{};
@@ -135,128 +106,133 @@ inline vf counting(int first) {
     return lanes;
 }
 
-// Scores [first, limit) of a row's query head become weights that sum to what is returned; all others up to `stop`
-// become 0. The last of them is of the row's own key.
+// Scores [first, limit) of a row's query head become weights, which sum to `total`; all others up to `stop` become 0. Scores
+// are counted from the piece's first key, `own` is the place behind the row's own.
 template <class T>
-inline float softmax(const Attention& a, int query_head, float* scores, int first, int limit, int stop, T* weights) {
+inline void softmax(
+    const Attention& a, int query_head, float* scores, int first, int limit, int own, int stop, T* weights, float& top, float& total) {
     const int begin = first / LANES * LANES;
     const float slope = a.slopes ? a.slopes[query_head] : 0.0f;
     vf most = splat(-INFINITY);
     for (int i = begin; i < limit; i += LANES) {
         vf s = load(scores + i) * splat(a.scale);
         if (a.softcap != 0.0f) s = splat(a.softcap) * fast_tanh(s / splat(a.softcap));
-        if (a.slopes) s = fma(splat(slope), counting(i + 1 - limit), s);
+        if (a.slopes) s = fma(splat(slope), counting(i + 1 - own), s);
         if (i < first || i + LANES > limit) s = only(s, first - i, limit - i, -INFINITY);
         store(scores + i, s);
         most = larger(most, s);
     }
-    const vf top = splat(largest(most));
-    vf total{};
-    for (int i = 0; i < begin; i += LANES) store(weights + i, vf{});
+    top = largest(most);
+    vf sums{};
+    for (int i = 0; i < std::min(begin, stop); i += LANES) store(weights + i, vf{});
     int i = begin;
     for (; i < limit; i += LANES) {
-        const vf e = exp_or_zero(load(scores + i) - top);
+        const vf e = exp_or_zero(load(scores + i) - splat(top));
         store(weights + i, e);
-        total += e;
+        sums += e;
     }
     for (; i < stop; i += LANES) store(weights + i, vf{});
-    return sum(total);
+    total = sum(sums);
 }
 
-// out[r][c] += sum over a block's keys of weights[r][key] * values[key][c], for WIDE vectors of columns; prefetches
-// the block at `prefetch_from`.
-template <int ROWS, int WIDE, class T>
-inline void weigh_columns(const float* weights, int64_t stride, const T* values, int padded_dim, int keys, const T* prefetch_from, float* out) {
-    vf sums[ROWS][WIDE];
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++)
-        for (int c = 0; c < WIDE; c++) sums[r][c] = load(out + r * padded_dim + c * LANES);
-    for (int j = 0; j < keys; j++) {
-        const int64_t at = (int64_t)j * padded_dim;
-        vf v[WIDE];
-        for (int c = 0; c < WIDE; c++) v[c] = load(values + at + c * LANES);
-        for (int c = 0; c < WIDE; c += 64 / (int)sizeof(T) / LANES) __builtin_prefetch(prefetch_from + at + c * LANES, 0, 2);
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) {
-            const vf x = splat(weights[r * stride + j]);
-            for (int c = 0; c < WIDE; c++) sums[r][c] = fma(x, v[c], sums[r][c]);
-        }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++)
-        for (int c = 0; c < WIDE; c++) store(out + r * padded_dim + c * LANES, sums[r][c]);
-}
+// One request's rows `begin` to `end` with one key head.
+struct Tile {
+    const Span& span;
+    const int32_t* table;
+    int head, begin, end;
+};
 
-// As `weigh_columns` for all of them, as many at a time as the registers hold. A block stays in the first-level cache.
-template <class T, int ROWS>
-void weigh(const float* weights, int64_t stride, const T* values, int padded_dim, int keys, const T* prefetch_from, float* out) {
-    constexpr int NARROW = PANEL / LANES, WIDE = LANES == 16 ? 4 : NARROW;
-    int column = 0;
-    for (; column + WIDE * LANES <= padded_dim; column += WIDE * LANES)
-        weigh_columns<ROWS, WIDE>(weights, stride, values + column, padded_dim, keys, prefetch_from + column, out + column);
-    for (; column < padded_dim; column += PANEL)
-        weigh_columns<ROWS, NARROW>(weights, stride, values + column, padded_dim, keys, prefetch_from + column, out + column);
-}
+// What a layer's rows are made of.
+struct Rows {
+    const float* qkv;
+    int width;  // of a row
+    const float *cos, *sin;  // [rows, rotary_dim]
+};
 
-// One task: rows `begin` to `end` of `span`, the query heads of one key head.
-template <class T>
+// What each piece makes of a tile's rows: [pieces][rows], weighted values, the largest score, the sum of weights.
+struct Partials {
+    float* memory;
+    int rows, width;  // width: padded head_dim
+    int first_piece;
+    static int64_t size(int pieces, int rows, int width) { return (int64_t)pieces * rows * (width + 2); }
+    float* values(int piece) const { return memory + size(piece - first_piece, rows, width); }
+    float* tops(int piece) const { return values(piece) + (int64_t)rows * width; }
+    float* totals(int piece) const { return tops(piece) + rows; }
+};
+
+// Compute pieces `first` to `stop` of a tile. `Arithmetic` has the two GEMMs: over floats, or pairs of bf16.
+template <class Arithmetic>
 void attend(
-    const Attention& a, const LayerCache<T>& cache, const Span& span, const int32_t* table, int head, int begin, int end,
-    const float* qkv, const float* cos, const float* sin, const Register& merged, Scratch& scratch) {
-    using Panel = std::conditional_t<std::is_same_v<T, float>, F32Panel, Bf16Panel>;
-    const int group = a.num_heads / a.num_kv_heads, dim = a.head_dim;
-    const int width = (a.num_heads + 2 * a.num_kv_heads) * dim;
-    const Reach reach(a, span, begin, end);
-    const int first_block = reach.first_block, num_blocks = reach.num_blocks;
-    const int shift = first_block * PANEL, keys = num_blocks * PANEL;
-    const int rows = (end - begin) * group;
-
-    float* queries = scratch.grow((int64_t)rows * (dim + keys) + MAX_MR * (2 * PANEL + cache.padded_dim));
-    float* scores = queries + (int64_t)rows * dim;
-    float* tile = scores + (int64_t)rows * keys;
+    const Attention& a, const typename Arithmetic::Cache& cache, const Tile& tile, int first_piece, int stop_piece, const Rows& in,
+    const Partials& out, Scratch& scratch) {
+    using Operand = typename Arithmetic::Operand;  // of queries and weights
+    constexpr int ROWS = Arithmetic::ROWS;
+    const Reach reach(a, tile.span, tile.begin, tile.end);
+    const int group = a.num_heads / a.num_kv_heads, dim = a.head_dim, rows = (tile.end - tile.begin) * group;
+    // A GEMM may read and write ROWS rows where there are fewer.
+    float* scores = scratch.grow(2 * (int64_t)ROWS * PIECE_STRIDE + ROWS * out.width + (int64_t)(rows + ROWS) * dim);
+    float* sums = scores + ROWS * PIECE_STRIDE;
+    Operand* weights = (Operand*)(sums + ROWS * out.width);
+    Operand* queries = weights + ROWS * PIECE_STRIDE;
     for (int row = 0; row < rows; row++) {
-        const int token = begin + row / group, query_head = head * group + row % group;
-        copy_row(qkv + (int64_t)token * width + query_head * dim, queries + row * dim, dim);
+        const int token = tile.begin + row / group, query_head = tile.head * group + row % group;
+        float query[1024];
+        copy_row(in.qkv + (int64_t)token * in.width + query_head * dim, query, dim);
         const int64_t at = (int64_t)token * a.rotary_dim;
-        prepare_head(a, query_head, queries + row * dim, cos + at, sin + at);
+        prepare_head(a, query_head, query, in.cos + at, in.sin + at);
+        to_elements(query, queries + (int64_t)row * dim, dim);
     }
-    const Blocks<T, false> blocks{cache, table + first_block, num_blocks, head};
-    for (int row = 0; row < rows; row += MAX_MR) {
-        const int some = std::min(MAX_MR, rows - row);
-        for (int block = 0; block < num_blocks; block += 2) {
-            const int pair = std::min(2, num_blocks - block);
-            const auto panel = [&](int which) {
-                const int at = std::min(block + which, num_blocks - 1);
-                return Panel(blocks.read(at), blocks.read(at + BLOCKS_AHEAD));
-            };
-            Panel panels[2] = {panel(0), panel(1)};
-            multiply_rows<Panel, false>(some, queries + (int64_t)row * dim, dim, panels, pair, dim, dim, tile, pair * PANEL);
-            for (int r = 0; r < some; r++)
-                std::memcpy(
-                    scores + (int64_t)(row + r) * keys + block * PANEL, tile + r * pair * PANEL, 4 * pair * PANEL);
+    for (int piece = first_piece; piece < stop_piece; piece++) {
+        const int begin = std::max(piece * PIECE / PANEL, reach.first_block);
+        const int end = std::min((piece + 1) * PIECE / PANEL, reach.first_block + reach.num_blocks);
+        const int shift = begin * PANEL, count = end - begin, keys = std::min(reach.limit - shift, count * PANEL);
+        const bool is_last = piece + 1 == stop_piece;
+        const typename Arithmetic::Read blocks{
+            cache, tile.table + begin, count, tile.head,
+            is_last ? tile.table + reach.first_block : tile.table + end,
+            is_last ? reach.num_blocks : reach.first_block + reach.num_blocks - end,
+            is_last ? std::min(tile.head + 1, a.num_kv_heads - 1) : tile.head};
+        for (int row = 0; row < rows; row += ROWS) {
+            const int some = std::min(ROWS, rows - row);
+            Arithmetic::score(blocks, queries + (int64_t)row * dim, some, dim, scores, PIECE_STRIDE);
+            for (int r = 0; r < some; r++) {
+                const int own = reach.seen_by(tile.begin + (row + r) / group, tile.span) - shift;
+                const int first = std::max(0, a.window ? own - a.window : 0);
+                softmax(
+                    a, tile.head * group + (row + r) % group, scores + r * PIECE_STRIDE, first, std::min(own, keys), own,
+                    count * PANEL, weights + r * PIECE_STRIDE, out.tops(piece)[row + r], out.totals(piece)[row + r]);
+            }
+            Arithmetic::weigh(blocks, weights, PIECE_STRIDE, some, keys, out.width, sums);
+            copy_row(sums, out.values(piece) + (int64_t)row * out.width, some * out.width);
         }
-        float inverse[MAX_MR];
-        for (int r = 0; r < some; r++) {
-            const int seen = reach.seen_by(begin + (row + r) / group, span);
-            const int first = a.window ? std::max(0, seen - a.window) : 0;
-            float* own = scores + (int64_t)(row + r) * keys;
-            inverse[r] = 1.0f / softmax(a, head * group + (row + r) % group, own, first - shift, seen - shift, keys, own);
+    }
+}
+
+// Add the pieces of a tile's rows, in their order.
+inline void combine(const Attention& a, const Tile& tile, const Partials& parts, const Register& merged) {
+    const Reach reach(a, tile.span, tile.begin, tile.end);
+    const int group = a.num_heads / a.num_kv_heads;
+    for (int row = 0; row < parts.rows; row++) {
+        const int token = tile.begin + row / group, query_head = tile.head * group + row % group;
+        const int seen = reach.seen_by(token, tile.span), last = (seen - 1) / PIECE;
+        const int first = (a.window ? std::max(0, seen - a.window) : 0) / PIECE;
+        const auto put = [&](const float* values, float total) {
+            put_row(merged, token, query_head * a.head_dim, values, 1.0f / total, a.head_dim);
+        };
+        if (first == last) {
+            put(parts.values(first) + (int64_t)row * parts.width, parts.totals(first)[row]);
+            continue;
         }
-        float* sums = tile + MAX_MR * 2 * PANEL;
-        std::fill_n(sums, some * cache.padded_dim, 0.0f);
-        for (int block = 0; block < num_blocks; block++) {
-            const float* w = scores + (int64_t)row * keys + block * PANEL;
-            const int some_keys = std::min(PANEL, reach.limit - (first_block + block) * PANEL);
-            const T* prefetch_from = blocks.read(num_blocks + block + BLOCKS_AHEAD);
-#define ORCA_ROWS(ROWS) \
-    case ROWS: weigh<T, ROWS>(w, keys, blocks.values(block), cache.padded_dim, some_keys, prefetch_from, sums); break;
-            switch (some) { ORCA_ROWS(1) ORCA_ROWS(2) ORCA_ROWS(3) ORCA_ROWS(4) ORCA_ROWS(5) ORCA_ROWS(6) }
-#undef ORCA_ROWS
+        float top = -INFINITY, total = 0.0f;
+        for (int piece = first; piece <= last; piece++) top = std::max(top, parts.tops(piece)[row]);
+        alignas(64) float sums[1024] = {};
+        for (int piece = first; piece <= last; piece++) {
+            const vf weight = exp_or_zero(splat(parts.tops(piece)[row] - top));
+            const float* values = parts.values(piece) + (int64_t)row * parts.width;
+            for (int c = 0; c < parts.width; c += LANES) store(sums + c, fma(weight, load(values + c), load(sums + c)));
+            total = std::fma(weight[0], parts.totals(piece)[row], total);
         }
-        for (int r = 0; r < some; r++) {
-            const int token = begin + (row + r) / group, query_head = head * group + (row + r) % group;
-            put_row(merged, token, query_head * dim, sums + r * cache.padded_dim, inverse[r], dim);
-        }
+        put(sums, total);
     }
 }
 

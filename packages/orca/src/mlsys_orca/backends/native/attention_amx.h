@@ -85,10 +85,12 @@ inline void weigh_tiles(
 }
 #undef ORCA_ADD_STEP
 
-// The two GEMMs as attend_in_pairs() wants them.
+// The two GEMMs as attend() wants them.
 struct ByAmx {
     static constexpr int ROWS = AMX_MR;
+    using Cache = LayerCache<uint16_t, true>;
     using Read = Blocks<uint16_t, true>;
+    using Operand = uint16_t;
 
     static void score(const Read& blocks, const uint16_t* queries, int rows, int dim, float* scores, int64_t stride) {
         const bool is_few = rows <= AMX_TILE_ROWS;
@@ -100,7 +102,7 @@ struct ByAmx {
         }
     }
 
-    static void weigh(const Read& blocks, const uint16_t* weights, int64_t stride, int rows, int dim, float* out) {
+    static void weigh(const Read& blocks, const uint16_t* weights, int64_t stride, int rows, int, int dim, float* out) {
         const auto values = [&](int block) { return blocks.values(block); };
         for (int column = 0; column < dim;) {
             const bool is_wide = rows <= AMX_TILE_ROWS && column + 4 * PANEL <= dim;

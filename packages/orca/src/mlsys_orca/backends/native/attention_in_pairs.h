@@ -55,7 +55,9 @@ inline void weigh_pairs(
 
 struct ByInstruction {
     static constexpr int ROWS = 24;
+    using Cache = LayerCache<uint16_t, true>;
     using Read = Blocks<uint16_t, true>;
+    using Operand = uint16_t;
 
     static void score(const Read& blocks, const uint16_t* queries, int rows, int dim, float* scores, int64_t stride) {
         for_row_groups(rows, NEAR_MR, [&](int row, int some) {
@@ -63,7 +65,7 @@ struct ByInstruction {
         });
     }
 
-    static void weigh(const Read& blocks, const uint16_t* weights, int64_t stride, int rows, int dim, float* out) {
+    static void weigh(const Read& blocks, const uint16_t* weights, int64_t stride, int rows, int, int dim, float* out) {
         for_row_groups(rows, MAX_MR, [&](int row, int some) {
             weigh_rows<MAX_MR>(blocks, (const uint32_t*)(weights + row * stride), stride / 2, some, dim, out + row * dim);
         });
@@ -96,49 +98,5 @@ struct ByInstruction {
 #if !ORCA_HAS_AMX
 using ByAmx = ByInstruction;
 #endif
-
-// One task: rows `begin` to `end` of `span`, the query heads of one key head.
-template <class Gemms>
-void attend_in_pairs(
-    const Attention& a, const LayerCache<uint16_t, true>& cache, const Span& span, const int32_t* table, int head,
-    int begin, int end, const float* qkv, const float* cos, const float* sin, const Register& merged, Scratch& scratch) {
-    const Reach reach(a, span, begin, end);
-    const int group = a.num_heads / a.num_kv_heads, dim = a.head_dim, rows = (end - begin) * group;
-    const int width = (a.num_heads + 2 * a.num_kv_heads) * dim, seen_keys = reach.num_blocks * PANEL;
-    const int keys = (reach.num_blocks + 3) / 4 * 4 * PANEL;  // four blocks at a time
-    constexpr int ROWS = Gemms::ROWS;
-    float* scores = scratch.grow((int64_t)ROWS * (dim + dim / 2 + keys + keys / 2));
-    float* sums = scores + ROWS * keys;
-    uint16_t* weights = (uint16_t*)(sums + ROWS * dim);
-    uint16_t* queries = weights + ROWS * keys;
-    const Blocks<uint16_t, true> blocks{cache, table + reach.first_block, reach.num_blocks, head};
-
-    for (int row = 0; row < rows; row += ROWS) {
-        const int some = std::min(ROWS, rows - row);
-        for (int r = 0; r < some; r++) {
-            const int token = begin + (row + r) / group, query_head = head * group + (row + r) % group;
-            const int64_t at = (int64_t)token * a.rotary_dim;
-            float query[1024];
-            copy_row(qkv + (int64_t)token * width + query_head * dim, query, dim);
-            prepare_head(a, query_head, query, cos + at, sin + at);
-            convert_row(query, queries + r * dim, dim);
-        }
-        Gemms::score(blocks, queries, some, dim, scores, keys);
-        float inverse[ROWS];
-        for (int r = 0; r < some; r++) {
-            const int seen = reach.seen_by(begin + (row + r) / group, span);
-            const int first = a.window ? std::max(0, seen - a.window) : 0;
-            const int shift = reach.first_block * PANEL;
-            uint16_t* own = weights + r * keys;
-            const int query_head = head * group + (row + r) % group;
-            inverse[r] = 1.0f / softmax(a, query_head, scores + r * keys, first - shift, seen - shift, seen_keys, own);
-        }
-        Gemms::weigh(blocks, weights, keys, some, dim, sums);
-        for (int r = 0; r < some; r++) {
-            const int token = begin + (row + r) / group, query_head = head * group + (row + r) % group;
-            put_row(merged, token, query_head * dim, sums + r * dim, inverse[r], dim);
-        }
-    }
-}
 
 }  // namespace orca

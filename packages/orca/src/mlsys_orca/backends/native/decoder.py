@@ -26,7 +26,7 @@ from mlsys_orca.backends.native.packing import ACTIVATIONS, Activations, PackedL
 from mlsys_orca.backends.native.plan import Attend, GatherRows, Gemm, Normalise, Operator, Reduce
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
-from mlsys_orca.model.kv_cache import Empty, KVCache
+from mlsys_orca.model.kv_cache import Empty, KVCache, kv_dtype_name
 from mlsys_orca.model.layers import LayerNorm, RMSNorm, Rotaries, Rotary
 from mlsys_orca.model.weights.quantized import QuantizedMatrix
 from numpy.typing import NDArray
@@ -373,19 +373,33 @@ def to_native(
 
 
 def new_kv_cache(
-    model: DecoderModel, *, num_blocks: int, block_size: int = PANEL, empty: Empty | None = None
+    model: DecoderModel,
+    *,
+    num_blocks: int,
+    block_size: int = PANEL,
+    dtype: str | None = None,
+    empty: Empty | None = None,
 ) -> KVCache | NativeKVCache:
-    """Make an empty cache of the kind that ``model`` reads; ``empty`` makes its tensors, if given.
+    """Make an empty cache of the kind that ``model`` reads.
+
+    Args:
+        model: Reads and writes it.
+        num_blocks: The scheduler's number of blocks.
+        block_size: Tokens of a block.
+        dtype: Of keys and values, as ``--kv-dtype`` has it; None: the model's.
+        empty: Makes its tensors, if given.
 
     Raises:
-        InvalidInputError: a native model's blocks hold another number of tokens.
+        InvalidInputError: a native model's blocks hold another number of tokens, or the model cannot read that dtype.
     """
+    name = kv_dtype_name(dtype, model.dtype, is_native=isinstance(model, NativeDecoder))
+    kept_in: torch.dtype = getattr(torch, name)
     if isinstance(model, NativeDecoder):
         if block_size != PANEL:
             raise InvalidInputError(f"a native model's K/V blocks hold {PANEL} tokens, not {block_size}")
-        return NativeKVCache(model.config, num_blocks=num_blocks, dtype=model.dtype, empty=empty)
+        return NativeKVCache(model.config, num_blocks=num_blocks, dtype=kept_in, empty=empty)
     return KVCache(
-        model.config, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device, empty=empty
+        model.config, num_blocks=num_blocks, block_size=block_size, dtype=kept_in, device=model.device, empty=empty
     )
 
 

@@ -8,8 +8,6 @@ namespace orca {
 
 constexpr int TILE_PANELS = 2;  // a GEMM's tile is two panels wide: 32 columns, or 16 gated ones
 
-MLSYS_ENUM(CacheKind, FLOATS, HALVES, PAIRS);  // fp32, bf16, pairs of bf16
-
 struct Gemm {  // target (+)= activation(norm(source) @ matrix.T + bias), or activation(gates) * ups
     Matrix matrix;
     Norm norm;
@@ -55,7 +53,7 @@ struct Batch {
     const float* const* sin;
     float* states;  // register 0, [num_rows, its width]
     float* logits;  // the last register, [num_sampled, its width]; null: not wanted, `largest` is
-    void* keys;     // [runs, layers, RUN blocks, kv heads, head_dim, 16]
+    void* keys;     // [runs, layers, RUN blocks, kv heads, head_dim, 16], as kv_layout.h has it
     void* values;   // [runs, layers, RUN blocks, kv heads, 16, padded head_dim]
     int32_t num_layers;
     CacheKind cache;

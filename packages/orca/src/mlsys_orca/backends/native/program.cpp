@@ -10,8 +10,9 @@
 #include <mlsys/thread_pool.h>
 
 #include "amx.h"
-#include "attention.h"
+#include "attention_in_floats.h"
 #include "attention_in_pairs.h"
+#include "attention_plan.h"
 #include "epilogue.h"
 #include "gemm.h"
 #include "gemm_input.h"
@@ -27,7 +28,6 @@ namespace orca {
 constexpr int MIN_TILE_ROWS = 48, MAX_TILE_ROWS = 512, TILES_PER_THREAD = 8;
 constexpr int NEAR_TILE_ROWS = 96;    // whose sums stay in the first-level cache
 constexpr int AMX_BYTES = 640 << 10;  // of rows that AMX takes again and again: they stay in the second-level cache
-constexpr int TILE_QUERIES = 24;      // rows of one attention task
 
 class Program {
   public:
@@ -99,37 +99,25 @@ class Program {
         }
     }
 
-    // Which request each row belongs to, and the rows of it that each attention task takes.
+    // Which request each row belongs to, and what each attention's threads do.
     void divide_spans() {
         span_of_row.resize(batch->num_rows);
-        longest = 0;
-        for (int s = 0; s < batch->num_spans; s++) {
-            const Span& span = batch->spans[s];
-            longest = std::max(longest, span.stop - span.start);
-            for (int row = span.start; row < span.stop; row++) span_of_row[row] = s;
-        }
-        tasks.clear();
-        for (auto& op : operators) {
-            auto* attention = std::get_if<Attention>(&op);
-            if (!attention || tasks.count(task_rows(*attention))) continue;
-            const int most = task_rows(*attention);
-            for (int s = 0; s < batch->num_spans; s++) {
-                const int stop = batch->spans[s].stop;
-                for (int row = batch->spans[s].start; row < stop; row += most)
-                    tasks[most].push_back({s, row, std::min(stop, row + most)});
+        for (int s = 0; s < batch->num_spans; s++)
+            for (int row = batch->spans[s].start; row < batch->spans[s].stop; row++) span_of_row[row] = s;
+        plans.clear();
+        plan_of.assign(operators.size(), 0);
+        int64_t most = 0;
+        for (size_t i = 0; i < operators.size(); i++)
+            if (auto* op = std::get_if<Attention>(&operators[i])) {
+                size_t& at = plan_of[i];
+                while (at < plans.size() && !plans[at].is_for(*op)) at++;
+                if (at == plans.size()) {
+                    const bool by_amx = batch->cache == PAIRS && attends_by_amx(op->head_dim);
+                    plans.emplace_back(*op, *batch, span_of_row, by_amx ? AMX_MR : TILE_QUERIES, pool.size);
+                }
+                most = std::max(most, plans[at].num_floats);
             }
-        }
-        sampled_tasks.clear();
-        for (int i = 0; i < batch->num_sampled; i++) {
-            const int row = batch->sampled[i];
-            sampled_tasks.push_back({span_of_row[row], row, row + 1});
-        }
-    }
-
-    // How many rows of a request an attention task has at most.
-    int task_rows(const Attention& op) const {
-        const bool by_amx = batch->cache == PAIRS && attends_by_amx(op.head_dim);
-        return std::max(1, (by_amx ? AMX_MR : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
+        pieces.grow(most);
     }
 
     void execute(int thread) {
@@ -145,10 +133,16 @@ class Program {
                 run_gemm(*gemm, thread, rows, target_of(*gemm, number));
             } else if (auto* attention = std::get_if<Attention>(&op)) {
                 if (batch->cache == PAIRS) tiles.for_attention();
+                const AttentionPlan& plan = plans[plan_of[&op - operators.data()]];
                 switch (batch->cache) {
-                    case FLOATS: run_attention<float, false>(*attention, thread); break;
-                    case HALVES: run_attention<uint16_t, false>(*attention, thread); break;
-                    case PAIRS: run_attention<uint16_t, true>(*attention, thread); break;
+                    case FLOATS: run_attention<InFloats<float>>(*attention, plan, thread); break;
+                    case HALVES: run_attention<InFloats<uint16_t>>(*attention, plan, thread); break;
+                    case FP16: run_attention<InFloats<half>>(*attention, plan, thread); break;
+                    case CODES: run_attention<InFloats<int8_t>>(*attention, plan, thread); break;
+                    case PAIRS:
+                        attends_by_amx(attention->head_dim) ? run_attention<ByAmx>(*attention, plan, thread)
+                                                            : run_attention<ByInstruction>(*attention, plan, thread);
+                        break;
                 }
             } else if (auto* normalise = std::get_if<Normalise>(&op)) {
                 run_normalise(*normalise, thread, rows);
@@ -323,26 +317,29 @@ class Program {
 
     // --- attention ---
 
-    template <class T, bool IN_PAIRS>
-    void run_attention(const Attention& op, int thread) {
-        const int padded_dim = padded(op.head_dim), width = registers[op.source].width;
-        const LayerCache<T, IN_PAIRS> cache{
-            (T*)batch->keys, (T*)batch->values, batch->num_layers, op.layer, op.num_kv_heads, op.head_dim, padded_dim};
-        const float* qkv = registers[op.source].floats;
-        const float* cos = op.rotary_dim ? batch->cos[op.rotary] : nullptr;
-        const float* sin = op.rotary_dim ? batch->sin[op.rotary] : nullptr;
-        auto keep_row = [&](const Span& span, int row, int head) {
+    template <class Arithmetic>
+    void run_attention(const Attention& op, const AttentionPlan& plan, int thread) {
+        using Cache = typename Arithmetic::Cache;
+        const int padded_dim = padded(op.head_dim), group = op.num_heads / op.num_kv_heads;
+        const Cache cache{
+            (typename Cache::Element*)batch->keys, (typename Cache::Element*)batch->values, batch->num_layers, op.layer, op.num_kv_heads,
+            op.head_dim, padded_dim};
+        const Rows rows{
+            registers[op.source].floats, registers[op.source].width, op.rotary_dim ? batch->cos[op.rotary] : nullptr,
+            op.rotary_dim ? batch->sin[op.rotary] : nullptr};
+        const auto keep_row = [&](const Span& span, int row, int head) {
             const int64_t at = (int64_t)row * op.rotary_dim;
-            keep(op, cache, span, batch->block_tables + span.table, row, head, qkv + (int64_t)row * width, cos + at, sin + at);
+            keep(op, cache, span, batch->block_tables + span.table, row, head, rows.qkv + (int64_t)row * rows.width, rows.cos + at, rows.sin + at);
         };
-
-        // Rows of a request see each other's keys: all are kept before any task that may need them, unless each task
-        // has all rows of its request.
-        const bool by_amx = IN_PAIRS && attends_by_amx(op.head_dim);
-        const int most = task_rows(op);
-        const bool has_rest = op.only_sampled && batch->num_sampled < batch->num_rows;  // rows that need not attend
-        const bool is_whole = longest <= most && !has_rest;
-        if (!is_whole) {
+        const auto tile_of = [&](const AttentionPlan::Task& task, int head) {
+            const Span& span = batch->spans[task.span];
+            return Tile{span, batch->block_tables + span.table, head, task.begin, task.end};
+        };
+        const auto partials_of = [&](const AttentionPlan::Task& task, float* memory) {
+            return Partials{memory, (task.end - task.begin) * group, padded_dim, task.first_piece};
+        };
+        // Rows of a request see each other's keys: all are kept before any tile that may need them.
+        if (!plan.is_whole) {
             const int step = 8;
             pool.for_each(thread, (batch->num_rows + step - 1) / step, [&](int i) {
                 for (int row = i * step; row < std::min(batch->num_rows, (i + 1) * step); row++)
@@ -350,28 +347,41 @@ class Program {
                         keep_row(batch->spans[span_of_row[row]], row, head);
             });
         }
-        const std::vector<Task>& own = has_rest ? sampled_tasks : tasks.at(most);
+        const int num_tiles = (int)plan.tasks.size() * op.num_kv_heads;
+        if (plan.is_cut) {
+            const auto memory_of = [&](const AttentionPlan::Task& task, int head) {
+                return pieces.grow(0) + task.memory + head * Partials::size(task.num_pieces, (task.end - task.begin) * group, padded_dim);
+            };
+            pool.for_each(thread, plan.items.size(), [&](int i) {
+                const AttentionPlan::Item& item = plan.items[i];
+                const AttentionPlan::Task& task = plan.tasks[item.task];
+                attend<Arithmetic>(
+                    op, cache, tile_of(task, item.head), item.first_piece, item.stop_piece, rows,
+                    partials_of(task, memory_of(task, item.head)), own_memory[thread].attention);
+            });
+            pool.for_each(thread, num_tiles, [&](int i) {
+                const AttentionPlan::Task& task = plan.tasks[i / op.num_kv_heads];
+                const int head = i % op.num_kv_heads;
+                combine(op, tile_of(task, head), partials_of(task, memory_of(task, head)), registers[op.target]);
+            });
+            return;
+        }
         const auto first_task = [&](int owner) {  // of the rows that are its own in other operators, too
             const int row = (int64_t)batch->num_rows * owner / pool.size;
-            const auto at = std::lower_bound(own.begin(), own.end(), row, [](const Task& task, int row) { return task.begin < row; });
-            return (int)(at - own.begin()) * op.num_kv_heads;
+            const auto at = std::lower_bound(
+                plan.tasks.begin(), plan.tasks.end(), row, [](const AttentionPlan::Task& task, int row) { return task.begin < row; });
+            return (int)(at - plan.tasks.begin()) * op.num_kv_heads;
         };
         pool.for_each_dealt(thread, first_task, [&](int i) {
-            const Task& part = own[i / op.num_kv_heads];
-            const int begin = part.begin, end = part.end;  // no structured binding: C++17's lambdas cannot capture one
-            const int head = i % op.num_kv_heads;
-            const Span& span = batch->spans[part.span];
-            if (is_whole)
-                for (int row = begin; row < end; row++) keep_row(span, row, head);
-            const auto task = [&](auto attend) {
-                attend(
-                    op, cache, span, batch->block_tables + span.table, head, begin, end, qkv, cos, sin,
-                    registers[op.target], own_memory[thread].attention);
-            };
-            if constexpr (!IN_PAIRS)
-                task(attend<T>);
-            else
-                task(by_amx ? attend_in_pairs<ByAmx> : attend_in_pairs<ByInstruction>);
+            const AttentionPlan::Task& task = plan.tasks[i / op.num_kv_heads];
+            const Tile tile = tile_of(task, i % op.num_kv_heads);
+            if (plan.is_whole)
+                for (int row = task.begin; row < task.end; row++) keep_row(tile.span, row, tile.head);
+            OwnMemory& own = own_memory[thread];
+            const Partials parts =
+                partials_of(task, own.pieces.grow(Partials::size(task.num_pieces, (task.end - task.begin) * group, padded_dim)));
+            attend<Arithmetic>(op, cache, tile, task.first_piece, task.first_piece + task.num_pieces, rows, parts, own.attention);
+            combine(op, tile, parts, registers[op.target]);
         });
     }
 
@@ -419,7 +429,7 @@ class Program {
     }
 
     struct OwnMemory {
-        Scratch tiles, rows, attention;  // tiles: decoded panels and sums; rows: prepared ones
+        Scratch tiles, rows, attention, pieces;  // tiles: decoded panels and sums; rows: prepared ones; pieces: Partials
     };
 
     mlsys::ThreadPool pool;
@@ -431,12 +441,9 @@ class Program {
     const Batch* batch = nullptr;
     uint32_t meetings_ended = 0;  // number of the meeting after the last of this run
     std::vector<int32_t> span_of_row;
-    struct Task {
-        int span, begin, end;  // its rows
-    };
-    std::map<int, std::vector<Task>> tasks;  // by how many rows one has at most, in row order
-    std::vector<Task> sampled_tasks;         // one of each sampled row
-    int longest = 0;  // rows of the span that has most
+    std::vector<AttentionPlan> plans;  // of this iteration's attentions, alike ones once
+    std::vector<size_t> plan_of;       // by operator
+    Scratch pieces;                    // Partials of contexts that are cut
 };
 
 // --- packing ---

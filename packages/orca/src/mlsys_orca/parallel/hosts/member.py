@@ -124,7 +124,9 @@ def live_as_member(
         Rank(
             joined,
             links,
-            lambda replica: joined.new_kv_cache(num_blocks=shape.num_blocks, empty=memory.take(replica)),
+            lambda replica: joined.new_kv_cache(
+                num_blocks=shape.num_blocks, dtype=shape.kv_dtype, empty=memory.take(replica)
+            ),
             hello=hello,
             kv_identity=memory.identity,
         ).run()
