@@ -126,3 +126,9 @@ def test_a_model_is_cut_where_preferred_sizes_change(tmp_path: Path, monkeypatch
 
 
 SMALL_SHAPES = {"vgg19-weights": (lambda: VGG19(32, width=2, num_classes=3, hidden=8), (3, 32, 32))}
+
+
+def test_a_file_of_torch_save_is_told_what_to_write(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    (file := tmp_path / "net.pt").write_bytes(b"PK")
+    assert run(["dvabatch", "serve", str(file), "--port", "0"]) == 2
+    assert "torch.export.save" in capsys.readouterr().err

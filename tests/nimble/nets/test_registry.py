@@ -65,3 +65,8 @@ def test_an_unknown_name_is_told_the_nearest():
 def test_the_table_needs_no_torch():
     code = "import sys, mlsys_nimble.nets; raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_file_of_python_is_told_how_to_name_its_net():
+    with pytest.raises(InvalidInputError, match=r"give nets\.mine:make, a function"):
+        find_net("nets/mine.py")

@@ -57,6 +57,9 @@ def find_net(name: str) -> NetEntry:
     if wanted not in names:
         close = difflib.get_close_matches(wanted, names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names)}"
+        if name.endswith(".py"):
+            module = name.removesuffix(".py").replace("/", ".")
+            hint = f"for a net of your own give {module}:make, a function that returns (module, example inputs)"
         raise InvalidInputError(f"no net is called {name!r}; {hint}")
     return NETS[names.index(wanted)]
 

@@ -157,6 +157,11 @@ def load(
         loaded: Loaded = load_with(spec, path, context, registry, kind=Loaded)
         return replace(loaded, name=name if name == FOLDER else loaded.name, device=device)
     known = sorted([*ENCODERS, *SHAPES, FOLDER])
+    if path.suffix in (".pt", ".pth") and path.is_file():
+        raise InvalidInputError(
+            f"{name!r} is a file of torch.save, which runs code while it loads: load it in Python, then write a .pt2 "
+            "with torch.export.save, or serve the module with mlsys_dvabatch.Service"
+        )
     raise InvalidInputError(
         f"{name!r} is no model DVABatch knows: give a file or folder with {endings(ENGINE, registry)}, or one of "
         f"{', '.join(known)}"

@@ -136,5 +136,10 @@ def _refuse_empty_secrets(prefix: str) -> None:
 
 
 def _settings_line(context: typer.Context) -> str:
-    given = [f"{name} = {value} ({where})" for name, (value, where) in resolved(context).items()]
+    given = [f"{name} = {_shown(value)} ({where})" for name, (value, where) in resolved(context).items()]
     return f"  settings: {', '.join(given) or 'all by default'}"
+
+
+def _shown(value: object) -> str:
+    """Return a setting as it is written on the command line; several values with spaces between."""
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
