@@ -64,7 +64,7 @@ def load_huggingface(
     config, load = _route(path, read, raw | begins)
     options = read_json(path / "tokenizer_config.json", optional=True)
     tokenizer = read_tokenizer(path, options, end_ids=generation.get("eos_token_id", raw.get("eos_token_id")))
-    template = _template_source(path, options)
+    template = template_source(path, options)
     return LoadedModel(
         name=path.name,
         config=config,
@@ -179,7 +179,8 @@ def read_tokenizer(path: Path, options: dict[str, Any], *, end_ids: object = Non
     return Tokenizer(backend, eos_ids=(end for end in ends if isinstance(end, int)), special_tokens=special)
 
 
-def _template_source(path: Path, options: dict[str, Any]) -> str | None:
+def template_source(path: Path, options: dict[str, Any]) -> str | None:
+    """Return the chat template of directory ``path``, whose ``tokenizer_config.json`` is ``options``."""
     if (path / "chat_template.jinja").is_file():
         with readable(path / "chat_template.jinja"):
             return (path / "chat_template.jinja").read_text(encoding="utf-8")

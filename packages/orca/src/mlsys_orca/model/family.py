@@ -63,8 +63,9 @@ class Family:
         with torch.inference_mode():
             read = read_by(reader, stems, dtype=dtype, device=device, eps=config.norm_eps, weights=weights)
             model = self.build(config, read)
-        reader.finish(self._is_ignorable)
+        reader.finish(self.is_ignorable)
         return model
 
-    def _is_ignorable(self, name: str) -> bool:
+    def is_ignorable(self, name: str) -> bool:
+        """Return whether the model does not need the tensor of that name."""
         return name in _IGNORABLE or name.endswith((".rotary_emb.inv_freq", *self.ignorable_suffixes))

@@ -208,9 +208,9 @@ class GgufFile:
 
         entry = self.tensors[name]
         if cut is None:
-            dequantize_into(self._data(name), entry.type, out)
+            dequantize_into(self.data(name), entry.type, out)
         else:
-            dequantize_part_into(self._data(name), entry.type, entry.shape, cut, out)
+            dequantize_part_into(self.data(name), entry.type, entry.shape, cut, out)
 
     def quantized(self, name: str, cut: Cut | None = None) -> QuantizedMatrix | None:
         """Return the codes and scales of the tensor, or of part of it, rows [-1, last dimension].
@@ -223,9 +223,10 @@ class GgufFile:
         if entry.type not in GROUPED:
             return None
         if cut is None:
-            return quantized_matrix(self._data(name), entry.type, entry.shape[-1])
-        return quantized_part(self._data(name), entry.type, entry.shape, cut)
+            return quantized_matrix(self.data(name), entry.type, entry.shape[-1])
+        return quantized_part(self.data(name), entry.type, entry.shape, cut)
 
-    def _data(self, name: str) -> NDArray[np.uint8]:
+    def data(self, name: str) -> NDArray[np.uint8]:
+        """Return the bytes of the tensor, as the file has them; a view."""
         entry = self.tensors[name]
         return self._bytes[entry.offset : entry.offset + entry.nbytes]
