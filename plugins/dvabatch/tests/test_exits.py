@@ -14,8 +14,12 @@ from mlsys_core.cli.main import run
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.oip import ModelRepository, create_oip_app
+from mlsys_core.serving.oip.ensembles.files import declared
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.preparing import Batching, prepare
+from mlsys_dvabatch.stages.activations import Padded
+from mlsys_dvabatch.stages.slicing.exits import ExitingModel
+from mlsys_dvabatch.stages.slicing.program import program_of
 from torch import Tensor, nn
 
 
@@ -125,3 +129,50 @@ def test_profile_shows_the_costs_of_each_stage_and_exit(
     assert [float(row[0]) for row in rows.values()] == sorted(float(row[0]) for row in rows.values())
     assert "Policy: early-exit." in out
     assert all(has_exit for _, has_exit in nx.read_graphml(written).nodes(data="has_exit"))
+
+
+@pytest.mark.parametrize("rule", ["confidence", "margin", "entropy"])
+def test_a_rule_decides_which_head_is_sure(rule: str):
+    module = Heads().eval()
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1)) * 3
+    model = ExitingModel(program_of(module, (x[:1],)), 0.4, rule=rule)
+    with torch.no_grad():
+        scores = module(x)[0]
+        values = model.run(0, Padded({"x": x}))
+    shares = scores.softmax(-1)
+    first, second = shares.topk(2).values.unbind(-1)
+    entropy = 1 + (shares * shares.log()).sum(-1) / np.log(4)
+    sure = {"confidence": first, "margin": first - second, "entropy": entropy}[rule] >= 0.4
+    exits, skips = model.inspect(0, values)
+    assert sorted(exits) == sure.nonzero().flatten().tolist()
+    assert 0 < len(exits) < 64
+    assert skips == {}
+    with pytest.raises(InvalidInputError, match="--exit-rule 'luck'"):
+        ExitingModel(program_of(module, (x[:1],)), 0.4, rule="luck")
+
+
+def test_a_cascade_of_two_served_files(tmp_path: Path):
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(1)) * 3
+    served, scores = [], {}
+    for number, name in enumerate(("small", "large")):
+        torch.manual_seed(number)
+        module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+        path = saved(module, tmp_path / f"{name}.pt2")
+        made = prepare(path, tmp_path, Batching(policy="plain", max_batch_size=8, num_stages=2))
+        served.append(ServedModel(made.loaded, made.costs, made.policy, max_batch_size=8, num_threads=1))
+        with torch.no_grad():
+            scores[name] = module(x)
+    shares = scores["small"].softmax(-1).amax(-1)
+    at_least = float(shares.sort().values[3:5].mean())  # four rows go on
+    goes_on = shares < at_least
+    level = {"model": "small", "output": "output_0", "at_least": at_least}
+    both = declared({"name": "both", "cascade": [level, {"model": "large"}]})
+    with TestClient(create_oip_app(ModelRepository(served, composed=[both]))) as client:
+        name = served[0].spec.inputs[0].name
+        body = {"name": name, "datatype": "FP32", "shape": [8, 8], "data": x.flatten().tolist()}
+        answer = client.post("/v2/models/both/infer", json={"inputs": [body]})
+        assert answer.status_code == 200, answer.text
+        found = {output["name"]: output["data"] for output in answer.json()["outputs"]}
+    assert found["level"] == goes_on.int().tolist()
+    wanted = torch.where(goes_on[:, None], scores["large"], scores["small"])
+    np.testing.assert_allclose(np.reshape(found["output_0"], (8, 4)), wanted, rtol=1e-4, atol=1e-5)

@@ -53,8 +53,12 @@ def serve(
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys windtunnel")
     with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
         source = PipelineSource(build)
-        settings_of = oip.configs().settings
-        repository = ModelRepository([source.add(path) for path in models], source=source, settings_of=settings_of)
+        repository = ModelRepository(
+            [source.add(path) for path in models],
+            source=source,
+            settings_of=oip.configs().settings,
+            composed=oip.composed(),
+        )
         api = create_oip_app(repository, config=http, grpc=grpc, system="windtunnel", **oip.app_options())
         api.include_router(rows_router(repository))
 

@@ -211,6 +211,7 @@ def serve(
                 http=http,
                 grpc=grpc,
                 settings_of=oip.configs().settings,
+                composed=oip.composed(),
                 **oip.app_options(),
             )
         raise typer.Exit(code)
@@ -221,6 +222,7 @@ def serve(
             http=http,
             grpc=grpc,
             configs=oip.model_configs,
+            composed=oip.composed(),
             trust_code=trust_code,
             **oip.app_options(),
         )

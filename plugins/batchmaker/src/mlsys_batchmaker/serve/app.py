@@ -13,6 +13,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import HttpConfig
 from mlsys_core.serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
 from mlsys_core.serving.oip.config.files import ConfigFiles
+from mlsys_core.serving.oip.ensembles.plan import Declared
 from prometheus_client import CollectorRegistry
 
 from mlsys_batchmaker.engine import EngineConfig
@@ -29,6 +30,7 @@ def make_app(
     http: HttpConfig | None = None,
     grpc: GrpcConfig | None = None,
     configs: Path | None = None,
+    composed: Sequence[Declared] = (),
     trust_code: bool = False,
     logger: structlog.typing.FilteringBoundLogger | None = None,
     **options: Any,
@@ -41,6 +43,7 @@ def make_app(
         http: limits and keys; None: the front's own.
         grpc: settings of gRPC; None: REST alone.
         configs: folder of models' configurations, beside those in their own folders.
+        composed: ensembles and cascades of the models.
         trust_code: see :func:`mlsys_batchmaker.models.store.load_model`.
         logger: see ``create_oip_app``.
         options: further ones of ``create_oip_app``, such as ``model_control``.
@@ -71,7 +74,7 @@ def make_app(
         )
     files = ConfigFiles(configs, source.directory)
     return create_oip_app(
-        ModelRepository(source=source, settings_of=files.settings),
+        ModelRepository(source=source, settings_of=files.settings, composed=composed),
         config=http,
         grpc=grpc,
         **options,

@@ -15,6 +15,7 @@ from mlsys_core.serving.http import BoundPort, HttpConfig, ServerAddress
 from mlsys_core.serving.instances import InstanceGroup, serve_instances
 from mlsys_core.serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
 from mlsys_core.serving.oip.config.settings import ModelSettings
+from mlsys_core.serving.oip.ensembles.plan import Declared
 from mlsys_core.serving.processes import can_supervise
 
 from mlsys_batchmaker.engine import EngineConfig
@@ -76,6 +77,7 @@ def serve_processes(
     http: HttpConfig,
     grpc: GrpcConfig | None,
     settings_of: Callable[[str], ModelSettings | None],
+    composed: Sequence[Declared],
     **options: Any,
 ) -> int:
     """Serve models from processes until a signal comes; return the exit code.
@@ -87,6 +89,7 @@ def serve_processes(
         http: Settings of the app.
         grpc: Settings of gRPC; None: REST alone.
         settings_of: The configuration of a model, by name.
+        composed: Ensembles and cascades of the models.
         options: Further ones of ``create_oip_app``.
     """
 
@@ -97,7 +100,15 @@ def serve_processes(
         more = "" if grpc is None else f", gRPC at {grpc.host}:{grpc.port}"
         print(f"serving at {address.url}/v2{more}", flush=True)
 
-    return serve_instances(groups, num_instances, app_of, bound=bound, on_ready=tell, settings_of=settings_of)
+    return serve_instances(
+        groups,
+        num_instances,
+        app_of,
+        bound=bound,
+        on_ready=tell,
+        settings_of=settings_of,
+        composed=composed,
+    )
 
 
 def require_processes(config: EngineConfig, *, model_control: bool, polls: bool = False) -> None:

@@ -98,6 +98,10 @@ def serve(
     exit_confidence: Annotated[
         float, typer.Option(help="With --policy early-exit: how sure an output must be, as a part of 1.", max=1)
     ] = 0.9,
+    exit_rule: Annotated[
+        str,
+        typer.Option(help="How sure: confidence (largest share), margin (lead over the second), entropy (1: none)."),
+    ] = "confidence",
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
     instances: Instances = None,
     device: Device = "cpu",
@@ -133,6 +137,7 @@ def serve(
         slice_at=slice_at,
         trust_code=trust_code,
         exit_confidence=exit_confidence,
+        exit_rule=exit_rule,
         device=get_device(device),
     )
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys dvabatch")

@@ -36,6 +36,7 @@ class Loading:
     slice_at: str
     trust_code: bool
     exit_confidence: float
+    exit_rule: str
     device: Device
 
     def prepared(self, argument: str) -> Prepared:
@@ -47,6 +48,7 @@ class Loading:
             shape=self.shape,
             compiler=self.compiler,
             exit_confidence=self.exit_confidence,
+            exit_rule=self.exit_rule,
             device=self.device,
             slice_at=self.slice_at,
             trust_code=self.trust_code,
@@ -95,7 +97,7 @@ def serve_models(
         console.print(f"{loaded.name}: policy {prepared.policy_name}, {loaded.model.num_stages} stages")
         return prepared
 
-    configs = oip.configs()
+    configs, composed = oip.configs(), oip.composed()
     if num_instances is not None:
         _require_processes(loading, oip)
         torch.set_num_threads(1)  # who has threads cannot fork
@@ -109,6 +111,7 @@ def serve_models(
             bound=bound,
             on_ready=tell,
             settings_of=configs.settings,
+            composed=composed,
             num_cores=num_threads,
         )
     if num_threads is not None:
@@ -117,7 +120,8 @@ def serve_models(
     served = [source.add(argument) for argument in arguments]
     registry = CollectorRegistry()
     registry.register(StageMetrics(source))
-    app = app_of(ModelRepository(served, source=source, settings_of=configs.settings), registry=registry)
+    repository = ModelRepository(served, source=source, settings_of=configs.settings, composed=composed)
+    app = app_of(repository, registry=registry)
     return serve_app(app, bound=bound, on_ready=tell)
 
 

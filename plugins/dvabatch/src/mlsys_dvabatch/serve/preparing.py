@@ -67,6 +67,7 @@ def prepare(
     slice_at: str = "time",
     trust_code: bool = False,
     exit_confidence: float = 0.9,
+    exit_rule: str = "confidence",
     device: Device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Prepared:
@@ -86,6 +87,7 @@ def prepare(
         slice_at=slice_at,
         trust_code=trust_code,
         exit_confidence=exit_confidence if batching.policy == "early-exit" else None,
+        exit_rule=exit_rule,
         device=device,
     )
     if compiler is not None and isinstance(loaded.model, BertStages):

@@ -105,6 +105,7 @@ def load(
     slice_at: str = "time",
     trust_code: bool = False,
     exit_confidence: float | None = None,
+    exit_rule: str = "confidence",
     device: Device | None = None,
 ) -> Loaded:
     """Load a model by name: an encoder, a vision model with random weights, a ``.pt2`` or ``.onnx`` file.
@@ -121,6 +122,7 @@ def load(
         trust_code: let a ``.pt2`` file run code that it holds.
         device: where its weights are to lie; None: host memory.
         exit_confidence: of a model whose requests leave at the first output that is so sure; None: they run to its end.
+        exit_rule: by which an output's certainty is measured.
 
     Raises:
         InvalidInputError: there is no such model, it is damaged, or cannot be cut so.
@@ -140,6 +142,7 @@ def load(
         "compiler": compile_stage,
         "slice_at": slice_at if slice_at != "time" else None,
         "exit_confidence": exit_confidence,
+        "exit_rule": exit_rule if exit_confidence is not None and exit_rule != "confidence" else None,
     }
     context = LoadContext(
         device=torch_device if device is None else device.name,
@@ -170,7 +173,7 @@ def load(
 
 def load_graph(path: Path, context: LoadContext) -> Loaded:
     """Load a vision model by name, or a ``.pt2`` or ``.onnx`` file; DVABatch's own loader. See :func:`load`."""
-    options = context.taken("stages", "shape", "packed", "compiler", "slice_at", "exit_confidence")
+    options = context.taken("stages", "shape", "packed", "compiler", "slice_at", "exit_confidence", "exit_rule")
     program = open_program(
         str(path), options.get("shape"), trust_code=context.trust_code, device=get_device(context.device)
     )
@@ -178,7 +181,7 @@ def load_graph(path: Path, context: LoadContext) -> Loaded:
     if (confidence := options.get("exit_confidence")) is not None:
         if num_stages is not None or compile_stage is not None:
             raise InvalidInputError(f"{path}: a model with exits is cut at them: leave out --stages and --compiler")
-        return Loaded(path.stem, ExitingModel(program, confidence))
+        return Loaded(path.stem, ExitingModel(program, confidence, rule=options.get("exit_rule", "confidence")))
     stages = num_stages or min(4, len(program.allowed_cuts) + 1)
     cuts = cuts_at(options.get("slice_at", "time"), program, stages)
     return Loaded(path.stem, SlicedModel(program, cuts, compile_stage=compile_stage))
@@ -186,7 +189,7 @@ def load_graph(path: Path, context: LoadContext) -> Loaded:
 
 def load_encoder(path: Path, context: LoadContext) -> Loaded:
     """Load the folder of a BERT-like encoder; DVABatch's own loader. Encoders are cut between layers."""
-    options = context.taken("stages", "shape", "packed", "compiler", "slice_at", "exit_confidence")
+    options = context.taken("stages", "shape", "packed", "compiler", "slice_at", "exit_confidence", "exit_rule")
     model = load_bert(path, num_stages=options.get("stages") or 2, is_packed=options.get("packed", False))
     return Loaded(path.name, model.to(get_device(context.device).torch_name), path)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mlsys_core.serving.http import BoundPort, ErrorFormat, HttpConfig, TlsConfig
     from mlsys_core.serving.oip import GrpcConfig
     from mlsys_core.serving.oip.config.files import ConfigFiles
+    from mlsys_core.serving.oip.ensembles.plan import Declared
     from mlsys_core.serving.tracing import TraceConfig
 
 _FORMATS = {"text": "console", "console": "console", "json": "json"}  # the second is an older name of the first
@@ -201,6 +202,10 @@ class OipOptions:
         Path | None,
         typer.Option(help="Folder of NAME.pbtxt or NAME.json files: Triton's configuration, a subset, by model."),
     ] = None
+    ensemble: Annotated[
+        list[Path] | None,
+        typer.Option(help="A JSON file that declares an ensemble or a cascade of the models served; repeat."),
+    ] = None
     response_cache_bytes: Annotated[
         int, typer.Option(min=0, help="Room for answers of models whose configuration has a response_cache.")
     ] = 64 << 20
@@ -217,6 +222,16 @@ class OipOptions:
             "cache_nbytes": self.response_cache_bytes,
             "poll_s": self.poll_seconds,
         }
+
+    def composed(self) -> list[Declared]:
+        """Return the ensembles and cascades that are declared.
+
+        Raises:
+            InvalidInputError: A file declares none.
+        """
+        from mlsys_core.serving.oip.ensembles.files import read_declared
+
+        return [read_declared(path) for path in self.ensemble or ()]
 
     def configs(self, folder_of: Callable[[str], Path | None] | None = None) -> ConfigFiles:
         """Return the configurations of models.

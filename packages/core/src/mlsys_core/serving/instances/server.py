@@ -18,6 +18,7 @@ from mlsys_core.serving.instances.remote import RemoteModel, RemoteSource
 from mlsys_core.serving.instances.shared import PAGE_NBYTES
 from mlsys_core.serving.instances.worker import InstanceWorker
 from mlsys_core.serving.oip.config.settings import ModelSettings
+from mlsys_core.serving.oip.ensembles.plan import Declared
 from mlsys_core.serving.oip.models.model import Model
 from mlsys_core.serving.oip.models.repository import ModelRepository
 from mlsys_core.serving.oip.models.spec import ModelSpec
@@ -49,6 +50,7 @@ def serve_instances(
     bound: BoundPort,
     on_ready: Callable[[ServerAddress], None] | None = None,
     settings_of: Callable[[str], ModelSettings | None] = lambda _: None,
+    composed: Sequence[Declared] = (),
     num_cores: int | None = None,
     part_nbytes: int = PART_NBYTES,
 ) -> int:
@@ -63,6 +65,7 @@ def serve_instances(
         bound: The listening port.
         on_ready: Called in the front, when requests are taken.
         settings_of: The configuration of a model, by name.
+        composed: Ensembles and cascades of the models; they are in the front.
         num_cores: Cores that the instances share; None: all that this process may use.
         part_nbytes: Shared memory for the answers of an instance, and as much for its requests.
 
@@ -77,7 +80,7 @@ def serve_instances(
 
     def front(link: SupervisorLink) -> int:
         fleet = Fleet(groups, roles, memory, link)
-        repository = ModelRepository(source=RemoteSource(fleet), settings_of=settings_of)
+        repository = ModelRepository(source=RemoteSource(fleet), settings_of=settings_of, composed=composed)
         return serve(make_app(repository), bound=bound, on_ready=on_ready)
 
     def worker(number: int, end: socket.socket) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_dvabatch.stages.activations import Padded
+from mlsys_core.serving.certainty import RULES, certainty
+from mlsys_dvabatch.stages.activations import Padded, to_host
 from mlsys_dvabatch.stages.slicing.program import Program
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 
@@ -20,16 +21,19 @@ class ExitingModel(SlicedModel):
 
     Args:
         program: its outputs are the heads, ``[requests, classes]`` each, in order.
-        confidence: share of a head's softmax at which its first class is taken, above 0 and at most 1.
+        confidence: how certain a head must be, above 0 and at most 1.
+        rule: by which its certainty is measured, see :func:`mlsys_core.serving.certainty.certainty`.
 
     Raises:
         InvalidInputError: the outputs are no such heads, or the confidence is out of range.
     """
 
-    def __init__(self, program: Program, confidence: float) -> None:
+    def __init__(self, program: Program, confidence: float, *, rule: str = "confidence") -> None:
         if not 0 < confidence <= 1:
             raise InvalidInputError(f"an exit confidence of {confidence}: give a number above 0 and at most 1")
-        self._confidence = confidence
+        if rule not in RULES:
+            raise InvalidInputError(f"--exit-rule {rule!r}: give {', '.join(RULES)}")
+        self._confidence, self._rule = confidence, rule
         heads, cuts = _heads(program)
         self._heads = heads
         super().__init__(program, cuts)
@@ -37,7 +41,7 @@ class ExitingModel(SlicedModel):
     def inspect(self, stage: int, values: Padded) -> tuple[Mapping[int, Any], Mapping[int, int]]:
         """Return the results of those requests of which the head behind ``stage`` is sure; nobody skips stages."""
         scores = values.tensors[self._heads[stage]]
-        sure = (scores.float().softmax(-1).amax(-1) >= self._confidence).nonzero().flatten().tolist()
+        sure = np.flatnonzero(certainty(to_host(scores), self._rule) >= self._confidence).tolist()
         results = self._results(scores, stage)
         return {position: results[position] for position in sure}, {}
 

@@ -29,7 +29,7 @@ _INSTEAD = {
     "instance_group": "serve with --instances N",
     "rate_limiter": "requests join batches that run: bound those that wait with serve's own options",
     "sequence_batching": "models that keep state have their sequences without it",
-    "ensemble_scheduling": "ensembles are not served by configuration",
+    "ensemble_scheduling": "declare it in a file of its own: serve --ensemble",
     "preferred_batch_size": "choose a policy: serve --policy",
     "max_queue_delay_microseconds": "choose a policy: serve --policy",
     "max_queue_size": "bound what waits with serve's own options",

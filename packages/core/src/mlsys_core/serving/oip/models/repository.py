@@ -15,6 +15,8 @@ from enum import Enum
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.serving.oip.config.settings import NO_SETTINGS, ModelSettings
 from mlsys_core.serving.oip.config.warmup import warm_up
+from mlsys_core.serving.oip.ensembles.models import composed_model
+from mlsys_core.serving.oip.ensembles.plan import Declared
 from mlsys_core.serving.oip.errors import ModelLoadError, ModelNotReadyError, UnknownModelError
 from mlsys_core.serving.oip.models.model import Model
 from mlsys_core.serving.oip.models.source import ModelSource, VersionedSource, WatchedSource
@@ -47,6 +49,7 @@ class ModelRepository:
         models: ready at once; the repository owns and closes them.
         source: where :meth:`load` finds models; None: nothing can be loaded.
         settings_of: the configuration of a model, by name, read anew at each load; None: it has none.
+        composed: ensembles and cascades of these models; one may use those before it.
 
     Raises:
         InvalidInputError: a version of a model is given twice, or its configuration is not of the model.
@@ -64,8 +67,10 @@ class ModelRepository:
         *,
         source: ModelSource | None = None,
         settings_of: Callable[[str], ModelSettings | None] = lambda _: None,
+        composed: Sequence[Declared] = (),
     ) -> None:
         self._source, self._settings_of = source, settings_of
+        self._composed = {each.name: each for each in composed}
         self._ready: dict[str, dict[str, Version]] = {}  # name -> version -> model, versions ascending
         self._others: dict[tuple[str, str], IndexEntry] = {}  # versions that are not ready, by name and version
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(
@@ -115,8 +120,7 @@ class ModelRepository:
         if not ready_only:
             entries += self._others.values()
             known = {entry.name for entry in entries}
-            names = self._source.names() if self._source is not None else ()
-            entries += [IndexEntry(name) for name in names if name not in known]
+            entries += [IndexEntry(name) for name in self._names() if name not in known]
         return sorted(entries, key=lambda entry: (entry.name, len(entry.version), entry.version))
 
     async def load(self, name: str, settings: ModelSettings | None = None) -> None:
@@ -129,16 +133,16 @@ class ModelRepository:
         Raises:
             ModelLoadError: the source has no such model, or it failed; versions ready before stay ready.
         """
-        if self._source is None:
+        if self._source is None and name not in self._composed:
             raise ModelLoadError(f"model {name!r} cannot be loaded: this server's models are fixed")
-        if name not in self._ready and name not in (names := self._source.names()):  # nothing is kept of such names
+        if name not in self._ready and name not in (names := self._names()):  # nothing is kept of such names
             raise ModelLoadError(f"there is no model {name[:200]!r} to load; there are: {', '.join(names) or 'none'}")
         async with self._locks[name]:
             self._forget(name)
             if name not in self._ready:
                 self._note(IndexEntry(name, "", ModelState.LOADING))
             try:
-                loaded = await self._loaded(self._source, name, settings)
+                loaded = await self._loaded(name, settings)
             except MlsysError as error:
                 self._forget(name)
                 if name not in self._ready:
@@ -154,13 +158,22 @@ class ModelRepository:
                 self._in_background(old.retire())
             self._ready[name] = loaded
 
-    async def _loaded(self, source: ModelSource, name: str, settings: ModelSettings | None) -> dict[str, Version]:
+    def _names(self) -> list[str]:
+        """Return the names of all models that can be loaded, those last that are made of others."""
+        return [*(self._source.names() if self._source is not None else ()), *self._composed]
+
+    async def _loaded(self, name: str, settings: ModelSettings | None) -> dict[str, Version]:
         """Return a model's versions, chosen by its version policy, when they have been warmed up."""
+        source = self._source
         settings = settings or self._settings_of(name) or NO_SETTINGS
         choose = settings.versions.chosen
-        if isinstance(source, VersionedSource):
+        models: Sequence[Model]
+        if name in self._composed:
+            models = [composed_model(self._composed[name], self)]
+        elif isinstance(source, VersionedSource):
             models = await source.load_versions(name, choose)
         else:
+            assert source is not None
             models = await source.load(name)
             wanted = choose([model.spec.version for model in models])
             for model in models:
@@ -186,7 +199,11 @@ class ModelRepository:
         for version in [] if self._is_warm else self.versions():
             await warm_up(version)
         self._is_warm = True
-        for name in self._source.names() if self._source is not None else ():
+        names = self._names()
+        twice = [name for name in self._composed if names.count(name) > 1 or name in self._ready]
+        if twice:
+            raise ModelLoadError(f"there is a model {twice[0]!r} already: give an ensemble or cascade another name")
+        for name in names:
             if name not in self._ready:
                 await self.load(name)
 
@@ -248,7 +265,7 @@ class ModelRepository:
             return UnknownModelError(f"{what} is not ready: {entry.reason}")
         if name in self._ready:
             return UnknownModelError(f"there is no {what} here; there are: {', '.join(self._ready[name])}")
-        if self._source is not None and name in self._source.names():
+        if name in self._names():
             return UnknownModelError(f"{what} is not ready: it has not been loaded")
         return UnknownModelError(f"there is no {what} here")
 
