@@ -47,6 +47,11 @@ class Outcome:
         """Median seconds of a call; None if it was not timed."""
         return statistics.median(self.samples_s) if self.turns_s else None
 
+    @property
+    def least_s(self) -> float | None:
+        """Least seconds of a call; None if it was not timed."""
+        return min(self.samples_s) if self.turns_s else None
+
     def to_json(self) -> dict[str, object]:
         """Return the figures as JSON values, the single calls left out."""
         figures = {key: value for key, value in asdict(self).items() if key != "turns_s"}
@@ -54,7 +59,7 @@ class Outcome:
         figures["calls"] = len(samples)
         if len(samples) > 1:
             tenths = statistics.quantiles(samples, n=10)
-            figures |= {"median_s": self.median_s, "p10_s": tenths[0], "p90_s": tenths[-1]}
+            figures |= {"median_s": self.median_s, "least_s": self.least_s, "p10_s": tenths[0], "p90_s": tenths[-1]}
         return figures
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from mlsys_bench.nimble.summary import EAGER_TIMES, OURS, PEERS, TOLERANCE
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
     from mlsys_core.report import Section
+    from mlsys_nimble.nets.blocks import Net
 
     from mlsys_bench.nimble.company import Call, Company
 
@@ -67,12 +68,31 @@ def race_net(
     model: str, num_threads: int, budget_s: float, turn_s: float, is_quick: bool, cache_dir: str, trust_code: bool
 ) -> dict[str, dict[str, Any]]:
     """Race all cases on one net in each company, in this process; return the fields of the outcomes."""
-    import torch
-
-    from mlsys_bench.nimble.company import COMPANIES, NUM_CALLERS, other_pools
-    from mlsys_bench.nimble.nets import exact_results, makers_of, relative_difference
+    from mlsys_bench.nimble.company import COMPANIES, NUM_CALLERS
+    from mlsys_bench.nimble.nets import makers_of
 
     net, makers = makers_of(model, num_threads, is_quick, cache_dir, trust_code, num_callers=NUM_CALLERS)
+    names = tuple(company.name for company in COMPANIES)
+    found = race_in(names, model, net, makers, num_threads, budget_s=budget_s, turn_s=turn_s)
+    return {company: {name: asdict(one) for name, one in outcomes.items()} for company, outcomes in found.items()}
+
+
+def race_in(
+    names: Sequence[str],
+    model: str,
+    net: Net,
+    makers: Mapping[str, Callable[[], Case]],
+    num_threads: int,
+    *,
+    budget_s: float,
+    turn_s: float,
+) -> dict[str, dict[str, Outcome]]:
+    """Make the cases ready once, and time those that are right in each of the named companies."""
+    import torch
+
+    from mlsys_bench.nimble.company import COMPANIES, other_pools
+    from mlsys_bench.nimble.nets import exact_results, relative_difference
+
     with torch.no_grad():
         outcomes, ready = admit(
             makers,
@@ -82,13 +102,13 @@ def race_net(
             slack=EAGER_TIMES,
             say=lambda step: print(f"{model}: {step}", flush=True),
         )
-        stir, _ = other_pools(num_threads)
-        found: dict[str, dict[str, Any]] = {}
-        for company in COMPANIES:
+        companies = [company for company in COMPANIES if company.name in names]
+        stir = other_pools(num_threads)[0] if any(company.has_pools for company in companies) else lambda: None
+        found: dict[str, dict[str, Outcome]] = {}
+        for company in companies:
             print(f"{model}: {len(ready)} cases, {company.name}", flush=True)
             turns = measure(ready, company, stir, budget_s=budget_s, turn_s=turn_s)
-            own = outcomes | {name: timed(outcomes[name], turns[name]) for name in turns}
-            found[company.name] = {name: asdict(outcome) for name, outcome in own.items()}
+            found[company.name] = outcomes | {name: timed(outcomes[name], turns[name]) for name in turns}
     return found
 
 

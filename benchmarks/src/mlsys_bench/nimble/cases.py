@@ -57,6 +57,13 @@ def compiled(subject: Subject) -> Case:
     return _case(lambda: call(*net.inputs))
 
 
+def compiled_with_tuning(subject: Subject) -> Case:
+    """Compile with frozen weights, products and convolutions chosen by measurement; images channels last."""
+    net = _channels_last(subject) if _is_image(subject.net) else subject.net
+    call = torch.compile(copy.deepcopy(net.module), options={"freezing": True, "max_autotune": True})
+    return _case(lambda: call(*net.inputs))
+
+
 def aot_inductor(subject: Subject) -> Case:
     """Compile ahead of time into a package of machine code, which is called without Python's guards."""
     inductor: Any = importlib.import_module("torch._inductor")
@@ -132,6 +139,9 @@ MAKERS: dict[str, Maker] = {
     "OpenVINO": openvino,
     OURS_SINGLE: nimble(use_multi_stream=False),
     OURS: nimble(use_multi_stream=True),
+}
+ZOO_MAKERS: dict[str, Maker] = {name: make for name, make in MAKERS.items() if name != OURS_SINGLE} | {
+    "torch.compile": compiled_with_tuning
 }
 SLOW_TO_PREPARE = ("torch.compile", "AOTInductor")  # by a C++ compiler for many kernels: minutes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
     from mlsys_core.report import Section
     from mlsys_nimble.nets.blocks import Net
+
+    from mlsys_bench.nimble.cases import Maker
 
 NETS = (
     *("six-branch", "mlp", "gru", "resnet20-cifar", "darts", "nasnet-mobile", "mobilenet-v2"),
@@ -133,29 +135,42 @@ def race_net(
 
 
 def makers_of(
-    model: str, num_threads: int, is_quick: bool, cache_dir: str, trust_code: bool, num_callers: int = 1
+    model: str,
+    num_threads: int,
+    is_quick: bool,
+    cache_dir: str,
+    trust_code: bool,
+    num_callers: int = 1,
+    makers: Mapping[str, Maker] | None = None,
 ) -> tuple[Net, dict[str, Callable[[], Case]]]:
     """Load a net and set up this process for its race; return it and the makers of all cases by name.
 
-    ``num_callers`` threads may call Nimble at once; peers need not be told.
+    ``num_callers`` threads may call Nimble at once; peers need not be told. ``makers`` None: all of
+    :data:`mlsys_bench.nimble.cases.MAKERS`.
     """
     import torch
+    from mlsys_nimble.nets.blocks import settle
     from mlsys_nimble.nets.resolve import load_model
 
     from mlsys_bench.nimble.cases import MAKERS, SLOW_TO_PREPARE, Subject, build_kernels, left_out_of_quick, nimble
+    from mlsys_bench.nimble.zoo_nets import let_torchvision_load
 
     torch.set_num_threads(num_threads)
     torch.manual_seed(0)
+    let_torchvision_load()
     net = load_model(model, trust_code=trust_code)
+    if model.startswith(("timm:", "torchvision:")):
+        net = settle(net)
     folder = Path(cache_dir) / f"{_as_file_name(model)}-{_fingerprint(net.module)}"
     folder.mkdir(parents=True, exist_ok=True)
     subject = Subject(net, num_threads, folder)
     print(f"{model}: Nimble's kernels, compiled on first use", flush=True)
     with suppress(Exception):  # whatever it is, Nimble's own turn tells it
         build_kernels()
+    chosen = dict(makers or MAKERS) | {OURS: nimble(use_multi_stream=True, num_callers=num_callers)}
     return net, {
         name: partial(left_out_of_quick if is_quick and name in SLOW_TO_PREPARE else make, subject)
-        for name, make in (MAKERS | {OURS: nimble(use_multi_stream=True, num_callers=num_callers)}).items()
+        for name, make in chosen.items()
     }
 
 

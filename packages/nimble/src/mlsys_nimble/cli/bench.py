@@ -8,6 +8,7 @@ import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, Threads, run_named
 from mlsys_core.cli.registered import Device
 from mlsys_core.cli.trust import TrustCode
+from mlsys_core.errors import InvalidInputError
 
 
 def bench(
@@ -19,6 +20,9 @@ def bench(
     ] = False,
     dynamic: Annotated[
         bool, typer.Option("--dynamic", help="One preparation at many sizes, beside peers with dynamic axes.")
+    ] = False,
+    zoo: Annotated[
+        bool, typer.Option("--zoo", help="Fifty nets of torchvision, timm and others, alone and in company.")
     ] = False,
     quick: Quick = False,
     peers: Annotated[
@@ -36,12 +40,17 @@ def bench(
     peer that is not installed is named. The machine should have nothing else to do. The suite is in mlsys-bench; in a
     checkout: pip install -e benchmarks. With --beside every case is timed alone, beside one and two busy processes a
     core, right after other libraries' calls, and from four threads at once, by medians and 99th percentiles.
-    With --dynamic one preparation serves sentences of 1 to 512 tokens or 1 to 64 images.
+    With --dynamic one preparation serves sentences of 1 to 512 tokens or 1 to 64 images. With --zoo nets that nobody
+    tuned for are timed, alone and beside a busy process a core.
 
     Example: mlsys nimble bench --nets darts,nasnet-mobile --threads 2
     """
+    asked = {"zoo": zoo, "dynamic": dynamic, "beside": beside}
+    if sum(asked.values()) > 1:
+        names = " and ".join(f"--{name}" for name, is_asked in asked.items() if is_asked)
+        raise InvalidInputError(f"{names}: give one of them at a time")
     run_named(
-        "nimble-dynamic" if dynamic else "nimble-beside" if beside else "nimble",
+        next((f"nimble-{name}" for name, is_asked in asked.items() if is_asked), "nimble"),
         quick=quick,
         device=device,
         threads=threads,
