@@ -25,6 +25,7 @@ FAMILIES = (
     "backward",
     "convolution",
     "creation",
+    "indexing",
     "matmul",
     "normalisation",
     "pointwise",

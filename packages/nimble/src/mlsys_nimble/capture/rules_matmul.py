@@ -7,7 +7,7 @@ from typing import Any
 
 from mlsys_nimble.capture.builder import Builder, Ref, broadcast
 from mlsys_nimble.capture.rules import rule
-from mlsys_nimble.ir.operators import Embedding, Linear, MatMul
+from mlsys_nimble.ir.operators import Embedding, Gather, Linear, MatMul
 from mlsys_nimble.ir.program import ValueType
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -68,4 +68,6 @@ def _addmm(b: Builder, result: ValueType, bias: Ref, x: Ref, y: Ref, *, beta: fl
 
 @rule("aten.embedding")
 def _embedding(b: Builder, result: ValueType, table: Ref, indices: Ref, *args: Any) -> Any:
-    return b.emit(Embedding(), [table, indices], result) if b.is_fixed(table) and table.rank == 2 else NotImplemented
+    if table.rank != 2:
+        return NotImplemented
+    return b.emit(Embedding() if b.is_fixed(table) else Gather(wraps=False), [table, indices], result)

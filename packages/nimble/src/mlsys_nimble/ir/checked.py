@@ -14,6 +14,8 @@ from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.pointwise import OPS
 from mlsys_nimble.ir.program import ITEMSIZE, Operator, Program, ValueType
 
+_CASTING = (kinds.Cast, kinds.Pointwise, kinds.Embedding, kinds.Gather, kinds.ScatterAdd, kinds.Reduce, kinds.Softmax)
+_INDICES = ("int64", "int32")
 MAX_NUMEL = 1 << 40  # of one value
 Shape = tuple[int, ...]
 
@@ -85,9 +87,7 @@ def _fits(operator: Operator, inputs: Sequence[ValueType], out: ValueType) -> bo
         if residual != out.shape or inputs[-1].dtype != out.dtype:
             return False
         inputs = inputs[:-1]
-    if not isinstance(kind, kinds.Cast | kinds.Pointwise | kinds.Embedding | kinds.Reduce | kinds.Softmax) and any(
-        each.dtype != out.dtype for each in inputs
-    ):
+    if not isinstance(kind, _CASTING) and any(each.dtype != out.dtype for each in inputs):
         return False
     match kind:
         case kinds.Pointwise():
@@ -111,7 +111,15 @@ def _fits(operator: Operator, inputs: Sequence[ValueType], out: ValueType) -> bo
             return _attention(kind, shapes, out.shape)
         case kinds.Embedding():
             (_, width), indices = shapes
-            return (*indices, width) == out.shape and inputs[1].dtype in ("int64", "int32")
+            return (*indices, width) == out.shape and inputs[1].dtype in _INDICES
+        case kinds.Gather():
+            table, taken = shapes
+            is_sound = len(table) > 0 and inputs[0].dtype == out.dtype and inputs[1].dtype in _INDICES
+            return is_sound and (*taken, *table[1:]) == out.shape
+        case kinds.ScatterAdd():
+            summed, (terms,), source = shapes
+            is_sound = len(summed) > 0 and inputs[2].dtype == out.dtype and inputs[1].dtype in _INDICES
+            return is_sound and inputs[0] == out and source == (terms, *summed[1:])
         case kinds.LayerNorm():
             x, *affine = shapes
             row = x[len(x) - kind.num_dims :]

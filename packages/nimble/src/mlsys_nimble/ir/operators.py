@@ -232,6 +232,18 @@ class Embedding:
 
 
 @dataclass(frozen=True, slots=True)
+class Gather:
+    """Gather of rows: x [N, *row] (computed), indices [*] (integers); -> [*, *row]."""
+
+    wraps: bool  # negative indices count from the end
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterAdd:
+    """Sum of rows: x [N, *row], indices [E] (integers), source [E, *row]; -> x with source added, in order."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cast:
     """Cast: x; -> x in the result's dtype."""
 
@@ -283,10 +295,12 @@ Kind: TypeAlias = (
     | Concat
     | Pad
     | Embedding
+    | Gather
+    | ScatterAdd
     | Cast
     | Copy
     | Aten
 )
 VIEWS = (Reshape, Permute, Slice, Expand)  # may share their input's memory where strides allow it
-ROW_MAJOR = (Linear, MatMul, Embedding, Aten, LayerNorm)  # give row-major results, whatever their inputs are
+ROW_MAJOR = (Linear, MatMul, Embedding, Gather, ScatterAdd, Aten, LayerNorm)  # of their results, whatever goes in
 FUSABLE = (Pointwise, Reduce, Softmax, LayerNorm, BatchNormTraining, BatchNormGradient)  # worth a compiled GPU kernel

@@ -5,6 +5,7 @@
 #include "depthwise.h"
 #include "gemv.h"
 #include "handle.h"
+#include "indexing.h"
 #include "pointwise.h"
 #include "pool.h"
 #include "rows.h"
@@ -23,8 +24,14 @@ Kernel* make_gemv(const Gemv* arguments) { return new GemvKernel(*arguments); }
 Kernel* make_copy(const Copy* arguments) { return new CopyKernel(*arguments); }
 Kernel* make_pad(const Pad* arguments) { return new PadKernel(*arguments); }
 Kernel* make_pointwise(const Pointwise* arguments) {
-    if (arguments->is_wide) return new PointwiseKernel<double>(*arguments);
-    return new PointwiseKernel<float>(*arguments);
+    switch (arguments->dtype) {
+        case FLOAT32:
+        case BFLOAT16: return new PointwiseKernel<float>(*arguments);
+        case INT64:
+        case INT32:
+        case UINT8: return new PointwiseKernel<int64_t>(*arguments);
+        default: return new PointwiseKernel<double>(*arguments);
+    }
 }
 Kernel* make_pool(const Pool* arguments) { return new PoolKernel(*arguments); }
 Kernel* make_reduce(const Reduce* arguments) { return new ReduceKernel(*arguments); }
@@ -33,8 +40,10 @@ Kernel* make_layer_norm(const Rows* arguments) { return new LayerNormKernel(*arg
 Kernel* make_matmul(const MatMul* arguments) { return new MatMulKernel(*arguments); }
 Kernel* make_attention(const Attention* arguments) { return new AttentionKernel(*arguments); }
 Kernel* make_embedding(const Embedding* arguments) { return new EmbeddingKernel(*arguments); }
+Kernel* make_gather(const Gather* arguments) { return new GatherKernel(*arguments); }
+Kernel* make_scatter_add(const ScatterAdd* arguments) { return new ScatterAddKernel(*arguments); }
 }
 MLSYS_FUNCTIONS(
     make_convolution, make_depthwise, make_separable, make_winograd2, make_winograd4, make_gemv, make_copy,
     make_pad, make_pointwise, make_pool, make_reduce, make_softmax, make_layer_norm, make_matmul, make_attention,
-    make_embedding);
+    make_embedding, make_gather, make_scatter_add);

@@ -15,10 +15,11 @@ from mlsys_nimble.ir.program import ValueType
 
 FAMILY = Family()
 
-_NEVER_WRAP = frozenset(
+_WIDTHS = {"bool": 0, "uint8": 1, "int32": 4, "int64": 8}  # of dtypes that are computed in whole numbers
+_OF_INTEGERS = frozenset(
     {
         *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"),
-        *("where", "maximum", "minimum", "relu", "sign"),
+        *("where", "maximum", "minimum", "relu", "clamp", "add", "sub", "mul", "neg", "abs", "square"),
     }
 )
 
@@ -28,22 +29,27 @@ def _pointwise(kind: kinds.Pointwise, inputs: tuple[ValueType, ...], result: Val
     return compile_pointwise(kind, inputs, result)
 
 
-@FAMILY.lowering(kinds.Pointwise, dtypes=frozenset({"float32", "bool", "int32", "uint8"}))
+@FAMILY.lowering(kinds.Pointwise, dtypes=frozenset({"float32", *_WIDTHS}))
 def _lower_pointwise(call: Call) -> Kernel | None:
-    return None if not _is_exact(call.kind) else pointwise(call.kind, call.inputs, call.out)
+    return None if not _is_exact(call.kind, call.inputs) else pointwise(call.kind, call.inputs, call.out)
 
 
-def _is_exact(kind: kinds.Pointwise) -> bool:
-    """Return whether the kernel, which computes integers in double, equals arithmetic that wraps around."""
+def _is_exact(kind: kinds.Pointwise, inputs: Sequence[View]) -> bool:
+    """Return whether the kernel, which computes integers in 64 bits, gives what torch does in ``kind.dtype``."""
     if kind.dtype in ("float32", "bool"):
         return True
-    return all(step.op in _NEVER_WRAP for step in kind.steps)
+    width = _WIDTHS.get(kind.dtype, 0)
+    constants = [each for step in kind.steps for each in step.arguments if isinstance(each, float)]
+    fit = all(each.is_integer() and abs(each) < 2.0 ** (8 * width - 1) for each in constants)
+    known = all(step.op in _OF_INTEGERS for step in kind.steps)
+    return known and fit and all(_WIDTHS.get(view.dtype, 9) <= width for view in inputs)
 
 
 def pointwise(kind: kinds.Pointwise, inputs: Sequence[View], out: View, *, library: Any = None) -> Kernel:
     """Bind a chain of steps to inputs of any dtypes that broadcast to out's shape.
 
-    An input may be the same view as ``out``. Integers and float64 are computed in double: exact to 2^53.
+    An input may be the same view as ``out``. Integers are computed in 64 bits and wrap around as their dtype does;
+    float64 and bool are computed in double.
     """
     library = library or load()
     views = loops.merged([*(loops.broadcast(view, out.shape) for view in inputs), out])
@@ -56,8 +62,7 @@ def pointwise(kind: kinds.Pointwise, inputs: Sequence[View], out: View, *, libra
         "num_registers": num_registers,
         "steps": ctypes.addressof(steps_struct),
         "num_steps": len(steps),
-        "is_wide": kind.dtype not in ("float32", "bfloat16"),
-        "is_integral": "int" in kind.dtype,
+        "dtype": kind.dtype,
         "out": views[-1],
     }
     return Kernel(library, "pointwise", arguments, inputs_struct, steps_struct)

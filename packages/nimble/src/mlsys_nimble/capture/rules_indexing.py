@@ -1,0 +1,48 @@
+"""Indexing by tensors of whole numbers: rows taken, rows added to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlsys_nimble.capture.builder import Builder, Ref
+from mlsys_nimble.capture.rules import rule
+from mlsys_nimble.ir.operators import Gather, ScatterAdd
+from mlsys_nimble.ir.program import ValueType
+
+_INDICES = ("int64", "int32")
+
+
+@rule("aten.index.Tensor")
+def _index(b: Builder, result: ValueType, x: Ref, indices: Sequence[Ref | None]) -> Any:
+    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if len(given) != 1 or given[0][1].dtype not in _INDICES:
+        return NotImplemented
+    return gathered(b, x, *given[0], wraps=True)
+
+
+@rule("aten.index_select")
+def _index_select(b: Builder, result: ValueType, x: Ref, dim: int, index: Ref) -> Any:
+    if not x.rank or index.rank != 1 or index.dtype not in _INDICES:
+        return NotImplemented
+    return gathered(b, x, dim % x.rank, index, wraps=False)
+
+
+def gathered(b: Builder, x: Ref, dim: int, index: Ref, *, wraps: bool) -> Ref:
+    """Take elements of one dimension of x; the dimensions of ``index`` stand in its place."""
+    rows = b.permute(x, [dim, *(d for d in range(x.rank) if d != dim)])
+    found = b.emit(Gather(wraps), [rows, index], ValueType((*index.shape, *rows.shape[1:]), x.dtype))
+    own, lead = range(index.rank), range(index.rank, index.rank + dim)
+    return b.permute(found, [*lead, *own, *range(index.rank + dim, found.rank)])
+
+
+@rule("aten.index_add")
+def _index_add(b: Builder, result: ValueType, x: Ref, dim: int, index: Ref, source: Ref, *, alpha: float = 1) -> Any:
+    whole = not x.rank or index.rank != 1 or index.dtype not in _INDICES
+    if whole or alpha != 1 or x.dtype not in ("float32", "float64") or source.dtype != x.dtype:
+        return NotImplemented
+    dim %= x.rank
+    first = [dim, *(d for d in range(x.rank) if d != dim)]
+    rows = b.permute(x, first)
+    made = b.emit(ScatterAdd(), [rows, index, b.permute(source, first)], rows.type)
+    return b.permute(made, [first.index(d) for d in range(x.rank)])
