@@ -68,7 +68,14 @@ class Explanation:
             "captured": self.captured.counts(),
             "optimised": self.optimised.counts(),
             "passes": [
-                {"name": one.name, "before": one.num_operators_before, "after": one.num_operators_after}
+                {
+                    "name": one.name,
+                    "before": one.num_operators_before,
+                    "after": one.num_operators_after,
+                    "removed": list(one.removed),
+                    "added": list(one.added),
+                    "changed": list(one.changed),
+                }
                 for one in self.passes
             ],
             "memory": {
