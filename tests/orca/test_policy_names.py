@@ -92,7 +92,7 @@ def test_a_policy_of_a_plugin_that_did_not_load_is_explained():
 def test_options_reach_the_policy_and_wrong_ones_are_named():
     assert make("chunked", max_batch_tokens=3)._max_batch_tokens == 3
     with pytest.raises(
-        InvalidInputError, match=r"'chunked' has no option 'budget' \(it has: max_batch_tokens, prefix_ca"
+        InvalidInputError, match=r"'chunked' has no option 'budget' \(it has: max_batch_tokens, max_chunk_tokens, pr"
     ):
         make("chunked", budget=3)
     with pytest.raises(InvalidInputError, match=r"'orca' has no option 'max_model_lem' \(it has: none\)"):

@@ -13,10 +13,17 @@ from mlsys_orca.scheduling.request import GenerationRequest
 WORKER = WorkerId(0)
 
 
-def make(max_batch_tokens: int, *, num_blocks: int = 64, block_size: int = 4, max_batch_size: int = 8):
+def make(
+    max_batch_tokens: int, *, num_blocks: int = 64, block_size: int = 4, max_batch_size: int = 8, **options: int
+) -> ChunkedScheduler:
     tables = BlockTables(num_blocks=num_blocks, block_size=block_size)
     return ChunkedScheduler(
-        tables, max_batch_size=max_batch_size, max_model_len=200, max_batch_tokens=max_batch_tokens, watermark=0.0
+        tables,
+        max_batch_size=max_batch_size,
+        max_model_len=200,
+        max_batch_tokens=max_batch_tokens,
+        watermark=0.0,
+        **options,
     )
 
 
@@ -54,6 +61,45 @@ def test_a_long_prompt_runs_in_chunks_beside_the_decodes_of_others():
     assert iterate(scheduler) == [("a", 1, True), ("b", 2, True), ("c", 4, True)], "the last chunk gives a token"
     assert iterate(scheduler) == [("b", 1, True), ("c", 1, True)]
     assert iterate(scheduler) == []
+
+
+def test_prompts_take_small_chunks_where_others_decode_and_all_where_nobody_does():
+    scheduler = make(16, max_chunk_tokens=4)
+    add(scheduler, "a", 20, new=4)
+    assert iterate(scheduler) == [("a", 16, False)], "nobody waits"
+    assert iterate(scheduler) == [("a", 4, True)]
+    add(scheduler, "b", 8, new=2, first=100)
+    add(scheduler, "c", 2, new=2, first=200)
+    assert iterate(scheduler) == [("a", 1, True), ("b", 4, False)]
+    assert iterate(scheduler) == [("a", 1, True), ("b", 3, False)]
+    assert iterate(scheduler) == [("a", 1, True), ("b", 1, True), ("c", 2, True)], "both in one chunk"
+    assert iterate(scheduler) == [("b", 1, True), ("c", 1, True)]
+    with pytest.raises(InvalidInputError, match="max_chunk_tokens is 0"):
+        make(16, max_chunk_tokens=0)
+
+
+def test_chunks_shrink_as_a_prompt_goes_on_and_never_end():
+    tables = BlockTables(num_blocks=400, block_size=64)
+    options = {"max_batch_size": 8, "max_model_len": 20_000, "max_batch_tokens": 512}
+    scheduler = ChunkedScheduler(tables, **options, max_chunk_tokens=24)
+    add(scheduler, "a", 3, new=2000)
+    iterate(scheduler)
+    add(scheduler, "b", 12_000)
+    sizes = []
+    while sum(sizes) < 12_000:
+        ((_, one, _), (name, size, _)) = iterate(scheduler)
+        assert (one, name) == (1, "b")
+        sizes.append(size)
+    assert sizes[:-1] == sorted(sizes[:-1], reverse=True)
+    assert (sizes[0], sizes[1]) == (24, 23)
+    at = {sum(sizes[:index]): size for index, size in enumerate(sizes)}
+    assert {size for past, size in at.items() if 4096 <= past < 4200} <= {11, 12}
+    scheduler = ChunkedScheduler(BlockTables(num_blocks=400, block_size=64), **options, max_chunk_tokens=1)
+    add(scheduler, "a", 3, new=2000)
+    iterate(scheduler)
+    add(scheduler, "b", 40)
+    add(scheduler, "c", 40)
+    assert [iterate(scheduler) for _ in range(3)] == [[("a", 1, True), ("b", 1, False)]] * 3
 
 
 def test_the_next_prompt_begins_only_when_the_earlier_one_leaves_budget():

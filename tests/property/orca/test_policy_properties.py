@@ -37,6 +37,9 @@ POLICIES: dict[str, Callable[..., Any]] = {
     "paged": PagedScheduler,
     "paged without sharing": lambda *a, **k: PagedScheduler(*a, **k, prefix_caching=False, watermark=0.2),
     "chunked": lambda *a, **k: ChunkedScheduler(*a, **k, max_batch_tokens=BUDGET),
+    "chunked, small beside decodes": lambda *a, **k: ChunkedScheduler(
+        *a, **k, max_batch_tokens=BUDGET, max_chunk_tokens=2
+    ),
     "chunked by one": lambda *a, **k: ChunkedScheduler(*a, **k, max_batch_tokens=1),
     "request-level": RequestLevelScheduler,
     "request-level in microbatches": lambda *a, **k: RequestLevelScheduler(*a, **k, microbatch_size=1),
@@ -268,7 +271,8 @@ class Bench:
 
     @property
     def budget(self) -> float:
-        return {"chunked": BUDGET, "chunked by one": 1}.get(self.policy, inf)
+        budgets = {"chunked": BUDGET, "chunked, small beside decodes": BUDGET, "chunked by one": 1}
+        return budgets.get(self.policy, inf)
 
     @property
     def holders(self) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Effect of long prompts on running streams: the time between their tokens, under each policy.
 
-    mlsys bench orca-stalls policies=orca,chunked:128,chunked:512 prompts=3
+    mlsys bench orca-stalls policies=orca,chunked:128,chunked:512:32 prompts=3
 
 Some streams decode all the time; every few seconds a prompt of 4,000 tokens arrives, one token is asked of it, and it
-leaves. ``chunked:N`` has at most N tokens an iteration. Shown are the percentiles of the gaps between two tokens of the
-running streams, from the first long prompt's arrival to the last one's end, those without long prompts, and the time of
-a long prompt to its token: the price of smooth streams.
+leaves. ``chunked:N`` has at most N tokens an iteration, ``chunked:N:C`` at most C of prompts where streams decode.
+Shown are the percentiles of the gaps between two tokens of the running streams, from the first long prompt's arrival to
+the last one's end, those without long prompts, and the time of a long prompt to its token: the price of smooth streams.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Row:
     policy: str
     gaps: int
     quiet_p50_ms: float  # before the first long prompt
+    quiet_p99_ms: float
     p50_ms: float
     p99_ms: float
     longest_ms: float
@@ -93,12 +94,13 @@ async def gaps_of(
 
 def row_of(policy: str, quiet: list[float], loud: list[float], took: list[float]) -> Row:
     """Return the percentiles of what :func:`gaps_of` found, in seconds."""
-    loud = sorted(loud)
-    p99 = loud[min(len(loud) - 1, int(0.99 * len(loud)))]
+    loud, quiet = sorted(loud), sorted(quiet)
+    p99, quiet_p99 = (gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))] for gaps in (loud, quiet))
     return Row(
         policy=policy,
         gaps=len(loud),
         quiet_p50_ms=statistics.median(quiet) * 1e3,
+        quiet_p99_ms=quiet_p99 * 1e3,
         p50_ms=statistics.median(loud) * 1e3,
         p99_ms=p99 * 1e3,
         longest_ms=loud[-1] * 1e3,
@@ -110,36 +112,39 @@ def run(
     context: BenchContext,
     *,
     model: str = "smollm2-135m-instruct",
-    policies: tuple[str, ...] = ("orca", "chunked:512", "chunked:256", "chunked:128"),
+    policies: tuple[str, ...] = ("orca", "chunked:512", "chunked:128", "chunked:512:64", "chunked:512:32"),
     streams: int = 4,
     prompts: int = 3,
     tokens: int = 4000,
     quiet: float = 2.0,
+    activations: str | None = None,
 ) -> Section:
     """Measure each policy.
 
     Args:
         context: The suite's context; quick has two policies and one prompt of 500 tokens.
         model: A name or a path.
-        policies: Names; ``chunked:N`` has at most N tokens an iteration.
+        policies: Names; ``chunked:N:C`` has at most N tokens an iteration, and C of prompts where streams decode.
         streams: Streams that decode all the time.
         prompts: Long prompts, one after the other.
         tokens: Of a long prompt.
         quiet: Seconds between the streams' first tokens and the first long prompt.
+        activations: The form of rows, with packed weights.
     """
     if context.is_quick:
         policies, prompts, tokens = policies[:2], 1, 500
-    loaded = load_model(resolve_model(model, settings().cache_dir))
+    loaded = load_model(resolve_model(model, settings().cache_dir), activations=activations)
     rows = []
     for policy in policies:
         context.console.print(f"{policy} ...")
-        name, _, budget = policy.partition(":")
+        name, *limits = policy.split(":")
+        options = dict(zip(("max_batch_tokens", "max_chunk_tokens"), map(int, limits), strict=False))
         config = EngineConfig(
             max_batch_size=streams + 1,
             max_model_len=max(tokens, PROMPT + ANSWER) + 8,
             num_threads=context.num_threads,
             policy=name,
-            policy_options={"max_batch_tokens": int(budget)} if budget else {},
+            policy_options=options,
         )
         with Engine(loaded, config, available_nbytes=2**34) as engine:
             load = gaps_of(engine, num_streams=streams, num_prompts=prompts, prompt_tokens=tokens, quiet_s=quiet)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mlsys_orca.loading.loaded import LoadedModel
 
 
+_MOST_TOKENS = 512  # per iteration
+_CHUNK_TOKENS = 24  # of prompts, per iteration in which others decode: 8 of them wait for two to three times as long
 _OF_A_DIVIDED_MODEL = 8  # requests per iteration: its parts know their memory, and are loaded later
 
 
@@ -45,6 +47,7 @@ class Fixed:
     http: HttpConfig
     engine: Mapping[str, Any]  # keywords of EngineConfig
     max_batch_tokens: int | None
+    max_chunk_tokens: int | None
     device: str
     encoder: str | None
     chat_template: Path | None
@@ -163,11 +166,13 @@ def _batch_size(fixed: Fixed, loaded: LoadedModel, *, is_divided: bool) -> int:
 
 
 def _policy_options(fixed: Fixed, loaded: LoadedModel) -> dict[str, Any]:
-    if fixed.max_batch_tokens is None and fixed.engine["policy"] != "chunked":
-        return {}
+    given = {"max_batch_tokens": fixed.max_batch_tokens, "max_chunk_tokens": fixed.max_chunk_tokens}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if fixed.engine["policy"] != "chunked":
+        return options  # which another policy refuses by name, if it has none such
     # What an encoder reads is one chunk, so its whole context must fit.
-    default = 128 if loaded.config.encoder is None else loaded.config.max_positions
-    return {"max_batch_tokens": fixed.max_batch_tokens or default}
+    most = _MOST_TOKENS if loaded.config.encoder is None else loaded.config.max_positions
+    return {"max_batch_tokens": most, "max_chunk_tokens": _CHUNK_TOKENS} | options
 
 
 def _load_whole(settings: GenerationSettings, fixed: Fixed, generation: GenerationLink | None) -> LoadedModel:

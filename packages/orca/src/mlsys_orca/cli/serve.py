@@ -93,7 +93,15 @@ def serve(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens per iteration under 'chunked' (128; with an encoder, all): fewer keep streams smoother.",
+            help="Tokens per iteration under 'chunked' (512; with an encoder, all).",
+        ),
+    ] = None,
+    max_chunk_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of prompts in an iteration in which others decode, under 'chunked' (24): fewer keep streams "
+            "smoother, more begin answers sooner.",
         ),
     ] = None,
     kv_tokens: Annotated[
@@ -220,6 +228,7 @@ def serve(
             **degrees,
         },
         max_batch_tokens=max_batch_tokens,
+        max_chunk_tokens=max_chunk_tokens,
         device=device,
         encoder=encoder,
         chat_template=chat_template,

@@ -1,7 +1,9 @@
 """Iteration-level scheduling under a budget of tokens: prompts run in chunks, beside the decodes of others.
 
 A whole prompt in one iteration has every other request of that iteration wait for it. Here an iteration has at most
-``max_batch_tokens`` tokens: first the decodes, one token each, then as much of the prompts, by arrival, as is left.
+``max_batch_tokens`` tokens: first the decodes, one token each, then as much of the prompts, by arrival, as is left, but
+no more than ``max_chunk_tokens`` where requests decode, who wait for it: where none does, a prompt takes all. A token
+that is far into its prompt attends to all before it, so the further a prompt has come, the smaller its chunks are.
 The last chunk of a prompt gives the first token. Blocks are had as in :mod:`mlsys_orca.scheduling.paged`, those of a
 prompt all at once, so a prompt never strands between two chunks. What an encoder reads is one chunk.
 """
@@ -19,6 +21,7 @@ from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_orca.scheduling.request_pool import State
 
 DEFAULT_BATCH_TOKENS = 512  # a prefill of this length keeps the linear layers at their peak; more only adds latency
+_TWICE_AS_DEAR_AT = 4096  # tokens into a prompt, about: where a token's attention costs as much as all other operators
 
 
 class ChunkedScheduler:
@@ -29,6 +32,8 @@ class ChunkedScheduler:
         max_batch_size: Requests per iteration at most.
         max_model_len: Tokens a request may have in all, prompt and answer.
         max_batch_tokens: Tokens per iteration at most.
+        max_chunk_tokens: Tokens of prompts in an iteration in which requests decode, at most; one that is 4,096 tokens
+            into its prompt counts twice. None: all that is left. An encoder's prompt is one chunk of any length.
         watermark: Share of the blocks that stays free when a request is admitted, for those running to grow.
         prefix_caching: Let requests share blocks with the same contents.
 
@@ -54,12 +59,16 @@ class ChunkedScheduler:
         max_batch_size: int,
         max_model_len: int,
         max_batch_tokens: int = DEFAULT_BATCH_TOKENS,
+        max_chunk_tokens: int | None = None,
         watermark: float = DEFAULT_WATERMARK,
         prefix_caching: bool = True,
     ) -> None:
         if max_batch_tokens < 1:
             raise InvalidInputError(f"max_batch_tokens is {max_batch_tokens}; it must be at least 1")
+        if max_chunk_tokens is not None and max_chunk_tokens < 1:
+            raise InvalidInputError(f"max_chunk_tokens is {max_chunk_tokens}; it must be at least 1, or None")
         self._max_batch_tokens = max_batch_tokens
+        self._max_chunk_tokens = max_chunk_tokens
         self._pager = Pager(
             block_tables,
             max_batch_size=max_batch_size,
@@ -116,6 +125,8 @@ class ChunkedScheduler:
 
     def _add_chunks(self, builder: BatchBuilder, num_decodes: int) -> int:
         budget = self._max_batch_tokens - builder.num_tokens  # guesses behind the decodes count: it may be negative
+        bounded = bool(num_decodes) and self._max_chunk_tokens is not None
+        cost = (self._max_chunk_tokens or 0) * _TWICE_AS_DEAR_AT  # that is left, of tokens where decodes wait
         room = self.pool.max_batch_size - num_decodes
         num_selected = 0
         for sequence in self.pool.sequences.values():
@@ -125,10 +136,14 @@ class ChunkedScheduler:
                 continue
             if sequence.state is State.DECODE and sequence.num_uncomputed_tokens == 1:
                 break  # a decode that found no block: nobody later finds one
-            if sequence.num_joined_tokens > budget or not self._pager.provide(sequence, builder):
+            left, price = budget, _TWICE_AS_DEAR_AT + sequence.num_computed_tokens
+            if bounded and sequence.num_joined_tokens == 1:
+                left = min(budget, max(cost // price, 0 if num_selected else 1))
+            if sequence.num_joined_tokens > left or not self._pager.provide(sequence, builder):
                 break
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
+            num_tokens = min(sequence.num_uncomputed_tokens, left)
             self.pool.append(builder, sequence, num_tokens)
             budget -= num_tokens
+            cost -= num_tokens * price
             num_selected += 1
         return num_selected
