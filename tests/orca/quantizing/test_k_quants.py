@@ -60,7 +60,8 @@ def test_no_value_moves_by_more_than_a_few_steps_of_its_super_block(kind: str, v
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("value", [0.0, 1.0, -1.0, 1e-30, 1e-3])
+@pytest.mark.parametrize("value", [0.0, 1.0, -1.0, 1e-30, 1e-3, 1e4])
 def test_a_constant_stays_one(kind: str, value: float) -> None:
+    """Least squares has no answer there, only rounding errors."""
     found = decoded(np.full((2, 256), value, np.float32), kind)
     assert np.abs(found - value).max() <= max(0.03 * abs(value), 1e-7)

@@ -79,12 +79,20 @@ def _scales_and_minima(
     largest = groups.amax(dim=-1)
     minimum = -groups.amin(dim=-1).clamp_(max=0)  # subtracted from the scaled codes
     weighted = weights * groups
-    sum_w, sum_x, sum_xx = weights.sum(dim=-1), weighted.sum(dim=-1), (weighted * groups).sum(dim=-1)
-    scale, least_error = (largest + minimum) / most, torch.full_like(minimum, torch.inf)
-    for number in range(-1, num_steps + 1):  # the first: the codes span the values exactly
-        top = float(most) if number < 0 else most + first + step * number
+    sum_w, sum_x = weights.sum(dim=-1), weighted.sum(dim=-1)
+
+    def codes_up_to(top: float) -> Tensor:
         factor = _quotients(torch.full_like(minimum, top), largest + minimum)[..., None]
-        codes = ((groups + minimum[..., None]) * factor).round_().clamp_(0, most)
+        return ((groups + minimum[..., None]) * factor).round_().clamp_(0, most)
+
+    def error_of(codes: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
+        wrong = codes * scale[..., None] - minimum[..., None] - groups
+        return (wrong.square_() * weights).sum(dim=-1)
+
+    scale = (largest + minimum) / most  # the codes span the values exactly
+    least_error = error_of(codes_up_to(float(most)), scale, minimum)
+    for number in range(num_steps + 1):
+        codes = codes_up_to(most + first + step * number)
         of_codes = weights * codes
         sum_l, sum_ll, sum_lx = of_codes.sum(dim=-1), (of_codes * codes).sum(dim=-1), (weighted * codes).sum(dim=-1)
         both = sum_w * sum_ll - sum_l * sum_l
@@ -92,7 +100,7 @@ def _scales_and_minima(
         shift = _quotients(sum_l * sum_lx - sum_ll * sum_x, both)
         fit = torch.where(shift < 0, _quotients(sum_lx, sum_ll), fit)  # the best scale without a minimum
         shift = shift.clamp_(min=0)
-        error = fit * (fit * sum_ll - 2 * (sum_lx + shift * sum_l)) + shift * (shift * sum_w + 2 * sum_x) + sum_xx
+        error = error_of(codes, fit, shift)  # not from the sums: of equal codes those are all rounding
         better = (error < least_error) & (both > 0) & (fit >= 0)
         least_error = torch.where(better, error, least_error)
         scale, minimum = torch.where(better, fit, scale), torch.where(better, shift, minimum)
