@@ -14,7 +14,7 @@ from mlsys_core.report import facts_html
 from torch import nn
 
 from mlsys_nimble.calls import PreparedCalls, eval_mode
-from mlsys_nimble.errors import CaptureError
+from mlsys_nimble.errors import CaptureError, refuse
 from mlsys_nimble.options import Options, make_options
 from mlsys_nimble.prepared import Prepared
 from mlsys_nimble.ranged import Ranges, parse_ranges
@@ -120,6 +120,8 @@ class Nimble(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's result, in the model's own structure."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return self._transformed(*args, **kwargs)
         if self._eager is None:
             if self._calls is None:
                 raise InvalidInputError("this model is not prepared: call prepare(example_inputs) first")
@@ -179,6 +181,17 @@ class Nimble(nn.Module):
             if how.ranges is not None:
                 self._calls.serve(how.ranges)
         self._how = how
+
+    def _transformed(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model within ``grad``, ``vmap`` or another transform of ``torch.func``, which sees no replay."""
+        if self._how is None or not self._how.falls_back:
+            what = "a prepared model within a transform of torch.func (grad, vmap, jvp, jacrev)"
+            advice = "Transform the model itself, take gradients by loss.backward(), or prepare with fallback='eager'."
+            raise refuse(what, "", advice)
+        if self._how.training:
+            return self.model(*args, **kwargs)
+        with torch.no_grad(), eval_mode(self.model):
+            return self.model(*args, **kwargs)
 
     def _fall_back(self, error: CaptureError) -> None:
         assert self._how is not None
