@@ -51,6 +51,11 @@ check("a first token: queue, then its own prefill beside another", () => {
   assert.deepEqual(causes(explain(model, 2, 3)), { run: 5 }, "from its first token on");
 });
 
+check("of more rows than fit, the newest are in view", () => {
+  const model = load([], [column(1, 0, 1, {}, [[1, "d", 1, 0], [2, "d", 1, 0]]), column(2, 1, 1, {}, [[3, "d", 1, 0]])]);
+  assert.deepEqual([model.rowsIn(0, 1), model.rowsIn(0, 1, 2), model.rowsIn(0, 0, 9)], [[1, 2, 3], [2, 3], [1, 2]]);
+});
+
 check("a preempted request waits for blocks, and computes again", () => {
   const model = load(
     [row(1, 0)],

@@ -36,9 +36,10 @@ export class ScoreView {
     const count = model.columns.length;
     this.to = this.last === null ? count - 1 : Math.min(this.last, count - 1);
     this.from = Math.max(0, this.to - this.capacity + 1);
-    this.rows = count ? model.rowsIn(this.from, this.to) : [];
     const width = canvas.clientWidth;
     const room = Math.max(200, 0.58 * window.innerHeight - BARS - 16);
+    const most = this.last === null ? Math.floor(room / LEAST_ROW) : Infinity; // live: the newest that fit
+    this.rows = count ? model.rowsIn(this.from, this.to, most) : [];
     const row = (this.rowHeight = Math.max(LEAST_ROW, Math.min(ROW, Math.floor(room / Math.max(1, this.rows.length)))));
     const height = BARS + 10 + Math.max(MIN_ROWS * ROW, this.rows.length * row) + 6;
     const context = fit(canvas, width, height);
@@ -106,8 +107,10 @@ export class ScoreView {
 
   // Each kind has a shape of its own, so that colour is not needed to tell them apart.
   drawSquare(context, color, x, gap, [row, kind, tokens], cause) {
+    const i = this.rows.indexOf(row);
+    if (i < 0) return;
     const tall = this.rowHeight;
-    const y = BARS + 10 + this.rows.indexOf(row) * tall;
+    const y = BARS + 10 + i * tall;
     const width = this.width - gap;
     const inset = tall > 9 ? 5 : 1;
     context.fillStyle = cause || color(KINDS[kind].color);

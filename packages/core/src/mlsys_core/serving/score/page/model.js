@@ -79,10 +79,11 @@ export class Model {
   }
 
   // Numbers of the rows with a square in columns[from..to], by number.
-  rowsIn(from, to) {
+  rowsIn(from, to, most = Infinity) {
     const found = new Set();
     for (let i = from; i <= to; i++) for (const [row] of this.columns[i].squares) found.add(row);
-    return [...found].sort((a, b) => a - b);
+    const rows = [...found].sort((a, b) => a - b);
+    return rows.slice(Math.max(0, rows.length - most));
   }
 }
 
