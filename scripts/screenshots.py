@@ -14,16 +14,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
+Scheme = Literal["light", "dark"]
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 WAIT_MS = 90_000
 
@@ -60,12 +61,12 @@ def server(*words: str) -> Iterator[str]:
 
 
 @contextmanager
-def opened(browser: Browser, url: str, width: int, height: int, scheme: str) -> Iterator[Page]:
+def opened(browser: Browser, url: str, width: int, height: int, scheme: Scheme) -> Iterator[Page]:
     """Open a server's page."""
     context = browser.new_context(
         viewport={"width": width, "height": height},
         color_scheme=scheme,
-        device_scale_factor=1.0,  # type: ignore[arg-type]
+        device_scale_factor=1.0,
     )
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
@@ -141,7 +142,7 @@ def side_by_side(pictures: list[bytes], name: str) -> None:
     print(f"{path.name}: {whole.width} x {whole.height}, {path.stat().st_size / 1024:.0f} KiB")
 
 
-def take(browser: Browser, url: str, name: str, acts: list[Callable[[Page], None]], **of: Any) -> None:
+def take(browser: Browser, url: str, name: str, acts: Sequence[Callable[[Page], None]], **of: Any) -> None:
     """Take one picture for each colour scheme."""
     pictures = []
     for scheme in of.pop("schemes"):
