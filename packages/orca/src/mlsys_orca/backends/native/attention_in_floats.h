@@ -6,6 +6,8 @@
 
 namespace orca {
 
+constexpr int FLOAT_MR = LANES == 16 ? 8 : MAX_MR;  // rows that meet an element while it is wide
+
 // out[r][c] = sum over the blocks' keys of weights[r][key] * value(key, c), for WIDE vectors of columns from `column` on.
 template <int ROWS, int WIDE, class T>
 inline void weigh_columns(
@@ -40,22 +42,16 @@ struct InFloats {
     using Operand = float;
 
     static void score(const Read& blocks, const float* queries, int rows, int dim, float* scores, int64_t stride) {
-        for_row_groups(rows, MAX_MR, [&](int row, int some) {
-            for (int block = 0; block < blocks.count; block += 2) {
-                const int pair = std::min(2, blocks.count - block);
-                const auto panel = [&](int which) { return FloatPanel<T>(blocks.keys(block + which), blocks.read(block + which + BLOCKS_AHEAD)); };
-                const FloatPanel<T> panels[2] = {panel(0), panel(1)};
-                multiply_rows<FloatPanel<T>, false>(
-                    some, queries + (int64_t)row * dim, dim, panels, pair, dim, dim, scores + row * stride + block * PANEL, stride);
-            }
+        for_row_groups(rows, FLOAT_MR, [&](int row, int some) {
+            score_rows<FLOAT_MR>(blocks, queries + (int64_t)row * dim, some, dim, scores + row * stride, stride);
         });
         scale(blocks, scores, rows, stride, [&](int block) { return blocks.cache.key_scales(blocks.keys(block)); });
     }
 
     static void weigh(const Read& blocks, float* weights, int64_t stride, int rows, int keys, int width, float* out) {
         scale(blocks, weights, rows, stride, [&](int block) { return blocks.cache.value_scales(blocks.values(block)); });
-        for_row_groups(rows, MAX_MR, [&](int row, int some) {
-            weigh_rows<MAX_MR>(blocks, weights + row * stride, stride, some, keys, width, out + (int64_t)row * width);
+        for_row_groups(rows, FLOAT_MR, [&](int row, int some) {
+            weigh_rows<FLOAT_MR>(blocks, weights + row * stride, stride, some, keys, width, out + (int64_t)row * width);
         });
     }
 
@@ -75,10 +71,29 @@ struct InFloats {
     }
 
     template <int MR>
+    static void score_rows(const Read& blocks, const float* queries, int rows, int dim, float* scores, int64_t stride) {
+        if constexpr (MR > 1)
+            if (rows < MR) return score_rows<MR - 1>(blocks, queries, rows, dim, scores, stride);
+        constexpr int WIDE = MR <= PAIR_MR || LANES == 16 ? 2 : 1;
+        for (int block = 0; block < blocks.count;) {
+            const auto panel = [&](int which) { return FloatPanel<T>(blocks.keys(block + which), blocks.read(block + which + BLOCKS_AHEAD)); };
+            const FloatPanel<T> panels[2] = {panel(0), panel(1)};
+            float* to = scores + block * PANEL;
+            if (WIDE == 2 && block + 2 <= blocks.count) {
+                multiply<FloatPanel<T>, MR, WIDE, false>(queries, dim, panels, dim, dim, to, stride);
+                block += 2;
+            } else {
+                multiply<FloatPanel<T>, MR, 1, false>(queries, dim, panels, dim, dim, to, stride);
+                block++;
+            }
+        }
+    }
+
+    template <int MR>
     static void weigh_rows(const Read& blocks, const float* weights, int64_t stride, int rows, int keys, int width, float* out) {
         if constexpr (MR > 1)
             if (rows < MR) return weigh_rows<MR - 1>(blocks, weights, stride, rows, keys, width, out);
-        constexpr int NARROW = PANEL / LANES, WIDE = LANES == 16 ? 4 : NARROW;
+        constexpr int NARROW = PANEL / LANES, WIDE = LANES < 16 ? NARROW : MR > 6 ? 2 : 4;
         int column = 0;
         for (; column + WIDE * LANES <= width; column += WIDE * LANES)
             weigh_columns<MR, WIDE>(weights, stride, blocks, keys, width, column, out);
