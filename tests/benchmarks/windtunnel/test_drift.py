@@ -29,6 +29,9 @@ def test_contestants_begin_as_their_model_and_are_changed_by_labels():
     before = {name: model.scores(fresh) for name, model in models.items()}
     for name in ("WindTunnel update", "LightGBM refit", "LightGBM init_model"):
         np.testing.assert_allclose(before[name], source.predict_proba(fresh)[:, 1], atol=1e-9)
+    replay = drift.Replay(stream, np.arange(500), 1)
+    replay.update(np.arange(500, 600))
+    np.testing.assert_allclose(replay.scores(fresh), source.predict_proba(fresh)[:, 1], atol=1e-9)
     rows, labels = _frame(300, 2)
     for name, model in models.items():
         model.update(rows, 1 - labels)  # the world has turned around
@@ -47,4 +50,7 @@ def test_the_summary_is_relative_to_the_frozen_and_the_retrained_model(tmp_path:
     np.testing.assert_allclose(found["LightGBM refit"]["lowest"], -0.05)
     assert found["LightGBM refit"]["weeks_below_windtunnel"] == 1.0
     assert found["WindTunnel update"]["seconds"] == 3.0
+    assert found["WindTunnel update"]["weeks_a_tenth_below_frozen"] == 0
+    assert found["LightGBM refit"]["weeks_a_tenth_below_frozen"] == 0.5
+    assert found["LightGBM refit"]["weeks_below_retrained"] == 1.0
     assert "WindTunnel update" in (tmp_path / "windtunnel-drift.svg").read_text()

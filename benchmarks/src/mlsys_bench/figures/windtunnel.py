@@ -272,13 +272,15 @@ def drift(name: str) -> str:
                 f"{found['auc']:.4f}",
                 f"{found['recovered']:.0%}",
                 f"{100 * found['lowest']:.2f}",
-                f"{found['weeks_above_frozen']:.0%}",
+                f"{found['weeks_a_tenth_below_frozen']:.0%}",
                 f"{found['weeks_below_windtunnel']:.0%}" if is_other else "",
+                f"{found['weeks_below_retrained']:.0%}" if contestant not in ("frozen", "retrained") else "",
                 "" if found["seconds"] is None else f"{found['seconds']:.1f}",
             ]
         )
-    columns = ["model", "mean AUC", "of retraining's gain", "worst week, AUC points", "weeks above frozen"]
-    return table([*columns, "weeks WindTunnel is above it", "longest update, s"], rows)
+    columns = ["model", "mean AUC", "of retraining's gain", "worst week, AUC points"]
+    columns += ["weeks a tenth below frozen", "weeks WindTunnel is above it", "weeks retraining is above it"]
+    return table([*columns, "longest update, s"], rows)
 
 
 def public(name: str) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mlsys_windtunnel.finetune.options import RowLoss
 
-PRIOR_ROWS = 30.0  # rows that speak for the first answer alone
+PRIOR_ROWS = 100.0  # rows that speak for one answer alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,15 @@ class Blend:
     gain_se: float  # its standard error over the rows
 
 
-def blend(margins: Tensor, target: Tensor, weight: Tensor, loss: RowLoss) -> Blend:
-    """Find weights that the rows' loss is lowest at, drawn towards the first answer alone.
+def blend(margins: Tensor, target: Tensor, weight: Tensor, loss: RowLoss, *, towards: int = 0) -> Blend:
+    """Find weights that the rows' loss is lowest at, drawn towards one answer alone.
 
     Args:
         margins: ``[rows, answers, outputs]`` float64, of rows that the answers had not learnt from.
         target: As the loss takes it.
         weight: ``[rows]``.
         loss: Margins ``[rows, outputs]`` and targets to losses ``[rows]``.
+        towards: Index of the answer that few rows leave most of the weight to.
     """
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 
@@ -39,7 +40,7 @@ def blend(margins: Tensor, target: Tensor, weight: Tensor, loss: RowLoss) -> Ble
     shares = weight / weight.sum()
     strength = PRIOR_ROWS / (PRIOR_ROWS + float(weight.sum()))
     alone = torch.zeros(num_answers, dtype=torch.float64)
-    alone[0] = 1.0
+    alone[towards] = 1.0
     scale = float(margins[:, 0].std(dim=0, correction=0).mean()) or 1.0
     before = loss(margins[:, 0], target)
 

@@ -28,6 +28,7 @@ from mlsys_windtunnel.modules.tree.ensemble import Floats, stacked
 from mlsys_windtunnel.modules.tree.trees import Trees
 
 NUM_ANSWERS = 4  # as fitted; leaves corrected; leaves anew; thresholds and leaves anew
+CORRECTED = 1  # the answer that weights are drawn towards: best or near it on flights and films alike
 NEGLIGIBLE = 1e-6  # weight below which an answer's trees are left out
 
 
@@ -163,7 +164,7 @@ def foretold(boosted: Boosted, known: Batch | None, new: Batch, *, folds: int, s
 def weigh(boosted: Boosted, rows: Batch, margin: Tensor) -> Blend:
     """Weigh the answers by their margins of rows that they had not learnt from."""
     task = Task.of(boosted, rows, margin[:, 0])
-    found = blend(margin, rows.target, rows.weight, task.loss)
+    found = blend(margin, rows.target, rows.weight, task.loss, towards=CORRECTED)
     return Blend(found.weights, found.shift, found.gain * task.unit, found.gain_se * task.unit)
 
 
