@@ -66,6 +66,9 @@ def compare(source: Any, module: Any, method: str, x: Any, where: str, tally: Ta
         return
     if refused is not None and _is_own_fault(refused):
         wanted, refused = answer(getattr(source, method), _in_float64(x))
+    if refused is not None and _forgets_one_row(refused, x):
+        twice, refused = answer(getattr(source, method), _repeated(x))
+        wanted = None if twice is None else twice[:1]
     if refused is not None:
         tally.add("wrong", where, f"answered, where the source says {str(refused).strip().splitlines()[0][:200]!r}")
         return
@@ -75,7 +78,29 @@ def compare(source: Any, module: Any, method: str, x: Any, where: str, tally: Ta
     if difference and (wide := _in_float64(x)) is not None:
         again, refused = answer(getattr(source, method), wide)
         difference = difference if refused is not None else _difference(got, again)
+    if difference and _is_rounding(source, method, x, got, wanted):
+        difference = ""
     tally.add("wrong" if difference else "equal", where, difference)
+
+
+def _forgets_one_row(error: Exception, x: Any) -> bool:
+    """Return whether SparsePCA made one dimension of one row's answer, which the next step refuses."""
+    return getattr(x, "shape", ())[:1] == (1,) and "Expected 2D array, got 1D array instead" in str(error)
+
+
+def _repeated(x: Any) -> Any:
+    return x.iloc[[0, 0]] if hasattr(x, "iloc") else x[[0, 0]]
+
+
+def _is_rounding(source: Any, method: str, x: Any, got: Any, wanted: Any) -> bool:
+    """Return whether the source differs from itself as much, for numbers nudged by their last bit: nothing is left."""
+    try:
+        table = np.asarray(x.toarray() if scipy.sparse.issparse(x) else x, np.float64)
+        near = [np.asarray(getattr(source, method)(np.nextafter(table, end)), np.float64) for end in (-np.inf, np.inf)]
+        own = np.max([np.abs(each - wanted) for each in near], axis=0).max()
+        return bool(np.abs(np.asarray(got, np.float64) - wanted).max() <= 16 * own)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _is_own_fault(error: Exception) -> bool:
@@ -84,6 +109,7 @@ def _is_own_fault(error: Exception) -> bool:
         "Buffer dtype mismatch",  # KMeans, fitted on float64 and given float32
         "'coo_matrix' object is not subscriptable",  # IncrementalPCA
         "ufunc 'erf' not supported for the input types",  # GaussianProcessClassifier, given long doubles
+        "Dtype of A and B must be the same",  # SparseRandomProjection(dense_output=True), given sparse float32
     )
     return any(fault in str(error) for fault in faults)
 

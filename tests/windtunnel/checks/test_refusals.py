@@ -9,6 +9,7 @@ import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel import translate
+from mlsys_windtunnel.checks.table import InputRules, check_container
 from mlsys_windtunnel.export import artifact
 from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
@@ -37,6 +38,7 @@ from sklearn.preprocessing import (
     PowerTransformer,
     StandardScaler,
 )
+from sklearn.semi_supervised import LabelSpreading
 from sklearn.tree import DecisionTreeClassifier
 
 RNG = np.random.default_rng(0)
@@ -209,6 +211,33 @@ def test_sparse_data_is_taken_where_each_operator_takes_it():
         ask = module.predict if hasattr(module, "predict") else module.transform
         with pytest.raises(InvalidInputError, match="dense data is required"):
             ask(sparse)
+
+
+def test_neighbours_of_a_tree_refuse_sparse_data_and_numbers_too_far():
+    by_neighbours = LabelSpreading(kernel="knn", n_neighbors=5).fit(X, Y)
+    by_neighbours_module, by_kernel_module = translate(by_neighbours), translate(LabelSpreading().fit(X, Y))
+    with pytest.raises(InvalidInputError, match="dense data is required by LabelSpreading"):
+        by_neighbours_module.predict(scipy.sparse.csr_matrix(X))
+    with pytest.raises(InvalidInputError, match="no numbers above"):
+        by_neighbours_module.predict([[1e300, 0.0]])
+    np.testing.assert_array_equal(by_kernel_module.predict(scipy.sparse.csr_matrix(X)), by_kernel_module.predict(X))
+
+
+def test_an_identity_that_looks_at_its_input_refuses_what_it_would():
+    module = translate(make_pipeline(FunctionTransformer(validate=True), Ridge()).fit(X, Y))
+    with pytest.raises(InvalidInputError, match="dense data is required by FunctionTransformer"):
+        module.predict(scipy.sparse.csr_matrix(X))
+    with pytest.raises(InvalidInputError, match="FunctionTransformer"):
+        module.predict([[np.nan, 0.0]])
+
+
+def test_a_source_of_lists_alone_refuses_tuples_and_sparse_arrays():
+    rules = InputRules("CatBoostClassifier", takes_tuples=False)
+    for refused in (((1.0, 2.0),), iter([[1.0, 2.0]]), scipy.sparse.csr_array(X)):
+        with pytest.raises(InvalidInputError, match="CatBoostClassifier takes no"):
+            check_container(refused, rules)
+    for taken in ([[1.0, 2.0]], X, FRAME, {"a": [1.0]}, scipy.sparse.csr_matrix(X)):
+        check_container(taken, rules)
 
 
 def test_a_chain_looks_at_its_input_whatever_its_members_take():

@@ -7,16 +7,15 @@ that the network reads are the *frontier*: :meth:`Frontend.encode` packs them si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.checks.table import check_kind, check_labels, check_names, check_width, is_frame
+from mlsys_windtunnel.checks.table import check_container, check_kind, check_labels, check_names, check_width, is_frame
 from mlsys_windtunnel.host.few_rows import FewRows
 from mlsys_windtunnel.host.fill import Filler
 from mlsys_windtunnel.host.lookup import CategoryLookup, Lookup
@@ -30,52 +29,13 @@ from mlsys_windtunnel.host.raw_table import (
     numbers,
     of_polars,
 )
+from mlsys_windtunnel.host.run import raw, run, side_by_side
 from mlsys_windtunnel.host.words import Words
 from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph, Value
 
 HOST_DATA = (Filler, Words)  # forms of estimators that files can hold
 _FLOAT64 = np.dtype(np.float64)
 _FEW = "_few"
-
-
-def host_operators(graph: PipelineGraph, fallbacks: set[str], lookups: set[str]) -> set[str]:
-    """Return names of the operators that run on the host: fallbacks, and all that these or look-ups depend on."""
-    producers = {operator.output.name: operator for operator in graph.operators}
-    host: set[str] = set()
-    pending = [producers[name] for name in fallbacks]
-    pending += [
-        producers[value.name] for name in lookups for value in producers[name].inputs if value.name in producers
-    ]
-    while pending:
-        operator = pending.pop()
-        if operator.name not in host:
-            host.add(operator.name)
-            pending += [producers[value.name] for value in operator.inputs if value.name in producers]
-    if host or lookups or not _reads_all(graph):  # the raw table may hold text: numbers are picked out of it first
-        on_host = {graph.input.name, *(producer for producer, made_by in producers.items() if made_by.name in host)}
-        for operator in graph.operators:
-            if operator.kind is Kind.SELECT and operator.inputs[0].name in on_host:
-                host.add(operator.name)
-                on_host.add(operator.output.name)
-    return host
-
-
-def _reads_all(graph: PipelineGraph) -> bool:
-    """Return whether each column of the input is computed with; one that is not may hold anything."""
-    if graph.input.width is None:
-        return not any(operator.kind is Kind.SELECT for operator in graph.operators)
-    indices = {graph.input.name: tuple(range(graph.input.width))}  # columns of the input in values that only pick some
-    read: set[int] = set()
-    for operator in graph.operators:
-        for value in operator.inputs:
-            if value.name not in indices:
-                continue
-            if operator.kind is Kind.SELECT:
-                indices[operator.output.name] = tuple(indices[value.name][column] for column in operator.columns or ())
-            else:
-                read.update(indices[value.name])
-    read.update(indices.get(graph.output.name, ()))
-    return len(read) == graph.input.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +110,7 @@ class Frontend:
         values: dict[str, Table] = {self._input: x.frame() if is_named else x}
         for operator in self._operators:
             inputs = [values[value.name] for value in operator.inputs]
-            values[operator.output.name] = _run(operator, inputs)
+            values[operator.output.name] = run(operator, inputs)
         return [_table([values[name] for name in value.reads], value) for value in self.frontier]
 
     def _few_rows(self) -> FewRows | None:
@@ -237,6 +197,8 @@ class Frontend:
         """Return the input as a table that the source takes; by its columns' names, where it has those."""
         if self.takes_rows and len(getattr(x, "shape", ((),))) == 1:
             return x
+        if not self.rules.takes_tuples:
+            check_container(x, self.rules)
         if is_polars(x):
             return self._of_polars(of_polars(x))
         if self.rules.labels_are_names and is_frame(x) and not all(isinstance(label, str) for label in x.columns):
@@ -288,84 +250,9 @@ def _columns_of(value: FrontierValue, picked: Mapping[str, tuple[int, ...]]) -> 
     return tuple(column for name in value.reads for column in picked[name])
 
 
-def _run(operator: Operator, inputs: list[Table]) -> Table:
-    if operator.kind is Kind.SELECT:
-        columns = list(operator.columns or ())
-        table = _array(inputs[0]) if operator.drops_names else inputs[0]
-        wanted = columns[0] if operator.is_flat else columns
-        return table.iloc[:, wanted] if hasattr(table, "iloc") else table[:, wanted]
-    if operator.kind is Kind.CONCATENATE:
-        return _side_by_side(inputs)
-    if operator.kind is Kind.SCALE:
-        return inputs[0] * operator.weight
-    if operator.kind is Kind.COMBINE:
-        return _combined(operator, inputs)
-    table = _side_by_side(inputs)
-    if operator.methods:
-        return np.concatenate(
-            [_source(operator, partial(_answer, operator.estimator, method), table) for method in operator.methods],
-            axis=1,
-        )
-    result = _source(operator, operator.estimator.transform, table)  # type: ignore[attr-defined]
-    return result.reshape(-1, 1) if getattr(result, "ndim", 2) == 1 else result
-
-
-def _source(operator: Operator, function: Callable[[Table], Any], table: Table) -> Any:
-    """Run a source's own code on a table; its refusal becomes one line."""
-    try:
-        return function(table)
-    except InvalidInputError:
-        raise
-    except Exception as error:  # third-party code
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InvalidInputError(f"{operator.name} refuses its input: {reason}") from error
-
-
-def _answer(estimator: Any, method: str, table: Table) -> npt.NDArray[np.float64]:
-    """Return one answer of a predictor in the graph, ``[rows, width]``; see :data:`~.parse.graph.METHODS`."""
-    answer = _raw(getattr(estimator, "predict" if method == "labels" else method)(table))
-    classes = getattr(estimator, "classes_", None)
-    if method == "predict" and classes is not None:
-        answer = np.searchsorted(classes, answer)
-    answer = answer.astype(np.float64)
-    return answer.reshape(-1, 1) if answer.ndim == 1 else answer
-
-
-def _combined(operator: Operator, inputs: list[Table]) -> npt.NDArray[np.float64]:
-    """Join members' answers by the meta-estimator's module, in float64, for a fallback operator that reads them."""
-    import torch
-
-    module: Any = operator.estimator
-    with torch.inference_mode():
-        scores = module.double()(*(torch.from_numpy(np.ascontiguousarray(table, np.float64)) for table in inputs))
-        joined: npt.NDArray[np.float64] = module.side_by_side(scores, operator.methods, dtype=torch.float64).numpy()
-    return joined
-
-
-def _side_by_side(tables: list[Table]) -> Table:
-    if len(tables) == 1:
-        return tables[0]
-    arrays = [_raw(table) for table in tables]
-    return np.concatenate(
-        [array.astype(object) for array in arrays] if any(a.dtype == object for a in arrays) else arrays, axis=1
-    )
-
-
-def _array(table: Table) -> Table:
-    """Return the table without names; a sparse one stays sparse."""
-    return table.to_numpy() if hasattr(table, "iloc") or is_polars(table) else table
-
-
-def _raw(table: Table) -> npt.NDArray[Any]:
-    if hasattr(table, "toarray"):
-        table = table.toarray()
-    array: npt.NDArray[Any] = np.asarray(table)
-    return array
-
-
 def _table(sources: list[Table], value: FrontierValue) -> npt.NDArray[np.float64]:
     if value.lookup is not None:
-        return np.asarray(value.lookup(_raw(_side_by_side(sources))), np.float64)
+        return np.asarray(value.lookup(raw(side_by_side(sources))), np.float64)
     (source,) = sources
     if hasattr(source, "toarray"):
         source = source.toarray()

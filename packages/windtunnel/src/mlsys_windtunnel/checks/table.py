@@ -32,6 +32,7 @@ class InputRules:
     takes_sparse_nan: bool = False  # missing values in what is sparse
     category_columns: tuple[int, ...] | None = None  # of a frame that may be of pandas' category; None: all
     labels_are_names: bool = False  # a frame's labels that are no texts count as names, spelt as texts
+    takes_tuples: bool = True  # rows in a tuple or another iterable that is no list, and scipy's sparse arrays
 
 
 def check_labels(labels: Sequence[Any]) -> bool:
@@ -180,6 +181,20 @@ def check_method(x: Any, method: str, rules: InputRules) -> None:
     """
     if method in rules.dense_answers and is_sparse(x):
         raise InvalidInputError(f"Sparse data was passed, but dense data is required by {method}: pass X.toarray()")
+
+
+def check_container(x: Any, rules: InputRules) -> None:
+    """Look at what holds rows that are in no array, frame or matrix, and at sparse arrays.
+
+    Raises:
+        InvalidInputError: the source takes lists and sparse matrices alone, as CatBoost's own check does.
+    """
+    if rules.takes_tuples or isinstance(x, list | Mapping):
+        return
+    is_array = is_sparse(x) and type(x).__name__.endswith("_array")
+    if is_array or not hasattr(x, "shape"):
+        wanted = "a sparse matrix, as csr_matrix(X) makes" if is_array else "a list or an array"
+        raise InvalidInputError(f"{rules.estimator} takes no {type(x).__name__}: pass {wanted}")
 
 
 def no_rows(shape: Sequence[int]) -> InvalidInputError:

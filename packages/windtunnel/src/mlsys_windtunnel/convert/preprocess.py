@@ -79,6 +79,8 @@ def spline_transformer(estimator: Any) -> OperatorModule | Unsupported:
 @CONVERTERS.of("sklearn.preprocessing", "FunctionTransformer")
 def function_transformer(estimator: Any) -> OperatorModule | Unsupported:
     """Convert functions of numpy and scipy that torch has too; decline any other, and any further arguments."""
+    if estimator.func is None:
+        return Elementwise("identity")
     if estimator.kw_args:
         return Unsupported(f"arguments of the function (kw_args={estimator.kw_args!r}); bind none")
     return _elementwise(estimator.func) or Unsupported(

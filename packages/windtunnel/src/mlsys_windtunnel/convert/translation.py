@@ -12,7 +12,8 @@ from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.convert.host_data import as_data
 from mlsys_windtunnel.convert.registry import Converted, ConverterRegistry
 from mlsys_windtunnel.convert.table import default_registry
-from mlsys_windtunnel.frontend import Frontend, FrontierValue, host_operators
+from mlsys_windtunnel.frontend import Frontend, FrontierValue
+from mlsys_windtunnel.host.placing import host_operators
 from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.host.reference import Reference
 from mlsys_windtunnel.module import WindTunnelModule

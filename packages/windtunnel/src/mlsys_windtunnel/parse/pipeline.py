@@ -92,7 +92,8 @@ class _Parser:
 
         if estimator is None or estimator == "passthrough":
             return source
-        if type(estimator) is FunctionTransformer and estimator.func is None:  # what a fit makes of "passthrough"
+        is_identity = type(estimator) is FunctionTransformer and estimator.func is None
+        if is_identity and not estimator.validate:  # what a fit makes of "passthrough"
             return source
         if isinstance(estimator, Pipeline):
             value = source

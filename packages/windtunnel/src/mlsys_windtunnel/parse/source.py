@@ -49,6 +49,7 @@ _BY_DISTANCE = (
     "sklearn.gaussian_process.",
     "sklearn.kernel_approximation.RBFSampler",
     "sklearn.neighbors.",
+    "sklearn.semi_supervised.Label",
 )
 _FAR = 1e10
 _TAKES_ALL = ("sklearn.dummy.", "sklearn.naive_bayes.CategoricalNB")  # the module of the latter looks itself
@@ -142,7 +143,7 @@ def _farthest(estimator: Any, source: str) -> float | None:
     """Return the size beyond which distances are lost: its square swallows what tells one point from another."""
     if not source.startswith(_BY_DISTANCE):
         return None
-    names = ("cluster_centers_", "centroids_", "subcluster_centers_", "_fit_X", "X_train_")
+    names = ("cluster_centers_", "centroids_", "subcluster_centers_", "_fit_X", "X_train_", "X_")
     points = next((points for name in names if (points := getattr(estimator, name, None)) is not None), None)
     if points is None or not isinstance(points, np.ndarray) or points.dtype.kind not in "fiu" or not points.size:
         return _FAR
@@ -179,6 +180,7 @@ def rules_of(estimator: Any, source: Value, operators: Iterable[Operator]) -> In
             None,
         ),
         labels_are_names=labels_are_names(outermost(estimator)),
+        takes_tuples=not any(source in part.inputs and (part.source or "").startswith("catboost.") for part in readers),
         dense_answers=("score_samples",) if operators and operators[-1].source == "sklearn.decomposition.PCA" else (),
         takes_sparse_nan=takes_sparse and not any((part.source or "").startswith(_TREES) for part in readers),
     )
@@ -248,6 +250,8 @@ def _takes_sparse_itself(operator: Operator) -> bool:
         "FunctionTransformer": lambda: estimator.validate and estimator.accept_sparse,
         "KNeighborsClassifier": lambda: estimator._fit_method == "brute",
         "KNeighborsRegressor": lambda: estimator._fit_method == "brute",
+        "LabelPropagation": lambda: estimator.kernel != "knn",
+        "LabelSpreading": lambda: estimator.kernel != "knn",
         "MissingIndicator": lambda: not _is_zero(estimator.missing_values),
         "RobustScaler": lambda: not estimator.with_centering,
         "SimpleImputer": lambda: not _is_zero(estimator.missing_values),

@@ -1,0 +1,95 @@
+"""Running a pipeline's operators on the host, by their sources' own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.host.raw_table import Table, is_polars
+from mlsys_windtunnel.parse.graph import Kind, Operator
+
+
+def run(operator: Operator, inputs: list[Table]) -> Table:
+    """Return an operator's output for its inputs.
+
+    Raises:
+        InvalidInputError: the source's own code refuses them.
+    """
+    if operator.kind is Kind.SELECT:
+        columns = list(operator.columns or ())
+        table = _array(inputs[0]) if operator.drops_names else inputs[0]
+        wanted = columns[0] if operator.is_flat else columns
+        return table.iloc[:, wanted] if hasattr(table, "iloc") else table[:, wanted]
+    if operator.kind is Kind.CONCATENATE:
+        return side_by_side(inputs)
+    if operator.kind is Kind.SCALE:
+        return inputs[0] * operator.weight
+    if operator.kind is Kind.COMBINE:
+        return _combined(operator, inputs)
+    table = side_by_side(inputs)
+    if operator.methods:
+        return np.concatenate(
+            [_source(operator, partial(_answer, operator.estimator, method), table) for method in operator.methods],
+            axis=1,
+        )
+    result = _source(operator, operator.estimator.transform, table)  # type: ignore[attr-defined]
+    return result.reshape(-1, 1) if getattr(result, "ndim", 2) == 1 else result
+
+
+def _source(operator: Operator, function: Callable[[Table], Any], table: Table) -> Any:
+    """Run a source's own code on a table; its refusal becomes one line."""
+    try:
+        return function(table)
+    except InvalidInputError:
+        raise
+    except Exception as error:  # third-party code
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InvalidInputError(f"{operator.name} refuses its input: {reason}") from error
+
+
+def _answer(estimator: Any, method: str, table: Table) -> npt.NDArray[np.float64]:
+    """Return one answer of a predictor in the graph, ``[rows, width]``; see :data:`~.parse.graph.METHODS`."""
+    answer = raw(getattr(estimator, "predict" if method == "labels" else method)(table))
+    classes = getattr(estimator, "classes_", None)
+    if method == "predict" and classes is not None:
+        answer = np.searchsorted(classes, answer)
+    answer = answer.astype(np.float64)
+    return answer.reshape(-1, 1) if answer.ndim == 1 else answer
+
+
+def _combined(operator: Operator, inputs: list[Table]) -> npt.NDArray[np.float64]:
+    """Join members' answers by the meta-estimator's module, in float64, for a fallback operator that reads them."""
+    import torch
+
+    module: Any = operator.estimator
+    with torch.inference_mode():
+        scores = module.double()(*(torch.from_numpy(np.ascontiguousarray(table, np.float64)) for table in inputs))
+        joined: npt.NDArray[np.float64] = module.side_by_side(scores, operator.methods, dtype=torch.float64).numpy()
+    return joined
+
+
+def side_by_side(tables: list[Table]) -> Table:
+    """Return tables as one; of several, an array, of objects where one holds objects."""
+    if len(tables) == 1:
+        return tables[0]
+    arrays = [raw(table) for table in tables]
+    return np.concatenate(
+        [array.astype(object) for array in arrays] if any(a.dtype == object for a in arrays) else arrays, axis=1
+    )
+
+
+def _array(table: Table) -> Table:
+    """Return the table without names; a sparse one stays sparse."""
+    return table.to_numpy() if hasattr(table, "iloc") or is_polars(table) else table
+
+
+def raw(table: Table) -> npt.NDArray[Any]:
+    """Return a table as a dense array."""
+    if hasattr(table, "toarray"):
+        table = table.toarray()
+    array: npt.NDArray[Any] = np.asarray(table)
+    return array
