@@ -94,6 +94,11 @@ SUITES = {
         "windtunnel.public:run",
         ("cpu",),
     ),
+    "windtunnel-distil": (
+        "What share of a slow model's gain a small pipeline keeps; also mlsys windtunnel bench distil.",
+        "windtunnel.distil:run",
+        ("cpu",),
+    ),
     "windtunnel-search": ("Sets of fine-tuning options, by validation rows alone.", "windtunnel.search:run", ("cpu",)),
     "windtunnel-training": (
         "Rows a second of a training step, the kernel beside torch.",

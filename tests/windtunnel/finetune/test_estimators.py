@@ -16,6 +16,7 @@ from sklearn.ensemble import (
     GradientBoostingRegressor,
     HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
+    RandomForestClassifier,
 )
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -191,3 +192,13 @@ def test_several_numbers_a_row_are_learnt(last):
     assert not np.array_equal(model.predict(x[400:]), before)
     with pytest.raises(ValueError, match="NaN"):
         model.fit(x, np.where(y > 2, np.nan, y))
+
+
+def test_a_classifier_of_several_outputs_is_refused_by_name():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 2)), rng.integers(2, size=(60, 2))
+    source = RandomForestClassifier(2)
+    with pytest.raises(InvalidInputError, match=r"2 labels a row.*RandomForestClassifier of several outputs"):
+        WindTunnelClassifier(source).fit(x, y)
+    with pytest.raises(InvalidInputError, match="kind multilabel"):
+        fine_tune(translate(source.fit(x, y)), x, y)

@@ -46,6 +46,7 @@ _WHAT = {
     "orca-startup": "Starts and memory of a server beside llama.cpp's",
     "orca-peers-online": "Serving against peers, Poisson arrivals",
     "windtunnel-coverage": "What translates, beside skl2onnx and Hummingbird",
+    "windtunnel-distil": "A slow model's gain kept at a small pipeline's speed",
     "windtunnel-drift": "Models kept current by a few hundred labels a week",
     "windtunnel-infer": "Exact answers against peers",
     "windtunnel-public": "Fine-tuning as it stands beside its source",

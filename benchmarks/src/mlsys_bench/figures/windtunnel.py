@@ -263,8 +263,15 @@ def _why(sets: list[tuple[str, Mapping[str, str]]]) -> str:
 
 def drift(name: str) -> str:
     """Return what each contestant recovers of full retraining's gain, over all weeks and seeds."""
-    rows = []
-    for contestant, found in load(name)["summary"].items():
+    rows, result = [], load(name)
+    lines = {contestant: [score for line in found for score in line] for contestant, found in result["auc"].items()}
+
+    def share(low: str, high: str, margin: float = 0.0) -> str:
+        """Return the share of weeks in which one contestant is below another by more than ``margin``."""
+        pairs = list(zip(lines[low], lines[high], strict=True))
+        return f"{sum(one < other - margin for one, other in pairs) / len(pairs):.0%}"
+
+    for contestant, found in result["summary"].items():
         is_other = contestant not in ("frozen", "retrained", "WindTunnel update")
         rows.append(
             [
@@ -272,15 +279,27 @@ def drift(name: str) -> str:
                 f"{found['auc']:.4f}",
                 f"{found['recovered']:.0%}",
                 f"{100 * found['lowest']:.2f}",
-                f"{found['weeks_a_tenth_below_frozen']:.0%}",
-                f"{found['weeks_below_windtunnel']:.0%}" if is_other else "",
-                f"{found['weeks_below_retrained']:.0%}" if contestant not in ("frozen", "retrained") else "",
+                share(contestant, "frozen", 0.001),
+                share(contestant, "WindTunnel update") if is_other else "",
+                share(contestant, "retrained") if contestant not in ("frozen", "retrained") else "",
                 "" if found["seconds"] is None else f"{found['seconds']:.1f}",
             ]
         )
     columns = ["model", "mean AUC", "of retraining's gain", "worst week, AUC points"]
     columns += ["weeks a tenth below frozen", "weeks WindTunnel is above it", "weeks retraining is above it"]
     return table([*columns, "longest update, s"], rows)
+
+
+def distil(name: str) -> str:
+    """Return the scores of a pipeline, its students and their teacher, by data set."""
+    rows = []
+    for data, found in load(name)["results"].items():
+        means = [f"{mean(found['scores'][each]):.4f}" for each in ("pipeline", "on labels", "distilled", "teacher")]
+        rate = found["rows_per_s"]
+        speed = f"{rate['distilled'] / rate['pipeline']:.1f} x, {rate['distilled'] / rate['teacher']:.0f} x"
+        rows.append([data, *means, f"{found['share_on_labels']:.0%}", f"{found['share']:.0%}", speed])
+    columns = ["set", "pipeline", "fine-tuned on labels", "distilled", "teacher", "of the teacher's gain, on labels"]
+    return table([*columns, "of the teacher's gain, distilled", "speed beside pipeline's, teacher's"], rows)
 
 
 def public(name: str) -> str:

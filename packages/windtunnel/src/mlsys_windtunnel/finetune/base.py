@@ -12,14 +12,14 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 from scipy.sparse import issparse  # type: ignore[import-untyped]
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
-from sklearn.pipeline import Pipeline
 from sklearn.utils import Tags, _safe_indexing, check_consistent_length, check_random_state, column_or_1d, get_tags
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, has_fit_parameter, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.finetune.choose import Choice, choose_epochs, report, splits_of
 from mlsys_windtunnel.finetune.options import TrainingOptions
+from mlsys_windtunnel.finetune.sources import refuse_ranker, weight_for
 from mlsys_windtunnel.finetune.teacher import Teacher
 from mlsys_windtunnel.finetune.tune import FineTuned, fine_tune
 from mlsys_windtunnel.module import WindTunnelModule
@@ -126,6 +126,7 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
             ValueError: bad data (scikit-learn's own checks).
         """
         soft, options = self._options()
+        refuse_ranker(self._source())
         X, y = self._checked(X, y)  # noqa: N806
         sample_weight = self._weighted(y, sample_weight)
         teacher = self._teacher(teacher_proba, y)
@@ -203,7 +204,7 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
             module: WindTunnelModule = self.module_
             return module
         self.source_ = clone(self._source())
-        self.source_.fit(X, y, **_weight_for(self.source_, weight))
+        self.source_.fit(X, y, **weight_for(self.source_, weight))
         if hasattr(self.source_, "classes_"):
             self.classes_ = self.source_.classes_
         return translate(self.source_, _safe_indexing(X, slice(0, FEW_ROWS)))
@@ -285,14 +286,3 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         tags.input_tags = source.input_tags
         tags.non_deterministic = source.non_deterministic
         return tags
-
-
-def _weight_for(source: Any, weight: Any) -> dict[str, Any]:
-    """Return the argument that tells ``fit`` of the pipeline the weights; nothing where it takes none."""
-    if weight is None:
-        return {}
-    prefix, last = "", source
-    while isinstance(last, Pipeline):
-        name, last = last.steps[-1]
-        prefix += f"{name}__"
-    return {f"{prefix}sample_weight": weight} if has_fit_parameter(last, "sample_weight") else {}

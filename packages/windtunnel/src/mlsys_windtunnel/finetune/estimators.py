@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from mlsys_core.errors import InvalidInputError
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.utils import check_array
@@ -115,6 +116,17 @@ class WindTunnelClassifier(ClassifierMixin, FineTunedBase):  # type: ignore[misc
         """Return decision values ``[rows]``, or ``[rows, classes]`` for more than two."""
         result: npt.NDArray[np.float64] = self._fitted(X).decision_function(X)
         return result
+
+    def _target(self, y: Any) -> Any:
+        """Return labels ``[rows]``; several a row are refused."""
+        shape = np.asarray(y).shape
+        if len(shape) == 2 and shape[1] > 1:
+            name = type(self._source()).__name__
+            raise InvalidInputError(
+                f"y has {shape[1]} labels a row (y should be a 1d array): {name} of several outputs is translated, "
+                "but not fine-tuned; fit one WindTunnelClassifier for each column"
+            )
+        return super()._target(y)
 
     def _source(self) -> Any:
         return HistGradientBoostingClassifier() if self.pipeline is None else self.pipeline

@@ -12,6 +12,7 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_windtunnel.finetune.losses import is_classifier, log_loss
+from mlsys_windtunnel.finetune.ranks import ndcg
 from mlsys_windtunnel.modules.base import PredictorModule
 
 Floats = npt.NDArray[np.float64]
@@ -25,6 +26,7 @@ class Metric:
     name: str
     row_scores: RowScores
     is_by_class: bool = False  # whether the score is the mean over the rows of each class
+    is_by_query: bool = False  # whether all rows of a query have its score
 
     def __call__(self, margin: Tensor, target: Tensor, weight: Tensor) -> float:
         """Return the score of margins ``[rows, k]``."""
@@ -51,14 +53,18 @@ class Metric:
         """Return masks ``[rows]`` of the rows over which means are taken."""
         if self.is_by_class:
             return [target.numpy() == label for label in (0, 1)]
-        return [np.ones(len(target), bool)]
+        chosen = np.ones(len(target), bool)
+        if self.is_by_query:  # one row speaks for a query
+            chosen[:] = False
+            chosen[np.unique(target[:, 1].numpy(), return_index=True)[1]] = True
+        return [chosen]
 
 
 def metric_of(name: str, head: PredictorModule, target: Tensor) -> Metric:
     """Return a metric by name.
 
     Classifiers: ``roc_auc`` ("auto" for two classes, both of them there), ``neg_log_loss`` ("auto" else),
-    ``accuracy``. Regressors: ``neg_mean_squared_error`` ("auto"), ``neg_mean_absolute_error``.
+    ``accuracy``. Regressors: ``neg_mean_squared_error`` ("auto"), ``neg_mean_absolute_error``. Rankers: ``ndcg``.
 
     Raises:
         InvalidInputError: no such metric, or the AUC of more or fewer than two classes.
@@ -71,7 +77,9 @@ def metric_of(name: str, head: PredictorModule, target: Tensor) -> Metric:
         raise InvalidInputError(f"metric is {name!r}; here it is one of {', '.join(table)}")
     if name == "roc_auc" and not has_two:
         raise InvalidInputError("roc_auc needs evaluation rows of two classes; choose neg_log_loss or accuracy")
-    return Metric(name, table[name], is_by_class=name == "roc_auc")
+    if name == "ndcg" and target.shape[1] != 2:
+        raise InvalidInputError("ndcg is of rankers: use fine_tune_ranker, which takes the rows' queries")
+    return Metric(name, table[name], is_by_class=name == "roc_auc", is_by_query=name == "ndcg")
 
 
 def _placements(margin: Tensor, target: Tensor, weight: Tensor) -> Floats:
@@ -111,8 +119,13 @@ def _neg_absolute(margin: Tensor, target: Tensor, _: Tensor) -> Floats:
     return -_floats((margin - target.reshape(margin.shape)).abs().mean(1))
 
 
+def _ndcg(margin: Tensor, target: Tensor, _: Tensor) -> Floats:
+    return _floats(ndcg(margin, target))
+
+
 _OF_CLASSES: dict[str, RowScores] = {"roc_auc": _placements, "neg_log_loss": _neg_log_loss, "accuracy": _accuracy}
 _OF_NUMBERS: dict[str, RowScores] = {
     "neg_mean_squared_error": _neg_squared,
     "neg_mean_absolute_error": _neg_absolute,
+    "ndcg": _ndcg,
 }
