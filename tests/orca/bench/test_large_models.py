@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_bench.orca.peers import gguf
+from mlsys_bench.orca.peers import contexts, gguf
 from mlsys_bench.orca.peers.gguf import decode_rate, requests
 from mlsys_bench.orca.peers.large import KINDS, SHAPES, type_of, write
 from mlsys_bench.orca.weights import log_probabilities
@@ -93,3 +93,9 @@ def test_the_race_names_a_peer_that_is_missing(tmp_path: Path) -> None:
     assert [row["server"] for row in rows] == ["mlsys orca, int8"]
     assert rows[0]["equal_tokens"] == gguf.ANSWER
     assert "llama.cpp: not installed" in str(section.body)
+
+    section = contexts.run(context, model=path, orca_kv=("int8",), peers=tmp_path / "peers")
+    rows = section.data["rows"]
+    assert [(row["server"], row["context"]) for row in rows] == [("mlsys orca, int8", 512)]
+    assert min(rows[0]["prompt"], rows[0]["answer"]) > 0
+    assert "llama.cpp, q8_0: not installed" in str(section.body)
