@@ -67,7 +67,7 @@ class EngineMetrics(Collector):
         yield self._counter(
             "prefix_cache_hits", "Tokens whose keys and values were found in kept blocks", pool.num_cached_tokens
         )
-        yield self._counter("spec_decode_num_draft_tokens", "Tokens guessed by prompt lookup", pool.num_guessed)
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens guessed", pool.num_guessed)
         yield self._counter("spec_decode_num_accepted_tokens", "Guessed tokens that stayed", pool.num_right)
 
     def _times(self) -> Iterable[Metric]:

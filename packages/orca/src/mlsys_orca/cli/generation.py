@@ -12,7 +12,7 @@ from mlsys_core.collector import collect_as_usual, kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.hosts import HostOptions
 from mlsys_orca.cli.options import is_divided
-from mlsys_orca.loading.named import load
+from mlsys_orca.loading.named import load, with_draft
 from mlsys_orca.parallel.named import find_divided
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Fixed:
     max_chunk_tokens: int | None
     device: str
     encoder: str | None
+    draft_model: str | None  # guesses the model's next tokens
     chat_template: Path | None
     takes_adapters: bool  # while it runs
     runs_in_torch: bool  # not in native kernels
@@ -176,7 +177,7 @@ def _policy_options(fixed: Fixed, loaded: LoadedModel) -> dict[str, Any]:
 
 
 def _load_whole(settings: GenerationSettings, fixed: Fixed, generation: GenerationLink | None) -> LoadedModel:
-    return load(
+    loaded = load(
         settings.model,
         settings.dtype,
         device=fixed.device,
@@ -188,3 +189,4 @@ def _load_whole(settings: GenerationSettings, fixed: Fixed, generation: Generati
         chat_template=fixed.chat_template,
         is_beside_another=generation is not None and not generation.is_alone,
     )
+    return with_draft(loaded, fixed.draft_model)

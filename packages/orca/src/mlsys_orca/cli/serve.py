@@ -28,6 +28,7 @@ from mlsys_orca.cli.options import (
     ActivationsForm,
     Adapters,
     ChatTemplateFile,
+    DraftModel,
     Dtype,
     KvDtype,
     MaxBatchSize,
@@ -43,6 +44,7 @@ from mlsys_orca.cli.options import (
     Weights,
     adapter_directories,
     is_divided,
+    num_guesses,
     num_threads_of,
     refuse_divided,
 )
@@ -111,6 +113,7 @@ def serve(
     memory_pool: BlockPoolName = None,
     compiler: CompilerName = None,
     speculate: Speculate = 0,
+    draft_model: DraftModel = None,
     batch_invariant: Annotated[
         bool,
         typer.Option("--batch-invariant", help="Refuse a model whose answers would depend on what it is batched with."),
@@ -158,12 +161,17 @@ def serve(
     from mlsys_orca.scheduling.policy import find_policy
 
     degrees = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
-    refuse_divided({f"--device {device}": device != "cpu", "--compiler": compiler}, **degrees, sliced=sliced)
+    refuse_divided(
+        {f"--device {device}": device != "cpu", "--compiler": compiler, "--draft-model": draft_model},
+        **degrees,
+        sliced=sliced,
+    )
     refuse_ray(executor, {"--nodes": nodes, "--secret-file": secret_file, "--control-only": control_only})
     refuse_hosts(
         1 if executor == "ray" else nodes,
         {f"--device {device}": device != "cpu", "--adapter": adapter, "--enable-lora": enable_lora}
-        | {"--compiler": compiler, "--single-process": single_process, "--model-control": model_control},
+        | {"--compiler": compiler, "--single-process": single_process, "--model-control": model_control}
+        | {"--draft-model": draft_model},
     )
     find_policy(policy, installed_plugins().registry)  # before the model is loaded
     http = server.http_config(
@@ -223,7 +231,7 @@ def serve(
             "compiler": compiler,
             "batch_invariant": batch_invariant,
             "max_waiting": max_waiting,
-            "num_draft_tokens": speculate,
+            "num_draft_tokens": num_guesses(speculate, draft_model),
             "num_replicas": replicas,
             **degrees,
         },
@@ -231,6 +239,7 @@ def serve(
         max_chunk_tokens=max_chunk_tokens,
         device=device,
         encoder=encoder,
+        draft_model=draft_model,
         chat_template=chat_template,
         takes_adapters=enable_lora,
         runs_in_torch=compiler is not None,

@@ -24,6 +24,7 @@ from mlsys_core.serving import (
 )
 from mlsys_core.serving.tracing import EngineTraces
 from mlsys_orca.backends.compiled import compile_decodes
+from mlsys_orca.backends.drafting import ModelDrafter
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.backends.native.kv_cache import NativeKVCache
 from mlsys_orca.backends.runner import Runner, intra_op_threads
@@ -58,6 +59,8 @@ def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: 
     """
     max_model_len = config.max_model_len or loaded.config.max_positions
     per_token = kv_token_nbytes(loaded, config)
+    if loaded.draft is not None:  # which keeps keys and values of its own
+        per_token += kv_nbytes_per_token(loaded.draft.config, loaded.draft.model.dtype)
     wanted = -(-max_model_len // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * config.max_batch_size  # in whole blocks
     fits = int(available_nbytes * _CACHE_SHARE) // per_token
     num_tokens = config.num_kv_tokens or min(wanted, fits)
@@ -164,6 +167,13 @@ class EngineCore:
         self.pool = pool_of(scheduler)  # to be read; None: the policy keeps none
         if self.pool is not None:
             self.pool.num_draft_tokens = config.num_draft_tokens
+            if loaded.draft is not None and config.num_draft_tokens:
+                self.pool.drafter = ModelDrafter(
+                    loaded.draft.model,
+                    num_blocks=self.shape.num_blocks,
+                    vocab_size=loaded.config.vocab_size,
+                    num_threads=config.num_threads,
+                )
         self.runner: Runner | None = None  # None: iterations run elsewhere
         # A native model has threads of its own. Those of torch's small operators around it would spin, each time for
         # a while, on a core that the model's want next.

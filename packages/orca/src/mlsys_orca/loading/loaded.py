@@ -62,6 +62,7 @@ class LoadedModel:
     generation: GenerationDefaults
     adapters: Mapping[str, str] = field(default_factory=dict)  # name -> key under which the model has it
     device: str = "cpu"  # the registered name of the device that the model runs on
+    draft: LoadedModel | None = None  # a small model of the same tokenizer, which guesses; None: none
 
     @property
     def is_native(self) -> bool:

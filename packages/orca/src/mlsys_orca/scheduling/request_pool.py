@@ -23,7 +23,7 @@ from mlsys_orca.scheduling.batch import (
 )
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.request import FinishedBy, GenerationRequest, GenerationResult, Progress
-from mlsys_orca.scheduling.speculation import NgramIndex
+from mlsys_orca.scheduling.speculation import Drafter, NgramIndex
 
 MAX_SCORED_ROWS = (
     256  # of a prompt whose log-probabilities are wanted, in one iteration: each is a row of the vocabulary
@@ -103,6 +103,7 @@ class RequestPool:
         self.num_cached_tokens = 0  # that admitted requests did not have to compute
         self._max_model_len = max_model_len
         self.num_draft_tokens = 0  # guesses behind a decode at most; 0: none
+        self.drafter: Drafter | None = None  # guesses where the request's own tokens say nothing
         self.num_guessed = 0  # tokens so far, as the next
         self.num_right = 0  # guessed ones that stayed
         self.alone: str | None = None  # the only request that may run, or NOBODY; all others are held. None: all may
@@ -251,7 +252,11 @@ class RequestPool:
             sequence.request.max_tokens - len(sequence.token_ids) - 1,
             len(sequence.block_table) * self.block_tables.block_size - len(sequence.token_ids),
         )
-        return sequence.ngrams.draft(sequence.token_ids, room) if room > 0 else []
+        guesses = sequence.ngrams.draft(sequence.token_ids, room) if room > 0 else []
+        if guesses or self.drafter is None or room < 1:
+            return guesses
+        request = sequence.request
+        return self.drafter.draft(request.request_id, sequence.token_ids, room, request.sampling)
 
     def complete(
         self, batch: IterationBatch, output: IterationOutput, now: float
@@ -299,6 +304,8 @@ class RequestPool:
         """Have ``sequence`` leave the pool; its blocks are free."""
         del self.sequences[sequence.request.request_id]
         self.take_blocks(sequence)
+        if self.drafter is not None:
+            self.drafter.forget(sequence.request.request_id)
         result = None
         if reason is FinishReason.DONE:
             assert sequence.finish_reason is not None

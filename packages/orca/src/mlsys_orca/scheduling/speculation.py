@@ -1,4 +1,4 @@
-"""Guesses at what comes next, found in the request's own tokens (prompt lookup; Saxena, 2023), pure.
+"""Guesses at what comes next, found in the request's own tokens (prompt lookup; Saxena, 2023), pure; or a model's.
 
 Answers quote: a name from the prompt, a line of code, a phrase of their own. Where the last few tokens were seen
 before, those that followed then are put behind the next row as a *draft*; one forward gives the logits of all of them,
@@ -9,8 +9,23 @@ greedy or with a seed; only the number of iterations changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
+
+from mlsys_orca.scheduling.batch import SamplingParams
 
 _NGRAM = 3  # tokens that must have been seen before: with two most guesses are wrong
+
+
+class Drafter(Protocol):
+    """What guesses where prompt lookup finds nothing; see :mod:`mlsys_orca.backends.drafting`."""
+
+    def draft(self, request_id: str, token_ids: Sequence[int], max_tokens: int, sampling: SamplingParams) -> list[int]:
+        """Return up to ``max_tokens`` guesses at what follows ``token_ids``, of a request that samples so."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept of a request that has left."""
+        ...
 
 
 class NgramIndex:
