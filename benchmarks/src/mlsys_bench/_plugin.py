@@ -13,6 +13,11 @@ SUITES = {
     "core-recorder": ("Cost of an event in the recorder.", "core.recorder:run", ("cpu",)),
     "core-memory-plan": ("Peak memory over the lower bound, and planning time.", "core.memory_plan:run", ("cpu",)),
     "core-oip-front": ("Requests a second of the inference protocol's front.", "core.oip_front:run", ("cpu",)),
+    "serve-peers": (
+        "Our front beside LitServe, BentoML, Ray Serve and Triton: the same model and clients.",
+        "core.serve_peers:run",
+        ("cpu",),
+    ),
     "core-instances": ("One instance against two, beside a single process.", "core.instances:run", ("cpu",)),
     "nimble": (
         "Nets of chapter 3 against eager, torch.compile, AOTInductor, ONNX Runtime and OpenVINO.",

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Annotated
 
 import typer
-from mlsys_core.errors import ServingError
+from mlsys_core.cli.serving.chaos import Every, Seconds, Seed, Streams, show
 from mlsys_orca.cli.options import Model, Replicas, ReplicaThreads, num_threads_of
 from mlsys_orca.loading.named import DEFAULT_MODEL
 
@@ -22,15 +22,15 @@ class Trouble(Enum):
 
 def chaos(
     model: Model = DEFAULT_MODEL,
-    seconds: Annotated[float, typer.Option(min=1, help="Time during which workers are troubled.")] = 60.0,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two troubles.")] = 2.0,
-    streams: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 32,
+    seconds: Seconds = 60.0,
+    every: Every = 2.0,
+    streams: Streams = 32,
     trouble: Annotated[
         Trouble, typer.Option(help="kill, stop (it hangs), abort (as if it had crashed), or reload (the server).")
     ] = (Trouble.KILL),
     threads: ReplicaThreads = 0,
     replicas: Replicas = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of the requests, and of who is troubled.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Start a server, trouble its workers while it answers mixed requests, and compare with an undisturbed run.
 
@@ -42,16 +42,8 @@ def chaos(
     import asyncio
 
     from mlsys_orca.cli.chaos_client import Chaos, running_server
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
 
     with running_server(model, num_threads_of(threads, replicas=replicas), replicas) as server:
         run = Chaos(server, streams=streams, seed=seed)
         tally = asyncio.run(run.run(seconds=seconds, every_s=every, trouble=trouble.value))
-    table = Table(box=box.SIMPLE, show_header=False)
-    for name, value in tally.rows():
-        table.add_row(name, value)
-    Console().print(table)
-    if tally.num_wrong:
-        raise ServingError(f"{tally.num_wrong} of {tally.num_answers} answers are not those of the undisturbed run")
+    show(tally)
