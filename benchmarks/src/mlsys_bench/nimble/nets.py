@@ -160,7 +160,9 @@ def makers_of(
     let_torchvision_load()
     net = load_model(model, trust_code=trust_code)
     if model.startswith(("timm:", "torchvision:")):
-        net = settle(net)
+        with suppress(ValueError):  # a batch norm of one row measures nothing: its statistics stay as they are
+            net = settle(net)
+        net.module.eval()
     folder = Path(cache_dir) / f"{_as_file_name(model)}-{_fingerprint(net.module)}"
     folder.mkdir(parents=True, exist_ok=True)
     subject = Subject(net, num_threads, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mlsys_core.report import Section
 
 EXACT = "Nimble, this size alone"
+CREPE = "mlsys_bench.nimble.zoo_nets:crepe"  # frames of 64 ms of sound
 SECONDS, QUICK_SECONDS = 12.0, 2.0  # of turns for each size
 
 
@@ -41,6 +43,7 @@ RANGES = {
     "minilm-l6": Range(1, 1, 512, (1, 7, 32, 64, 100, 128, 256, 333, 512), (7, 64, 128)),
     "bert-base": Range(1, 1, 512, (1, 7, 32, 64, 100, 128, 256, 333, 512), (7, 32)),
     "resnet50": Range(0, 1, 64, (1, 2, 3, 5, 8, 16, 33, 64), (1, 3)),
+    CREPE: Range(0, 1, 1024, (1, 3, 10, 50, 100, 300, 1000), (1, 10, 50)),
     "gru": Range(0, 1, 64, (1, 2, 3, 5, 8, 16, 33, 64), (1, 3, 8)),
 }
 QUICK = ("minilm-l6",)
@@ -91,9 +94,11 @@ def race_net(
     from mlsys_nimble.nets.resolve import load_model
 
     from mlsys_bench.nimble.nets import exact_results, relative_difference
+    from mlsys_bench.nimble.zoo_nets import let_torchvision_load
 
     torch.set_num_threads(num_threads)
     torch.manual_seed(0)
+    let_torchvision_load()  # transformers imports it where it is installed
     net, span = load_model(model, trust_code=trust_code), RANGES[model]
     sizes = span.quick if is_quick else span.sizes
     ready = _Contestants(net.module, at_size(net.inputs, span, sizes[len(sizes) // 2]), span, num_threads, cache_dir)
@@ -143,7 +148,7 @@ class _Contestants:
         self, module: torch.nn.Module, example: tuple[torch.Tensor, ...], span: Range, num_threads: int, cache_dir: str
     ) -> None:
         self._module, self._example, self._span, self._num_threads = module, example, span, num_threads
-        self._path = Path(cache_dir) / "dynamic.onnx"
+        self._path, self._is_exported = Path(cache_dir) / f"dynamic-{os.getpid()}.onnx", False
         self._made: dict[str, Callable[..., Any]] = {}
         self.makers: Mapping[str, Callable[[], Callable[..., Any]]] = {
             EAGER: lambda: module,
@@ -193,12 +198,15 @@ class _Contestants:
     def _onnx(self) -> str:
         import torch
 
+        if self._is_exported:
+            return str(self._path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         size = torch.export.Dim("size", min=self._span.least, max=self._span.most)
         shapes = tuple({self._span.dim: size} for _ in self._example)
         program = torch.onnx.export(self._module, self._example, dynamo=True, dynamic_shapes=shapes, verbose=False)
         assert program is not None
         program.save(str(self._path), external_data=False)
+        self._is_exported = True
         return str(self._path)
 
     def _onnx_runtime(self) -> Callable[..., Any]:

@@ -117,6 +117,20 @@ def _edge(a: int, b: int) -> tuple[int, int]:
     return (a, b) if a < b else (b, a)
 
 
+def crepe() -> Net:
+    """Return CREPE's tiny pitch tracker (Kim et al. 2018) on ten frames of 1,024 samples at 16 kHz."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    channels = (1, 128, 16, 16, 16, 32, 64)
+    for number, (before, after) in enumerate(pairwise(channels)):
+        kernel, stride = (512, 4) if number == 0 else (64, 1)
+        around = (254, 254) if number == 0 else (31, 32)
+        parts = (nn.ConstantPad1d(around, 0.0), nn.Conv1d(before, after, kernel, stride), nn.ReLU())
+        layers += [*parts, nn.BatchNorm1d(after), nn.MaxPool1d(2)]
+    net = nn.Sequential(nn.Unflatten(1, (1, 1024)), *layers, nn.Flatten(), nn.Linear(256, 360), nn.Sigmoid())
+    return settle(Net(net, (torch.randn(10, 1024),)))
+
+
 def gcn() -> Net:
     """Return a graph convolutional net of two layers (Kipf, Welling 2017); nodes and edges as many as Cora's."""
     torch.manual_seed(0)
