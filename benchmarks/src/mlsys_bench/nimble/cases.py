@@ -19,7 +19,7 @@ from mlsys_nimble.nets.blocks import Net
 from torch.utils._pytree import tree_leaves
 
 from mlsys_bench.harness.race import Case, LeftOut
-from mlsys_bench.nimble.summary import EAGER, OURS, OURS_SINGLE
+from mlsys_bench.nimble.summary import EAGER, OURS, OURS_SINGLE, OURS_TRUSTING
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,14 @@ def openvino(subject: Subject) -> Case:
     return Case(call, lambda done: [done.get_output_tensor(index).data.copy() for index in range(num_outputs)])
 
 
-def nimble(*, use_multi_stream: bool, num_callers: int = 1) -> Maker:
-    """Return the maker of Nimble as a user calls it."""
+def nimble(*, use_multi_stream: bool, num_callers: int = 1, **given: Any) -> Maker:
+    """Return the maker of Nimble as a user calls it, with other options of ``prepare`` if they are given."""
 
     def make(subject: Subject) -> Case:
         from mlsys_nimble.module import Nimble
 
         module, inputs = subject.net
-        options: dict[str, Any] = {"num_threads": subject.num_threads, "max_concurrency": num_callers}
+        options: dict[str, Any] = {"num_threads": subject.num_threads, "max_concurrency": num_callers, **given}
         model = Nimble(module).prepare(inputs, use_multi_stream=use_multi_stream, **options)
         assert model.prepared is not None  # that is what prepare does
         return _case(lambda: model(*inputs), type(model.prepared.executor).__name__)
@@ -141,7 +141,8 @@ MAKERS: dict[str, Maker] = {
     OURS: nimble(use_multi_stream=True),
 }
 ZOO_MAKERS: dict[str, Maker] = {name: make for name, make in MAKERS.items() if name != OURS_SINGLE} | {
-    "torch.compile": compiled_with_tuning
+    "torch.compile": compiled_with_tuning,
+    OURS_TRUSTING: nimble(use_multi_stream=True, weights="versions"),
 }
 SLOW_TO_PREPARE = ("torch.compile", "AOTInductor")  # by a C++ compiler for many kernels: minutes
 
