@@ -7,7 +7,33 @@
 
 #include "epilogue.h"
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 namespace nimble {
+
+// The first `count` numbers, fewer than a vector has; zeros follow. Memory behind them is neither read nor written.
+inline vf load_first(const float* from, int count) {
+#if MLSYS_LANES == 16 && defined(__AVX512F__)
+    return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+#elif MLSYS_LANES == 8 && defined(__AVX__)
+    static const int32_t some[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    return (vf)_mm256_maskload_ps(from, _mm256_loadu_si256((const __m256i*)(some + 8 - count)));
+#else
+    vf x{};
+    for (int i = 0; i < count; i++) x[i] = from[i];
+    return x;
+#endif
+}
+
+inline void store_first(float* to, vf x, int count) {
+#if MLSYS_LANES == 16 && defined(__AVX512F__)
+    _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)x);
+#else
+    for (int i = 0; i < count; i++) to[i] = x[i];
+#endif
+}
 
 struct Depthwise {
     View x, residual, out;  // [N, C, H, W], channels side by side
@@ -40,13 +66,7 @@ class DepthwiseKernel : public Kernel {
         const bool is_near = channels * d.x.shape[2] * d.x.shape[3] * (int64_t)sizeof(float) <= IMAGE_NBYTES;
         pieces = is_near ? std::max<int64_t>((channels + fitting / 2) / fitting, 1) : 1;
         units *= pieces;
-        const int s = d.stride[1];
-        switch (d.dilation[1] == 1 && s <= 2 && channels >= LANES ? d.kernel[1] : 0) {
-            case 3: tile = s == 1 ? &run_tile<3, 1, false> : &run_tile<3, 2, false>; break;
-            case 5: tile = s == 1 ? &run_tile<5, 1, false> : &run_tile<5, 2, false>; break;
-            case 7: tile = s == 1 ? &run_tile<7, 1, false> : &run_tile<7, 2, false>; break;
-            default: tile = channels < LANES ? &run_tile<0, 0, true> : &run_tile<0, 0, false>;
-        }
+        tile = channels < LANES ? tile_of<true>(d) : tile_of<false>(d);
         scratch_nbytes = d.kernel[0] * reach * sizeof(float*);
     }
 
@@ -105,13 +125,26 @@ class DepthwiseKernel : public Kernel {
         Channels channels;
     };
 
+    using Tile = void (*)(const DepthwiseKernel&, const float* const*, int, int, const Target&);
+
+    template <bool IS_SHORT>
+    static Tile tile_of(const Depthwise& d) {
+        const int s = d.stride[1];
+        switch (d.dilation[1] == 1 && s <= 2 ? d.kernel[1] : 0) {
+            case 3: return s == 1 ? &run_tile<3, 1, IS_SHORT> : &run_tile<3, 2, IS_SHORT>;
+            case 5: return s == 1 ? &run_tile<5, 1, IS_SHORT> : &run_tile<5, 2, IS_SHORT>;
+            case 7: return s == 1 ? &run_tile<7, 1, IS_SHORT> : &run_tile<7, 2, IS_SHORT>;
+            default: return &run_tile<0, 0, IS_SHORT>;
+        }
+    }
+
     // A tile of pixels, all channels. KW and SW: width of the window and stride; 0: whatever they are. IS_SHORT: there
     // are fewer channels than lanes.
     template <int KW, int SW, bool IS_SHORT>
     static void run_tile(
         const DepthwiseKernel& k, const float* const* pointers, int first_row, int stop_row, const Target& target) {
         int64_t next = target.channels.first;
-        if constexpr (KW != 0)  // two vectors at once: four sums alone would wait for each other
+        if constexpr (KW != 0 && !IS_SHORT)  // two vectors at once: four sums alone would wait for each other
             for (; next + 2 * LANES <= target.channels.stop; next += 2 * LANES)
                 run_channels<KW, SW, IS_SHORT, 2>(k, pointers, first_row, stop_row, target, next);
         for (; next < target.channels.stop; next += LANES)
@@ -130,10 +163,7 @@ class DepthwiseKernel : public Kernel {
         if (!IS_SHORT && !target.residual && c >= target.channels.first) next = c;
         const int skip = next - c;
         const auto read = [&](const float* from) {
-            if constexpr (!IS_SHORT) return load(from + c);
-            float some[LANES] = {};
-            for (int i = 0; i < k.channels; i++) some[i] = from[i];
-            return load(some);
+            return IS_SHORT ? load_first(from, k.channels) : load(from + c);
         };
         vf sums[VECS][TILE_PIXELS];
         for (int v = 0; v < VECS; v++)
@@ -165,12 +195,14 @@ class DepthwiseKernel : public Kernel {
         }
         const float* residual = target.residual ? target.residual + next : nullptr;
         float* out = target.out + next;
-        if (target.pixels == TILE_PIXELS && !skip && !IS_SHORT && k.epilogue.is_plain) {
+        if (target.pixels == TILE_PIXELS && !skip && k.epilogue.is_plain) {
             for (int p = 0; p < TILE_PIXELS; p++)
                 for (int v = 0; v < VECS; v++) {
                     vf y = sums[v][p];
-                    if (residual) y += load(residual + p * target.residual_stride + v * LANES);
-                    store(out + p * target.out_stride + v * LANES, k.epilogue.clamp(y));
+                    const float* added = residual ? residual + p * target.residual_stride + v * LANES : nullptr;
+                    if (added) y += IS_SHORT ? load_first(added, k.channels) : load(added);
+                    float* to = out + p * target.out_stride + v * LANES;
+                    IS_SHORT ? store_first(to, k.epilogue.clamp(y), k.channels) : store(to, k.epilogue.clamp(y));
                 }
             return;
         }
@@ -187,7 +219,7 @@ class DepthwiseKernel : public Kernel {
     const BoundEpilogue epilogue;
     int64_t channels, reach, spans, pieces;
     std::vector<float> zeros;
-    void (*tile)(const DepthwiseKernel&, const float* const*, int, int, const Target&);
+    Tile tile;
 };
 
 }  // namespace nimble
