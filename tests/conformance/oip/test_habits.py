@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,7 +112,7 @@ def test_tensors_of_numbers_and_texts_lie_in_shared_memory(served: SimpleNamespa
     from tritonclient.utils import serialize_byte_tensor
 
     raw = serialize_byte_tensor(text)
-    key = f"mlsys-test-{wire}"
+    key = f"mlsys-test-{os.getpid()}-{wire}"
     region = shared_memory.create_shared_memory_region("all", key, 4096)
     try:
         shared_memory.set_shared_memory_region(region, [x])
