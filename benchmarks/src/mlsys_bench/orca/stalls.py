@@ -15,7 +15,7 @@ import statistics
 import time
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlsys_core.config import settings
 from mlsys_core.models import resolve_model
@@ -133,7 +133,8 @@ def run(
     """
     if context.is_quick:
         policies, prompts, tokens = policies[:2], 1, 500
-    loaded = load_model(resolve_model(model, settings().cache_dir), activations=activations)
+    form: Any = activations  # which the loader checks
+    loaded = load_model(resolve_model(model, settings().cache_dir), activations=form)
     rows = []
     for policy in policies:
         context.console.print(f"{policy} ...")

@@ -124,5 +124,5 @@ def run(
                     prompt = (size - ANSWER) / statistics.median(firsts)
                     rows.append(Row(case.name, size, prompt, statistics.median(map(decode_rate, turns))))
     return rows_section(
-        f"Long contexts of {model.name}", rows, *notes, meter.load, model=model.name, activations=activations
+        f"Long contexts of {model.name}", rows, *notes, str(meter.load), model=model.name, activations=activations
     )
