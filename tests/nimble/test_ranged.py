@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_nimble import Nimble
 from mlsys_nimble.backends.cpu.ranged import RangedExecutor
+from mlsys_nimble.errors import InternalError
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -285,3 +286,21 @@ def test_copies_pickles_and_forks_serve_every_size_too():
     os.close(write)
     assert os.read(read, 1) == b"1"
     os.waitpid(child, 0)
+
+
+def test_new_sizes_are_scheduled_once_for_all(monkeypatch: pytest.MonkeyPatch):
+    """Streams, lists of workers and the plan of memory are decided once; a new size only evaluates them."""
+
+    def decide(*_: object, **__: object) -> None:
+        raise AssertionError("decided again")
+
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    model = Nimble(net).prepare(torch.randn(4, 6), dynamic={0: {0: (1, 64)}})
+    for name in ("candidates", "by_rule", "segments_of", "lay_out", "plan_storage"):
+        monkeypatch.setattr(f"mlsys_nimble.backends.cpu.executor.{name}", decide)
+    monkeypatch.setattr("mlsys_nimble.planning.streams.assign_streams", decide)
+    for size in (1, 9, 64):
+        x = torch.randn(size, 6)
+        torch.testing.assert_close(model(x), net(x).detach())
+    with pytest.raises(InternalError, match="decided again"):  # which a preparation does
+        Nimble(net).prepare(torch.randn(4, 6))
