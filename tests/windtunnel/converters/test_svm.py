@@ -10,6 +10,8 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.modules.kernel.svm import couple
+from sklearn.decomposition import KernelPCA
+from sklearn.kernel_ridge import KernelRidge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, SVR, NuSVC, NuSVR, OneClassSVM
@@ -138,15 +140,31 @@ def test_sparse_named_and_single_feature(same_answers):
 
 
 @pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (SVC(kernel="precomputed", probability=True, random_state=0), LABELS[3]),
+        (NuSVC(kernel="precomputed", nu=0.1), LABELS[3] == "low"),
+        (SVR(kernel="precomputed"), Y),
+        (OneClassSVM(kernel="precomputed"), None),
+        (KernelRidge(kernel="precomputed"), Y),
+        (KernelRidge(kernel="precomputed"), np.stack([Y, -2 * Y], axis=1)),
+        (KernelPCA(2, kernel="precomputed"), None),
+    ],
+    ids=["SVC", "NuSVC", "SVR", "OneClassSVM", "KernelRidge", "KernelRidge of two outputs", "KernelPCA"],
+)
+def test_precomputed_kernels_are_maps_of_their_values(same_answers, source, target):
+    same_answers(source.fit(X @ X.T + 1, target), FRESH @ X.T + 1)
+
+
+@pytest.mark.parametrize(
     ("source", "rows"),
     [
-        (SVC(kernel="precomputed"), X @ X.T),
         (SVC(kernel=lambda a, b: a @ b.T), X),
         (SVC(break_ties=True, decision_function_shape="ovo"), X),
-        (SVR(kernel="precomputed"), X @ X.T),
-        (OneClassSVM(kernel="precomputed"), X @ X.T),
+        (SVR(kernel=lambda a, b: a @ b.T), X),
+        (OneClassSVM(kernel=lambda a, b: a @ b.T), X),
     ],
-    ids=["precomputed", "callable", "ties of pairs", "SVR", "OneClassSVM"],
+    ids=["callable", "ties of pairs", "SVR", "OneClassSVM"],
 )
 def test_irreproducible_values_are_refused(source, rows):
     with pytest.raises(InvalidInputError, match=type(source).__name__):

@@ -1,8 +1,8 @@
 """The suite ``windtunnel-distil``: what share of a slow model's gain a small pipeline keeps when it learns its answers.
 
 ``pipeline`` is a small LightGBM pipeline, ``on labels`` the same after fine-tuning on the labels, ``distilled`` after
-fine-tuning towards the teacher's out-of-fold probabilities. All three have the pipeline's own trees, so an answer costs
-the same work; the teacher is an average of large forests and boosted trees.
+fine-tuning towards the teacher's out-of-fold probabilities. All three have the pipeline's own trees, though smooth ones
+read more features each; the teacher is an average of large forests and boosted trees.
 """
 
 from __future__ import annotations

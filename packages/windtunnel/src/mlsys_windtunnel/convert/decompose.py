@@ -15,6 +15,7 @@ from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.kernel.decompose import FactorModel, KernelProjection, Projection, RandomFourier
 from mlsys_windtunnel.modules.kernel.kernels import Kernel, KernelKind
+from mlsys_windtunnel.modules.linear.linear import Affine
 
 CONVERTERS = Converters()
 
@@ -85,17 +86,20 @@ def sparse_pca(estimator: Any) -> OperatorModule:
 
 @CONVERTERS.of("sklearn.decomposition", "KernelPCA")
 def kernel_pca(estimator: Any) -> OperatorModule | Unsupported:
-    """Convert kernels by name; functions and precomputed kernels decline."""
+    """Convert kernels by name, and a precomputed one to an affine map of its values; functions decline."""
+    roots = np.sqrt(np.where(estimator.eigenvalues_ == 0, np.inf, estimator.eigenvalues_))
+    directions, centerer = estimator.eigenvectors_ / roots, estimator._centerer
+    if estimator.kernel == "precomputed":  # centred: less each row's mean and each column's, plus the mean of all
+        shift = (centerer.K_fit_all_ - centerer.K_fit_rows_) @ directions
+        return Affine((directions - directions.mean(axis=0)).T, shift)
     kernel = make_kernel(
         estimator.X_fit_, estimator.kernel, gamma=estimator.gamma_, degree=estimator.degree, coef0=estimator.coef0
     )
     if kernel is None:
         return Unsupported(declined_kernel(estimator.kernel))
-    roots = np.sqrt(np.where(estimator.eigenvalues_ == 0, np.inf, estimator.eigenvalues_))
-    centerer = estimator._centerer
     return KernelProjection(
         kernel,
-        estimator.eigenvectors_ / roots,
+        directions,
         column_means=centerer.K_fit_rows_,
         overall_mean=float(centerer.K_fit_all_),
     )

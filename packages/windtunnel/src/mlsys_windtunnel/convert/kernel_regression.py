@@ -21,6 +21,7 @@ from mlsys_windtunnel.modules.kernel.covariance import (
 )
 from mlsys_windtunnel.modules.kernel.decompose import KernelProjection
 from mlsys_windtunnel.modules.kernel.laplace import LaplaceClassifier
+from mlsys_windtunnel.modules.linear.linear import Affine
 
 CONVERTERS = Converters()
 
@@ -33,12 +34,14 @@ MATERN: dict[float, Shape] = {0.5: "matern-1/2", 1.5: "matern-3/2", 2.5: "matern
 
 @CONVERTERS.of("sklearn.kernel_ridge", "KernelRidge")
 def kernel_ridge(estimator: Any) -> OperatorModule | Unsupported:
-    """Convert kernels by name; functions and precomputed kernels decline."""
+    """Convert kernels by name, and a precomputed one to an affine map of its values; functions decline."""
+    weights = np.asarray(estimator.dual_coef_)
+    if estimator.kernel == "precomputed":
+        return Regressor(Affine(weights.reshape(len(weights), -1).T, 0.0), is_flat=weights.ndim == 1)
     parameters = {"gamma": estimator.gamma, "degree": estimator.degree, "coef0": estimator.coef0}
     kernel = make_kernel(estimator.X_fit_, estimator.kernel, **parameters)
     if kernel is None:
         return Unsupported(declined_kernel(estimator.kernel))
-    weights = np.asarray(estimator.dual_coef_)
     return Regressor(KernelProjection(kernel, weights.reshape(len(weights), -1)), is_flat=weights.ndim == 1)
 
 

@@ -1,4 +1,4 @@
-"""Support vector machines of libsvm: classifiers, regressors and the one-class machine, with its own four kernels."""
+"""Support vector machines of libsvm: classifiers, regressors and the one-class machine, with libsvm's kernels."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from mlsys_windtunnel.modules.linear.linear import Affine
 
 CONVERTERS = Converters()
 
-KERNELS = ("linear", "poly", "rbf", "sigmoid")
+KERNELS = ("linear", "poly", "rbf", "sigmoid", "precomputed")
+_LINEAR = ("linear", "precomputed")  # affine maps of what is given: of features, or of kernel values
 
 
 @CONVERTERS.of("sklearn.svm", "NuSVC", "SVC")
 def support_vector_classifier(estimator: Any) -> OperatorModule | Unsupported:
-    """Convert; decline kernels of the user's own or precomputed ones, and ties that the source refuses to break."""
+    """Convert; decline kernels of the user's own, and ties that the source refuses to break."""
     is_one_vs_rest = estimator.decision_function_shape == "ovr"
     if not _has_own_kernel(estimator):
         return Unsupported(_declined_kernel(estimator))
@@ -73,6 +74,14 @@ def _dense(table: Any) -> npt.NDArray[np.float64]:
     return np.asarray(table.toarray() if hasattr(table, "toarray") else table, np.float64)
 
 
+def _vectors(estimator: Any) -> npt.NDArray[np.float64]:
+    """Return the vectors ``[support vectors, features]`` of a linear kernel; of a precomputed one, they pick values."""
+    if estimator.kernel == "precomputed":
+        picks: npt.NDArray[np.float64] = np.eye(estimator.shape_fit_[1])[estimator.support_]
+        return picks
+    return _dense(estimator.support_vectors_)
+
+
 def _kernel(estimator: Any) -> nn.Module:
     return Kernel(
         _dense(estimator.support_vectors_),
@@ -86,8 +95,8 @@ def _kernel(estimator: Any) -> nn.Module:
 def _expansion(estimator: Any) -> nn.Module:
     """Make the map of one decision value; for a linear kernel, the affine map that it is."""
     dual = _dense(estimator.dual_coef_)
-    if estimator.kernel == "linear":
-        return Affine(dual @ _dense(estimator.support_vectors_), estimator.intercept_)
+    if estimator.kernel in _LINEAR:
+        return Affine(dual @ _vectors(estimator), estimator.intercept_)
     return KernelExpansion(_kernel(estimator), dual, estimator.intercept_)
 
 
@@ -95,9 +104,9 @@ def _pairwise(estimator: Any) -> nn.Module:
     """Return the decision values of all pairs, in libsvm's signs; for a linear kernel, as an affine map."""
     dual, intercept = _dense(estimator._dual_coef_), estimator._intercept_  # the public ones have other signs for two
     rows, takes_part = _pair_layout(estimator.n_support_)
-    if estimator.kernel == "linear":
+    if estimator.kernel in _LINEAR:
         weights = np.where(takes_part, np.take_along_axis(dual, rows, axis=0), 0.0)
-        return Affine(weights @ _dense(estimator.support_vectors_), intercept)
+        return Affine(weights @ _vectors(estimator), intercept)
     return PairwiseExpansion(_kernel(estimator), dual=dual, rows=rows, takes_part=takes_part, intercept=intercept)
 
 
