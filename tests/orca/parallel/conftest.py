@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from tests.orca.conftest import tiny_metadata, write_gguf
 from tests.orca.parallel.places import write_checkpoint
 from tests.orca.survival.clients import Server
 from tests.processes import await_ends
+from tests.warm import Warm
 
 NUM_LAYERS, HIDDEN, VOCAB = 6, 128, 260
 
@@ -79,18 +78,16 @@ def six_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def start(six_layers: Path) -> Callable[..., Any]:
+def start(six_layers: Path) -> Iterator[Callable[..., Any]]:
     """``with start(**options) as server``: see ``server.py``; nobody and no shared memory is left behind."""
+    warm = Warm("tests.orca.parallel.server")
 
     @contextmanager
     def started(model: Path = six_layers, **options: Any) -> Iterator[Server]:
-        command = [sys.executable, str(Path(__file__).with_name("server.py")), str(model), json.dumps(options)]
         before = set(Path("/dev/shm").iterdir())
-        environment = environment_here()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        process = warm.start(str(model), json.dumps(options))
         children: list[psutil.Process] = []
         try:
-            assert process.stdout is not None
             line = process.stdout.readline()
             assert line, "the server has ended"
             server = Server(process, int(line))
@@ -105,11 +102,12 @@ def start(six_layers: Path) -> Callable[..., Any]:
                 children = psutil.Process(process.pid).children(recursive=True)
             process.terminate()
             process.wait()
-            process.stdout.close()  # type: ignore[union-attr]
+            process.stdout.close()
             assert not await_ends(children, timeout_s=20)
         assert set(Path("/dev/shm").iterdir()) <= before
 
-    return started
+    yield started
+    warm.close()
 
 
 def ranks_of(server: Server) -> list[psutil.Process]:

@@ -69,7 +69,7 @@ def hosts_of(path: Path, dtype: str, options: dict[str, Any]) -> HostsSettings |
     )
 
 
-def main() -> int:
+def serve() -> int:
     torch.set_num_threads(1)
     path, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     ranks, stages = options.get("ranks", 1), options.get("stages", 1)
@@ -123,9 +123,13 @@ def main() -> int:
         )
 
 
-if __name__ == "__main__":
+def main() -> int:
     try:
-        sys.exit(main())
+        return serve()
     except MlsysError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.warm import Started
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -21,7 +23,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 class Server:
     """A server under test."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Started
     port: int
 
     @property

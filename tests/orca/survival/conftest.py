@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,20 +16,20 @@ import pytest
 from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
 from tests.orca.survival.clients import Server, answers, bodies
 from tests.processes import await_ends
+from tests.warm import Warm
 
 
 @pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """``with start(**options) as server``: see ``server.py``."""
 
     model = write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", tiny_metadata(), tiny_tensors())
+    warm = Warm("tests.orca.survival.server")
 
     @contextmanager
     def started(**options: Any) -> Iterator[Server]:
-        command = [sys.executable, str(Path(__file__).with_name("server.py")), str(model)]
-        process = subprocess.Popen([*command, json.dumps(options)], stdout=subprocess.PIPE, text=True)
+        process = warm.start(str(model), json.dumps(options))
         try:
-            assert process.stdout is not None
             server = Server(process, int(process.stdout.readline()))
             children = []
             while httpx.get(f"{server.url}/health", timeout=None).status_code != 200:
@@ -42,10 +39,11 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
         finally:
             process.terminate()
             process.wait()
-            process.stdout.close()  # type: ignore[union-attr]
+            process.stdout.close()
         await_ends(children)  # nobody is left
 
-    return started
+    yield started
+    warm.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +14,7 @@ import pytest
 
 from tests.orca.survival.clients import Server
 from tests.processes import await_ends
+from tests.warm import Started, Warm
 
 
 def free_port() -> int:
@@ -31,15 +29,12 @@ class Nodes:
     model: Path
     address: str
     secret: Path
-    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    warm: Warm
+    processes: list[Started] = field(default_factory=list)
 
-    def add(self, model: Path | None = None, *, seconds: float = 120.0) -> subprocess.Popen[str]:
+    def add(self, model: Path | None = None, *, seconds: float = 120.0) -> Started:
         """Start one more."""
-        script = str(Path(__file__).with_name("worker.py"))
-        command = [sys.executable, script, str(model or self.model), self.address, str(self.secret), str(seconds)]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
+        process = self.warm.start(str(model or self.model), self.address, str(self.secret), str(seconds))
         self.processes.append(process)
         return process
 
@@ -52,7 +47,7 @@ class Nodes:
                 process.terminate()
         for process in self.processes:
             process.wait()
-            process.stdout.close()  # type: ignore[union-attr]
+            process.stdout.close()
         assert not await_ends(everyone, timeout_s=20)
 
 
@@ -63,13 +58,21 @@ class HostServer(Server):
     nodes: Nodes
 
 
+@pytest.fixture(scope="session")
+def warm_node() -> Iterator[Warm]:
+    """What becomes a node."""
+    warm = Warm("tests.orca.parallel.hosts.worker")
+    yield warm
+    warm.close()
+
+
 @pytest.fixture
-def nodes(six_layers: Path, tmp_path: Path) -> Iterator[Nodes]:
+def nodes(six_layers: Path, tmp_path: Path, warm_node: Warm) -> Iterator[Nodes]:
     """Nodes that are to join a free port with a secret; all have ended afterwards."""
     secret = tmp_path / "secret"
     secret.write_text("a secret of this test's run\n")
     secret.chmod(0o600)
-    found = Nodes(six_layers, f"127.0.0.1:{free_port()}", secret)
+    found = Nodes(six_layers, f"127.0.0.1:{free_port()}", secret, warm_node)
     try:
         yield found
     finally:

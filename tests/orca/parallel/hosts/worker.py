@@ -10,9 +10,10 @@ from mlsys_orca.parallel.hosts.node import run_node
 from mlsys_orca.parallel.hosts.secrets import read_secret
 from mlsys_orca.parallel.hosts.settings import parse_address
 
-if __name__ == "__main__":
+
+def main() -> int:
     try:
-        code = run_node(
+        return run_node(
             sys.argv[1],
             join=parse_address(sys.argv[2], "join"),
             secret=read_secret(Path(sys.argv[3])),
@@ -22,5 +23,8 @@ if __name__ == "__main__":
         )
     except MlsysError as error:
         print(f"error: {error}", flush=True)
-        code = error.exit_code
-    sys.exit(code)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
