@@ -143,6 +143,12 @@ CASES = {
         | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
         | {"head_dim": 32},
     ),
+    "qwen2-moe": Case(
+        "Qwen2Moe",
+        SHAPE
+        | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "use_sliding_window": False}
+        | {"shared_expert_intermediate_size": 80, "tie_word_embeddings": True},
+    ),
     "smollm3": Case("SmolLM3", SHAPE | {"num_hidden_layers": 4}),
     "smollm3-window": Case(
         "SmolLM3", SHAPE | {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 9}
@@ -160,7 +166,7 @@ CASES = {
     "mistral-window": Case("Mistral", SHAPE | {"sliding_window": 11}),
 }
 
-TORCH_ONLY = {"mixtral", "mixtral-one-expert", "qwen3-moe"}  # experts have no native operator
+TORCH_ONLY = {"mixtral", "mixtral-one-expert", "qwen2-moe", "qwen3-moe"}  # experts have no native operator
 
 
 def write_checkpoint(path: Path, case: Case) -> Any:
@@ -300,7 +306,8 @@ AT_LEAST_8_BITS = ("embed_", "wte", "lm_head", "q_proj", "k_proj", "v_proj", "qk
 def round_weights(model: Any, weights: str) -> None:
     """Give every matrix of a product the values that ours has when it is loaded with ``weights``."""
     for name, parameter in model.named_parameters():
-        is_kept = parameter.ndim == 1 or any(part in name for part in ("wpe", "embed_positions", "mlp.gate.weight"))
+        floating = ("wpe", "embed_positions", "mlp.gate.weight", "shared_expert_gate")
+        is_kept = parameter.ndim == 1 or any(part in name for part in floating)
         if is_kept:
             continue
         is_transposed = "transformer" in name and ".c_" in name

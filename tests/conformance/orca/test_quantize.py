@@ -40,6 +40,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "gemma2": GEMMA,
     "gemma3": GEMMA,
+    "qwen2-moe": {"tie_word_embeddings": False},
     "qwen3-moe": {},
     "smollm3": {},
     "llama-yarn": {},
@@ -59,6 +60,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "mpt": {},
 }
 REFUSED = {  # what a GGUF cannot say, or llama.cpp does not read
+    "qwen2-moe": "head that is",
     "qwen3-biases": "biases of attention's output",
     "olmo2": "rotary scaling as a tensor",
     "starcoder2-bare": "products without biases",

@@ -116,6 +116,7 @@ class ModelConfig:
 
     num_experts: int = 0  # MLPs per layer that a router chooses from; 0: one MLP, no router
     num_chosen_experts: int = 0  # MLPs that each token passes
+    shared_expert_size: int | None = None  # features inside an MLP that all tokens pass beside those; None: none
 
     relative_positions: RelativePositions | None = None  # None: positions are rotary or learned
     encoder: EncoderPart | None = None  # None: a decoder alone
@@ -158,9 +159,11 @@ _SIZES = {
     "rotary_dim": MAX_HEAD_DIM,
     "max_positions": MAX_POSITIONS,
     "embedding_size": MAX_WIDTH,
+    "shared_expert_size": MAX_WIDTH,
 }
 _OPTIONAL = frozenset(
-    {"rotary_dim", "embedding_size", "local_rope_theta", "attention_scale", "attention_softcap", "logit_softcap"}
+    {"rotary_dim", "embedding_size", "shared_expert_size", "local_rope_theta", "attention_scale", "attention_softcap"}
+    | {"logit_softcap"}
 )
 _POSITIVE = (
     "norm_eps",

@@ -33,18 +33,26 @@ class MixtureOfExperts(nn.Module):
         router: hidden_size -> number of experts.
         experts: Each [rows, hidden_size] -> the same shape.
         num_chosen: Experts per token.
+        sums_to_one: The softmax is over the chosen experts' scores; False: over all experts'.
     """
 
-    def __init__(self, router: Linear, experts: Iterable[nn.Module], *, num_chosen: int) -> None:
+    def __init__(
+        self, router: Linear, experts: Iterable[nn.Module], *, num_chosen: int, sums_to_one: bool = True
+    ) -> None:
         super().__init__()
+        self.sums_to_one = sums_to_one
         self.router = router
         self.experts = nn.ModuleList(experts)
         self.num_chosen = num_chosen
 
     def forward(self, x: Tensor) -> Tensor:
         """Pass each token of ``x`` [num_tokens, hidden_size] through its experts -> fp32 of the same shape."""
-        scores, chosen = self.router(x).float().topk(self.num_chosen, dim=-1)
-        weights = scores.softmax(dim=-1)  # over the chosen only: the same as to choose after softmax and renormalise
+        of_all = self.router(x).float()
+        scores, chosen = of_all.topk(self.num_chosen, dim=-1)
+        if self.sums_to_one:
+            weights = scores.softmax(dim=-1)  # the same as to choose after softmax and renormalise
+        else:
+            weights = of_all.softmax(dim=-1).gather(1, chosen)
         by_expert = chosen.flatten().argsort(stable=True)  # the token of entry i is i // num_chosen
         counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
         pieces = torch.split(x[by_expert // self.num_chosen], counts)
@@ -53,6 +61,25 @@ class MixtureOfExperts(nn.Module):
         products = torch.empty_like(passed)
         products[by_expert] = passed
         out: Tensor = (products.view(*chosen.shape, -1) * weights[..., None]).sum(dim=1)
+        return out
+
+
+class SharedExpert(nn.Module):
+    """Experts, and one beside them that every token passes, times the sigmoid of its own gate (Qwen2-MoE, 2024).
+
+    Args:
+        experts: [rows, hidden_size] -> fp32 of the same shape.
+        shared: [rows, hidden_size] -> the same shape.
+        router: hidden_size -> 1.
+    """
+
+    def __init__(self, experts: MixtureOfExperts, shared: nn.Module, router: Linear) -> None:
+        super().__init__()
+        self.experts, self.shared, self.router = experts, shared, router
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pass each token of ``x`` [num_tokens, hidden_size] through its experts and the shared one -> fp32."""
+        out: Tensor = self.experts(x) + self.router(x).float().sigmoid() * self.shared(x).float()
         return out
 
 
@@ -67,7 +94,9 @@ def expert_fields(fields: GgufFields) -> dict[str, Any]:
     return {"num_experts": num_experts, "num_chosen_experts": fields.get("expert_used_count")}
 
 
-def read_experts(config: ModelConfig, read: OperatorReader, index: int) -> MixtureOfExperts:
+def read_experts(
+    config: ModelConfig, read: OperatorReader, index: int, *, sums_to_one: bool = True
+) -> MixtureOfExperts:
     """Read the router and experts of layer ``index``."""
     number, hidden, inner, at = config.num_experts, config.hidden_size, config.intermediate_size, (index,)
     if read.layout == "gguf":
@@ -80,5 +109,8 @@ def read_experts(config: ModelConfig, read: OperatorReader, index: int) -> Mixtu
         downs = [read.linear({"down": hidden}, inner, at=at) for at in where]
     experts = (GatedMLP(*pair, activation=config.activation) for pair in zip(products, downs, strict=True))
     return MixtureOfExperts(
-        read.linear({"router": number}, hidden, at=(index,)), experts, num_chosen=config.num_chosen_experts
+        read.linear({"router": number}, hidden, at=(index,)),
+        experts,
+        num_chosen=config.num_chosen_experts,
+        sums_to_one=sums_to_one,
     )

@@ -180,6 +180,8 @@ def _arrangement(target: str, rank: int, config: ModelConfig, family: Family, ar
     role = target.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
     if architecture in _ONE_PLUS and role.endswith("norm"):
         return _one_plus
+    if role == "ffn_gate_inp_shexp":
+        return _flat
     if "huggingface" in family.transposed and rank == 2 and target.startswith("blk."):
         return _transposed
     if architecture in _PAIRED and role in ("attn_q", "attn_k"):
@@ -192,6 +194,10 @@ def _arrangement(target: str, rank: int, config: ModelConfig, family: Family, ar
 
 def _one_plus(values: Tensor) -> Tensor:
     return values + 1
+
+
+def _flat(values: Tensor) -> Tensor:
+    return values.flatten()
 
 
 def _transposed(values: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ _NAMES = {
     "mistral": "llama",
     "mixtral": "llama",
     "phi": "phi2",
+    "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
 }
 _WITH_LAYER_NORM = frozenset(
@@ -141,6 +142,7 @@ def check_llama_cpp_reads(config: ModelConfig, architecture: str, tensors: Mappi
     norms = config.qk_norm and architecture == "command-r" and config.num_layers < _COMMAND_R_LAYERS
     reasons = {
         "biases of attention's output or of the MLP": is_biased and architecture not in _WITH_ALL_BIASES,
+        "head that is the embedding table": config.tied_embeddings and architecture == "qwen2moe",
         "products without biases": not is_biased and architecture == "starcoder2",
         "rotary scaling as a tensor": "rope_freqs.weight" in tensors and architecture not in _WITH_ROPE_FREQS,
         f"norms of heads in a model of fewer than {_COMMAND_R_LAYERS} layers": norms,
@@ -215,6 +217,11 @@ def _of_family(config: ModelConfig, raw: Mapping[str, Any], architecture: str) -
             return {"attention.max_alibi_bias": float((raw.get("attn_config") or {}).get("alibi_bias_max", 8))}
         case "phi3":
             return window
+        case "qwen2moe":
+            return {
+                "expert_feed_forward_length": config.intermediate_size,
+                "expert_shared_feed_forward_length": config.shared_expert_size,
+            }
         case "qwen3moe":
             return {"expert_feed_forward_length": config.intermediate_size}
     return {}

@@ -43,6 +43,8 @@ ARCHITECTURES: dict[str, str] = {
     "phi2": "mlsys_orca.model.families.phi:FAMILY",
     "phi3": "mlsys_orca.model.families.phi3:FAMILY",
     "qwen2": "mlsys_orca.model.families.qwen2:FAMILY",
+    "qwen2_moe": "mlsys_orca.model.families.qwen2_moe:FAMILY",
+    "qwen2moe": "mlsys_orca.model.families.qwen2_moe:FAMILY",
     "qwen3": "mlsys_orca.model.families.qwen3:FAMILY",
     "qwen3_moe": "mlsys_orca.model.families.qwen3_moe:FAMILY",
     "qwen3moe": "mlsys_orca.model.families.qwen3_moe:FAMILY",

@@ -1,0 +1,101 @@
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, beside one that all tokens pass, each by as much as its gate says.
+
+The weights of the chosen experts are those of a softmax over all, so that they do not sum to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from mlsys_orca.model import assembly
+from mlsys_orca.model.blocks import GatedMLP
+from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model.experts import SharedExpert, expert_fields, read_experts
+from mlsys_orca.model.families import qwen2, qwen3_moe
+from mlsys_orca.model.family import Family
+from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
+from mlsys_orca.model.huggingface_config import config_from_huggingface, require
+from mlsys_orca.model.layers import Linear
+from mlsys_orca.model.operator_reader import OperatorReader
+from mlsys_orca.model.weights.checkpoint import Layout
+from torch import nn
+
+_STEMS: dict[Layout, dict[str, str]] = {
+    "gguf": {
+        **qwen3_moe.FAMILY.stems["gguf"],
+        "shared.router": "blk.{}.ffn_gate_inp_shexp",
+        "shared.gate": "blk.{}.ffn_gate_shexp",
+        "shared.up": "blk.{}.ffn_up_shexp",
+        "shared.down": "blk.{}.ffn_down_shexp",
+    },
+    "huggingface": {
+        **qwen3_moe.FAMILY.stems["huggingface"],
+        "shared.router": "model.layers.{}.mlp.shared_expert_gate",
+        "shared.gate": "model.layers.{}.mlp.shared_expert.gate_proj",
+        "shared.up": "model.layers.{}.mlp.shared_expert.up_proj",
+        "shared.down": "model.layers.{}.mlp.shared_expert.down_proj",
+    },
+}
+_DEFAULTS: dict[str, Any] = qwen2.DEFAULTS | {
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "num_key_value_heads": 16,
+}
+
+
+def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
+    raw = _DEFAULTS | dict(raw)
+    require(raw, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+    refuse(bool(raw.get("norm_topk_prob")), "a shared expert beside experts whose weights sum to one (norm_topk_prob)")
+    refuse(bool(raw.get("mlp_only_layers")), "layers without experts beside those with (mlp_only_layers)")
+    refuse(raw.get("decoder_sparse_step", 1) != 1, "layers without experts beside those with (decoder_sparse_step)")
+    return config_from_huggingface(
+        raw,
+        "qwen2_moe",
+        windows=qwen2.windows(raw),
+        qkv_bias=bool(raw.get("qkv_bias", True)),
+        output_bias=False,
+        intermediate_size=raw["moe_intermediate_size"],
+        num_experts=raw["num_experts"],
+        num_chosen_experts=raw["num_experts_per_tok"],
+        shared_expert_size=raw["shared_expert_intermediate_size"],
+        spans_heads=True,  # ranks share features by one size
+    )
+
+
+def _from_gguf(fields: GgufFields) -> ModelConfig:
+    return config_from_gguf(
+        fields,
+        implements=frozenset({"expert_count", "expert_shared_count"}),
+        intermediate_size=fields.get("expert_feed_forward_length"),
+        shared_expert_size=fields.get("expert_shared_feed_forward_length"),
+        spans_heads=True,
+        **expert_fields(fields),
+    )
+
+
+def _mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+    hidden, inner, at = config.hidden_size, config.shared_expert_size, (index,)
+    assert inner is not None
+    if read.layout == "gguf":  # which has one row as a vector
+        router = Linear(read.tensor("shared.router", (hidden,), at=at).view(1, hidden), None)
+    else:
+        router = read.linear({"shared.router": 1}, hidden, at=at)
+    shared = GatedMLP(
+        read.linear({"shared.gate": inner, "shared.up": inner}, hidden, at=at),
+        read.linear({"shared.down": hidden}, inner, at=at),
+        activation=config.activation,
+    )
+    return SharedExpert(read_experts(config, read, index, sums_to_one=False), shared, router)
+
+
+FAMILY = Family(
+    from_huggingface=_from_huggingface,
+    from_gguf=_from_gguf,
+    stems=_STEMS,
+    build=partial(assembly.build, mlp=_mlp),
+)
