@@ -54,7 +54,7 @@ SUITES = {
         "orca.peers.suite:run",
         ("cpu",),
     ),
-    "orca-gguf": ("One GGUF file of 4 or 8 bits behind Orca and llama.cpp, in turn.", "orca.peers.gguf:run", ("cpu",)),
+    "orca-gguf": ("One GGUF file of 4 or 8 bits behind Orca and its peers, in turn.", "orca.peers.gguf:run", ("cpu",)),
     "orca-contexts": (
         "Prompt and answer at 4k to 32k tokens of context, Orca and llama.cpp, by dtype of keys and values.",
         "orca.peers.contexts:run",
@@ -69,6 +69,11 @@ SUITES = {
     "orca-overhead": ("Cost of an iteration outside the model.", "orca.overhead:run", ("cpu",)),
     "orca-startup": ("Seconds from a server's start to its first token.", "orca.startup:run", ("cpu",)),
     "orca-weights": ("Memory and predictions of each form of weights.", "orca.weights:run", ("cpu",)),
+    "orca-likelihood": (
+        "Likelihood of a text by rows in whole numbers, beside llama.cpp, by type of file.",
+        "orca.likelihood:run",
+        ("cpu",),
+    ),
     "orca-native": ("An iteration on native kernels, torch's operators, memory's bound.", "orca.native:run", ("cpu",)),
     "orca-stalls": ("Gaps between tokens of streams while long prompts arrive.", "orca.stalls:run", ("cpu",)),
     "score-cost": ("Cost of showing 64 streams live, in turns with and without.", "orca.score_cost:run", ("cpu",)),
