@@ -46,7 +46,8 @@ ActivationsForm = Annotated[
     typer.Option(
         "--activations",
         help="With packed weights: int8: rows are quantised too, and whole numbers are multiplied, which is "
-        "faster and a little less exact. float: rows stay as they are, the default.",
+        "faster and a little less exact. float: rows stay as they are. auto, the default: int8 on x86-64 without AMX, "
+        "else float.",
     ),
 ]
 KvDtype = Annotated[

@@ -19,7 +19,7 @@ from mlsys_core.memory.trim import return_freed_memory
 
 from mlsys_orca.backends.native.decoder import NativeDecoder, to_native
 from mlsys_orca.backends.native.kept import Copies, NotedCheckpoint, can_be_kept
-from mlsys_orca.backends.native.packing import ACTIVATIONS, Activations
+from mlsys_orca.backends.native.packing import Activations, form_of_rows
 from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.backends.triton import to_gpu
 from mlsys_orca.loading.gguf import load_gguf
@@ -75,7 +75,8 @@ def load_model(
         copies: Where a packed copy of a quantised GGUF is kept, which later loads map; None: nowhere.
         activations: Form of the rows that meet packed weights in native products: ``"int8"``: quantised, with a scale
             for each group of 16 or 32 features, and multiplied as whole numbers, which is faster and a little less
-            exact; ``"float"``: as they are. None: the default, float in torch's operators.
+            exact; ``"float"``: as they are. ``"auto"`` or None: int8 where that is faster on this machine, one form for
+            all batches; float in torch's operators.
 
     Raises:
         InvalidInputError: there is no model at ``path``, it is damaged, or it needs something that is not implemented.
@@ -103,7 +104,7 @@ def load_model(
             is_packed
             and copies
             and target.type == "cpu"
-            and (copy := copies.path_of(where, activations=activations or ACTIVATIONS))
+            and (copy := copies.path_of(where, activations=form_of_rows(activations)))
         ):
             options: dict[str, Any] = {"dtype": wanted, "backend": backend, "activations": activations}
             loaded, model, is_new = _load_with_copy(where, copies, copy, progress=progress, **options)
