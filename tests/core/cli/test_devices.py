@@ -40,6 +40,7 @@ WITHOUT = {
     "nimble run": "a file that was prepared for the CPU",
     "nimble save": "files hold what is prepared for the CPU",
     "nimble streams": "plans; runs nothing",
+    "orca quantize": "weights in host memory, to files",
     "orca reload": "asks a server",
     "orca bench scale": "forked processes, which only a CPU's can be",
     "orca bench gap": "forked processes, which only a CPU's can be",

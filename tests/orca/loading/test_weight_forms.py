@@ -122,12 +122,21 @@ def test_bf16_computes_with_quantised_weights_too(make_gguf: Make, weights: str,
 
 def test_auto_is_one_form_of_activations_for_a_machine(make_gguf: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_gguf(kind=Q.Q4_0)
-    by_form = {form: logits(path, "packed", activations=form) for form in ("int8", "float")}
+    by_form = {form: logits(path, "packed", activations=form, dtype="bf16") for form in ("int8", "float")}
     assert not torch.equal(by_form["int8"], by_form["float"])
-    assert torch.equal(logits(path, "packed", activations=None), by_form[packing.default_rows()])
+    assert torch.equal(logits(path, "packed", activations=None, dtype="bf16"), by_form[packing.default_rows()])
     for form, expected in by_form.items():
         monkeypatch.setattr(packing, "default_rows", lambda form=form: form)
-        assert torch.equal(logits(path, "packed", activations="auto"), expected)
+        assert torch.equal(logits(path, "packed", activations="auto", dtype="bf16"), expected)
+
+
+def test_who_asks_for_fp32_gets_nothing_rounded(make_gguf: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "default_rows", lambda: "int8")
+    path = make_gguf(kind=Q.Q4_0)
+    exact, rounded = logits(path, "packed"), logits(path, "packed", activations="int8")
+    assert not torch.equal(exact, rounded)
+    for name in ("fp32", "float32"):
+        assert torch.equal(logits(path, "packed", activations=None, dtype=name), exact)
 
 
 def test_rows_that_no_group_divides_stay_floating(make_gguf: Make, weights: dict[str, np.ndarray]) -> None:

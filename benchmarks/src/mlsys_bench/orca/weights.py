@@ -156,7 +156,7 @@ def measure(path: Path, text: str, *, forms: Sequence[str], orders: int) -> list
     """Measure all ``forms`` on ``text``, against fp32."""
     loaded = load_model(path, dtype="fp32", backend="torch")
     token_ids = loaded.tokenizer.encode(text)
-    exact = log_probabilities(to_native(loaded.model), token_ids)
+    exact = log_probabilities(to_native(loaded.model, activations="float"), token_ids)
     family, expected, rows = model_family(loaded.config.architecture), nll(exact, token_ids), []
     for form in forms:
         dtype, weights = FORMS[form]
@@ -167,7 +167,7 @@ def measure(path: Path, text: str, *, forms: Sequence[str], orders: int) -> list
             checkpoint = Shuffled(path, loaded.config, seed=seed) if is_requantised else GgufFile(path)
             model: Any = family.load(loaded.config, checkpoint, **options)
             size = weights_nbytes(model) / 2**20
-            found = log_probabilities(to_native(model), token_ids)
+            found = log_probabilities(to_native(model, activations="float"), token_ids)
             agreement = (found.argmax(-1) == exact.argmax(-1)).float().mean().item()
             draws.append((nll(found, token_ids), divergence(found, exact), agreement))
         means = [statistics.mean(values) for values in zip(*draws, strict=True)]

@@ -38,7 +38,7 @@ def test_the_command_of_the_page_has_every_servers_options() -> None:
     app.command()(namespace["serve"])
     said = CliRunner().invoke(app, ["--help"], terminal_width=200).output
     for name in re.findall(r"`(--[a-z-]+)`", PAGE.partition("## Options of every server")[2].partition("\n## ")[0]):
-        assert name in said or name in ("--help", "--max-waiting", "--grpc-port", "--model-control"), name
+        assert name in said or name in ("--help", "--max-waiting", "--grpc-port", "--model-control", "--ensemble"), name
 
 
 def test_the_example_of_a_settings_file_is_taken() -> None:

@@ -36,7 +36,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that replaces ``path`` when the block ends; ``path`` is untouched if the block raises.
+    """Yield a file to write and read; it replaces ``path`` when the block ends, and does not if the block raises.
 
     Example:
         >>> import tempfile
@@ -46,5 +46,5 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         >>> path.read_text()
         'whole'
     """
-    with atomic_path(path) as part, part.open("wb") as file:
+    with atomic_path(path) as part, part.open("w+b") as file:
         yield file

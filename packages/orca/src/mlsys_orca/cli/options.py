@@ -47,7 +47,7 @@ ActivationsForm = Annotated[
         "--activations",
         help="With packed weights: int8: rows are quantised too, and whole numbers are multiplied, which is "
         "faster and a little less exact. float: rows stay as they are. auto, the default: int8 on x86-64 without AMX, "
-        "else float.",
+        "else float, as with --dtype fp32.",
     ),
 ]
 KvDtype = Annotated[

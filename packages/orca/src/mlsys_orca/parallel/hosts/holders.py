@@ -86,7 +86,7 @@ class HostHolders:
                 num_replicas=num_replicas,
                 dtype=hosts.dtype,
                 weights=hosts.weights,
-                activations=_one_form(hosts.activations),
+                activations=hosts.activations,
                 slices=hosts.slices,
             ),
             assignment=assignment,
@@ -201,8 +201,3 @@ class HostHolders:
             os.close(fd)
         self._pipe = ()
         self._listener.close()
-
-
-def _one_form(activations: str | None) -> str:
-    """Return the form of activations for all nodes: ``auto`` is float, since they may differ."""
-    return "float" if activations in (None, "auto") else activations
