@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from mlsys_core.device import Device, get_device
 from mlsys_core.serving import Collector, FinishReason, ServeRequest
 from mlsys_dvabatch.engine import Engine
@@ -15,7 +16,7 @@ from mlsys_dvabatch.scheduling.policies.operator import OperatorPolicy
 from mlsys_dvabatch.stages.profile import profile_stages
 from mlsys_dvabatch.stages.zoo import load
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 def answers(name: str, policy: Any, device: Device, payloads: list[Any], **options: Any) -> list[Any]:
