@@ -32,6 +32,7 @@ class Family:
     ignorable_suffixes: tuple[str, ...] = ()  # of names of tensors that the model does not need
     transposed: frozenset[Layout] = frozenset()  # whose weights in layers are [in_features, out_features]
     qkv_by_head: frozenset[Layout] = frozenset()  # where query, key and value of a head stand together
+    pairs_in_gguf: bool = False  # rotary pairs stand beside each other there, and half a head apart in directories
 
     def load(
         self,

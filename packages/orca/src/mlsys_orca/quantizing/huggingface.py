@@ -39,7 +39,6 @@ from mlsys_orca.quantizing.vocabulary import vocabulary_metadata
 
 Arrange = Callable[[Tensor], Tensor]
 
-_PAIRED = frozenset({"llama", "smollm3", "granite"})  # rotary pairs stand beside each other
 _ONE_PLUS = frozenset({"gemma", "gemma2", "gemma3"})  # norms' weights are whole
 _PIECE_OF = re.compile(r"\.(?:experts|norms)\.(\d+)(?=\.)")  # of tensors that GGUF has as one
 
@@ -184,7 +183,7 @@ def _arrangement(target: str, rank: int, config: ModelConfig, family: Family, ar
         return _flat
     if "huggingface" in family.transposed and rank == 2 and target.startswith("blk."):
         return _transposed
-    if architecture in _PAIRED and role in ("attn_q", "attn_k"):
+    if family.pairs_in_gguf and role in ("attn_q", "attn_k"):
         return partial(_pairs_of_halves, head_dim=config.head_dim)
     if "huggingface" in family.qkv_by_head and role == "attn_qkv":
         groups = config.num_kv_heads if architecture == "falcon" else config.num_heads

@@ -59,4 +59,5 @@ FAMILY = Family(
     from_gguf=_from_gguf,
     stems=STEMS,
     build=partial(assembly.build, attention=_read_attention),
+    pairs_in_gguf=True,
 )
