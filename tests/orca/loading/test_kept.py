@@ -194,13 +194,13 @@ def test_without_kernels_the_file_itself_is_read(
     make_gguf: Make, copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_gguf(kind=Q.Q8_0)
-    plain = logits(load(path, copies, activations="float"))
+    plain = logits(load(path, copies))
 
     def refuse(*_: object, **__: object) -> None:
         raise KernelUnavailableError("no C++ compiler was found")
 
     monkeypatch.setattr(decoder.library, "load", refuse)
-    model = load(path, copies, activations="float")
+    model = load(path, copies)
     assert not isinstance(model, NativeDecoder)
     torch.testing.assert_close(logits(model), plain, atol=1e-4, rtol=1e-4)
 

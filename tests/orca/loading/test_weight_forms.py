@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.backends.native import packing
 from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.model.decoder import ForwardInputs
@@ -32,7 +31,7 @@ def matrices(path: Path, weights: Any) -> dict[str, Any]:
 
 
 def logits(path: Path, weights: Any, **options: Any) -> Tensor:
-    model = load_model(path, **({"dtype": "fp32", "weights": weights, "activations": "float"} | options)).model
+    model = load_model(path, **({"dtype": "fp32", "weights": weights} | options)).model
     cache = new_kv_cache(model, num_blocks=2)
     builder = BatchBuilder()
     builder.add("a", [5, 9, 200, 31], num_computed_tokens=0, block_table=(0,), sampling=SamplingParams())
@@ -118,25 +117,6 @@ def test_bf16_computes_with_quantised_weights_too(make_gguf: Make, weights: str,
     path = make_gguf(kind=Q.Q8_0)
     exact, found = logits(path, weights, backend=backend), logits(path, weights, backend=backend, dtype="bf16")
     assert (found - exact).norm() / exact.norm() < 0.03
-
-
-def test_auto_is_one_form_of_activations_for_a_machine(make_gguf: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_gguf(kind=Q.Q4_0)
-    by_form = {form: logits(path, "packed", activations=form, dtype="bf16") for form in ("int8", "float")}
-    assert not torch.equal(by_form["int8"], by_form["float"])
-    assert torch.equal(logits(path, "packed", activations=None, dtype="bf16"), by_form[packing.default_rows()])
-    for form, expected in by_form.items():
-        monkeypatch.setattr(packing, "default_rows", lambda form=form: form)
-        assert torch.equal(logits(path, "packed", activations="auto", dtype="bf16"), expected)
-
-
-def test_who_asks_for_fp32_gets_nothing_rounded(make_gguf: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "default_rows", lambda: "int8")
-    path = make_gguf(kind=Q.Q4_0)
-    exact, rounded = logits(path, "packed"), logits(path, "packed", activations="int8")
-    assert not torch.equal(exact, rounded)
-    for name in ("fp32", "float32"):
-        assert torch.equal(logits(path, "packed", activations=None, dtype=name), exact)
 
 
 def test_rows_that_no_group_divides_stay_floating(make_gguf: Make, weights: dict[str, np.ndarray]) -> None:

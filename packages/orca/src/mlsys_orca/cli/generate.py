@@ -124,8 +124,6 @@ def generate(
         heartbeat_timeout=heartbeat_timeout,
         join_timeout=join_timeout,
     )
-    if hosts is not None:
-        activations = hosts.activations(activations)
     # Whatever answers depend on, and is not in the input.
     settings = {"model": model, "adapters": adapter, "raw": raw, "max_tokens": max_tokens, "temperature": temperature}
     settings |= {"top_p": top_p, "seed": seed, "dtype": dtype, "weights": weights, "device": device}

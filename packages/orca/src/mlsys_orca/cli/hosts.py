@@ -46,11 +46,6 @@ class HostOptions:
     join_timeout_s: float
     ray: RaySettings | None = None  # Ray starts the nodes
 
-    @staticmethod
-    def activations(given: str | None) -> str:
-        """Return the form of activations for all machines: ``auto`` is float, since they may differ."""
-        return "float" if given in (None, "auto") else str(given)
-
     @property
     def share(self) -> float:
         """Part of the model that this machine is to hold, about."""

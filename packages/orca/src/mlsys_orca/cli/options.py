@@ -46,8 +46,7 @@ ActivationsForm = Annotated[
     typer.Option(
         "--activations",
         help="With packed weights: int8: rows are quantised too, and whole numbers are multiplied, which is "
-        "faster and a little less exact. float: rows stay as they are. auto, the default: int8 on x86-64 without AMX, "
-        "else float, as with --dtype fp32.",
+        "faster and a little less exact. float: rows stay as they are, the default.",
     ),
 ]
 KvDtype = Annotated[

@@ -216,7 +216,7 @@ def serve(
         adapters=adapter_directories(adapter or []),
         dtype=dtype,
         weights=weights,
-        activations=activations if hosts is None else hosts.activations(activations),
+        activations=activations,
     )
     fixed = Fixed(
         http=http,

@@ -19,7 +19,7 @@ from mlsys_core.memory.trim import return_freed_memory
 
 from mlsys_orca.backends.native.decoder import NativeDecoder, to_native
 from mlsys_orca.backends.native.kept import Copies, NotedCheckpoint, can_be_kept
-from mlsys_orca.backends.native.packing import Activations, form_of_rows
+from mlsys_orca.backends.native.packing import ACTIVATIONS, Activations
 from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.backends.triton import to_gpu
 from mlsys_orca.loading.gguf import load_gguf
@@ -75,8 +75,7 @@ def load_model(
         copies: Where a packed copy of a quantised GGUF is kept, which later loads map; None: nowhere.
         activations: Form of the rows that meet packed weights in native products: ``"int8"``: quantised, with a scale
             for each group of 16 or 32 features, and multiplied as whole numbers, which is faster and a little less
-            exact; ``"float"``: as they are. ``"auto"`` or None: int8 where that is faster on this machine, one form for
-            all batches; float in torch's operators, and where fp32 is asked for by name, which rounds nothing.
+            exact; ``"float"``: as they are. None: the default, float in torch's operators.
 
     Raises:
         InvalidInputError: there is no model at ``path``, it is damaged, or it needs something that is not implemented.
@@ -91,7 +90,6 @@ def load_model(
     """
     dtype = None if dtype == "auto" else dtype
     check_forms(dtype=dtype, weights=weights, backend=backend, activations=activations)
-    activations = asked_activations(activations, dtype)
     target = usable_device(device)
     wanted = DTYPES[dtype or default_dtype(target)]
     where, load = model_files(path)
@@ -105,7 +103,7 @@ def load_model(
             is_packed
             and copies
             and target.type == "cpu"
-            and (copy := copies.path_of(where, activations=form_of_rows(activations)))
+            and (copy := copies.path_of(where, activations=activations or ACTIVATIONS))
         ):
             options: dict[str, Any] = {"dtype": wanted, "backend": backend, "activations": activations}
             loaded, model, is_new = _load_with_copy(where, copies, copy, progress=progress, **options)
@@ -135,17 +133,6 @@ def _checked(loaded: LoadedModel, activations: str | None) -> LoadedModel:
             f"{loaded.name} does not run in native products, which alone take activations in int8: leave that out"
         )
     return loaded
-
-
-def asked_activations(activations: Activations | None, dtype: str | None) -> Activations | None:
-    """Return the form of activations to load with: float for ``auto`` where the caller names fp32.
-
-    Example:
-        >>> asked_activations(None, "fp32"), asked_activations("auto", None), asked_activations("int8", "fp32")
-        ('float', 'auto', 'int8')
-    """
-    names_fp32 = dtype not in (None, "auto") and DTYPES[str(dtype)] is torch.float32
-    return "float" if names_fp32 and activations in (None, "auto") else activations
 
 
 def check_forms(*, dtype: str | None, weights: str | None, backend: str, activations: str | None = None) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from mlsys_orca.backends.native.lowering import LoweringError
 from mlsys_orca.backends.native.packing import Activations
 from mlsys_orca.backends.runner import intra_op_threads
-from mlsys_orca.loading.load import DTYPES, asked_activations, check_forms, default_dtype, model_files
+from mlsys_orca.loading.load import DTYPES, check_forms, default_dtype, model_files
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
@@ -131,7 +131,6 @@ def load_shard(
         >>> shard.join(reducer, num_threads=1).run(inputs, None, out, kv_cache)  # doctest: +SKIP
     """
     check_forms(dtype=dtype, weights=weights, backend=backend, activations=activations)
-    activations = asked_activations(activations, dtype)
     if takes_adapters and backend == "native":
         raise InvalidInputError("adapters need torch's operators: leave out backend='native'")
     if takes_adapters and activations == "int8":

@@ -14,8 +14,8 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 
 from mlsys_orca import __version__
 from mlsys_orca.backends.native import library
-from mlsys_orca.backends.native.packing import Activations, form_of_rows
-from mlsys_orca.loading.load import asked_activations, default_dtype, model_files
+from mlsys_orca.backends.native.packing import Activations
+from mlsys_orca.loading.load import default_dtype, model_files
 from mlsys_orca.loading.loaded import DividedModel, LoadedModel
 from mlsys_orca.loading.room import weights_nbytes_at_least
 from mlsys_orca.model.adapters import AdapterFiles
@@ -76,7 +76,7 @@ def divide(
         raise InvalidInputError(f"{loaded.name} has an encoder, and adapters go on decoders alone: leave them out")
     loaded = replace(loaded, adapters={name: files.key_of(name) for name, files in (adapters or {}).items()})
     _check_room(path, loaded.name, dtype=dtype or default_dtype(), weights=weights, share=share)
-    recipe = (weights, form_of_rows(asked_activations(activations, dtype)), slices, takes_adapters)
+    recipe = (weights, activations, slices, takes_adapters)
     model = digest_of(path, whole, dtype=str(loaded.model.dtype), weights=repr(recipe))
 
     def load(place: Placement) -> Shard:

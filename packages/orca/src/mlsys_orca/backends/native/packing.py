@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from math import gcd
 from typing import Any, Literal
 
 import torch
-from mlsys_core.errors import MlsysError
 from mlsys_core.memory.pages import advise_huge_pages
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.library import PANEL, address
@@ -16,8 +14,8 @@ from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.weights.quantized import PARTS, QuantizedMatrix
 from torch import Tensor
 
-Rows = Literal["int8", "float"]  # the form in which rows meet packed codes
-Activations = Literal["auto", "int8", "float"]  # as it is asked for
+Activations = Literal["int8", "float"]  # the form in which rows meet packed codes
+ACTIVATIONS: Activations = "float"  # where nothing else is asked for
 
 _LEAST_BLOCK = 32  # features of a block of groups, in the kernels
 _ROWS_AT_ONCE = 512  # that are brought into planes: what that takes beside stays small
@@ -70,30 +68,13 @@ class PackedLinear:
         }
 
 
-def form_of_rows(activations: Activations | None) -> Rows:
-    """Return the form that ``activations`` means on this machine; None is ``"auto"``.
-
-    The answer depends on the processor and ``MLSYS_KERNEL_LEVEL`` alone, so all batches of a model have it (ADR 45).
-    """
-    return default_rows() if activations in (None, "auto") else activations  # type: ignore[return-value]
-
-
-@cache
-def default_rows() -> Rows:
-    """Return the form that is the faster one on this machine; float where there are no kernels."""
-    try:
-        return "int8" if library.load().orca_prefers_whole_numbers() else "float"
-    except MlsysError:
-        return "float"
-
-
 def pack(
     linear: Linear,
     *,
     is_gated: bool,
     in_pairs: bool | None = None,
     takes_bf16: bool = False,
-    activations: Rows = "float",
+    activations: Activations = "float",
     num_slices: int = 1,
 ) -> PackedLinear:
     """Take the weight of ``linear`` and pack it.

@@ -511,16 +511,6 @@ int orca_has_pairs() {
 // Whether it has AMX, and the kernel lets us use it.
 int orca_has_amx() { return orca::has_amx(); }
 
-// Whether quantised rows are the faster ones here, for one row and for many: where AMX multiplies many rows in bf16 they are
-// not, and on Arm nobody has measured it.
-int orca_prefers_whole_numbers() {
-#if defined(__x86_64__)
-    return !orca::has_amx();
-#else
-    return 0;
-#endif
-}
-
 // Whether the cache of a model with heads of that size stands in pairs of bf16.
 int orca_attends_in_pairs(int head_dim) { return orca::attends_in_pairs(head_dim); }
 
@@ -537,4 +527,4 @@ void orca_pack(const void* from, void* to, int size, int N, int K, int panels, i
 MLSYS_FUNCTIONS(
     orca_program, orca_free, orca_add_gemm, orca_add_attention, orca_add_gather_rows, orca_add_normalise, orca_add_reduce,
     orca_meeting, orca_free_meeting, orca_join, orca_abort, orca_await, orca_arrive, orca_exchange, orca_look_up, orca_has_pairs,
-    orca_has_amx, orca_prefers_whole_numbers, orca_attends_in_pairs, orca_run, orca_pack);
+    orca_has_amx, orca_attends_in_pairs, orca_run, orca_pack);
