@@ -140,7 +140,9 @@ def find_entry(name: str) -> ModelEntry:
             return entry
     names = [entry.name for entry in ENTRIES]
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]!r}?" if close else f"the names are: {', '.join(names)}"
+    by_kind = {kind: [entry.name for entry in ENTRIES if entry.kind == kind] for kind in ("model", "data")}
+    listed = f"models are {', '.join(by_kind['model'])}; data {', '.join(by_kind['data'])}"
+    hint = f"did you mean {close[0]!r}?" if close else listed
     raise InvalidInputError(f"{name!r} is neither a known model, a directory, nor a file; {hint}")
 
 

@@ -17,7 +17,7 @@ _NGRAM = 3  # tokens that must have been seen before: with two most guesses are 
 
 
 class Drafter(Protocol):
-    """What guesses where prompt lookup finds nothing; see :mod:`mlsys_orca.backends.drafting`."""
+    """Guesser of next tokens where prompt lookup finds nothing; see :mod:`mlsys_orca.backends.drafting`."""
 
     def draft(self, request_id: str, token_ids: Sequence[int], max_tokens: int, sampling: SamplingParams) -> list[int]:
         """Return up to ``max_tokens`` guesses at what follows ``token_ids``, of a request that samples so."""
