@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from mlsys_nimble.capture.leaks import LeakGuard
 from mlsys_nimble.capture.results import Results, find_results
 from mlsys_nimble.capture.sources import Site, current_site, site_of_node
-from mlsys_nimble.capture.tracer import LeakGuard, Tracer
+from mlsys_nimble.capture.tracer import Tracer
 from mlsys_nimble.capture.watched import Questions
 from mlsys_nimble.errors import CaptureError, call_external, refuse
 from mlsys_nimble.ir import trees

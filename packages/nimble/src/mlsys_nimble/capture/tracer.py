@@ -15,7 +15,6 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
@@ -26,16 +25,15 @@ from mlsys_nimble.capture.functional import Written, as_functional, is_write
 from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.statistics import checked, declared
-from mlsys_nimble.capture.watched import Questions, read_whole
 from mlsys_nimble.errors import call_external, refuse
 from mlsys_nimble.ir.operators import Aten, Copy, Input
 
-_BRANCH = (
+BRANCH = (
     "A schedule is fixed ahead of time: replace the branch by torch.where, pass the number as an argument of forward, "
     "or prepare with fallback='eager'."
 )
 _CHECK = "A replay would not look: check inputs before the call, or prepare with fallback='eager'."
-_CUSTOM = "Register the kernel as an operator, torch.library.custom_op or triton_op, or prepare with fallback='eager'."
+CUSTOM = "Register the kernel as an operator, torch.library.custom_op or triton_op, or prepare with fallback='eager'."
 _SHAPE = "Use a mask of fixed shape in its place, or prepare with fallback='eager'."
 _WHOLE = frozenset(
     {
@@ -309,7 +307,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_owned = not tensor.untyped_storage().resizable()  # memory of NumPy, say: writes must reach its owner
         if (is_owned and tensor.device != self._device) or (tensor.is_cuda and not self._is_lifting):
             what = "a tensor that was made behind torch's back, as by a kernel outside of torch or from NumPy's memory"
-            raise refuse(what, self.builder.site.source, _CUSTOM)
+            raise refuse(what, self.builder.site.source, CUSTOM)
         if is_owned:
             return self._add_root(tensor, self.builder.constant(tensor))
         fixed = self.builder.constant(tensor.to(self._device, copy=True))
@@ -356,7 +354,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         site = self.builder.site.source
         if torch.Tag.data_dependent_output in func.tags:
             raise refuse(
-                f"{name}: the model's Python code asks for the value of a tensor computed from inputs", site, _BRANCH
+                f"{name}: the model's Python code asks for the value of a tensor computed from inputs", site, BRANCH
             )
         raise refuse(f"{name}: the shape of its result depends on values", site, _SHAPE)
 
@@ -387,53 +385,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _keep_dynamo_out() -> None:
     """Have TorchDynamo never compile the recording of an operator, from now on."""
     Tracer.__torch_dispatch__ = torch._disable_dynamo(Tracer.__torch_dispatch__)  # type: ignore[method-assign, attr-defined]
-
-
-class LeakGuard(TorchFunctionMode):
-    """Function mode that refuses calls by which values leave torch without a dispatched operator."""
-
-    _LEAKS = frozenset({"tolist", "numpy", "__array__", "__dlpack__"})
-    _ADDRESS = "data_ptr"  # of which a kernel outside of torch, written in Triton, say, reads and writes
-
-    def __init__(self, tracer: Tracer, site: Callable[[], Site], questions: Questions | None = None) -> None:
-        super().__init__()
-        self._tracer = tracer
-        self._site = site
-        self._questions = questions
-
-    def __torch_function__(
-        self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run ``func`` unless it is such a call."""
-        name = getattr(func, "__name__", "")
-        if name in self._LEAKS and isinstance(args[0], torch.Tensor):
-            if not self._tracer.is_fixed(args[0]):
-                what = f"Tensor.{name}: the model's Python code asks for the values of a tensor computed from inputs"
-                raise refuse(what, self._site().source, _BRANCH)
-            self._tracer.reads_values = True
-        asks_address = name == self._ADDRESS or func == _INTERFACE
-        if asks_address and not self._tracer.is_fixed(args[0]):
-            what = "a kernel that is no operator of torch's asks where a tensor computed from inputs lies"
-            raise refuse(what, self._site().source, _CUSTOM)
-        if self._questions is not None and name == "__getitem__":
-            return self._item(func, *args)
-        result = call_external(func, *args, **(kwargs or {}))
-        if self._questions is None:
-            return result
-        if name == "__len__":
-            self._questions.used(result)
-        return self._questions.wrapped(result)
-
-    def _item(self, func: Any, tensor: torch.Tensor, index: Any) -> torch.Tensor:
-        """Index a tensor, and have torch take slices of all elements as well: see :func:`read_whole`."""
-        index, slices = read_whole(index, tuple(tensor.shape))
-        result: torch.Tensor = call_external(func, tensor, index)
-        for dim, start, stop in slices:
-            result = call_external(torch.ops.aten.slice.Tensor, result, dim, start, stop)
-        return result
-
-
-_INTERFACE = torch.Tensor.__cuda_array_interface__.__get__
 
 
 def _is_tensor(item: Any) -> bool:

@@ -1,0 +1,60 @@
+"""Guard against values that leave torch without a dispatched operator, which the tracer cannot see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from mlsys_nimble.capture.sources import Site
+from mlsys_nimble.capture.tracer import BRANCH, CUSTOM, Tracer
+from mlsys_nimble.capture.watched import Questions, read_whole
+from mlsys_nimble.errors import call_external, refuse
+
+_INTERFACE = torch.Tensor.__cuda_array_interface__.__get__
+
+
+class LeakGuard(TorchFunctionMode):
+    """Function mode that refuses calls by which values leave torch without a dispatched operator."""
+
+    _LEAKS = frozenset({"tolist", "numpy", "__array__", "__dlpack__"})
+    _ADDRESS = "data_ptr"  # of which a kernel outside of torch, written in Triton, say, reads and writes
+
+    def __init__(self, tracer: Tracer, site: Callable[[], Site], questions: Questions | None = None) -> None:
+        super().__init__()
+        self._tracer = tracer
+        self._site = site
+        self._questions = questions
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run ``func`` unless it is such a call."""
+        name = getattr(func, "__name__", "")
+        if name in self._LEAKS and isinstance(args[0], torch.Tensor):
+            if not self._tracer.is_fixed(args[0]):
+                what = f"Tensor.{name}: the model's Python code asks for the values of a tensor computed from inputs"
+                raise refuse(what, self._site().source, BRANCH)
+            self._tracer.reads_values = True
+        asks_address = name == self._ADDRESS or func == _INTERFACE
+        if asks_address and not self._tracer.is_fixed(args[0]):
+            what = "a kernel that is no operator of torch's asks where a tensor computed from inputs lies"
+            raise refuse(what, self._site().source, CUSTOM)
+        if self._questions is not None and name == "__getitem__":
+            return self._item(func, *args)
+        result = call_external(func, *args, **(kwargs or {}))
+        if self._questions is None:
+            return result
+        if name == "__len__":
+            self._questions.used(result)
+        return self._questions.wrapped(result)
+
+    def _item(self, func: Any, tensor: torch.Tensor, index: Any) -> torch.Tensor:
+        """Index a tensor, and have torch take slices of all elements as well: see :func:`read_whole`."""
+        index, slices = read_whole(index, tuple(tensor.shape))
+        result: torch.Tensor = call_external(func, tensor, index)
+        for dim, start, stop in slices:
+            result = call_external(torch.ops.aten.slice.Tensor, result, dim, start, stop)
+        return result
