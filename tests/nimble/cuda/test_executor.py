@@ -165,6 +165,20 @@ def test_calls_go_on_where_no_graph_can_be_captured(driver: Any, caplog: pytest.
     ]
 
 
+class Solves(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.inv(x + 9 * torch.eye(len(x))) * 2
+
+
+def test_solvers_are_not_captured(driver: Any, caplog: pytest.LogCaptureFixture):
+    """Once a capture of cuSOLVER's has failed, it fails outside of captures too."""
+    model, x = Solves(), torch.rand(4, 4)
+    executor = executor_for(model, driver, x)
+    torch.testing.assert_close(executor.run([x])[0], model(x))
+    assert all(call[0] not in ("begin", "replay") for call in driver.log)
+    assert not caplog.records
+
+
 class Scaled(nn.Module):
     scale: Tensor
 
