@@ -15,7 +15,7 @@ from mlsys_bench.orca.weights import log_probabilities
 from mlsys_core.bench import BenchContext
 from mlsys_core.workload import LoadResult, RequestRecord
 from mlsys_orca.backends.native.decoder import NativeDecoder
-from mlsys_orca.backends.native.packing import Activations
+from mlsys_orca.backends.native.packing import Rows
 from mlsys_orca.backends.native.plan import Gemm
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.model.weights.gguf_file import GgufFile
@@ -39,7 +39,7 @@ def test_a_written_file_runs(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("activations", ["int8", "float"])
 @pytest.mark.parametrize("kind", ["q4_0", "q4_k_m"])
-def test_a_loaded_model_is_as_small_as_its_file(tmp_path: Path, kind: str, activations: Activations) -> None:
+def test_a_loaded_model_is_as_small_as_its_file(tmp_path: Path, kind: str, activations: Rows) -> None:
     """Types that one layer mixes stay as they are: each of its products has its own kernel."""
     path = tmp_path / "model.gguf"
     write(SHAPES["tiny"], kind, path)

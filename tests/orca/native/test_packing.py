@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from mlsys_orca.backends.native.packing import Activations, PackedLinear, pack
+from mlsys_orca.backends.native.packing import PackedLinear, Rows, pack
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.weights.gguf_blocks import GROUPED, quantized_matrix
 from mlsys_orca.model.weights.quantized import QuantizedMatrix
@@ -31,7 +31,7 @@ def packed_as(matrix: QuantizedMatrix, **options: Any) -> PackedLinear:
 
 @pytest.mark.parametrize("activations", ["int8", "float"])
 @pytest.mark.parametrize("name", [kind.name for kind in GROUPED])
-def test_bits_of_a_packed_weight(name: str, activations: Activations) -> None:
+def test_bits_of_a_packed_weight(name: str, activations: Rows) -> None:
     expected = (INT8 if activations == "int8" else FLOAT)[name]
     packed = packed_as(matrix_of(name), activations=activations)
     assert packed.nbytes * 8 == expected * ROWS * COLUMNS

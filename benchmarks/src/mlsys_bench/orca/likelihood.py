@@ -25,7 +25,7 @@ from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.models import resolve_model
 from mlsys_orca.backends.native.decoder import to_native
-from mlsys_orca.backends.native.packing import Activations
+from mlsys_orca.backends.native.packing import Rows
 from mlsys_orca.loading.load import DTYPES, default_dtype, load_model
 
 from mlsys_bench.harness.child import environment
@@ -73,7 +73,7 @@ def windows_of(token_ids: Sequence[int], count: int) -> list[list[int]]:
     return [list(token_ids[i * WINDOW : (i + 1) * WINDOW]) for i in range(count)]
 
 
-def ours(path: Path, windows: Sequence[list[int]], *, dtype: str, activations: Activations) -> list[float]:
+def ours(path: Path, windows: Sequence[list[int]], *, dtype: str, activations: Rows) -> list[float]:
     """Return the negative log-likelihood of each token after a window's first."""
     loaded = load_model(path, dtype=dtype, backend="torch", weights="packed")
     model, found = to_native(loaded.model, backend="native", activations=activations), []

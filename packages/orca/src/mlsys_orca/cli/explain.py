@@ -52,7 +52,7 @@ def explain(
         with Holders(parts) as holders:
             holders.start()
             loaded, layout = with_parts(loaded, holders), layout_rows(loaded.config, holders)
-            rows = [*_rows(loaded, tokens, kv_dtype), *layout]
+            rows = [*_rows(loaded, tokens, kv_dtype), ("activations", str(loaded.rows or "float")), *layout]
     else:
         loaded = load(model, dtype, device=device, weights=weights, activations=activations)
         rows = [*_rows(loaded, tokens, kv_dtype), ("activations", _activations(loaded))]
@@ -74,10 +74,11 @@ def _rows(loaded: LoadedModel, tokens: int, kv_dtype: str | None) -> list[tuple[
 
 
 def _activations(loaded: LoadedModel) -> str:
-    """Return the form in which rows meet the weights."""
+    """Return the form in which rows meet the weights, and why."""
     from mlsys_orca.backends.native.decoder import NativeDecoder
 
     if not isinstance(loaded.model, NativeDecoder) or not (whole := loaded.model.num_integer_products):
-        return "float"
+        return str(loaded.rows or "float")
     count = len(loaded.model.linears)
-    return f"int8 in {whole} of {count} products" + ("" if whole == count else ", float in the others")
+    where = f"{whole} of {count} products" + ("" if whole == count else ", float in the others")
+    return f"int8 in {where} ({loaded.rows.why})" if loaded.rows else f"int8 in {where}"

@@ -135,6 +135,7 @@ def generate(
     with going_on(output, source, settings, resumes=resume) as standing:
         parallel = None
         if hosts is not None or is_divided(**degrees, sliced=sliced):
+            dtype = dtype if hosts is None else hosts.dtype_of(dtype)
             loaded, parallel = find_divided(
                 model,
                 dtype,
@@ -147,6 +148,7 @@ def generate(
                 **degrees,
             )
             if hosts is not None:
+                assert dtype is not None
                 parallel = hosts.divided(
                     parallel, model, dtype=dtype, weights=weights, activations=activations, slices=sliced or None
                 )

@@ -85,9 +85,10 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
     if fixed.hosts is not None and generation is not None and not generation.is_alone:
         raise InvalidInputError("a model on several machines is not replaced while it serves: start the server anew")
     if fixed.hosts is not None or is_divided(**degrees, sliced=fixed.sliced):
+        dtype = settings.dtype if fixed.hosts is None else fixed.hosts.dtype_of(settings.dtype)
         loaded, parallel = find_divided(
             settings.model,
-            settings.dtype,
+            dtype,
             weights=settings.weights,
             activations=settings.activations,
             slices=fixed.sliced or None,
@@ -98,10 +99,11 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
             **degrees,
         )
         if fixed.hosts is not None:
+            assert dtype is not None
             parallel = fixed.hosts.divided(
                 parallel,
                 settings.model,
-                dtype=settings.dtype,
+                dtype=dtype,
                 weights=settings.weights,
                 activations=settings.activations,
                 slices=fixed.sliced or None,

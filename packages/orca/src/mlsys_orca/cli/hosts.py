@@ -51,18 +51,24 @@ class HostOptions:
         """Part of the model that this machine is to hold, about."""
         return 1 / self.num_nodes if self.holds_parts else 0.0
 
-    def divided(self, parts: ParallelModel, model: str, *, dtype: str | None, **form: Any) -> ParallelModel:
+    @staticmethod
+    def dtype_of(given: str | None) -> str:
+        """Return the dtype for all machines, this one's where none is given."""
+        from mlsys_orca.loading.load import default_dtype
+
+        return given or default_dtype()
+
+    def divided(self, parts: ParallelModel, model: str, *, dtype: str, **form: Any) -> ParallelModel:
         """Return the parts of a model, to lie on these machines.
 
         Args:
             parts: On one machine.
             model: As the command names it.
-            dtype: As given.
+            dtype: Of all machines (:meth:`dtype_of`), as the parts have it.
             form: ``weights``, ``activations`` and ``slices``, as given.
         """
         from mlsys_core.config import settings
         from mlsys_core.models import resolve_model
-        from mlsys_orca.loading.load import default_dtype
         from mlsys_orca.parallel.hosts.settings import HostsSettings
 
         hosts = HostsSettings(
@@ -71,7 +77,7 @@ class HostOptions:
             port=self.address[1],
             secret=self.secret,
             model=resolve_model(model, settings().cache_dir),
-            dtype=dtype or default_dtype(),
+            dtype=dtype,
             **form,
             tls=self.tls,
             holds_parts=self.holds_parts,

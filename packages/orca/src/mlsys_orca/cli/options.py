@@ -46,7 +46,9 @@ ActivationsForm = Annotated[
     typer.Option(
         "--activations",
         help="With packed weights: int8: rows are quantised too, and whole numbers are multiplied, which is "
-        "faster and a little less exact. float: rows stay as they are, the default.",
+        "faster and a little less exact. float: rows stay as they are. auto, the default: int8 for models with half a "
+        "billion quantised weights in their layers, float for smaller ones, with --dtype fp32 and on machines with "
+        "AMX; 'explain' says which.",
     ),
 ]
 KvDtype = Annotated[

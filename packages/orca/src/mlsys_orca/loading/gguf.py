@@ -39,6 +39,7 @@ def load_gguf(
     weights: WeightForm = "float",
     progress: Progress | None = None,
     noted: Callable[[Checkpoint], Checkpoint] | None = None,
+    file: GgufFile | None = None,
     read: Callable[..., DecoderModel] = Family.load,
 ) -> LoadedModel:
     """Load the model in GGUF file ``path``.
@@ -50,12 +51,13 @@ def load_gguf(
         weights: The form of matrices.
         progress: Called with the bytes of weights read so far and those in all.
         noted: Wraps the file whose weights are read.
+        file: ``path``, open; None: it is opened.
         read: Reads the weights, called as :meth:`Family.load`.
 
     Raises:
         InvalidInputError: the file is damaged, or the model needs something that is not implemented.
     """
-    file = GgufFile(path)
+    file = file or GgufFile(path)
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise InvalidInputError(f"{path} is one part of several; join them first: llama-gguf-split --merge FIRST OUT")
     architecture = file.metadata.get("general.architecture")

@@ -19,17 +19,18 @@ from mlsys_core.memory.trim import return_freed_memory
 
 from mlsys_orca.backends.native.decoder import NativeDecoder, to_native
 from mlsys_orca.backends.native.kept import Copies, NotedCheckpoint, can_be_kept
-from mlsys_orca.backends.native.packing import ACTIVATIONS, Activations
+from mlsys_orca.backends.native.packing import Rows
 from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.backends.triton import to_gpu
 from mlsys_orca.loading.gguf import load_gguf
 from mlsys_orca.loading.huggingface import load_huggingface
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.loading.rows import Activations, rows_of
 from mlsys_orca.model.decoder import DecoderModel
 from mlsys_orca.model.layers import has_packed_weights
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Progress, WeightForm
 from mlsys_orca.model.weights.damage import readable
-from mlsys_orca.model.weights.gguf_file import MAGIC
+from mlsys_orca.model.weights.gguf_file import MAGIC, GgufFile
 from mlsys_orca.model.weights.quantized import QuantizedMatrix
 
 BACKENDS = ("auto", "native", "torch")
@@ -75,7 +76,8 @@ def load_model(
         copies: Where a packed copy of a quantised GGUF is kept, which later loads map; None: nowhere.
         activations: Form of the rows that meet packed weights in native products: ``"int8"``: quantised, with a scale
             for each group of 16 or 32 features, and multiplied as whole numbers, which is faster and a little less
-            exact; ``"float"``: as they are. None: the default, float in torch's operators.
+            exact; ``"float"``: as they are. ``"auto"`` or None: int8 for large quantised models (:mod:`.rows`); float
+            in torch's operators.
 
     Raises:
         InvalidInputError: there is no model at ``path``, it is damaged, or it needs something that is not implemented.
@@ -99,13 +101,11 @@ def load_model(
             model = loaded.model if backend == "torch" else to_gpu(loaded.model)
             return _checked(replace(loaded, model=model, device=device), activations)
         is_packed = load is load_gguf and weights in (None, "packed")
-        if (
-            is_packed
-            and copies
-            and target.type == "cpu"
-            and (copy := copies.path_of(where, activations=activations or ACTIVATIONS))
-        ):
-            options: dict[str, Any] = {"dtype": wanted, "backend": backend, "activations": activations}
+        file = GgufFile(where) if load is load_gguf else None
+        rows = rows_of(where, activations, dtype=dtype, weights=weights, file=file)
+        opened = {} if file is None else {"file": file}
+        if is_packed and copies and target.type == "cpu" and (copy := copies.path_of(where, activations=rows.form)):
+            options: dict[str, Any] = {"dtype": wanted, "backend": backend, "activations": rows.form, "file": file}
             loaded, model, is_new = _load_with_copy(where, copies, copy, progress=progress, **options)
             if is_new:
                 # What was packed for the copy is given back, and the copy mapped as by every later start: its pages are
@@ -114,10 +114,13 @@ def load_model(
                 return_freed_memory()
                 loaded, model, _ = _load_with_copy(where, copies, copy, progress=None, **options)
         else:
-            loaded = load(where, dtype=wanted, device=target, weights=weights or "packed", progress=progress)
-            model = to_native(loaded.model, backend=backend, activations=activations)
+            options = {"weights": weights or "packed", "progress": progress, **opened}
+            loaded = load(where, dtype=wanted, device=target, **options)
+            model = to_native(loaded.model, backend=backend, activations=rows.form)
+        if isinstance(model, NativeDecoder):
+            loaded = replace(loaded, rows=rows)
         if model is loaded.model and weights is None and has_packed_weights(model):  # slow in torch's operators
-            loaded = load(where, dtype=wanted, device=target, weights="float", progress=progress)
+            loaded = load(where, dtype=wanted, device=target, weights="float", progress=progress, **opened)
             return _checked(replace(loaded, device=device), activations)
         return _checked(replace(loaded, model=model, device=device), activations)
 
@@ -188,7 +191,8 @@ def _load_with_copy(
     dtype: torch.dtype,
     backend: str,
     progress: Progress | None,
-    activations: Activations | None,
+    activations: Rows,
+    file: GgufFile | None,
 ) -> tuple[LoadedModel, DecoderModel, bool]:
     """Load a GGUF and lower it: from its packed copy, or from the file, and then write that.
 
@@ -202,7 +206,8 @@ def _load_with_copy(
         noted.append(NotedCheckpoint(file, kept))
         return noted[0]
 
-    load = partial(load_gguf, where, dtype=dtype, device=torch.device("cpu"), weights="packed", progress=progress)
+    options: dict[str, Any] = {"weights": "packed", "progress": progress, "file": file}
+    load = partial(load_gguf, where, dtype=dtype, device=torch.device("cpu"), **options)
     loaded = load(noted=note)
     is_new = kept is None and can_be_kept(loaded.model, noted[0])  # before the weights are taken
     model = to_native(loaded.model, backend=backend, kept=kept, activations=activations)

@@ -10,6 +10,7 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_orca.backends.native.decoder import NativeDecoder
+from mlsys_orca.loading.rows import RowsChoice
 from mlsys_orca.model.adapters import AdaptedDecoder
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
@@ -61,6 +62,7 @@ class LoadedModel:
     chat_template: ChatTemplate | None  # None: the file has none, so chat requests cannot be served
     generation: GenerationDefaults
     adapters: Mapping[str, str] = field(default_factory=dict)  # name -> key under which the model has it
+    rows: RowsChoice | None = None  # the form in which rows meet packed weights; None: torch's operators run it
     device: str = "cpu"  # the registered name of the device that the model runs on
     draft: LoadedModel | None = None  # a small model of the same tokenizer, which guesses; None: none
 

@@ -15,10 +15,10 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 from torch import Tensor
 
 from mlsys_orca.backends.native.lowering import LoweringError
-from mlsys_orca.backends.native.packing import Activations
 from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.loading.load import DTYPES, check_forms, default_dtype, model_files
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.loading.rows import Activations, rows_of
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
@@ -159,7 +159,8 @@ def load_shard(
             try:
                 if not isinstance(model, Decoder):
                     raise LoweringError(f"a model by {type(model).__name__}")
-                return NativeShard(model, found[0], placement, activations=activations)
+                rows = rows_of(where, activations, dtype=dtype, weights=weights)
+                return NativeShard(model, found[0], placement, activations=rows.form)
             except MlsysError as error:
                 if backend == "native" or activations == "int8":
                     raise

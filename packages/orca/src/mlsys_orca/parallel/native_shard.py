@@ -13,7 +13,7 @@ from torch import Tensor
 from mlsys_orca.backends.native.decoder import NativeDecoder, Results
 from mlsys_orca.backends.native.kv_cache import NativeKVCache
 from mlsys_orca.backends.native.lookup import look_up_native
-from mlsys_orca.backends.native.packing import Activations
+from mlsys_orca.backends.native.packing import Rows
 from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
@@ -41,7 +41,7 @@ class NativeShard:
     """
 
     def __init__(
-        self, decoder: Decoder, whole: ModelConfig, placement: Placement, *, activations: Activations | None = None
+        self, decoder: Decoder, whole: ModelConfig, placement: Placement, *, activations: Rows = "float"
     ) -> None:
         self.config, self.whole, self.placement = decoder.config, whole, placement
         self.dtype = decoder.dtype

@@ -14,10 +14,10 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 
 from mlsys_orca import __version__
 from mlsys_orca.backends.native import library
-from mlsys_orca.backends.native.packing import Activations
 from mlsys_orca.loading.load import default_dtype, model_files
 from mlsys_orca.loading.loaded import DividedModel, LoadedModel
 from mlsys_orca.loading.room import weights_nbytes_at_least
+from mlsys_orca.loading.rows import Activations, rows_of
 from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.weights.checkpoint import Checkpoint, WeightForm
@@ -76,7 +76,9 @@ def divide(
         raise InvalidInputError(f"{loaded.name} has an encoder, and adapters go on decoders alone: leave them out")
     loaded = replace(loaded, adapters={name: files.key_of(name) for name, files in (adapters or {}).items()})
     _check_room(path, loaded.name, dtype=dtype or default_dtype(), weights=weights, share=share)
-    recipe = (weights, activations, slices, takes_adapters)
+    where, _ = model_files(path)
+    rows = rows_of(where, activations, dtype=dtype, weights=weights)  # may differ by machine: parts must not
+    recipe = (weights, rows.form, slices, takes_adapters)
     model = digest_of(path, whole, dtype=str(loaded.model.dtype), weights=repr(recipe))
 
     def load(place: Placement) -> Shard:
@@ -94,6 +96,7 @@ def divide(
         return shard
 
     parts = parallel_model(whole, load, model, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel)
+    loaded = replace(loaded, rows=None if takes_adapters else rows)
     return loaded, replace(parts, takes_adapters=takes_adapters, adapters=frozenset(given))
 
 

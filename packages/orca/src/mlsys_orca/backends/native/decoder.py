@@ -22,7 +22,7 @@ from mlsys_orca.backends.native.kv_cache import NativeKVCache
 from mlsys_orca.backends.native.library import PANEL, address
 from mlsys_orca.backends.native.lookup import look_up_native
 from mlsys_orca.backends.native.lowering import LoweringError, lower
-from mlsys_orca.backends.native.packing import ACTIVATIONS, Activations, PackedLinear, pack, pack_bias
+from mlsys_orca.backends.native.packing import PackedLinear, Rows, pack, pack_bias
 from mlsys_orca.backends.native.plan import Attend, GatherRows, Gemm, Normalise, Operator, Reduce
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
@@ -68,7 +68,7 @@ class NativeDecoder:
     Args:
         decoder: Gives its weights away and can't run itself any more.
         kept: The copy that has the weights which ``decoder`` only says the shapes of.
-        activations: ``"int8"``: rows that meet packed codes are quantised too; None: the default of this version.
+        activations: ``"int8"``: rows that meet packed codes are quantised too.
         part: What :func:`~.lowering.lower` is told of a decoder that is a part of one.
 
     Raises:
@@ -80,9 +80,7 @@ class NativeDecoder:
         >>> Runner(decoder, new_kv_cache(decoder, num_blocks=64)).run(batch)  # doctest: +SKIP
     """
 
-    def __init__(
-        self, decoder: Decoder, *, kept: Kept | None = None, activations: Activations | None = None, **part: Any
-    ) -> None:
+    def __init__(self, decoder: Decoder, *, kept: Kept | None = None, activations: Rows = "float", **part: Any) -> None:
         if decoder.device.type != "cpu" or decoder.dtype not in _DTYPES:
             raise LoweringError(f"{decoder.dtype} on {decoder.device}")
         self.config = decoder.config
@@ -100,7 +98,7 @@ class NativeDecoder:
         self.largest: NDArray[np.int64] | None = None  # [num_sampled] of the last call: where a row's largest logit is
         self._kept: list[Tensor | PackedLinear] = []  # what the operators point to
         self._copy = kept
-        self.activations = activations or ACTIVATIONS
+        self.activations = activations
         self.linears: list[PackedLinear | None] = []  # of the plan's products; None: one that was not quantised
         number = {name: index for index, name in enumerate(self.plan.widths)}
         self._operators = [self._bind(operator, number) for operator in self.plan.operators]
@@ -342,7 +340,7 @@ class NativeDecoder:
 
 
 def to_native(
-    model: DecoderModel, *, backend: str = "auto", kept: Kept | None = None, activations: Activations | None = None
+    model: DecoderModel, *, backend: str = "auto", kept: Kept | None = None, activations: Rows = "float"
 ) -> DecoderModel:
     """Convert ``model`` to a native decoder.
 

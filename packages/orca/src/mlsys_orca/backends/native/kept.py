@@ -25,7 +25,7 @@ from mlsys_core.native.recipes import recipe
 from mlsys_core.native.store import problem_of
 from mlsys_core.profiling.files import atomic_write
 from mlsys_orca.backends.native.library import PROGRAM
-from mlsys_orca.backends.native.packing import Activations, PackedLinear
+from mlsys_orca.backends.native.packing import PackedLinear, Rows
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout
@@ -145,7 +145,7 @@ class Copies:
     folder: Path
     most_nbytes: int
 
-    def path_of(self, source: Path, *, activations: Activations = "float") -> Path | None:
+    def path_of(self, source: Path, *, activations: Rows = "float") -> Path | None:
         """Return where the copy of ``source`` is or will be, packed for rows in that form.
 
         None: none is kept of so small a file, or none at all.

@@ -14,8 +14,7 @@ from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.weights.quantized import PARTS, QuantizedMatrix
 from torch import Tensor
 
-Activations = Literal["int8", "float"]  # the form in which rows meet packed codes
-ACTIVATIONS: Activations = "float"  # where nothing else is asked for
+Rows = Literal["int8", "float"]  # the form in which rows meet packed codes
 
 _LEAST_BLOCK = 32  # features of a block of groups, in the kernels
 _ROWS_AT_ONCE = 512  # that are brought into planes: what that takes beside stays small
@@ -74,7 +73,7 @@ def pack(
     is_gated: bool,
     in_pairs: bool | None = None,
     takes_bf16: bool = False,
-    activations: Activations = "float",
+    activations: Rows = "float",
     num_slices: int = 1,
 ) -> PackedLinear:
     """Take the weight of ``linear`` and pack it.
