@@ -84,3 +84,36 @@ def test_a_constant_that_is_also_read_in_place_or_returned_stays() -> None:
         expected = model(x)
     for got, wanted in zip(Nimble(model).prepare((x,))(x), expected, strict=True):
         torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution", "depthwise", "separable"])
+def test_a_folded_residual_keeps_its_memory(kind: str) -> None:
+    """Kernels pack weights, not what they add to their results; vit-pytorch's CaiT read freed memory."""
+    x = torch.randn(2, 16) if kind == "linear" else torch.randn(2, 16, 8, 8)
+    model = _Added(kind, x).eval()
+    with torch.no_grad():
+        prepared = Nimble(model).prepare(x)
+        program = prepared.prepared.program
+        residuals = [
+            o.inputs[-1] for o in program.operators if hasattr(o.kind, "epilogue") and o.kind.epilogue.has_residual
+        ]
+        assert residuals
+        assert all(program.constants[value].device.type == "cpu" for value in residuals if value in program.constants)
+        torch.testing.assert_close(prepared(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class _Added(nn.Module):
+    def __init__(self, kind: str, x: torch.Tensor) -> None:
+        super().__init__()
+        depthwise, pointwise = nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.Conv2d(16, 16, 1)
+        nets = {
+            "linear": nn.Linear(16, 16),
+            "convolution": pointwise,
+            "depthwise": depthwise,
+            "separable": nn.Sequential(depthwise, nn.ReLU(), pointwise),
+        }
+        self.net, self.shape = nets[kind], x.shape
+        self.added = nn.Parameter(torch.randn(1, 16, *(1,) * (x.dim() - 2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) + (self.added * 2).expand(self.shape)

@@ -88,8 +88,11 @@ def find(kind: type) -> Implementation:
 
 
 def weights_of(operator: Operator, _: Sequence[ValueType]) -> tuple[ValueId, ...]:
-    """Return all inputs but the first: what kernels with weights pack."""
-    return operator.inputs[1:]
+    """Return weights and biases: what kernels pack. An input and a residual are read where they lie."""
+    epilogue = getattr(operator.kind, "epilogue", None)
+    end = len(operator.inputs) - (epilogue is not None and epilogue.has_residual)
+    read = (operator.inputs[0], *operator.inputs[end:])
+    return tuple(value for value in operator.inputs[1:end] if value not in read)
 
 
 def dtype_of(type_: ValueType) -> torch.dtype:
