@@ -47,6 +47,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "KNeighborsClassifier": {"weights": "distance"},
     "MultiOutputClassifier": {"estimator": LogisticRegression()},
     "MultiOutputRegressor": {"estimator": LinearRegression()},
+    "LocalOutlierFactor": {"novelty": True},
+    "RadiusNeighborsClassifier": {"outlier_label": "most_frequent"},
     "RegressorChain": {"estimator": LinearRegression()},
     "SGDClassifier": {"loss": "modified_huber"},
     "SelfTrainingClassifier": {"estimator": LogisticRegression()},

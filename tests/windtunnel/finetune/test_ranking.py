@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightgbm import LGBMClassifier, LGBMRanker
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel import WindTunnelRegressor, fine_tune, fine_tune_ranker, translate
+from mlsys_windtunnel import WindTunnelRegressor, fine_tune, fine_tune_ranker, translate, update
 from mlsys_windtunnel.finetune import ranks
 from mlsys_windtunnel.finetune.ranking import QueryRows, targets_of
 from mlsys_windtunnel.finetune.rows import Batch
@@ -95,3 +95,19 @@ def test_what_is_no_ranker_or_no_query_is_refused():
         fine_tune(ranker, X, Y, eval_set=(X, Y), metric="ndcg")
     with pytest.raises(InvalidInputError, match="LGBMRanker ranks rows within queries"):
         WindTunnelRegressor(LGBMRanker()).fit(X, Y)
+
+
+def test_nothing_but_a_loss_by_name_trains_a_ranker_without_queries():
+    train = _sorted(QID < 40)
+    source = LGBMRanker(n_estimators=3, num_leaves=4, verbose=-1, min_child_samples=5)
+    module = translate(source.fit(train[0], train[1], group=np.unique(train[2], return_counts=True)[1]))
+    ranker = fine_tune_ranker(module, *train, epochs=1).module
+    booster = translate(source.booster_)
+    for each in (module, ranker, booster):
+        for refused in (
+            lambda each=each: fine_tune(each, *train[:2], epochs=1),
+            lambda each=each: update(each, *train[:2]),
+        ):
+            with pytest.raises(InvalidInputError, match=r"ranks rows within queries.*fine_tune_ranker"):
+                refused()
+    assert fine_tune(module, *train[:2], epochs=1, loss="squared_error").best_epoch == 1

@@ -156,9 +156,18 @@ class WindTunnelModule(nn.Module):
             return lambda x: labels[self._run(x, name)]
         elif predictor.outputs and name in predictor.answers:
             return self._method_of_outputs(name, predictor)
-        elif name in predictor.answers or self.has_features(name):
+        elif self.has_features(name):
+            return lambda x: self._features(x)
+        elif name in predictor.answers:
             return lambda x: self._run(x, name)
         raise AttributeError(f"the source of this module has no {name}")
+
+    def _features(self, x: Table) -> npt.NDArray[Any]:
+        """Return members' answers side by side, or ``[members, rows, k]`` where the source has them so."""
+        table = self._run(x, "transform")
+        if not self.network.features_are_deep:
+            return table
+        return np.stack(np.split(table, len(self.network.features), axis=1))
 
     def _method_of_outputs(self, name: str, predictor: PredictorModule) -> Callable[[Table], Any]:
         """Return a method of a classifier of several outputs: labels side by side, or a list of probabilities."""

@@ -32,6 +32,7 @@ CONVERTERS = Converters()
 _MOST_SPLITS = 1 << 22  # an oblivious tree of depth d becomes 2**d - 1 splits
 _NO_KEY = (1 << 64) - 1  # of an empty slot in a table of statistics
 _EXPONENTIAL = ("Poisson", "Tweedie")
+_RANKING = ("YetiRank", "PairLogit", "StochasticRank", "LambdaMart", "QueryRMSE", "QuerySoftMax", "QueryCrossEntropy")
 _CLASSES = ("CrossEntropy", "Focal", "Logloss", "MultiClass", "MultiClassOneVsAll")
 _LABELS = ("MultiLogloss", "MultiCrossEntropy")
 _PROBABILISTIC = ("predict", "predict_proba", "predict_log_proba")
@@ -94,7 +95,7 @@ def catboost_values(estimator: Any) -> Converted | Unsupported:
     """Convert raw values: rankers, and the class that all others extend."""
     try:
         model = _Model(estimator)
-        return model.converted(Regressor(model.trees()))
+        return model.converted(Regressor(model.trees(), ranks=model.loss.startswith(_RANKING)))
     except _UnknownPartError as unknown:
         return Unsupported(str(unknown))
 

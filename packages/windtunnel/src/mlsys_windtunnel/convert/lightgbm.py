@@ -95,7 +95,10 @@ def lgbm_regressor(estimator: Any) -> Converted:
     output = _OUTPUTS.get(model.name, "identity")
     if "sqrt" in model.objective:
         output = "signed-square"
-    return _converted(Regressor(Mapped(model.body(), output, slope=model.slope)), model, estimator.booster_)
+    ranks = model.name in ("lambdarank", "rank_xendcg")
+    return _converted(
+        Regressor(Mapped(model.body(), output, slope=model.slope), ranks=ranks), model, estimator.booster_
+    )
 
 
 @CONVERTERS.of("lightgbm.basic", "Booster")

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from mlsys_windtunnel.convert.linear import PROBABILISTIC, class_labels
 from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import Classifier, OperatorModule, Regressor
+from mlsys_windtunnel.modules.kernel.centroid import NearestCentroid
 from mlsys_windtunnel.modules.kernel.metrics import METRICS, Distance, as_metric
-from mlsys_windtunnel.modules.kernel.neighbors import NearestCentroid, NeighborAverage, OutputVotes
+from mlsys_windtunnel.modules.kernel.neighbors import NeighborAverage, OutputVotes
 
 CONVERTERS = Converters()
 
@@ -29,9 +30,7 @@ POWERS |= {"chebyshev": np.inf, "infinity": np.inf}
 def k_neighbors_classifier(estimator: Any) -> OperatorModule | Unsupported:
     """Convert to votes of the neighbours, for each output where there are several."""
     outputs = estimator.classes_ if estimator.outputs_2d_ else [estimator.classes_]
-    codes = estimator._y.reshape(len(estimator._y), len(outputs)).T
-    votes = [np.eye(len(labels))[indices] for labels, indices in zip(outputs, codes, strict=True)]
-    body = _average(estimator, np.concatenate(votes, axis=1), votes=[len(labels) for labels in outputs])
+    body = _average(estimator, one_hot(estimator, outputs), votes=[len(labels) for labels in outputs])
     if isinstance(body, Unsupported):
         return body
     if estimator.outputs_2d_:
@@ -70,28 +69,25 @@ def _average(
 ) -> NeighborAverage | Unsupported:
     """Make the average; decline metrics and weights by a function."""
     if estimator.weights not in ("uniform", "distance", None):
-        return Unsupported(f"weights={_spelt(estimator.weights)}; fit it with 'uniform' or 'distance'")
-    metric = estimator.effective_metric_
-    found = _distance(estimator, metric)
+        return Unsupported(f"weights={spelt(estimator.weights)}; fit it with 'uniform' or 'distance'")
+    found = distance_of(estimator, estimator.effective_metric_)
     if isinstance(found, Unsupported):
         return found
     p, scale, distance = found
-    samples = estimator._fit_X
-    by_product = estimator._fit_method == "brute" and (p == 2 or metric in ("cosine", "sqeuclidean", "nan_euclidean"))
     return NeighborAverage(
-        samples.toarray() if hasattr(samples, "toarray") else samples,
+        samples_of(estimator),
         values,
         k=estimator.n_neighbors,
         p=p,
         scale=scale,
         by_distance=estimator.weights == "distance",
-        by_product=by_product,
+        by_product=is_by_product(estimator, p),
         votes=votes,
         distance=distance,
     )
 
 
-def _distance(
+def distance_of(
     estimator: Any, metric: Any
 ) -> tuple[float, npt.NDArray[np.float64] | None, Distance | None] | Unsupported:
     """Return the order of a Minkowski distance and the factors of features, or another distance."""
@@ -111,9 +107,29 @@ def _distance(
     if known is None or not is_plain:
         with_options = "" if is_plain else f" with metric_params={given!r:.60}"
         others = ", ".join(sorted({*POWERS, *METRICS, "mahalanobis with VI", "seuclidean with V"}))
-        return Unsupported(f"metric={_spelt(metric)}{with_options}; fit it with one of {others}")
+        return Unsupported(f"metric={spelt(metric)}{with_options}; fit it with one of {others}")
     return 2.0, None, Distance(known)
 
 
-def _spelt(option: Any) -> str:
+def one_hot(estimator: Any, outputs: Sequence[Any]) -> npt.NDArray[np.float64]:
+    """Return the samples' classes one-hot, those of several outputs side by side, ``[samples, sum of classes]``."""
+    codes = estimator._y.reshape(len(estimator._y), len(outputs)).T
+    votes = [np.eye(len(labels))[indices] for labels, indices in zip(outputs, codes, strict=True)]
+    return np.concatenate(votes, axis=1)
+
+
+def samples_of(estimator: Any) -> npt.NDArray[Any]:
+    """Return the stored samples as a dense table."""
+    samples = estimator._fit_X
+    return np.asarray(samples.toarray() if hasattr(samples, "toarray") else samples)
+
+
+def is_by_product(estimator: Any, p: float) -> bool:
+    """Return whether the source expands squares of distances into a matrix product."""
+    by_squares = p == 2 or estimator.effective_metric_ in ("cosine", "sqeuclidean", "nan_euclidean")
+    return bool(estimator._fit_method == "brute" and by_squares)
+
+
+def spelt(option: Any) -> str:
+    """Return an option as messages show it."""
     return repr(option) if isinstance(option, str) else f"the function {getattr(option, '__name__', option)}"

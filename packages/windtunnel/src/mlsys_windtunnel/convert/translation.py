@@ -70,7 +70,10 @@ def translate(
     on_host = [_on_host(operator, modules) for operator in graph.operators if operator.name in host]
     frontend = Frontend(graph, operators=on_host, frontier=frontier)
     features = [value.name for value in graph.features]
-    network = Network(_widths(frontend, X_example), wires, modules, features=features).to(dtype)
+    network = Network(_widths(frontend, X_example), wires, modules, features=features)
+    if graph.features_are_deep:
+        network.features_are_deep = True
+    network.to(dtype)
     module = WindTunnelModule(frontend, network).eval()
     if (predictor := module.predictor) is not None:  # a wrapper may offer less than what it wraps
         source = as_estimator(fitted)

@@ -102,7 +102,9 @@ def _values(estimator: Any, outputs: Mapping[str, Output]) -> Converted | Unsupp
     if output is None:
         return Unsupported(f"objective={objective!r}; it knows {', '.join(sorted(outputs))}")
     body = _body(model, estimator, _LINKS.get(objective, "identity"))
-    return body if isinstance(body, Unsupported) else _converted(Regressor(Mapped(body, output)), model)
+    if isinstance(body, Unsupported):
+        return body
+    return _converted(Regressor(Mapped(body, output), ranks=objective.startswith("rank:")), model)
 
 
 def _read(estimator: Any) -> Any:

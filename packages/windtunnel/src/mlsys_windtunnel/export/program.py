@@ -52,7 +52,7 @@ class Answers(nn.Module):
         coded: Values of the frontier that are codes of categories, in which there is nothing to refuse.
 
     Raises:
-        InvalidInputError: the source has no such method.
+        InvalidInputError: the source has no such method, or answers it with three dimensions.
     """
 
     def __init__(
@@ -67,6 +67,11 @@ class Answers(nn.Module):
         offered = [name for name in METHODS if hasattr(module, name)]
         if methods is not None and (not methods or set(methods) - set(offered)):
             raise InvalidInputError(f"methods are {list(methods)}; this module has {', '.join(offered)}")
+        if methods is not None and "transform" in methods and module.network.features_are_deep:
+            raise InvalidInputError(
+                "transform answers [members, rows, k] here, which no table holds: fit the source with "
+                "flatten_transform=True, or leave transform out of methods"
+            )
         self.pipeline = module
         self.methods = None if methods is None else tuple(methods)
         self.tells_ties = methods is not None and module.network.is_as_translated

@@ -54,14 +54,25 @@ def row_loss(loss: str | RowLoss, head: PredictorModule) -> RowLoss:
     ``absolute_error``, ``huber``, ``poisson``.
 
     Raises:
-        InvalidInputError: no such loss.
+        InvalidInputError: no such loss, or "auto" for a ranker.
     """
     if callable(loss):
         return loss
     table = _OF_CLASSES if is_classifier(head) else _OF_NUMBERS
+    if loss == "auto":
+        refuse_ranker(head, "name the loss of a regressor, as loss='squared_error'")
     if loss != "auto" and loss not in table:
         raise InvalidInputError(f"loss is {loss!r}; here it is one of {', '.join(table)}, or a function")
     return next(iter(table.values())) if loss == "auto" else table[loss]
+
+
+def refuse_ranker(head: PredictorModule, otherwise: str) -> None:
+    """Raise InvalidInputError for a ranker, whose loss needs queries; ``otherwise`` says what else can be done."""
+    if getattr(head, "ranks", False):
+        raise InvalidInputError(
+            "this pipeline ranks rows within queries, which LambdaRank's loss must be told: use "
+            f"fine_tune_ranker(module, X, y, qid), or {otherwise}"
+        )
 
 
 def log_loss(margin: Tensor, target: Tensor) -> Tensor:

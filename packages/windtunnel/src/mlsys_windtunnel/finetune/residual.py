@@ -31,6 +31,8 @@ class Residual(PredictorModule):
     def __init__(self, head: PredictorModule) -> None:
         super().__init__(classes=head.classes, answers=sorted(head.answers))
         self.task, self.outputs = head.task, head.outputs
+        if head.ranks:
+            self.ranks = True
         self.head = _without_body(head)
         self.has_probabilities = is_probability(head)
 

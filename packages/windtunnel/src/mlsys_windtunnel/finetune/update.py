@@ -18,6 +18,7 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_windtunnel.backends.direct.watch import column_checks
+from mlsys_windtunnel.finetune.losses import refuse_ranker
 from mlsys_windtunnel.finetune.rows import Batch, encode_rows
 from mlsys_windtunnel.finetune.tune import head_of
 from mlsys_windtunnel.finetune.update_network import train_on
@@ -143,7 +144,8 @@ def update(
         options: See :class:`UpdateOptions`.
 
     Raises:
-        InvalidInputError: rows that the source refuses, labels that it does not know, a pipeline that predicts nothing.
+        InvalidInputError: rows that the source refuses, labels that it does not know, a pipeline that predicts nothing,
+            a ranker.
 
     Example:
         >>> state = update(translate(source), X_monday, y_monday)  # doctest: +SKIP
@@ -152,6 +154,7 @@ def update(
     """
     options, began = options or UpdateOptions(), time.perf_counter()
     head = head_of(start)
+    refuse_ranker(head, "update it by fitting its source anew")
     new = encode_rows(start.frontend, head, X, y, weight=sample_weight, checks=column_checks(start.network))
     boosted = _boosted(start, options)
     has_learnt = memory is not None and len(memory.x) >= FEWEST_ROWS

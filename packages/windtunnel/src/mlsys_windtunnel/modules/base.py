@@ -52,10 +52,12 @@ class PredictorModule(OperatorModule):
         classes: the labels of a classifier, in the order of columns; empty otherwise.
         outputs: the labels of each output of a classifier of several outputs; its ``probabilities`` are side by side.
         answers: the methods of the source that this module has: "predict", "predict_proba", ...
+        ranks: whether the source ranks rows within queries: a number compares only with those of the same query.
     """
 
     task: Task = "regression"
     outputs: tuple[tuple[object, ...], ...] = ()
+    ranks = False
 
     def __init__(self, *, classes: Sequence[object] = (), answers: Sequence[str] = ("predict",)) -> None:
         super().__init__()
@@ -117,9 +119,11 @@ class PredictorModule(OperatorModule):
 class Regressor(PredictorModule):
     """A predictor whose scores are its predictions, ``[rows, outputs]``; one output is answered as ``[rows]``."""
 
-    def __init__(self, body: nn.Module, *, is_flat: bool = True) -> None:
+    def __init__(self, body: nn.Module, *, is_flat: bool = True, ranks: bool = False) -> None:
         super().__init__(answers=("predict",))
         self.body = body
+        if ranks:
+            self.ranks = True
         self.is_flat = is_flat  # the source answers [rows], not [rows, 1]
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -221,6 +225,10 @@ class OutlierDetector(PredictorModule):
         """Return decision values, ``[rows, 1]``."""
         scores: Tensor = self.body(*inputs)
         return scores
+
+    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """Judge as its body does."""
+        return self.judged_by(self.body, inputs)
 
     def decision(self, scores: Tensor) -> Tensor:
         """Return decision values, ``[rows]``."""

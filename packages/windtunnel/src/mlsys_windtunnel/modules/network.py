@@ -80,10 +80,12 @@ class Network(nn.Module):
     Attributes:
         origin: Checksum of the parameters that a source has left, where its answers may be ties; None elsewhere, and
             where there is no source to agree with.
+        features_are_deep: Whether the source's ``transform`` answers ``[members, rows, k]``, not side by side.
     """
 
     origin: int | None = None
     features: tuple[str, ...] = ()  # of networks that were saved before there were any
+    features_are_deep = False
 
     def __init__(
         self,

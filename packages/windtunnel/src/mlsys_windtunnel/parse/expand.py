@@ -25,8 +25,11 @@ class Builder(Protocol):
         """Add one operator; its name is made unique."""
         ...
 
-    def note_features(self, values: tuple[Value, ...]) -> None:
-        """Keep what stands side by side in the answer of ``transform`` of the estimator that the graph ends in."""
+    def note_features(self, values: tuple[Value, ...], *, is_deep: bool = False) -> None:
+        """Keep what stands side by side in the answer of ``transform`` of the estimator that the graph ends in.
+
+        With ``is_deep`` one behind another.
+        """
         ...
 
 
@@ -67,7 +70,7 @@ def expand(builder: Builder, estimator: Any, source: Value, path: str, methods: 
         else _apart(builder, composition, source, path)
     )
     if composition.transforms and not methods:
-        builder.note_features(tuple(answers))
+        builder.note_features(tuple(answers), is_deep=composition.is_deep)
     return _joined(builder, estimator, composition, answers, source, path, methods)
 
 
@@ -78,7 +81,7 @@ def expand_features(builder: Builder, estimator: Any, source: Value, path: str) 
         The table; None if the estimator is neither, and nothing was added.
     """
     composition = composition_of(estimator)
-    if composition is None or not (composition.stacked or composition.transforms):
+    if composition is None or composition.is_deep or not (composition.stacked or composition.transforms):
         return None
     if composition.stacked:
         return _stacked(builder, estimator, composition, source, path)

@@ -84,6 +84,7 @@ class PipelineGraph:
     output: Value
     rules: InputRules = field(default_factory=InputRules)  # the tables that the source takes
     features: tuple[Value, ...] = ()  # ``transform`` of a last predictor that has both, side by side: a stack, a vote
+    features_are_deep: bool = False  # or rather one behind another, ``[members, rows, k]``
 
     @property
     def size(self) -> FittedSize:

@@ -41,6 +41,7 @@ class Composition:
     stacked: tuple[Member, ...] = ()  # their answers, one each, are what the only member reads
     passes: frozenset[str] = frozenset()  # answers that are the only member's own
     transforms: bool = False  # the members' answers side by side are what its ``transform`` gives
+    is_deep: bool = False  # or rather one behind another, ``[members, rows, k]``
     is_chain: bool = False  # each member reads the answers of those before it too
 
 
@@ -167,7 +168,8 @@ def _voting_classifier(estimator: Any) -> Composition | None:
     return Composition(
         tuple(Member(name, part, ("predict_proba",)) for name, part in members),
         ("predict", "predict_proba"),
-        transforms=estimator.flatten_transform,  # else a table of three dimensions
+        transforms=True,
+        is_deep=not estimator.flatten_transform,
     )
 
 

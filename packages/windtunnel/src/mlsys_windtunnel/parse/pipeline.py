@@ -55,6 +55,7 @@ def parse_pipeline(estimator: object) -> PipelineGraph:
         output=output,
         rules=rules_of(estimator, source, parser.operators),
         features=parser.features,
+        features_are_deep=parser.features_are_deep,
     )
 
 
@@ -64,6 +65,7 @@ class _Parser:
     def __init__(self) -> None:
         self.operators: list[Operator] = []
         self.features: tuple[Value, ...] = ()
+        self.features_are_deep = False
         self._names = {"input"}
         self._answers: dict[tuple[int, str, tuple[str, ...]], Value] = {}
 
@@ -166,9 +168,12 @@ class _Parser:
             estimator=estimator,
         )
 
-    def note_features(self, values: tuple[Value, ...]) -> None:
-        """Keep what stands side by side in the answer of ``transform`` of the estimator that the graph ends in."""
-        self.features = values
+    def note_features(self, values: tuple[Value, ...], *, is_deep: bool = False) -> None:
+        """Keep what stands side by side in the answer of ``transform`` of the estimator that the graph ends in.
+
+        With ``is_deep`` one behind another.
+        """
+        self.features, self.features_are_deep = values, is_deep
 
     def add(self, name: str, kind: Kind, inputs: tuple[Value, ...], width: int | None, **fields: Any) -> Value:
         """Add one operator under a name that no other has."""

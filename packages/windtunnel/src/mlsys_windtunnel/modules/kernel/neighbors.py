@@ -1,4 +1,4 @@
-"""Nearest neighbours by exact search over stored samples, and nearest centroids."""
+"""Nearest neighbours by exact search over stored samples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from mlsys_windtunnel.modules.base import PredictorModule, Task, has_ties
 from mlsys_windtunnel.modules.kernel.kernels import distances
 from mlsys_windtunnel.modules.kernel.metrics import Distance
-from mlsys_windtunnel.modules.linear.discriminant import Posterior
-from mlsys_windtunnel.modules.ties import nearest_is_unsure, sizes, uncertainty
+from mlsys_windtunnel.modules.ties import sizes, uncertainty
 from torch import Tensor, nn
 
 ALLOWED = 1e-6  # difference of answers
@@ -97,8 +96,9 @@ class NeighborAverage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return averages ``[rows, outputs]``."""
+        _, indices, _ = self.found(x)
         x, samples = self._scaled(x)
-        return self._average(x, samples, nearest(x, samples, self.k, p=self.p, distance=self._metric)[1])
+        return self._average(x, samples, indices)
 
     def judged(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what ``forward`` does, and which rows tie so that it shows in the answer, ``[rows]`` bool.
@@ -106,24 +106,39 @@ class NeighborAverage(nn.Module):
         The last index among the neighbours may be any of several samples with different values; weighted votes may be
         level; and a source's distance near zero may be of rounding alone, which by its inverse weighs much.
         """
+        far, indices, unsure = self.found(x, judges=True)
+        assert unsure is not None
         x, samples = self._scaled(x)
+        table = self._average(x, samples, indices)
+        if self.by_distance:
+            unsure = unsure | self._is_level(table)
+            if self.by_product:
+                unsure = unsure | self._is_lost(far, self._size(x, samples), indices)
+        return table, unsure
+
+    def found(self, x: Tensor, *, judges: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return distances and indices of the nearest samples, ``[rows, k]`` both.
+
+        With ``judges``, also where samples of different values tie for the last place, ``[rows]`` bool.
+        """
+        x, samples = self._scaled(x)
+        if not judges:
+            return *nearest(x, samples, self.k, p=self.p, distance=self._metric), None
         far, indices = nearest(x, samples, min(self.k + 1, len(samples)), p=self.p, distance=self._metric)
-        table = self._average(x, samples, indices[:, : self.k])
-        size = sizes(x.nan_to_num(), samples.nan_to_num()).unsqueeze(1)
-        unsure = torch.zeros_like(size[:, 0], dtype=torch.bool)
+        unsure = torch.zeros_like(far[:, 0], dtype=torch.bool)
         if len(samples) > self.k:
             last = far[:, self.k - 1 : self.k]
-            error = 2 * uncertainty(last, size, by_product=self.by_product)
+            error = 2 * uncertainty(last, self._size(x, samples), by_product=self.by_product)
             is_tied = (far[:, self.k :] - last <= error).squeeze(1)
             if torch.compiler.is_exporting():
                 unsure = is_tied & self._has_choice(x, samples, last, error)
             elif bool(is_tied.any()):
                 unsure[is_tied] = self._has_choice(x[is_tied], samples, last[is_tied], error[is_tied])
-        if self.by_distance:
-            unsure = unsure | self._is_level(table)
-            if self.by_product:
-                unsure = unsure | self._is_lost(far[:, : self.k], size, indices[:, : self.k])
-        return table, unsure
+        return far[:, : self.k], indices[:, : self.k], unsure
+
+    @staticmethod
+    def _size(x: Tensor, samples: Tensor) -> Tensor:
+        return sizes(x.nan_to_num(), samples.nan_to_num()).unsqueeze(1)
 
     @property
     def _metric(self) -> Distance | None:
@@ -246,75 +261,3 @@ class OutputVotes(PredictorModule):
         """Return class indices, ``[rows, outputs]`` int64."""
         each = torch.split(scores, [len(labels) for labels in self.outputs], dim=1)
         return torch.stack([votes.argmax(dim=1) for votes in each], dim=1)
-
-
-class NearestCentroid(PredictorModule):
-    """Classes by their centroids: Hastie et al., Elements of Statistical Learning, equation 18.2.
-
-    The scores are discriminants and then, where all classes are as frequent, how near the centroids are: the source
-    predicts from distances as they are, but computes probabilities from distances over standard deviations.
-
-    Args:
-        centroids: ``[classes, features]``.
-        deviations: Within-class standard deviations, ``[features]``, none of them zero.
-        log_priors: ``[classes]``.
-        classes: The labels.
-        p: Order of the Minkowski distance.
-        predicts_by_distance: True if all classes are as frequent.
-        answers: The methods of the source.
-    """
-
-    task: Task = "classification"
-    stores_points = True
-
-    def __init__(
-        self,
-        centroids: npt.ArrayLike,
-        *,
-        deviations: npt.ArrayLike,
-        log_priors: npt.ArrayLike,
-        classes: Sequence[object],
-        p: float,
-        predicts_by_distance: bool,
-        answers: Sequence[str],
-    ) -> None:
-        super().__init__(classes=classes, answers=answers)
-        self.centroids = nn.Parameter(torch.from_numpy(np.array(centroids, np.float64)))
-        self.deviations = nn.Parameter(torch.from_numpy(np.array(deviations, np.float64)))
-        self.log_priors = nn.Parameter(torch.from_numpy(np.array(log_priors, np.float64)))
-        self.p = p
-        self.predicts_by_distance = predicts_by_distance
-        self.head = Posterior(nn.Identity(), classes=classes, answers=answers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return scores ``[rows, classes]``, or twice as wide where distances decide."""
-        far = distances(x / self.deviations, self.centroids / self.deviations, p=self.p)
-        scores = 2 * self.log_priors - far.square()
-        if not self.predicts_by_distance:
-            return scores
-        return torch.cat([scores, -distances(x, self.centroids, p=self.p)], dim=1)
-
-    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """Compute the table, and the rows where the label of the nearest centroid may tie."""
-        scores: Tensor = self(*inputs)
-        if not self.predicts_by_distance or (methods and not {"predict", "labels"} & set(methods)):
-            return scores, None
-        labels = torch.arange(len(self.classes), device=scores.device)
-        size = sizes(inputs[0], self.centroids)
-        return scores, nearest_is_unsure(-scores[:, -len(self.classes) :], size, labels, by_product=True)
-
-    def probabilities(self, scores: Tensor) -> Tensor:
-        """Return probabilities ``[rows, classes]``."""
-        return self.head.probabilities(scores[:, : len(self.classes)])
-
-    def log_probabilities(self, scores: Tensor) -> Tensor:
-        """Return logarithms of probabilities ``[rows, classes]``."""
-        return self.head.log_probabilities(scores[:, : len(self.classes)])
-
-    def decision(self, scores: Tensor) -> Tensor:
-        """Return decision values: ``[rows]`` for two classes, else ``[rows, classes]``."""
-        return self.head.decision(scores[:, : len(self.classes)])
-
-    def prediction(self, scores: Tensor) -> Tensor:
-        """Return class indices, ``[rows]``."""
-        return scores[:, -len(self.classes) :].argmax(dim=1)
