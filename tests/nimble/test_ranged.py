@@ -261,7 +261,7 @@ def test_torch_compile_passes_its_symbolic_sizes_on():
     from mlsys_nimble import dynamo
 
     found = [item for item in gc.get_objects() if type(item) is dynamo._ScheduledGraph]
-    executors = [type(graph._calls.latest.executor) for graph in found if graph._calls.latest is not None]
+    executors = [type(graph.calls.latest.executor) for graph in found if graph.calls.latest is not None]
     assert RangedExecutor in executors
     torch._dynamo.reset()
 

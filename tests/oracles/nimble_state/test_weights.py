@@ -10,7 +10,9 @@ import pytest
 import torch
 from mlsys_nimble import Nimble
 from mlsys_nimble.dynamo import nimble
-from mlsys_nimble.state.digest import Digest
+from mlsys_nimble.state import weights
+from mlsys_nimble.state.digest import PARTS, WHOLE_NBYTES, Digest, Samples
+from mlsys_nimble.state.weights import Attributes
 from torch import Tensor, nn
 
 EXECUTORS = ("native", "reference")
@@ -53,6 +55,19 @@ def assign(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
+def swap_in_average(model: nn.Module) -> None:
+    """Exchange the weights' content with an exponential moving average's, as evaluation of EMA does."""
+    for parameter in model.parameters():
+        average = parameter.detach() * 0.7 + 0.05
+        kept = parameter.data.clone()
+        parameter.data.copy_(average)
+        average.copy_(kept)
+
+
+def swap_tensors(model: Net) -> None:
+    torch.utils.swap_tensors(model.linear.bias, nn.Parameter(torch.ones(8)))
+
+
 CHANGES: dict[str, Callable[[Net], Any]] = {
     ".data.mul_": lambda m: m.linear.weight.data.mul_(2),
     ".data =": lambda m: assign(m.conv.weight, "data", m.conv.weight.data * 2),
@@ -76,6 +91,8 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
     "a number": lambda m: assign(m, "scale", 3.0),
     "a part's number": lambda m: assign(m.norm, "eps", 0.5),
     "an optimiser": lambda m: step(m),
+    "an average swapped in": swap_in_average,
+    "swap_tensors": swap_tensors,
 }
 
 
@@ -128,7 +145,7 @@ def test_compiled_models_notice(model: Net, ids: Tensor, change: str):
         torch.testing.assert_close(compiled(ids), model(ids), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", [name for name in CHANGES if name != "swap_tensors"])  # torch refuses it there
 def test_models_prepared_for_training_notice(model: Net, ids: Tensor, change: str):
     with torch.enable_grad():
         prepared = Nimble(model).prepare(ids, training=True, executor="reference")
@@ -147,7 +164,7 @@ def test_the_other_schedules_of_a_changed_model_are_made_anew(model: Net, ids: T
 
 
 def test_values_read_in_place_are_not_read_twice(model: Net, ids: Tensor):
-    prepared = Nimble(model).prepare(ids, executor="native")
+    prepared = Nimble(model).prepare(ids, executor="native", weights="bytes")
     assert prepared.prepared is not None
     watched = prepared.prepared.watch.nbytes
     prepared(ids)
@@ -167,6 +184,79 @@ def test_versions_alone_see_what_torch_tells(model: Net, ids: Tensor):
     for change in ("an operator in place", ".data =", "load_state_dict", "vector_to_parameters", "a new part"):
         CHANGES[change](model)
         torch.testing.assert_close(prepared(ids), model(ids), rtol=1e-4, atol=1e-5)
+
+
+class Wide(nn.Module):
+    """Two linear layers that share a weight of 1 MiB, and a third with one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(512, 512, bias=False) for _ in range(3))
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.third(self.second(self.first(x).relu()).relu())
+        return y
+
+
+WIDE_CHANGES: dict[str, Callable[[Wide], Any]] = {
+    ".data.mul_, shared": lambda m: m.second.weight.data.mul_(2),
+    "one element in place": lambda m: m.third.weight[7, 9].fill_(1e3),
+    "a quarter, NumPy": lambda m: numpy_of(m.third.weight)[100:228].__imul__(5),
+    "load_state_dict": lambda m: m.load_state_dict(doubled(m)),
+    "an optimiser": lambda m: wide_step(m),
+    ".data =, shared": lambda m: assign(m.first.weight, "data", m.first.weight * 2),
+}
+
+
+def wide_step(model: nn.Module) -> None:
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimiser.step()
+
+
+def test_large_weights_are_noticed_at_the_next_call():
+    torch.manual_seed(0)
+    model, x = Wide(), torch.randn(2, 512)
+    prepared = Nimble(model).prepare(x, executor="native")
+    for name, change in WIDE_CHANGES.items():
+        change(model)
+        expected = model(x)
+        torch.testing.assert_close(prepared(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()), msg=name)
+
+
+@pytest.mark.parametrize("way", ["refresh", "bytes", "calls"])
+def test_one_element_of_a_large_weight_written_behind_torchs_back(way: str):
+    torch.manual_seed(0)
+    model, x = Wide(), torch.randn(2, 512)
+    prepared = Nimble(model).prepare(x, weights="bytes" if way == "bytes" else "samples")
+    assert not prepared.refresh()
+    model.third.weight.data[300, 3] = 1e3
+    expected = model(x)
+    if way == "refresh":
+        assert prepared.refresh()
+    for _ in range(PARTS - 1 if way == "calls" else 0):
+        prepared(x)
+    torch.testing.assert_close(prepared(x), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_refresh_reaches_the_parts_of_a_model_that_runs_eagerly_between():
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(256, 256)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.linear(x)
+            return x * 2 if float(x.sum()) > 0 else x - 1
+
+    model, x = Broken(), torch.randn(2, 256)
+    prepared = Nimble(model).prepare(x, fallback="eager")
+    prepared(x)
+    model.linear.weight.data[200, 3] += 50
+    assert prepared.refresh()
+    torch.testing.assert_close(prepared(x), model(x), rtol=1e-4, atol=1e-4)
 
 
 def test_a_branch_on_a_weight_is_made_anew():
@@ -210,7 +300,7 @@ def test_every_byte_counts(size: int, monkeypatch: pytest.MonkeyPatch):
 
     for is_native in (True, False):
         if not is_native:
-            monkeypatch.setattr(digest, "_load", lambda: None)
+            monkeypatch.setattr(digest, "load_digest", lambda: None)
         tensor = torch.arange(size, dtype=torch.int16)
         found = Digest([tensor])
         seen = {found.read()}
@@ -226,3 +316,54 @@ def test_bytes_that_change_places_count():
     before = digest.read()
     tensor.copy_(tensor.roll(8))
     assert digest.read() != before
+
+
+@pytest.fixture(params=["native", "Python"])
+def digests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "Python":
+        from mlsys_nimble.state import digest
+
+        monkeypatch.setattr(digest, "load_digest", lambda: None)
+        monkeypatch.setattr(weights, "_first_changed", lambda: None)
+
+
+@pytest.mark.usefixtures("digests")
+@pytest.mark.parametrize("nbytes", [WHOLE_NBYTES + 1, WHOLE_NBYTES + 513, 33_000, 70_001])
+def test_every_byte_is_among_the_samples_of_some_look(nbytes: int):
+    tensor = torch.zeros(nbytes, dtype=torch.uint8)
+    samples = Samples([tensor])
+    assert samples.nbytes < nbytes / 4
+    for place in {*range(0, nbytes, nbytes // 37), *range(nbytes - 3, nbytes)}:
+        tensor[place] = 1
+        assert sum(not samples.look() for _ in range(PARTS)) >= 1
+        assert not samples.look_at_all()
+        tensor[place] = 0
+        assert samples.look_at_all()
+
+
+@pytest.mark.usefixtures("digests")
+def test_a_quarter_is_among_the_samples_of_every_look():
+    tensor = torch.zeros(50_000)
+    samples = Samples([tensor])
+    for begin in range(0, 37_501, 2_500):
+        tensor[begin : begin + 12_500] = 1
+        assert not any(samples.look() for _ in range(PARTS)), begin
+        tensor.zero_()
+    assert all(samples.look() for _ in range(PARTS))
+
+
+@pytest.mark.usefixtures("digests")
+def test_attributes_that_are_equal_are_the_same_and_others_not(model: Net):
+    found = Attributes(model)
+    assert not found.have_changed()
+    model.scale = float("2.0")  # equal, another object
+    assert not found.have_changed()
+    assert not found.have_changed()
+    model.train()  # modes are not watched
+    assert not found.have_changed()
+    model.scale = 2  # another type: dtypes may differ
+    assert found.have_changed()
+    model.scale = 2.0
+    assert not found.have_changed()
+    model.norm.running_mean = model.norm.running_mean.clone()  # equal, another tensor
+    assert found.have_changed()

@@ -32,6 +32,7 @@ _WHAT = {
     "nimble-memory": "Memory of prepared models beside ONNX Runtime's",
     "nimble-operator-bound": "Nets of small operators",
     "nimble-training": "Training steps",
+    "nimble-weights": "Cost of noticing changed weights",
     "nimble": "Nets against peers",
     "orca-bubbles": "Bubbles of a pipeline, request-level against iteration-level",
     "orca-control": "Processor time of a divided model's control",

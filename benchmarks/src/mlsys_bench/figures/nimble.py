@@ -81,6 +81,16 @@ def memory(name: str) -> str:
     return table(["net", "", *columns], rows)
 
 
+def weights(name: str) -> str:
+    """Return the milliseconds of a call by the way changed weights are noticed, and each way's share of it."""
+    rows = []
+    for row in load(name)["rows"]:
+        ms = {kind: row[f"least_{kind}_ms"] for kind in ("versions", "samples", "bytes")}
+        over = (f"{100 * (ms[kind] / ms['versions'] - 1):.0f} %" for kind in ("samples", "bytes"))
+        rows.append([row["net"].rpartition(":")[2], *(number(value) for value in ms.values()), *over])
+    return table(["net", "versions", "samples", "bytes", "samples, more", "bytes, more"], rows)
+
+
 def gpu(name: str) -> str:
     """Return a row for each case of each race on a GPU: median milliseconds, and how many times slower than Nimble."""
     rows: list[list[str]] = []

@@ -1,6 +1,6 @@
-"""Measure the cost per call of noticing that the model changed (docs/adr/0015): by bytes, and by versions.
+"""Measure the cost per call of noticing that the model changed (docs/adr/0042): by versions, samples and bytes.
 
-Both live in one process and take turns. The fastest of all calls shows the cost of the check on a quiet machine.
+All live in one process and take turns. The fastest of all calls shows the cost of the check on a quiet machine.
 
     mlsys bench nimble-weights nets=mlp,resnet50
 """
@@ -18,6 +18,7 @@ from mlsys_nimble import Nimble
 from mlsys_nimble.nets.resolve import load_model
 
 from mlsys_bench.harness.text import rows_section
+from mlsys_bench.nimble.zoo_nets import let_torchvision_load
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 ROUNDS, CALLS = 40, 10
+KINDS = "versions", "samples", "bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +35,21 @@ class Row:
 
     net: str
     least_versions_ms: float
+    least_samples_ms: float
     least_bytes_ms: float
     median_versions_ms: float
+    median_samples_ms: float
     median_bytes_ms: float
 
 
 def run(context: BenchContext, *, nets: tuple[str, ...] = ("mlp", "resnet20-cifar", "resnet50")) -> Section:
-    """Time both kinds of check on each net."""
+    """Time each kind of check on each net."""
     torch.set_num_threads(1)
+    let_torchvision_load()
     rows = []
     for name in nets[:1] if context.is_quick else nets:
         net, inputs = load_model(name)
-        models = {kind: Nimble(net).prepare(inputs, weights=kind, num_threads=1) for kind in ("versions", "bytes")}
+        models = {kind: Nimble(net).prepare(inputs, weights=kind, num_threads=1) for kind in KINDS}
         calls = {kind: partial(model, *inputs) for kind, model in models.items()}
         num_rounds = 2 if context.is_quick else ROUNDS
         found = take_turns(calls, turn_s=0.0, num_rounds=num_rounds, fewest_calls=CALLS, idle_s=0.0)

@@ -75,6 +75,13 @@ class PreparedCalls:
             if self.ranged:
                 self.ranged.clear()
 
+    def refresh(self) -> bool:
+        """Compare every byte that schedules have copied; forget all schedules and return True if one has changed."""
+        has_changed = any(prepared.watch.has_changed(looks_at_all=True) for prepared in self.all)
+        if has_changed:
+            self.clear()
+        return has_changed
+
     @property
     def all(self) -> list[Prepared]:
         """Return all that is prepared, the one unused for longest first."""

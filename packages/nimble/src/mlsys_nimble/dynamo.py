@@ -35,8 +35,8 @@ def nimble(
     return compiled
 
 
-def backend(options: Options) -> Callable[..., Any]:
-    """Return a backend with these options."""
+def backend(options: Options, made: list[PreparedCalls] | None = None) -> Callable[..., Any]:
+    """Return a backend with these options; ``made`` receives the calls of each graph scheduled for inference."""
 
     def compile_graph(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         tensors = [item for item in example_inputs if isinstance(item, torch.Tensor)]
@@ -48,7 +48,10 @@ def backend(options: Options) -> Callable[..., Any]:
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         symbolic = [node.meta.get("example_value") for node in placeholders]
         ranges = _ranges_of(symbolic, owned, options)
-        return _ScheduledGraph(graph, owned, options, ranges, _take_numbers(graph))
+        scheduled = _ScheduledGraph(graph, owned, options, ranges, _take_numbers(graph))
+        if made is not None:
+            made.append(scheduled.calls)
+        return scheduled
 
     return compile_graph
 
@@ -145,9 +148,9 @@ class _ScheduledGraph:
         self._graph = graph
         self._numbers = numbers  # indices of arguments that the graph takes as numbers
         self._owned_indices = owned_indices
-        self._calls = PreparedCalls(graph, options, fixed_indices=owned_indices)
+        self.calls = PreparedCalls(graph, options, fixed_indices=owned_indices)
         if ranges is not None:
-            self._calls.serve(ranges)
+            self.calls.serve(ranges)
         self._seen: list[tuple[torch.Tensor, int]] = []
         self._is_eager = False
 
@@ -158,10 +161,10 @@ class _ScheduledGraph:
             return self._graph(*inputs)
         owned = [inputs[index] for index in self._owned_indices]
         if not self._is_fresh(owned):
-            self._calls.clear()
+            self.calls.clear()
         try:
             with torch.no_grad():
-                result = self._calls.call(inputs, {})
+                result = self.calls.call(inputs, {})
         except CaptureError as error:
             _LOG.warning("a graph runs eagerly: %s", error)
             self._is_eager = True

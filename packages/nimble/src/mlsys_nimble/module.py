@@ -91,6 +91,18 @@ class Nimble(nn.Module):
             self._fall_back(error)
         return self
 
+    def refresh(self) -> bool:
+        """Compare every byte of the weights now; if any changed, prepare again at the next call.
+
+        Call it after a write that torch does not record (through ``.data`` or NumPy, by another process) to a small
+        part of a tensor; any other write is noticed without it. With ``training=True`` weights are read at every call.
+
+        Returns:
+            True if something has changed.
+        """
+        calls = (each for each in (self._calls, *self._parts) if isinstance(each, PreparedCalls))
+        return sum(each.refresh() for each in calls) > 0  # each of them is asked
+
     def save(self, path: str | Path) -> int:
         """Write all schedules to one file, which :func:`mlsys_nimble.load` maps, and return its size in bytes.
 
@@ -158,7 +170,7 @@ class Nimble(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the schedules, which hold threads and memory of this process."""
-        return {**self.__dict__, "_calls": None, "_eager": None}
+        return {**self.__dict__, "_calls": None, "_eager": None, "_parts": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -168,6 +180,7 @@ class Nimble(nn.Module):
     def _disarm(self) -> None:
         self._calls: PreparedCalls | TrainingCalls | None = None
         self._eager: Callable[..., Any] | None = None
+        self._parts: list[PreparedCalls] = []  # of the graphs that run beside what is eager
 
     def _arm(self, how: How) -> None:
         """Get ready for calls, each of which is prepared on first use."""
@@ -200,7 +213,7 @@ class Nimble(nn.Module):
         from mlsys_nimble.dynamo import backend
 
         _LOG.warning("parts of the model run eagerly: %s", error)
-        compiled: Any = torch.compile(self.model, backend=backend(self._how.options), dynamic=False)
+        compiled: Any = torch.compile(self.model, backend=backend(self._how.options, self._parts), dynamic=False)
         self.__dict__["_eager"] = compiled  # not a submodule: its weights are in `model` already
 
 

@@ -64,7 +64,7 @@ class Prepared:
             if split_program:  # each size keeps what these make
                 read = (split_program.tables.constants.values(), copied)
                 copied = list({id(tensor): tensor for tensors in read for tensor in tensors}.values())
-        self.watch = Watch(model, constants, copied, reads_content=options.weights == "bytes")
+        self.watch = Watch(model, constants, copied, weights=options.weights)
         self.renew()
         renew_in_forks(self)
         self._is_one_tensor = captured.results.is_plain and captured.results.spec == _ONE_TENSOR

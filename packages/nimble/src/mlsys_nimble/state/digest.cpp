@@ -1,4 +1,5 @@
-// Digests of memory, for noticing that bytes have changed; read at the speed of memory.
+// Looks at memory for what has changed: digests of bytes, read at the speed of memory, and entries of dictionaries.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -14,28 +15,68 @@ uint64_t mixed(uint64_t state, uint64_t value) {  // SplitMix64 (Steele et al. 2
 }
 
 // Fletcher's two sums over words of 64 bits, eight columns side by side: the second weighs each word by its place.
-uint64_t digest(uint64_t state, const char* data, int64_t nbytes) {
+struct Sums {
     Block sum{}, weighted{};
-    int64_t at = 0;
-    for (; at + (int64_t)sizeof(Block) <= nbytes; at += sizeof(Block)) {
+
+    void read(const char* data, int64_t nbytes) {
         Block words;
-        std::memcpy(&words, data + at, sizeof words);
+        int64_t at = 0;
+        for (; at + (int64_t)sizeof(Block) <= nbytes; at += sizeof(Block)) {
+            std::memcpy(&words, data + at, sizeof words);
+            sum += words;
+            weighted += sum;
+        }
+        words = Block{};
+        std::memcpy(&words, data + at, nbytes - at);
         sum += words;
         weighted += sum;
     }
-    Block rest{};
-    std::memcpy(&rest, data + at, nbytes - at);
-    sum += rest;
-    weighted += sum;
-    state = mixed(state, nbytes);
-    for (int lane = 0; lane < 8; lane++) state = mixed(mixed(state, sum[lane]), weighted[lane]);
-    return state;
-}
+
+    uint64_t into(uint64_t state, int64_t nbytes) const {
+        state = mixed(state, nbytes);
+        for (int lane = 0; lane < 8; lane++) state = mixed(mixed(state, sum[lane]), weighted[lane]);
+        return state;
+    }
+};
 
 }  // namespace
 
 extern "C" uint64_t nimble_digest(const void* const* pointers, const int64_t* nbytes, int64_t count) {
     uint64_t state = count;
-    for (int64_t piece = 0; piece < count; piece++) state = digest(state, (const char*)pointers[piece], nbytes[piece]);
+    for (int64_t piece = 0; piece < count; piece++) {
+        Sums sums;
+        sums.read((const char*)pointers[piece], nbytes[piece]);
+        state = sums.into(state, nbytes[piece]);
+    }
     return state;
+}
+
+// The same of one part of each tensor: of all its stretches, the slice of that number. samples.py says which bytes.
+extern "C" uint64_t nimble_digest_part(
+    const void* const* pointers, const int64_t* nbytes, int64_t count, int64_t stretches, int64_t slice_nbytes,
+    int64_t parts, int64_t part) {
+    uint64_t state = count;
+    for (int64_t tensor = 0; tensor < count; tensor++) {
+        Sums sums;
+        const int64_t all = nbytes[tensor];
+        for (int64_t stretch = 0; stretch < stretches; stretch++) {
+            const int64_t begin = all * stretch / stretches, length = all * (stretch + 1) / stretches - begin;
+            const int64_t slice = std::max((length + parts - 1) / parts, slice_nbytes);
+            sums.read((const char*)pointers[tensor] + begin + std::min(part * slice, length - slice), slice);
+        }
+        state = sums.into(state, all);
+    }
+    return state;
+}
+
+// CPython's own, found in the process; called with the interpreter's lock (through ctypes.PyDLL).
+extern "C" void* PyDict_GetItemWithError(void* dictionary, void* key) __attribute__((weak));
+
+// Return the first entry that is not the object held, `count` if all are, -1 where the interpreter has no such function.
+extern "C" int64_t nimble_first_changed(
+    void* const* dictionaries, void* const* keys, void* const* held, int64_t count) {
+    if (!PyDict_GetItemWithError) return -1;
+    for (int64_t entry = 0; entry < count; entry++)
+        if (PyDict_GetItemWithError(dictionaries[entry], keys[entry]) != held[entry]) return entry;
+    return count;
 }

@@ -2,23 +2,27 @@
 
 Kernels read packed copies of weights, and passes fold several into one. A write through torch raises a tensor's
 version; one through ``.data``, NumPy or another process changes only the bytes. So each replay first checks that
-modules hold the same tensors, submodules and numbers, that tensors have the same addresses, and that tensors which the
-schedule copied have the same bytes (ADR 15 gives the cost).
+modules hold the same tensors, submodules and numbers, that tensors have the same addresses and versions, and that a
+part of the bytes that the schedule copied, another part each time, is the same (ADR 15 and 42 give the cost).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from ctypes import PyDLL, c_int64, c_void_p
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
 from mlsys_nimble.ir.program import Program, ValueId
-from mlsys_nimble.state.digest import Digest
+from mlsys_nimble.state.digest import Digest, Samples, load_digest
 from torch import nn
 
 _WATCHED = (torch.Tensor, nn.Module, bool, int, float, complex, str, type(None))
 _PLAIN = frozenset({bool, int, float, complex, str})
 _NOT_WATCHED = frozenset(vars(nn.Module())) | {"training"}  # the entries of its dictionaries are watched instead
+_ADDRESS, _VERSION = torch.Tensor.data_ptr, attrgetter("_version")
 
 
 class Watch:
@@ -28,7 +32,8 @@ class Watch:
         model: Model whose parameters, buffers, submodules and plain attributes must stay the same objects.
         constants: Tensors that the schedule took from the model. Their addresses must stay the same.
         copied: Tensors that the schedule copied. Their content must stay the same.
-        reads_content: True compares every byte; False compares versions, which only writes through torch raise.
+        weights: The option of that name: ``"samples"`` compares versions and a part of the bytes, ``"bytes"`` every
+            byte, ``"versions"`` versions alone. Tensors on other devices are compared by versions.
     """
 
     def __init__(
@@ -37,38 +42,85 @@ class Watch:
         constants: Iterable[torch.Tensor],
         copied: Iterable[torch.Tensor],
         *,
-        reads_content: bool = True,
+        weights: str = "samples",
     ) -> None:
-        attributes = list(_watched_attributes(model))
-        self._gets = [attribute[0].get for attribute in attributes]
-        self._keys = [attribute[1] for attribute in attributes]
-        self._held = [attribute[2] for attribute in attributes]
+        self._attributes = Attributes(model)
         self._tensors = list({id(tensor): tensor for tensor in constants}.values())
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        copied = list(copied)
-        on_host = [tensor for tensor in copied if tensor.device.type == "cpu"] if reads_content else []
-        self._digest = Digest(on_host)
+        self._addresses = list(map(_ADDRESS, self._tensors))
+        copied = list({id(tensor): tensor for tensor in copied}.values())
+        on_host = [tensor for tensor in copied if tensor.device.type == "cpu"] if weights != "versions" else []
+        whole = [tensor for tensor in on_host if weights == "bytes" or tensor.is_inference()]
+        seen = {id(tensor) for tensor in whole}
+        self._digest = Digest(whole)
         self._content = self._digest.read()
-        seen = {id(tensor) for tensor in on_host}
+        self._samples = Samples([tensor for tensor in on_host if id(tensor) not in seen])
         self._versioned = [tensor for tensor in copied if id(tensor) not in seen and not tensor.is_inference()]
-        self._versions = [tensor._version for tensor in self._versioned]
+        self._versions = list(map(_VERSION, self._versioned))
 
     @property
     def nbytes(self) -> int:
         """Return the number of bytes that each check reads."""
-        return self._digest.nbytes
+        return self._digest.nbytes + self._samples.nbytes
 
-    def has_changed(self) -> bool:
-        """Return whether the model has changed since the schedule was made."""
-        for get, key, held in zip(self._gets, self._keys, self._held, strict=True):
-            found = get(key)
-            if found is not held and not (type(found) is type(held) and type(held) in _PLAIN and found == held):
+    def has_changed(self, *, looks_at_all: bool = False) -> bool:
+        """Return whether the model has changed since the schedule was made.
+
+        Args:
+            looks_at_all: Compare every byte, unless versions alone are compared.
+        """
+        if self._attributes.have_changed():
+            return True
+        if list(map(_ADDRESS, self._tensors)) != self._addresses:
+            return True
+        if list(map(_VERSION, self._versioned)) != self._versions:
+            return True
+        is_same = self._samples.look_at_all() if looks_at_all else self._samples.look()
+        return not is_same or self._digest.read() != self._content
+
+
+class Attributes:
+    """Parameters, buffers, submodules and plain attributes of a model's modules, as they were.
+
+    Args:
+        model: The model; what is no ``nn.Module`` has none.
+    """
+
+    def __init__(self, model: Any) -> None:
+        found = list(_watched_attributes(model))
+        self._dictionaries = [attribute[0] for attribute in found]
+        self._keys = [attribute[1] for attribute in found]
+        self._held = [attribute[2] for attribute in found]
+        array = c_void_p * max(len(found), 1)
+        self._objects = array(*map(id, self._held))  # an object's id is its address in CPython
+        self._arguments = array(*map(id, self._dictionaries)), array(*map(id, self._keys)), self._objects
+        self._count = c_int64(len(found))
+        self._first_changed = _first_changed()
+
+    def have_changed(self) -> bool:
+        """Return whether one is another object, and no equal number or string."""
+        if self._first_changed is not None:
+            found = self._first_changed(*self._arguments, self._count)
+            if found == len(self._held):
+                return False
+        for number, (dictionary, key) in enumerate(zip(self._dictionaries, self._keys, strict=True)):
+            found, held = dictionary.get(key), self._held[number]
+            if found is held:
+                continue
+            if type(found) is not type(held) or type(held) not in _PLAIN or found != held:
                 return True
-        if [tensor.data_ptr() for tensor in self._tensors] != self._addresses:
-            return True
-        if [tensor._version for tensor in self._versioned] != self._versions:
-            return True
-        return self._digest.read() != self._content
+            self._held[number], self._objects[number] = found, id(found)
+        return False
+
+
+@cache
+def _first_changed() -> Any:
+    """Return the compiled comparison of dictionaries' entries; None where there is none."""
+    native = load_digest()
+    if native is None:
+        return None
+    function = PyDLL(native._name, handle=native._handle).nimble_first_changed  # with the interpreter's lock
+    function.restype = c_int64
+    return function if function(None, None, None, c_int64(0)) == 0 else None
 
 
 def _watched_attributes(model: Any) -> Iterable[tuple[dict[str, Any], str, Any]]:
