@@ -95,6 +95,12 @@ def _weight(rows: int, columns: int, like: Tensor) -> Tensor:
     return torch.linspace(-1, 1, rows * columns, dtype=torch.float64).view(rows, columns).to(like)
 
 
+def _constant(like: Tensor) -> Tensor:
+    """Numbers that depend on no input: passes make them once."""
+    ones = torch.linspace(-1, 1, like.shape[-1] if like.dim() else 1, dtype=torch.float64, device=like.device)
+    return (ones * 3).to(like.dtype).expand(like.shape)
+
+
 def _conv(x: Tensor, padding: int) -> Tensor:
     return F.conv2d(x, _weight(4, x.shape[1] * 9, x).view(4, x.shape[1], 3, 3), padding=padding)
 
@@ -192,6 +198,8 @@ ELEMENTWISE = {
     "double": Step(1, _none, lambda x: x.double()),
     "contiguous": Step(1, _none, lambda x: x.contiguous()),
     "clone": Step(1, _none, lambda x: x.clone()),
+    "constant": Step(1, _none, lambda x: _constant(x)),
+    "plus constant": Step(1, _none, lambda x: x + _constant(x)),
 }
 PRODUCTS = {
     "linear": Step(1, _none, lambda x: F.linear(x, _weight(5, x.shape[-1], x), torch.arange(5).to(x))),
