@@ -164,7 +164,7 @@ def test_the_other_schedules_of_a_changed_model_are_made_anew(model: Net, ids: T
 
 
 def test_values_read_in_place_are_not_read_twice(model: Net, ids: Tensor):
-    prepared = Nimble(model).prepare(ids, executor="native", weights="bytes")
+    prepared = Nimble(model).prepare(ids, executor="native")
     assert prepared.prepared is not None
     watched = prepared.prepared.watch.nbytes
     prepared(ids)
@@ -219,18 +219,18 @@ def wide_step(model: nn.Module) -> None:
 def test_large_weights_are_noticed_at_the_next_call():
     torch.manual_seed(0)
     model, x = Wide(), torch.randn(2, 512)
-    prepared = Nimble(model).prepare(x, executor="native")
+    prepared = Nimble(model).prepare(x, executor="native", weights="samples")
     for name, change in WIDE_CHANGES.items():
         change(model)
         expected = model(x)
         torch.testing.assert_close(prepared(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()), msg=name)
 
 
-@pytest.mark.parametrize("way", ["refresh", "bytes", "calls"])
+@pytest.mark.parametrize("way", ["refresh", "by default", "calls"])
 def test_one_element_of_a_large_weight_written_behind_torchs_back(way: str):
     torch.manual_seed(0)
     model, x = Wide(), torch.randn(2, 512)
-    prepared = Nimble(model).prepare(x, weights="bytes" if way == "bytes" else "samples")
+    prepared = Nimble(model).prepare(x, **({} if way == "by default" else {"weights": "samples"}))
     assert not prepared.refresh()
     model.third.weight.data[300, 3] = 1e3
     expected = model(x)
@@ -252,7 +252,7 @@ def test_refresh_reaches_the_parts_of_a_model_that_runs_eagerly_between():
             return x * 2 if float(x.sum()) > 0 else x - 1
 
     model, x = Broken(), torch.randn(2, 256)
-    prepared = Nimble(model).prepare(x, fallback="eager")
+    prepared = Nimble(model).prepare(x, fallback="eager", weights="samples")
     prepared(x)
     model.linear.weight.data[200, 3] += 50
     assert prepared.refresh()

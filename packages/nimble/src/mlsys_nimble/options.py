@@ -22,7 +22,7 @@ class Options:
     kernels: str = "triton"  # of the CUDA executor: "triton", "inductor" or "aten" (docs/nimble-cuda.md)
     rematerialises: bool = True  # training: recompute cheap values in the backward pass (min-cut)
     precision: str = "fp32"  # "bf16" rounds the weights of linears and convolutions to it (docs/nimble-cpu.md)
-    weights: str = "samples"  # how a change is detected: by "samples", "bytes" or "versions" (docs/nimble.md)
+    weights: str = "bytes"  # how a change is detected: by "bytes", "samples" or "versions" (docs/nimble.md)
     optimises: bool = True  # run the passes; without them the program has the model's operators
 
     def __post_init__(self) -> None:
@@ -31,8 +31,8 @@ class Options:
                 raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.precision not in ("fp32", "bf16"):
             raise InvalidInputError(f"precision is {self.precision!r}; it may be 'fp32' or 'bf16'")
-        if self.weights not in ("samples", "bytes", "versions"):
-            raise InvalidInputError(f"weights is {self.weights!r}; it may be 'samples', 'bytes' or 'versions'")
+        if self.weights not in ("bytes", "samples", "versions"):
+            raise InvalidInputError(f"weights is {self.weights!r}; it may be 'bytes', 'samples' or 'versions'")
         if self.winograd not in (0, 2, 4):
             raise InvalidInputError(f"winograd is {self.winograd}; it may be 0, 2 or 4")
         if self.kernels not in ("triton", "inductor", "aten"):

@@ -32,8 +32,8 @@ class Watch:
         model: Model whose parameters, buffers, submodules and plain attributes must stay the same objects.
         constants: Tensors that the schedule took from the model. Their addresses must stay the same.
         copied: Tensors that the schedule copied. Their content must stay the same.
-        weights: The option of that name: ``"samples"`` compares versions and a part of the bytes, ``"bytes"`` every
-            byte, ``"versions"`` versions alone. Tensors on other devices are compared by versions.
+        weights: The option of that name: ``"bytes"`` compares every byte, ``"samples"`` versions and a part of the
+            bytes, ``"versions"`` versions alone. Tensors on other devices are compared by versions.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Watch:
         constants: Iterable[torch.Tensor],
         copied: Iterable[torch.Tensor],
         *,
-        weights: str = "samples",
+        weights: str = "bytes",
     ) -> None:
         self._attributes = Attributes(model)
         self._tensors = list({id(tensor): tensor for tensor in constants}.values())
