@@ -41,7 +41,6 @@ LONG = {"rope_type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}
         ("phi3", SHAPE | {"rope_parameters": LONG}, "scaling 'longrope' needs 8 factors"),
         ("phi3", SHAPE | {"rope_scaling": {"type": "su"}}, "scaling 'su'"),
         ("qwen3", SHAPE | {"layer_types": ["linear_attention"] * 2}, "type 'linear_attention'"),
-        ("qwen3_moe", SHAPE | {"norm_topk_prob": False}, "weights do not sum to one"),
         ("qwen3_moe", SHAPE | {"norm_topk_prob": True, "mlp_only_layers": [0]}, "without experts"),
         ("qwen3_moe", SHAPE | {"norm_topk_prob": True, "decoder_sparse_step": 2}, "without experts"),
         ("smollm3", SHAPE | {"no_rope_layers": [1]}, "2 layers have positions or none, not 1"),

@@ -166,7 +166,7 @@ CASES = {
     "mistral-window": Case("Mistral", SHAPE | {"sliding_window": 11}),
 }
 
-TORCH_ONLY = {"mixtral", "mixtral-one-expert", "qwen2-moe", "qwen3-moe"}  # experts have no native operator
+IN_TORCH_ONCE = {"mixtral-one-expert", "qwen2-moe", "qwen3-moe"}  # experts are slow there, and alike
 
 
 def write_checkpoint(path: Path, case: Case) -> Any:
@@ -210,10 +210,12 @@ def log_probabilities(loaded: LoadedModel, sequences: list[list[int]]) -> list[T
 def test_answers_are_those_of_transformers(
     tmp_path: Path, name: str, backend: str, greedy_by_orca: Greedy, greedy_by_transformers: Greedy
 ) -> None:
+    if backend == "torch" and name in IN_TORCH_ONCE:
+        pytest.skip("of experts one family is enough in torch's operators")
     case = CASES[name]
     reference = write_checkpoint(tmp_path, case)
     loaded = load_model(tmp_path, dtype="fp32", backend=backend)
-    assert isinstance(loaded.model, NativeDecoder) == (backend == "auto" and name not in TORCH_ONLY)
+    assert isinstance(loaded.model, NativeDecoder) == (backend == "auto")
     loaded.tokenizer.eos_ids = frozenset()  # the reference does not stop either
 
     expected = greedy_by_transformers(reference, PROMPTS, NUM_TOKENS, pad_id=2)

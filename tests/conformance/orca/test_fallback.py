@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # transformers' name, what dif
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 48,
             "shared_expert_intermediate_size": 40,
-            "norm_topk_prob": True,  # which our own forward does not have beside a shared expert
+            "mlp_only_layers": [0],  # which our own forward does not have
         },
     ),
     "seed-oss": ("SeedOss", {"head_dim": 24}),

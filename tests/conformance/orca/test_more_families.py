@@ -58,6 +58,7 @@ GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_m
 BLOOM = TOKENS | {"hidden_size": 60, "n_layer": 2, "n_head": 5, "initializer_range": 0.2}
 MPT = TOKENS | {"d_model": 60, "n_layers": 2, "n_heads": 5, "max_seq_len": 128, "initializer_range": 0.2}
 COHERE2 = {"logit_scale": 2.0, "sliding_window": 9, "num_hidden_layers": 4}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
 CASES = {
     "gemma": Case("Gemma", SMALL | {"head_dim": 32}),
     "granite": Case("Granite", SMALL | GRANITE),
@@ -88,6 +89,8 @@ CASES = {
     ),
     "bloom": Case("Bloom", BLOOM),
     "mpt": Case("Mpt", MPT),
+    "qwen2-moe-sums-to-one": Case("Qwen2Moe", SMALL | EXPERTS | {"shared_expert_intermediate_size": 80}),
+    "qwen3-moe-of-all": Case("Qwen3Moe", SMALL | EXPERTS | {"norm_topk_prob": False, "head_dim": 16}),
     "mpt-scaled": Case("Mpt", MPT | {"attn_config": {"softmax_scale": 0.2}}),
 }
 GGUF = {

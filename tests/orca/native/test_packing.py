@@ -15,7 +15,17 @@ from mlsys_orca.model.weights.quantized import QuantizedMatrix
 from tests.orca.loading.test_gguf_blocks import random_blocks
 
 ROWS, COLUMNS = 64, 1024
-INT8 = {"Q4_0": 4.5, "Q4_1": 5, "Q5_0": 8.5, "Q5_1": 9, "Q8_0": 8.5, "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625}
+INT8 = {
+    "Q4_0": 4.5,
+    "Q4_1": 5,
+    "Q5_0": 8.5,
+    "Q5_1": 9,
+    "Q8_0": 8.5,
+    "Q4_K": 4.625,
+    "Q5_K": 5.625,
+    "Q6_K": 6.5625,
+    "MXFP4": 9,
+}
 FLOAT = INT8 | {"Q5_K": 8.625, "Q6_K": 8.5625}  # codes of 5 and 6 bits are widened to bytes
 
 

@@ -55,7 +55,7 @@ def test_slices_change_no_more_than_the_rounding(checkpoints: Any, name: str) ->
 
 @pytest.mark.parametrize("name", ["mixtral", "t5"])
 def test_ranks_of_two_threads_give_the_bits_of_one_process_of_two(checkpoints: Any, name: str) -> None:
-    path, options = checkpoints(name), {"dtype": "bf16", "weights": "float", "num_threads": 2}
+    path, options = checkpoints(name), {"dtype": "bf16", "weights": "float", "backend": "torch", "num_threads": 2}
     batches = some_translations() if name in SEQ2SEQ else some_batches()
     expected = run_sliced(path, batches, **options)
     for ranks, stages in ((2, 1), (2, 2)):
@@ -64,7 +64,7 @@ def test_ranks_of_two_threads_give_the_bits_of_one_process_of_two(checkpoints: A
 
 @pytest.mark.parametrize("name", ["mixtral", "t5"])
 def test_stages_alone_give_the_bits_of_one_process(checkpoints: Any, name: str) -> None:
-    path, options = checkpoints(name), {"dtype": "bf16", "weights": "float"}
+    path, options = checkpoints(name), {"dtype": "bf16", "weights": "float", "backend": "torch"}
     batches = some_translations() if name in SEQ2SEQ else some_batches()
     expected = run_whole(path, batches, **options)
     for stages in (2, 3):

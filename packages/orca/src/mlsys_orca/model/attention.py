@@ -25,6 +25,7 @@ class AttentionOptions:
     softcap: float | None = None  # scaled scores become softcap * tanh(score / softcap); None: as they are
     window: int | None = None  # keys that a row sees, its own and those right before it; None: all before it
     slopes: tuple[float, ...] | None = None  # [num_heads] times the distance, is taken from scaled scores (ALiBi)
+    sinks: Tensor | None = field(default=None, compare=False)  # [num_heads] a score more, of a key whose value is 0
     is_causal: bool = True  # False: every row sees all keys of its request, and there is no window
     # [num_heads, 2 * reach + 1] added to the scores, by the key's position less the row's, from -reach to reach; what
     # is further away gets the number at that end. None: nothing is added.
@@ -60,7 +61,7 @@ def ragged_attention(
         >>> ragged_attention(query, cache, cache, spans).shape
         torch.Size([3, 32])
     """
-    attend = _attend if options.softcap is None else _attend_capped
+    attend = _attend if options.softcap is None and options.sinks is None else _attend_written_out
     merged = torch.empty_like(query)
     for span in spans:
         slots = span.slots if options.window is None else _slots_in_window(span, options.window)
@@ -102,18 +103,24 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptio
     return attended[0].transpose(0, 1)
 
 
-def _attend_capped(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """Attend like :func:`_attend`, with a soft cap; torch's operator has none, so this is written out."""
+def _attend_written_out(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+    """Attend like :func:`_attend`, with a soft cap or sinks, which torch's operator has not."""
     num_rows, num_heads, head_dim = query.shape
     context_len, num_kv_heads, _ = keys.shape
-    scale, cap = options.scale or head_dim**-0.5, options.softcap or 1.0
+    scale, cap = options.scale or head_dim**-0.5, options.softcap
     grouped = query.reshape(num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [kv heads, group, rows, dim]
-    scores = (grouped @ keys.permute(1, 2, 0)[:, None]).float().mul_(scale / cap).tanh_().mul_(cap)
+    scores = (grouped @ keys.permute(1, 2, 0)[:, None]).float()
+    scores = scores.mul_(scale) if cap is None else scores.mul_(scale / cap).tanh_().mul_(cap)
     if (bias := _biases(options, num_rows, context_len, query.device)) is not None:
         scores += bias.view(scores.shape)
     if options.is_causal and num_rows > 1:
         scores.masked_fill_(~_seen(num_rows, context_len, options.window, query.device), -torch.inf)
-    attended = scores.softmax(dim=-1).to(values.dtype) @ values.transpose(0, 1)[:, None]
+    if options.sinks is not None:
+        sinks = options.sinks.view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        weights = scores.softmax(dim=-1)
+    attended = weights.to(values.dtype) @ values.transpose(0, 1)[:, None]
     return attended.permute(2, 0, 1, 3).reshape(num_rows, num_heads, head_dim)
 
 

@@ -132,20 +132,38 @@ class MLP(nn.Module):
         return out
 
 
-class GatedMLP(nn.Module):
-    """``down(activation(gate(x)) * up(x))``, gate and up in one product, gates first (SwiGLU; Shazeer, 2020)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Clamped SwiGLU (gpt-oss, 2025): ``g * sigmoid(slope * g) * (u + 1)`` of gates ``g`` and factors ``u``."""
 
-    def __init__(self, gate_up: Linear, down: Linear, *, activation: str) -> None:
+    most: float  # of gates from above, and of the factors' magnitude
+    slope: float
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return what gates let through of their factors, all of one shape."""
+        gate = gate.clamp(max=self.most)
+        return gate * torch.sigmoid(gate * self.slope) * (up.clamp(-self.most, self.most) + 1)
+
+
+class GatedMLP(nn.Module):
+    """``down(activation(gate(x)) * up(x))``, gate and up in one product, gates first (SwiGLU; Shazeer, 2020).
+
+    With ``limits`` these take the place of the activation.
+    """
+
+    def __init__(self, gate_up: Linear, down: Linear, *, activation: str, limits: Limits | None = None) -> None:
         super().__init__()
         self.gate_up = gate_up
         self.down = down
         self.activation_name = activation
         self.activation = ACTIVATIONS[activation]
+        self.limits = limits
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the gated MLP to ``x`` [num_tokens, hidden_size] -> same shape."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        out: Tensor = self.down(self.activation(gate).mul_(up))
+        inner = self.activation(gate).mul_(up) if self.limits is None else self.limits(gate, up)
+        out: Tensor = self.down(inner)
         return out
 
 

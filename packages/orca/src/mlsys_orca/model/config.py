@@ -116,6 +116,7 @@ class ModelConfig:
 
     num_experts: int = 0  # MLPs per layer that a router chooses from; 0: one MLP, no router
     num_chosen_experts: int = 0  # MLPs that each token passes
+    experts_sum_to_one: bool = True  # their weights do; False: they are those of a softmax over all experts
     shared_expert_size: int | None = None  # features inside an MLP that all tokens pass beside those; None: none
 
     relative_positions: RelativePositions | None = None  # None: positions are rotary or learned

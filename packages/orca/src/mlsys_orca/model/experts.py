@@ -7,7 +7,8 @@ expert pass it in one matrix product.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from mlsys_orca.model.blocks import GatedMLP
@@ -26,36 +27,65 @@ GGUF_EXPERTS = {  # a layer's experts are one tensor
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How a router's scores choose experts, and how much each has to say."""
+
+    num_chosen: int  # experts of a token
+    # softmax over the chosen experts' scores, or over all of them; or each score's sigmoid
+    scoring: Literal["softmax_of_chosen", "softmax", "sigmoid"] = "softmax_of_chosen"
+    sums_to_one: bool = False  # weights are divided by their sum, which a softmax of the chosen has as one
+    scale: float = 1.0  # multiplies the weights
+    preference: Tensor | None = field(default=None, compare=False)  # fp32 [experts] added where experts are compared
+    num_groups: int = 1  # of neighbouring experts
+    num_chosen_groups: int = 1  # whose experts may be chosen; the others' may not
+    group_score: Literal["largest", "two_largest"] = "largest"  # of its experts, summed: what groups are compared by
+
+    def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose by ``scores`` fp32 [num_tokens, experts] -> weights and experts, each [num_tokens, num_chosen]."""
+        own = scores
+        if self.scoring != "softmax_of_chosen":
+            own = scores.sigmoid() if self.scoring == "sigmoid" else scores.softmax(dim=-1)
+        compared = own if self.preference is None else own + self.preference
+        if self.num_chosen_groups < self.num_groups:
+            compared = self._in_chosen_groups(compared)
+        chosen = compared.topk(self.num_chosen, dim=-1).indices
+        weights = own.gather(1, chosen)
+        if self.scoring == "softmax_of_chosen":
+            weights = weights.softmax(dim=-1)
+        if self.sums_to_one:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return weights * self.scale, chosen
+
+    def _in_chosen_groups(self, compared: Tensor) -> Tensor:
+        groups = compared.view(len(compared), self.num_groups, -1)
+        count = min(2, groups.shape[2]) if self.group_score == "two_largest" else 1
+        best = groups.topk(count, dim=-1).values.sum(-1).topk(self.num_chosen_groups, dim=-1).indices
+        is_out = torch.ones(groups.shape[:2], dtype=torch.bool, device=groups.device).scatter_(1, best, False)
+        return groups.masked_fill(is_out[..., None], -torch.inf).view(compared.shape)
+
+
 class MixtureOfExperts(nn.Module):
-    """Each token passes the experts that its router scores highest, weighted by the softmax of those scores.
+    """Each token passes the experts that its router's scores choose, and gets their weighted sum.
 
     Args:
         router: hidden_size -> number of experts.
         experts: Each [rows, hidden_size] -> the same shape.
-        num_chosen: Experts per token.
-        sums_to_one: The softmax is over the chosen experts' scores; False: over all experts'.
+        choice: Turns scores into experts and weights.
     """
 
-    def __init__(
-        self, router: Linear, experts: Iterable[nn.Module], *, num_chosen: int, sums_to_one: bool = True
-    ) -> None:
+    def __init__(self, router: Linear, experts: Iterable[nn.Module], *, choice: Choice) -> None:
         super().__init__()
-        self.sums_to_one = sums_to_one
         self.router = router
         self.experts = nn.ModuleList(experts)
-        self.num_chosen = num_chosen
+        self.choice = choice
 
     def forward(self, x: Tensor) -> Tensor:
         """Pass each token of ``x`` [num_tokens, hidden_size] through its experts -> fp32 of the same shape."""
-        of_all = self.router(x).float()
-        scores, chosen = of_all.topk(self.num_chosen, dim=-1)
-        if self.sums_to_one:
-            weights = scores.softmax(dim=-1)  # the same as to choose after softmax and renormalise
-        else:
-            weights = of_all.softmax(dim=-1).gather(1, chosen)
+        weights, chosen = self.choice(self.router(x).float())
         by_expert = chosen.flatten().argsort(stable=True)  # the token of entry i is i // num_chosen
         counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
-        pieces = torch.split(x[by_expert // self.num_chosen], counts)
+        pieces = torch.split(x[by_expert // self.choice.num_chosen], counts)
         passed = torch.cat([expert(piece) for expert, piece in zip(self.experts, pieces, strict=True) if len(piece)])
         # Back to each token's own order of experts, so that its sum does not depend on the tokens beside it.
         products = torch.empty_like(passed)
@@ -70,16 +100,19 @@ class SharedExpert(nn.Module):
     Args:
         experts: [rows, hidden_size] -> fp32 of the same shape.
         shared: [rows, hidden_size] -> the same shape.
-        router: hidden_size -> 1.
+        router: hidden_size -> 1; None: the shared one counts in full (DeepSeek-V2, 2024).
     """
 
-    def __init__(self, experts: MixtureOfExperts, shared: nn.Module, router: Linear) -> None:
+    def __init__(self, experts: MixtureOfExperts, shared: nn.Module, router: Linear | None = None) -> None:
         super().__init__()
         self.experts, self.shared, self.router = experts, shared, router
 
     def forward(self, x: Tensor) -> Tensor:
         """Pass each token of ``x`` [num_tokens, hidden_size] through its experts and the shared one -> fp32."""
-        out: Tensor = self.experts(x) + self.router(x).float().sigmoid() * self.shared(x).float()
+        shared: Tensor = self.shared(x).float()
+        if self.router is not None:
+            shared = self.router(x).float().sigmoid() * shared
+        out: Tensor = self.experts(x) + shared
         return out
 
 
@@ -95,9 +128,9 @@ def expert_fields(fields: GgufFields) -> dict[str, Any]:
 
 
 def read_experts(
-    config: ModelConfig, read: OperatorReader, index: int, *, sums_to_one: bool = True
+    config: ModelConfig, read: OperatorReader, index: int, *, choice: Choice | None = None
 ) -> MixtureOfExperts:
-    """Read the router and experts of layer ``index``."""
+    """Read the router and experts of layer ``index``; ``choice``: None: the softmax of the chosen ones' scores."""
     number, hidden, inner, at = config.num_experts, config.hidden_size, config.intermediate_size, (index,)
     if read.layout == "gguf":
         gates, ups = (read.stack(role, number, inner, hidden, at=at) for role in ("gates", "ups"))
@@ -111,6 +144,9 @@ def read_experts(
     return MixtureOfExperts(
         read.linear({"router": number}, hidden, at=(index,)),
         experts,
-        num_chosen=config.num_chosen_experts,
-        sums_to_one=sums_to_one,
+        choice=choice
+        or Choice(
+            num_chosen=config.num_chosen_experts,
+            scoring="softmax_of_chosen" if config.experts_sum_to_one else "softmax",
+        ),
     )

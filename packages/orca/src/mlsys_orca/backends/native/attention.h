@@ -41,10 +41,12 @@ struct Attention {
     const float* head_norm;   // [num_heads + num_kv_heads, head_dim] its weights
     const float* head_shift;  // as many, its biases; null: 0
     const float* slopes;      // [num_heads] scores lose it times the key's distance; null: nothing
+    const float* sinks;    // [num_heads] a score more, of a key whose value is 0; null: none
+    int32_t value_column;  // of the source, where the first head's values begin
     int32_t only_sampled;  // attends for the sampled rows alone; the others' keys and values are kept
 };
 MLSYS_STRUCT(Attention, source, target, layer, num_heads, num_kv_heads, head_dim, rotary_dim, rotary, window, scale,
-    softcap, norm_eps, head_norm_kind, head_norm, head_shift, slopes, only_sampled);
+    softcap, norm_eps, head_norm_kind, head_norm, head_shift, slopes, sinks, value_column, only_sampled);
 
 inline int padded(int size) { return (size + PANEL - 1) / PANEL * PANEL; }
 
@@ -71,7 +73,7 @@ void keep(
     const float key_scale = to_elements(key, elements, a.head_dim);
     for (int d = 0; d < a.head_dim; d++) keys[cache.key_at(at, d)] = elements[d];
     T* values = cache.value_block(block, head);
-    const float value_scale = to_elements(qkv + (a.num_heads + a.num_kv_heads + head) * a.head_dim, elements, a.head_dim);
+    const float value_scale = to_elements(qkv + a.value_column + head * a.head_dim, elements, a.head_dim);
     for (int d = 0; d < a.head_dim; d++) values[cache.value_at(at, d)] = elements[d];
     if constexpr (SCALES<T> > 0) {
         cache.key_scales(keys)[at] = key_scale;
@@ -216,11 +218,17 @@ inline void combine(const Attention& a, const Tile& tile, const Partials& parts,
         const int token = tile.begin + row / group, query_head = tile.head * group + row % group;
         const int seen = reach.seen_by(token, tile.span), last = (seen - 1) / PIECE;
         const int first = (a.window ? std::max(0, seen - a.window) : 0) / PIECE;
-        const auto put = [&](const float* values, float total) {
-            put_row(merged, token, query_head * a.head_dim, values, 1.0f / total, a.head_dim);
+        const auto put = [&](const float* values, float top, float total) {
+            float factor = 1.0f / total;
+            if (a.sinks) {
+                const float sink = a.sinks[query_head], most = std::max(top, sink);
+                const float own = exp_or_zero(splat(top - most))[0];
+                factor = own / std::fma(own, total, exp_or_zero(splat(sink - most))[0]);
+            }
+            put_row(merged, token, query_head * a.head_dim, values, factor, a.head_dim);
         };
         if (first == last) {
-            put(parts.values(first) + (int64_t)row * parts.width, parts.totals(first)[row]);
+            put(parts.values(first) + (int64_t)row * parts.width, parts.tops(first)[row], parts.totals(first)[row]);
             continue;
         }
         float top = -INFINITY, total = 0.0f;
@@ -232,7 +240,7 @@ inline void combine(const Attention& a, const Tile& tile, const Partials& parts,
             for (int c = 0; c < parts.width; c += LANES) store(sums + c, fma(weight, load(values + c), load(sums + c)));
             total = std::fma(weight[0], parts.totals(piece)[row], total);
         }
-        put(sums, total);
+        put(sums, top, total);
     }
 }
 

@@ -14,21 +14,20 @@ from typing import Any, Self
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError, MemoryPlanError, MlsysError
-from mlsys_core.native import Struct, new, warn_without_kernels
+from mlsys_core.native import new, warn_without_kernels
 from mlsys_orca.backends.native import library
+from mlsys_orca.backends.native.binding import Binder
 from mlsys_orca.backends.native.factors import Factors
 from mlsys_orca.backends.native.kept import Kept, is_without_memory
 from mlsys_orca.backends.native.kv_cache import NativeKVCache
 from mlsys_orca.backends.native.library import PANEL, address
 from mlsys_orca.backends.native.lookup import look_up_native
 from mlsys_orca.backends.native.lowering import LoweringError, lower
-from mlsys_orca.backends.native.packing import PackedLinear, Rows, pack, pack_bias
-from mlsys_orca.backends.native.plan import Attend, GatherRows, Gemm, Normalise, Operator, Reduce
+from mlsys_orca.backends.native.packing import Rows
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.kv_cache import Empty, KVCache, kv_dtype_name
-from mlsys_orca.model.layers import LayerNorm, RMSNorm, Rotaries, Rotary
-from mlsys_orca.model.weights.quantized import QuantizedMatrix
+from mlsys_orca.model.layers import Rotaries, Rotary
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -43,6 +42,9 @@ _ADDERS = {  # by struct
     "Normalise": "orca_add_normalise",
     "GatherRows": "orca_add_gather_rows",
     "Reduce": "orca_add_reduce",
+    "Route": "orca_add_route",
+    "Grouped": "orca_add_grouped",
+    "Combine": "orca_add_combine",
 }
 
 
@@ -96,12 +98,13 @@ class NativeDecoder:
         self._native = library.load()
         self.seconds: NDArray[np.float64] | None = None  # per operator of the plan, to be added to; None: not measured
         self.largest: NDArray[np.int64] | None = None  # [num_sampled] of the last call: where a row's largest logit is
-        self._kept: list[Tensor | PackedLinear] = []  # what the operators point to
-        self._copy = kept
         self.activations = activations
-        self.linears: list[PackedLinear | None] = []  # of the plan's products; None: one that was not quantised
-        number = {name: index for index, name in enumerate(self.plan.widths)}
-        self._operators = [self._bind(operator, number) for operator in self.plan.operators]
+        self._copy = kept
+        self._binder = Binder(
+            self._native, self.plan, self.config, dtype=self.dtype, activations=self.activations, copy=kept
+        )
+        self._operators = [self._binder.bind(operator) for operator in self.plan.operators]
+        self.linears = self._binder.linears  # of the plan's products; None: one that was not quantised
         self._program = self._new_program(1)
 
     def with_threads(self, num_threads: int, *, meeting: int | None = None) -> Self:
@@ -125,7 +128,7 @@ class NativeDecoder:
     @property
     def nbytes(self) -> int:
         """Bytes of packed weights, all but the embedding's."""
-        return sum(kept.nbytes for kept in self._kept)
+        return sum(kept.nbytes for kept in self._binder.kept)
 
     @property
     def num_integer_products(self) -> int:
@@ -231,112 +234,6 @@ class NativeDecoder:
             getattr(self._native, _ADDERS[type(operator).__name__])(program, byref(operator))
         weakref.finalize(program, self._native.orca_free, program.value)
         return program
-
-    def _bind(self, operator: Operator, number: dict[str, int]) -> Struct:
-        structs: dict[str, type[Struct]] = self._native.structs
-        match operator:
-            case Gemm():
-                packed = self._packed(operator)
-                self._kept.append(packed)
-                return new(
-                    structs["Gemm"],
-                    matrix=packed.matrix(),
-                    norm=self._norm(operator.norm),
-                    bias=None if operator.is_partial else address(packed.bias),
-                    source=number[operator.source],
-                    target=number[operator.target],
-                    activation=operator.activation or "identity",
-                    is_gated=operator.is_gated,
-                    accumulates=operator.accumulates,
-                    num_slices=operator.num_slices,
-                    is_partial=operator.is_partial,
-                    column=operator.column,
-                    num_columns=operator.linear.out_features // (2 if operator.is_gated else 1),
-                )
-            case Attend():
-                return new(structs["Attention"], **self._attention(operator, number))
-            case Normalise():
-                return new(
-                    structs["Normalise"],
-                    norm=self._norm(operator.norm),
-                    source=number[operator.source],
-                    target=number[operator.target],
-                    column=operator.column,
-                    accumulates=operator.accumulates,
-                )
-            case Reduce():
-                bias = pack_bias(operator.linear, is_gated=False)
-                if bias is not None:
-                    self._kept.append(bias)
-                return new(
-                    structs["Reduce"],
-                    bias=address(bias),
-                    target=number[operator.target],
-                    accumulates=operator.accumulates,
-                )
-            case GatherRows():
-                return new(structs["GatherRows"], taken=number[operator.register])
-
-    def _packed(self, operator: Gemm) -> PackedLinear:
-        """Return the packed weight of a product: from the copy if that has it, else packed now."""
-        linear, is_gated, takes_bf16 = operator.linear, operator.is_gated, self.dtype == torch.bfloat16
-        is_quantised = isinstance(linear.weight, QuantizedMatrix)
-        if self._copy is not None and is_without_memory(linear.weight):
-            bias = pack_bias(linear, is_gated=is_gated)
-            packed = self._copy.linear(len(self.linears), bias, takes_bf16=takes_bf16)
-            linear.take_weight()
-        else:
-            packed = pack(
-                linear,
-                is_gated=is_gated,
-                takes_bf16=takes_bf16,
-                activations=self.activations,
-                num_slices=operator.num_slices,
-            )
-        self.linears.append(packed if is_quantised else None)
-        return packed
-
-    def _attention(self, operator: Attend, number: dict[str, int]) -> dict[str, Any]:
-        attention, config = operator.attention, self.config
-        norm = attention.qk_norm if isinstance(attention.qk_norm, RMSNorm | LayerNorm) else None
-        shift = norm.bias if isinstance(norm, LayerNorm) else None
-        slopes = attention.options.slopes
-        return {
-            "source": number[operator.source],
-            "target": number[operator.target],
-            "layer": attention.index,
-            "num_heads": attention.num_heads,
-            "num_kv_heads": config.num_kv_heads,
-            "head_dim": attention.head_dim,
-            "rotary_dim": 0 if operator.rotary is None else config.rotary_dim or config.head_dim,
-            "rotary": operator.rotary or 0,
-            "window": attention.options.window or 0,
-            "scale": attention.options.scale or attention.head_dim**-0.5,
-            "softcap": attention.options.softcap or 0.0,
-            "norm_eps": norm.eps if norm is not None else 0.0,
-            "head_norm_kind": "layer_norm" if isinstance(norm, LayerNorm) else "rms_norm",
-            "head_norm": self._keep(norm.weight) if norm is not None else None,
-            "head_shift": self._keep(shift),
-            "slopes": None if slopes is None else self._keep(torch.tensor(slopes)),
-            "only_sampled": operator.only_sampled,
-        }
-
-    def _norm(self, norm: RMSNorm | LayerNorm | None) -> dict[str, Any] | None:
-        if norm is None:
-            return None
-        if isinstance(norm, RMSNorm):
-            fields = {"kind": "rms_norm", "size": norm.weight.numel(), "bias": None}
-        else:
-            fields = {"kind": "layer_norm", "size": norm.hidden_size, "bias": self._keep(norm.bias)}
-        return {**fields, "eps": norm.eps, "weight": self._keep(norm.weight)}
-
-    def _keep(self, values: Tensor | None) -> int | None:
-        """Hold on to ``values`` as contiguous fp32, and say where they are."""
-        if values is None:
-            return None
-        values = values.float().contiguous()
-        self._kept.append(values)
-        return address(values)
 
 
 def to_native(

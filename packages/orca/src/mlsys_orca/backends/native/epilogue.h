@@ -61,8 +61,14 @@ inline void apply_epilogue(const Gemm& op, const Register& target, Peak* peaks, 
             const float* from = sums + r * COLUMNS;
             const int64_t at = (first + r) * target.stride + column;
             for (int c = 0; c < some; c += LANES) {
-                vf x = f(sum_of(from, c));
-                if (op.is_gated) x *= sum_of(from, c + PANEL);
+                vf x = sum_of(from, c);
+                if (op.limit != 0.0f) {
+                    const vf gate = clamped(x, -INFINITY, op.limit);
+                    x = gate * sigmoid(splat(op.slope) * gate) * (clamped(sum_of(from, c + PANEL), -op.limit, op.limit) + splat(1.0f));
+                } else {
+                    x = f(x);
+                    if (op.is_gated) x *= sum_of(from, c + PANEL);
+                }
                 const int lanes = std::min(LANES, some - c);
                 if (peak) peak[r].see(x, column + c, lanes);
                 if (!target.floats) continue;

@@ -31,13 +31,17 @@ class GemmInput {
     void use(const float* rows) { ready = rows; }
 
     // `spare`: room for K floats.
-    void prepare(int row, float* all, float* spare) const {
-        const float* from = source.floats + (int64_t)row * K;
+    void prepare(int row, float* all, float* spare) const { prepare(source.floats + (int64_t)row * K, row, all, spare); }
+
+    // As above, for a row that is elsewhere.
+    void prepare(const float* from, int row, float* all, float* spare) const {
         float* to = all + row * lda;
         if (in_codes) {
             if (norm.kind != NO_NORM) normalise(norm, from, spare);
             quantise_row(norm.kind == NO_NORM ? from : spare, matrix, to);
-        } else if (norm.kind == NO_NORM)
+        } else if (norm.kind == NO_NORM && !in_pairs)
+            copy_row(from, to, K);
+        else if (norm.kind == NO_NORM)
             convert_row(from, (uint16_t*)to, K);
         else if (in_pairs)
             normalise(norm, from, (uint16_t*)to);

@@ -249,7 +249,8 @@ def _identity(source: Path, activations: str) -> str:
     so an edit in place is noticed though it keeps size and time of modification.
     """
     status = source.stat()
-    code = [Path(__file__), Path(__file__).with_name("packing.py"), Path(__file__).with_name("lowering.py")]
+    own = ("kept.py", "packing.py", "lowering.py", "binding.py", "experts.py")
+    code = [Path(__file__).with_name(name) for name in own]
     weights = Path(__file__).parents[2] / "model" / "weights"
     code += [weights / "gguf_blocks.py", weights / "quantized.py"]
     key = recipe(PROGRAM.source, NATIVE, headers=PROGRAM.headers).key

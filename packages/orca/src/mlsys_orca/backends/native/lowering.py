@@ -7,20 +7,20 @@ The modules stay what a model is; here is only how each is written in the plan's
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import singledispatch
 
 from mlsys_core.errors import MlsysError
+from mlsys_orca.backends.native.experts import form_of, lower_experts
 from mlsys_orca.backends.native.plan import (
     LOGITS,
     STATES,
     Attend,
     DecoderPlan,
-    GatherRows,
     Gemm,
     Normalise,
     Operator,
     Reduce,
+    leaving_rows_behind,
 )
 from mlsys_orca.model.blocks import (
     MLP,
@@ -35,6 +35,7 @@ from mlsys_orca.model.blocks import (
     SandwichLayer,
     WideNorms,
 )
+from mlsys_orca.model.experts import MixtureOfExperts, SharedExpert
 from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm, Rotaries, Rotary, StackedLinear
 from mlsys_orca.model.slices import num_slices
 from torch import nn
@@ -61,7 +62,7 @@ def lower(decoder: Decoder, *, slices: int | None = None, num_ranks: int = 1, ha
     Raises:
         LoweringError: some part of it has no operator.
     """
-    plan = _Lowering(decoder, num_slices(decoder.config) if slices is None else slices, num_ranks)
+    plan = Lowering(decoder, num_slices(decoder.config) if slices is None else slices, num_ranks)
     for layer in decoder.layers:
         lower_layer(layer, plan)
     widths = {STATES: decoder.config.hidden_size}
@@ -70,28 +71,10 @@ def lower(decoder: Decoder, *, slices: int | None = None, num_ranks: int = 1, ha
     _lower_head(decoder, plan)
     widths |= plan.widths
     widths[LOGITS] = widths.pop(LOGITS)  # last
-    return DecoderPlan(widths, tuple(_leaving_rows_behind(plan.operators)))
+    return DecoderPlan(widths, tuple(leaving_rows_behind(plan.operators)))
 
 
-def _leaving_rows_behind(operators: Sequence[Operator]) -> list[Operator]:
-    """Return ``operators`` with sampled rows gathered from every register still read, once no row reads another."""
-    last = max((i for i, operator in enumerate(operators) if isinstance(operator, Attend)), default=-1)
-    before: list[Operator] = list(operators[: last + 1])
-    after = [operator for operator in operators[last + 1 :] if isinstance(operator, Gemm | Normalise | Reduce)]
-    if before and isinstance(before[-1], Attend):
-        before[-1] = replace(before[-1], only_sampled=True)
-    read, written = list[str](), set[str]()
-    for operator in after:
-        sources = [] if isinstance(operator, Reduce) else [operator.source]
-        for register in sources + [operator.target] * operator.accumulates:
-            if register not in (*read, *written):
-                read.append(register)
-        if not (isinstance(operator, Gemm) and operator.is_partial):
-            written.add(operator.target)
-    return [*before, *(GatherRows(register=register) for register in read), *after]
-
-
-class _Lowering:
+class Lowering:
     """The plan so far; registers come to be when something is written to them, as wide as the widest of it."""
 
     def __init__(self, decoder: Decoder, slices: int, num_ranks: int) -> None:
@@ -101,6 +84,7 @@ class _Lowering:
         self.num_slices, self.num_ranks = slices // num_ranks, num_ranks
         self.widths: dict[str, int] = {}
         self.operators: list[Operator] = []
+        self._num_routings = 0
 
     def gemm(
         self,
@@ -115,8 +99,9 @@ class _Lowering:
         num_slices: int = 1,
         is_partial: bool = False,
     ) -> None:
+        """Write the product of ``norm(source)`` by ``linear``; see :class:`.plan.Gemm`."""
         linear = _linear(linear)
-        self._write(target, linear.out_features // 2 if is_gated else linear.out_features)
+        self.write(target, linear.out_features // 2 if is_gated else linear.out_features)
         column, parts = 0, [linear]
         if isinstance(linear, StackedLinear):  # of matrices that have kernels of their own
             if is_gated or is_partial:
@@ -128,7 +113,7 @@ class _Lowering:
                     source=source,
                     target=target,
                     linear=part,
-                    norm=None if norm is None or isinstance(norm, Cast) else _norm(norm),
+                    norm=self.norm(norm),
                     activation=activation,
                     is_gated=is_gated,
                     accumulates=accumulates,
@@ -138,6 +123,36 @@ class _Lowering:
                 )
             )
             column += part.out_features
+
+    def gated_mlp(self, mlp: nn.Module, target: str, *, norm: nn.Module | None) -> None:
+        """Write an MLP beside experts, whole on this rank, into a register of its own."""
+        if not isinstance(mlp, GatedMLP) or self.num_ranks > 1:
+            raise LoweringError("a shared expert other than a gated MLP, or one that ranks share")
+        self.gemm(STATES, mlp.gate_up, "shared_inner", norm=norm, activation=mlp.activation_name, is_gated=True)
+        self.gemm("shared_inner", mlp.down, target)
+
+    def new_routing(self) -> int:
+        """Return the number of one more choice of experts."""
+        self._num_routings += 1
+        return self._num_routings - 1
+
+    def refusal(self, part: str) -> LoweringError:
+        """Return the error for a part without an operator."""
+        return LoweringError(part)
+
+    def check_alike(self, *groups: Sequence[Linear]) -> None:
+        """See that the products of each group have one form, as one operator needs.
+
+        Raises:
+            LoweringError: they differ.
+        """
+        for group in groups:
+            if len({form_of(linear) for linear in group}) > 1:
+                raise LoweringError("experts whose weights differ in size or form")
+
+    def norm(self, norm: nn.Module | None) -> RMSNorm | LayerNorm | None:
+        """Return ``norm`` as products take it: what only casts is none."""
+        return None if norm is None or isinstance(norm, Cast) else _norm(norm)
 
     def sum_of_ranks(self, source: str, linear: nn.Module, target: str) -> None:
         """Write a product whose input features may lie on several ranks; it adds to ``states``, or fills a register."""
@@ -149,6 +164,7 @@ class _Lowering:
         self.operators.append(Reduce(target=target, linear=_linear(linear), accumulates=accumulates))
 
     def attend(self, attention: Attention, source: str, target: str, *, rotary: int | None) -> None:
+        """Write the attention of a layer over the cache."""
         if type(attention) is not Attention:
             raise LoweringError(f"attention by {type(attention).__name__}")
         if not attention.options.is_causal or attention.options.bias is not None:
@@ -163,7 +179,7 @@ class _Lowering:
             self.normalise(source, norm.key, source, column=norm.query.weight.numel())
         elif norm is not None and not (isinstance(norm, RMSNorm | LayerNorm) and norm.weight is not None):
             raise LoweringError(f"queries and keys normalised by {type(norm).__name__}")
-        self._write(target, attention.num_heads * attention.head_dim)
+        self.write(target, attention.num_heads * attention.head_dim)
         self.operators.append(Attend(source=source, target=target, attention=attention, rotary=rotary))
 
     def rotated(self, attention: nn.Module) -> tuple[Attention, int | None]:
@@ -177,11 +193,13 @@ class _Lowering:
     def normalise(
         self, source: str, norm: nn.Module, target: str, *, column: int = 0, accumulates: bool = False
     ) -> None:
+        """Write a norm of ``source``, as wide as its weight."""
         self.operators.append(
             Normalise(source=source, target=target, norm=_norm(norm), column=column, accumulates=accumulates)
         )
 
-    def _write(self, register: str, width: int) -> None:
+    def write(self, register: str, width: int) -> None:
+        """Give ``register`` its width, which has to be the same wherever it is written."""
         if register == STATES:
             return
         if self.widths.setdefault(register, width) != width:
@@ -201,19 +219,19 @@ def _norm(norm: nn.Module) -> RMSNorm | LayerNorm:
 
 
 @singledispatch
-def lower_layer(layer: nn.Module, plan: _Lowering) -> None:  # noqa: ARG001 - its registered forms write to it
+def lower_layer(layer: nn.Module, plan: Lowering) -> None:  # noqa: ARG001 - its registered forms write to it
     """Write one layer, from ``states`` to ``states``."""
     raise LoweringError(f"a layer by {type(layer).__name__}")
 
 
 @lower_layer.register
-def _(layer: PreNormLayer, plan: _Lowering) -> None:
+def _(layer: PreNormLayer, plan: Lowering) -> None:
     _attention(layer.attention, plan, STATES, norm=layer.attention_norm)
     lower_mlp(layer.mlp, plan, STATES, norm=layer.mlp_norm)
 
 
 @lower_layer.register
-def _(layer: ParallelLayer, plan: _Lowering) -> None:
+def _(layer: ParallelLayer, plan: Lowering) -> None:
     attention, rotary = plan.rotated(layer.attention)
     plan.gemm(STATES, attention.qkv, "qkv", norm=layer.attention_norm)
     plan.attend(attention, "qkv", "attended", rotary=rotary)
@@ -224,7 +242,7 @@ def _(layer: ParallelLayer, plan: _Lowering) -> None:
 
 
 @lower_layer.register
-def _(layer: PostNormLayer, plan: _Lowering) -> None:
+def _(layer: PostNormLayer, plan: Lowering) -> None:
     _attention(layer.attention, plan, STATES)
     plan.normalise(STATES, layer.attention_norm, STATES)
     lower_mlp(layer.mlp, plan, STATES)
@@ -232,28 +250,33 @@ def _(layer: PostNormLayer, plan: _Lowering) -> None:
 
 
 @lower_layer.register
-def _(layer: SandwichLayer, plan: _Lowering) -> None:
+def _(layer: SandwichLayer, plan: Lowering) -> None:
     _attention(layer.attention, plan, "branch", norm=layer.attention_norm)
     plan.normalise("branch", layer.attention_out_norm, STATES, accumulates=True)
     lower_mlp(layer.mlp, plan, "branch", norm=layer.mlp_norm)
     plan.normalise("branch", layer.mlp_out_norm, STATES, accumulates=True)
 
 
-def _attention(layer_attention: nn.Module, plan: _Lowering, target: str, *, norm: nn.Module | None = None) -> None:
+def _attention(layer_attention: nn.Module, plan: Lowering, target: str, *, norm: nn.Module | None = None) -> None:
     attention, rotary = plan.rotated(layer_attention)
     plan.gemm(STATES, attention.qkv, "qkv", norm=norm)
     plan.attend(attention, "qkv", "attended", rotary=rotary)
     plan.sum_of_ranks("attended", attention.output, target)
 
 
-def lower_mlp(mlp: nn.Module, plan: _Lowering, target: str, *, norm: nn.Module | None = None) -> None:
+def lower_mlp(mlp: nn.Module, plan: Lowering, target: str, *, norm: nn.Module | None = None) -> None:
     """Write an MLP that reads ``states``; it adds to ``states``, or fills another register."""
+    if isinstance(mlp, MixtureOfExperts | SharedExpert):
+        lower_experts(mlp, plan, target, norm=norm)
+        return
     _inner(mlp, plan, norm=norm)
     plan.sum_of_ranks("inner", _down(mlp), target)
 
 
-def _inner(mlp: nn.Module, plan: _Lowering, *, norm: nn.Module | None) -> None:
+def _inner(mlp: nn.Module, plan: Lowering, *, norm: nn.Module | None) -> None:
     if isinstance(mlp, GatedMLP):
+        if mlp.limits is not None:
+            raise LoweringError("clamped gates outside experts")
         plan.gemm(STATES, mlp.gate_up, "inner", norm=norm, activation=mlp.activation_name, is_gated=True)
     elif isinstance(mlp, MLP):
         plan.gemm(STATES, mlp.up, "inner", norm=norm, activation=mlp.activation_name)
@@ -278,7 +301,7 @@ def _scaled(norm: nn.Module, factor: float) -> nn.Module:
     return LayerNorm(norm.weight * factor, shift, hidden_size=norm.hidden_size, eps=norm.eps, dtype=norm.dtype)
 
 
-def _lower_head(decoder: Decoder, plan: _Lowering) -> None:
+def _lower_head(decoder: Decoder, plan: Lowering) -> None:
     norm = _scaled(decoder.norm, decoder.config.logit_scale)
     if isinstance(decoder.head, nn.Sequential):
         project, head = decoder.head

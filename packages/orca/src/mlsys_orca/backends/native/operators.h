@@ -20,9 +20,56 @@ struct Gemm {  // target (+)= activation(norm(source) @ matrix.T + bias), or act
     int32_t is_partial;   // the target is this rank's slot of the next meeting
     int32_t column;       // of the target, where the first of the product's goes
     int32_t num_columns;  // that are written; what panels have beside them is nobody's
+    float limit;          // of gates, from above, and of their factors, which gain 1: clamped SwiGLU; 0: none
+    float slope;          // of its sigmoid
 };
 MLSYS_STRUCT(
-    Gemm, matrix, norm, bias, source, target, activation, is_gated, accumulates, num_slices, is_partial, column, num_columns);
+    Gemm, matrix, norm, bias, source, target, activation, is_gated, accumulates, num_slices, is_partial, column, num_columns,
+    limit, slope);
+
+MLSYS_ENUM(Scoring, SOFTMAX_OF_CHOSEN, SOFTMAX, SIGMOID);
+MLSYS_ENUM(GroupScore, LARGEST, TWO_LARGEST);
+
+struct Route {  // chooses experts for each row: an entry for each of its choices
+    int32_t source;   // the router's scores, [rows, num_experts]
+    int32_t routing;  // the number under which products find the entries
+    int32_t num_experts, num_chosen;
+    Scoring scoring;
+    int32_t sums_to_one;      // weights are divided by their sum
+    float scale;              // multiplies the weights
+    const float* preference;  // [num_experts] added to what is compared, not to the weights; null: 0
+    int32_t num_groups, num_chosen_groups;  // of neighbouring experts, and of those that have a say; 1, 1: all
+    GroupScore group_score;   // what groups are compared by
+};
+MLSYS_STRUCT(
+    Route, source, routing, num_experts, num_chosen, scoring, sums_to_one, scale, preference, num_groups, num_chosen_groups,
+    group_score);
+
+// Rows of each of several products: the tokens that chose an expert, an expert's entries, or a part of every row.
+MLSYS_ENUM(RowsOf, TOKENS, ENTRIES, PARTS);
+
+struct Grouped {  // as many products as there are matrices, all alike, each of rows of its own
+    Gemm gemm;               // that of the first
+    const Matrix* matrices;  // [count]
+    const void* biases;      // [count] const float*; null: none has one
+    int32_t count;
+    RowsOf rows_of;
+    int32_t routing;        // of tokens and entries: a register has an entry's features, then the next one's
+    int32_t source_column;  // of parts: where the first one's features begin,
+    int32_t source_step;    // from one to the next,
+    int32_t target_step;    // and the same of what they give, from the product's column on
+};
+MLSYS_STRUCT(Grouped, gemm, matrices, biases, count, rows_of, routing, source_column, source_step, target_step);
+
+struct Combine {  // target (+)= weighted sum of a row's entries, + sigmoid(gate) * shared
+    int32_t source, target;
+    int32_t routing;
+    int32_t accumulates;
+    const float* biases;  // [num_experts, stride] added to entries; null: 0
+    int32_t stride;
+    int32_t shared, gate;  // registers; -1: none, and a gate of 1
+};
+MLSYS_STRUCT(Combine, source, target, routing, accumulates, biases, stride, shared, gate);
 
 struct Reduce {  // target (+)= the sum of all ranks' partial products + bias
     const float* bias;  // [panels * 16]; null: 0
@@ -34,10 +81,11 @@ MLSYS_STRUCT(Reduce, bias, target, accumulates);
 struct Normalise {  // target (+)= norm(source), of as many columns as the norm has features
     Norm norm;
     int32_t source, target;
-    int32_t column;  // the first, in both
+    int32_t column;         // the first, of the source
+    int32_t target_column;  // and of the target
     int32_t accumulates;
 };
-MLSYS_STRUCT(Normalise, norm, source, target, column, accumulates);
+MLSYS_STRUCT(Normalise, norm, source, target, column, target_column, accumulates);
 
 struct GatherRows {  // the register, and all that is made of it, has the sampled rows alone from here on
     int32_t taken;

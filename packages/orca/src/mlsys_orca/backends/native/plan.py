@@ -8,11 +8,14 @@ of a token after its attention is read by the head alone, and that only where a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from mlsys_orca.model.blocks import Attention
+from mlsys_orca.model.blocks import Attention, Limits
+from mlsys_orca.model.experts import Choice
 from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm
-from torch import nn
+from torch import Tensor, nn
 
 STATES = "states"
 LOGITS = "logits"
@@ -31,6 +34,7 @@ class Gemm:
     accumulates: bool = False  # adds to what the target holds
     num_slices: int = 1  # of the features that go in, summed apart and added in the tree of model.slices
     column: int = 0  # of the target, where the first one of the product's goes
+    limits: Limits | None = None  # of a gated one, whose activation is then that of Limits
     is_partial: bool = False  # a part of the sum, without the bias; a `Reduce` makes the target of all ranks' parts
 
 
@@ -42,6 +46,7 @@ class Attend:
     target: str
     attention: Attention
     rotary: int | None  # which of the decoder's rotaries turns the heads
+    value_column: int | None = None  # of the source, where values begin; None: behind the keys
     only_sampled: bool = False  # attends for the sampled rows alone; the others' keys and values are kept
 
 
@@ -52,7 +57,8 @@ class Normalise:
     source: str
     target: str
     norm: RMSNorm | LayerNorm
-    column: int = 0  # the first of those that are normalised, in both registers
+    column: int = 0  # the first of those that are normalised
+    target_column: int | None = None  # where it goes; None: as in the source
     accumulates: bool = False
 
 
@@ -68,11 +74,97 @@ class Reduce:
     """``target (+)= sum of the ranks' partial products + bias``: the ranks of a stage meet here."""
 
     target: str
-    linear: Linear  # the partial product before it, for its bias
+    linear: Linear | None  # the partial product before it, for its bias; None: it has none
     accumulates: bool = False
 
 
-Operator = Gemm | Attend | Normalise | GatherRows | Reduce
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Operator that chooses the experts of each row by a router's scores: an entry for each choice."""
+
+    source: str  # [rows, experts]
+    routing: int  # the number under which later operators find the entries
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped:
+    """Products by several matrices, all alike, each of rows of its own.
+
+    A register of entries has as many rows for a token as this chose experts: its width is that of all of them.
+    """
+
+    source: str
+    target: str
+    linears: tuple[Linear, ...]
+    rows_of: Literal["tokens", "entries", "parts"]  # of the source: the tokens that chose a matrix, its entries, or all
+    routing: int | None = None  # None: of parts, which are features of each row
+    norm: RMSNorm | LayerNorm | None = None
+    activation: str | None = None
+    is_gated: bool = False
+    limits: Limits | None = None
+    num_slices: int = 1
+    is_partial: bool = False
+    source_column: int = 0  # of parts: where the first one begins
+    source_step: int = 0  # of parts: features from one to the next; 0: all matrices meet the same ones
+    column: int = 0  # of the target, where the first part's result goes
+    target_step: int = 0  # of parts: features from one result to the next
+    accumulates: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combine:
+    """``target (+)= sum of a row's entries by their weights + sigmoid(gate) * shared``."""
+
+    source: str
+    target: str
+    routing: int
+    accumulates: bool = False
+    biases: Tensor | None = None  # fp32 [experts, features], of entries
+    shared: str | None = None
+    gate: str | None = None  # one number a row; None: 1
+
+
+Operator = Gemm | Attend | Normalise | GatherRows | Reduce | Route | Grouped | Combine
+
+
+def reads(operator: Operator) -> tuple[str, ...]:
+    """Return the registers that ``operator`` reads; what it adds to is one of them."""
+    match operator:
+        case Reduce():
+            found: tuple[str | None, ...] = ()
+        case Combine():
+            found = (operator.source, operator.shared, operator.gate)
+        case GatherRows():
+            found = (operator.register,)
+        case _:
+            found = (operator.source,)
+    if getattr(operator, "accumulates", False) and not isinstance(operator, GatherRows | Route):
+        found += (operator.target,)
+    return tuple(register for register in found if register is not None)
+
+
+def written(operator: Operator) -> str | None:
+    """Return the register that ``operator`` fills; None: it fills none."""
+    if isinstance(operator, GatherRows | Route) or getattr(operator, "is_partial", False):
+        return None
+    return operator.target
+
+
+def leaving_rows_behind(operators: Sequence[Operator]) -> list[Operator]:
+    """Return ``operators`` with sampled rows gathered from every register still read, once no row reads another."""
+    last = max((i for i, operator in enumerate(operators) if isinstance(operator, Attend)), default=-1)
+    before: list[Operator] = list(operators[: last + 1])
+    after = operators[last + 1 :]
+    if before and isinstance(before[-1], Attend):
+        before[-1] = replace(before[-1], only_sampled=True)
+    read, filled = list[str](), set[str | None]()
+    for operator in after:
+        for register in reads(operator):
+            if register not in (*read, *filled):
+                read.append(register)
+        filled.add(written(operator))
+    return [*before, *(GatherRows(register=register) for register in read), *after]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +184,14 @@ def _line(operator: Operator) -> str:
     if isinstance(operator, Reduce):
         return f"{operator.target} {'+=' if operator.accumulates else '='} sum of all ranks' parts"
     source = operator.source
+    if isinstance(operator, Route):
+        return f"entries {operator.routing} = {operator.choice.num_chosen} experts by {source}"
+    if isinstance(operator, Combine):
+        arrow = "+=" if operator.accumulates else "="
+        beside = "" if operator.shared is None else f" + {operator.shared}"
+        if operator.gate is not None:
+            beside = f" + sigmoid({operator.gate}) * {operator.shared}"
+        return f"{operator.target} {arrow} weighted sum of {source} by entries {operator.routing}{beside}"
     if isinstance(operator, Attend):
         rows = "sampled rows of " if operator.only_sampled else ""
         return f"{operator.target} = attention {operator.attention.index} ({rows}{source})"
@@ -100,7 +200,11 @@ def _line(operator: Operator) -> str:
         source = f"{_norm_name(operator.norm)}({source})"
     if isinstance(operator, Normalise):
         return f"{operator.target} {arrow} {source}" + (f" from column {operator.column}" if operator.column else "")
-    product = f"[{operator.linear.out_features}, {operator.linear.in_features}] x {source}"
+    linear = operator.linears[0] if isinstance(operator, Grouped) else operator.linear
+    product = f"[{linear.out_features}, {linear.in_features}] x {source}"
+    if isinstance(operator, Grouped):
+        of = "parts of" if operator.rows_of == "parts" else f"{operator.rows_of} {operator.routing} of"
+        product = f"{len(operator.linears)} x [{linear.out_features}, {linear.in_features}] x {of} {source}"
     if operator.is_partial:
         return f"part = {product}" + (f" in {operator.num_slices} slices" if operator.num_slices > 1 else "")
     if operator.num_slices > 1:

@@ -21,6 +21,7 @@
 #include "lookup.h"
 #include "meeting.h"
 #include "operators.h"
+#include "routing.h"
 #include "rows.h"
 
 namespace orca {
@@ -36,7 +37,7 @@ class Program {
         for (int i = 0; i < num_registers; i++) registers[i].stride = registers[i].width = widths[i];
     }
 
-    std::vector<std::variant<Gemm, Attention, Normalise, GatherRows, Reduce>> operators;
+    std::vector<std::variant<Gemm, Attention, Normalise, GatherRows, Reduce, Route, Grouped, Combine>> operators;
     Meeting* meeting = nullptr;  // of the ranks that share the sums; null: there is one
 
     // Returns whether it ran to its end: false, where a meeting was aborted.
@@ -48,10 +49,7 @@ class Program {
         registers.back().stride = what.logits_stride;
         for (size_t i = 1; i + 1 < registers.size(); i++)
             registers[i].floats = owned[i].grow((int64_t)(what.num_rows + AMX_TILE_ROWS) * registers[i].width);
-        int64_t deepest = 0;
-        for (auto& op : operators)
-            if (auto* gemm = std::get_if<Gemm>(&op)) deepest = std::max<int64_t>(deepest, gemm->matrix.K);
-        prepared = owned[0].grow((int64_t)(what.num_rows + AMX_TILE_ROWS) * deepest);
+        prepared = owned[0].grow(room_of_prepared());
         divide_spans();
         if (what.largest)
             for (auto& own : peaks) own.assign(what.num_sampled, Peak());
@@ -77,6 +75,23 @@ class Program {
         return target;
     }
 
+    // Floats of the rows that the largest product has prepared; makes room for routings, too.
+    int64_t room_of_prepared() {
+        const int rows = batch->num_rows;
+        int64_t most = 0;
+        for (auto& op : operators)
+            if (auto* gemm = std::get_if<Gemm>(&op)) {
+                most = std::max(most, (int64_t)(rows + AMX_TILE_ROWS) * gemm->matrix.K);
+            } else if (auto* route = std::get_if<Route>(&op)) {
+                if ((int)routings.size() <= route->routing) routings.resize(route->routing + 1);
+                routings[route->routing].grow(*route, rows);
+            } else if (auto* grouped = std::get_if<Grouped>(&op)) {
+                const int each = grouped->rows_of == PARTS ? grouped->count : routings[grouped->routing].num_chosen;
+                most = std::max(most, ((int64_t)rows * each + AMX_TILE_ROWS) * grouped->gemm.matrix.K);
+            }
+        return most;
+    }
+
     static bool is_by_amx(const Gemm& op) {
         return op.matrix.is_in_pairs() && op.matrix.K / op.num_slices % AMX_K == 0 && has_amx();
     }
@@ -85,10 +100,16 @@ class Program {
     void choose_forms() {
         for (size_t i = 1; i + 1 < registers.size(); i++) registers[i].is_bf16 = true;
         for (auto& op : operators) {
-            if (auto* gemm = std::get_if<Gemm>(&op)) {
-                if (!gemm->matrix.is_in_pairs() || gemm->norm.kind != NO_NORM)
+            auto* grouped = std::get_if<Grouped>(&op);
+            if (auto* gemm = grouped ? &grouped->gemm : std::get_if<Gemm>(&op)) {
+                if (!gemm->matrix.is_in_pairs() || gemm->norm.kind != NO_NORM || (grouped && grouped->rows_of != ENTRIES))
                     registers[gemm->source].is_bf16 = false;
                 if (gemm->accumulates || gemm->is_partial) registers[gemm->target].is_bf16 = false;
+            } else if (auto* route = std::get_if<Route>(&op)) {
+                registers[route->source].is_bf16 = false;
+            } else if (auto* combine = std::get_if<Combine>(&op)) {
+                for (int which : {combine->source, combine->target, combine->shared, combine->gate})
+                    if (which >= 0) registers[which].is_bf16 = false;
             } else if (auto* attention = std::get_if<Attention>(&op)) {
                 registers[attention->source].is_bf16 = false;
             } else if (auto* normalise = std::get_if<Normalise>(&op)) {
@@ -148,6 +169,13 @@ class Program {
                 run_normalise(*normalise, thread, rows);
             } else if (auto* reduce = std::get_if<Reduce>(&op)) {
                 run_reduce(*reduce, thread, rows, number++);
+            } else if (auto* route = std::get_if<Route>(&op)) {
+                run_route(*route, thread, rows);
+            } else if (auto* grouped = std::get_if<Grouped>(&op)) {
+                if (is_by_amx(grouped->gemm)) tiles.for_gemm();
+                run_grouped(*grouped, thread, rows, target_of(grouped->gemm, number));
+            } else if (auto* combine = std::get_if<Combine>(&op)) {
+                run_combine(*combine, thread, rows);
             } else {
                 run_gather_rows(std::get<GatherRows>(op), thread);
                 rows = batch->num_sampled;
@@ -168,24 +196,41 @@ class Program {
             for_each_row(thread, rows, K, [&](int row) { input.prepare(row, prepared, spare); });
             input.use(prepared);
         }
-        float* scratch = own_memory[thread].tiles.grow(
+        with_form(op, [&](auto form) { run_tiles<decltype(form)>(op, target, thread, rows, input, scratch_of(thread, K)); });
+    }
+
+    float* scratch_of(int thread, int K) {
+        return own_memory[thread].tiles.grow(
             (int64_t)NEAR_PANELS * K * PANEL + SLICE_BUFFERS * MAX_TILE_ROWS * TILE_PANELS * PANEL);
+    }
+
+    // How a product's tiles are computed.
+    template <class P, bool PAIRS_OF_ROWS = false, bool AMX = false>
+    struct Form {
+        using Panel = P;
+        static constexpr bool IN_PAIRS = PAIRS_OF_ROWS, BY_AMX = AMX;
+    };
+
+    // use(Form) for the one that `op` takes.
+    template <class Use>
+    static void with_form(const Gemm& op, Use&& use) {
+        const auto quantised = [&](auto form) {
+            using Panel = typename decltype(form)::Panel;
+            if (is_by_amx(op)) return use(Form<Panel, true, true>());
+            if constexpr (HAS_PAIRS)
+                if (op.matrix.is_in_pairs()) return use(Form<Panel, true>());
+            use(form);
+        };
         switch (op.matrix.kind) {
-            case F32: run_tiles<F32Panel>(op, target, thread, rows, input, scratch); break;
-            case BF16: run_tiles<Bf16Panel>(op, target, thread, rows, input, scratch); break;
-            case INT8: run_quantised<Int8Panel>(op, target, thread, rows, input, scratch); break;
-            case INT4: run_quantised<Int4Panel>(op, target, thread, rows, input, scratch); break;
-            case INT8_QUADS: run_tiles<Int8Quads>(op, target, thread, rows, input, scratch); break;
-            case INT4_QUADS:
-                op.matrix.factors ? run_tiles<BlockPanel<4>>(op, target, thread, rows, input, scratch)
-                                  : run_tiles<Int4Quads>(op, target, thread, rows, input, scratch);
-                break;
-            case INT5_QUADS: run_tiles<BlockPanel<5>>(op, target, thread, rows, input, scratch); break;
-            case INT6_QUADS: run_tiles<BlockPanel<6>>(op, target, thread, rows, input, scratch); break;
-            case BF16_PAIRS:
-                is_by_amx(op) ? run_by_amx<PairsPanel>(op, target, thread, rows, input, scratch)
-                                      : run_tiles<PairsPanel, true>(op, target, thread, rows, input, scratch);
-                break;
+            case F32: return use(Form<F32Panel>());
+            case BF16: return use(Form<Bf16Panel>());
+            case INT8: return quantised(Form<Int8Panel>());
+            case INT4: return quantised(Form<Int4Panel>());
+            case INT8_QUADS: return use(Form<Int8Quads>());
+            case INT4_QUADS: return op.matrix.factors ? use(Form<BlockPanel<4>>()) : use(Form<Int4Quads>());
+            case INT5_QUADS: return use(Form<BlockPanel<5>>());
+            case INT6_QUADS: return use(Form<BlockPanel<6>>());
+            case BF16_PAIRS: return is_by_amx(op) ? use(Form<PairsPanel, true, true>()) : use(Form<PairsPanel, true>());
         }
     }
 
@@ -198,27 +243,19 @@ class Program {
         });
     }
 
-    template <class Panel>
-    void run_quantised(const Gemm& op, const Register& target, int thread, int rows, GemmInput& input, float* scratch) {
-        if (is_by_amx(op)) return run_by_amx<Panel>(op, target, thread, rows, input, scratch);
-        if constexpr (HAS_PAIRS)
-            if (op.matrix.is_in_pairs()) return run_tiles<Panel, true>(op, target, thread, rows, input, scratch);
-        run_tiles<Panel>(op, target, thread, rows, input, scratch);
-    }
-
     // How many blocks `rows` fall into, if a block has `most` at most and every thread is to have several tiles.
     int blocks_of_rows(int rows, int most, int across) const {
         return std::max((rows + most - 1) / most, (TILES_PER_THREAD * pool.size + across - 1) / across);
     }
 
     // A tile is a pair of panels against a block of rows: the more rows, the less often a panel is read and decoded.
-    template <class Panel, bool IN_PAIRS = false>
+    template <class Form>
     void run_tiles(const Gemm& op, const Register& target, int thread, int rows, GemmInput& input, float* scratch) {
-        const int K = op.matrix.K, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
+        if constexpr (Form::BY_AMX) return run_by_amx<Form>(op, target, thread, rows, input, scratch);
+        using Panel = typename Form::Panel;
+        const int across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
         // Where a panel is read as it stands, the next rows find it in the second-level cache; else it was decoded for all.
-        constexpr bool IN_GROUPS = std::is_same_v<Panel, Int8Quads> || std::is_same_v<Panel, Int4Quads>;
-        constexpr bool IN_BLOCKS = is_block_panel<Panel>;
-        constexpr bool IN_QUADS = IN_GROUPS || IN_BLOCKS;
+        constexpr bool IN_QUADS = std::is_same_v<Panel, Int8Quads> || std::is_same_v<Panel, Int4Quads> || is_block_panel<Panel>;
         constexpr bool AS_IT_IS = IN_QUADS || std::is_same_v<Panel, F32Panel> || std::is_same_v<Panel, PairsPanel>;
         int wanted = blocks_of_rows(rows, AS_IT_IS ? NEAR_TILE_ROWS : MAX_TILE_ROWS, across);
         if (wanted > 1) wanted = (wanted + pool.size - 1) / pool.size * pool.size;  // that threads have rows of their own
@@ -229,59 +266,71 @@ class Program {
         pool.for_each(thread, across * down, [&](int i) {
             const int set = i / (across * own), rest = i % (across * own);
             const int panel = rest / own * TILE_PANELS, first = (set * own + rest % own) * block;
-            float* sums = scratch + (int64_t)NEAR_PANELS * K * PANEL;
-            const int some = std::min(block, rows - first);
-            const float* from = input.rows();
-            add_slices(op.num_slices, some * TILE_PANELS * PANEL, sums, [&](int slice, float* to) {
-                const Features part{K / op.num_slices * slice, K / op.num_slices};
-                const auto begins = [&](int row, int few) {
-                    if (!slice) prefetch_target(op, target, panel, first + row, few);
-                };
-                const float* rows = from + (int64_t)first * K + part.begin;
-                const uint32_t* pairs = (const uint32_t*)from + ((int64_t)first * K + part.begin) / 2;
-                if constexpr (IN_BLOCKS)
-                    multiply_tile_of_blocks<Panel>(op.matrix, panel, part, some, from + first * input.lda, input.lda, to, begins);
-                else if constexpr (IN_GROUPS)
-                    multiply_tile_of_codes<Panel>(op.matrix, panel, part, some, from + first * input.lda, input.lda, to, begins);
-                else if constexpr (!IN_PAIRS)
-                    multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, part, some, rows, K, scratch, to, begins);
-                else if constexpr (std::is_same_v<Panel, PairsPanel>)
-                    multiply_tile_of_pairs(op.matrix, panel, part, some, pairs, K / 2, 2 * (int64_t)K * PANEL, to, begins);
-                else
-                    multiply_tile_quantised<Panel>(op.matrix, panel, part, some, pairs, K / 2, (uint16_t*)scratch, to, begins);
-            });
-            apply_epilogue(op, target, peaks_of(op, thread), panel, first, some, sums);
+            run_tile<Form>(op, target, thread, panel, first, std::min(rows, first + block), input.rows(), input.lda, scratch);
         });
     }
 
     // As `run_tiles`, rows in pairs of bf16: all panels meet one block of rows, then the next; 32 rows at a time are
     // multiplied and finished, so that their sums never leave the first-level cache.
-    template <class Panel>
+    template <class Form>
     void run_by_amx(const Gemm& op, const Register& target, int thread, int rows, GemmInput& input, float* scratch) {
-        const Matrix& m = op.matrix;
-        const int across = (m.panels() + TILE_PANELS - 1) / TILE_PANELS;
-        const int wanted = blocks_of_rows(rows, std::max(AMX_MR, AMX_BYTES / m.K / 2), across);
+        const int across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
+        const int wanted = blocks_of_rows(rows, std::max(AMX_MR, AMX_BYTES / op.matrix.K / 2), across);
         const int block = ((rows + wanted - 1) / wanted + AMX_MR - 1) / AMX_MR * AMX_MR;
         pool.for_each(thread, across * ((rows + block - 1) / block), [&](int i) {
-            const uint32_t* from = (const uint32_t*)input.rows();
             const int panel = i % across * TILE_PANELS, first = i / across * block, stop = std::min(rows, first + block);
+            run_tile<Form>(op, target, thread, panel, first, stop, input.rows(), input.lda, scratch);
+        });
+    }
+
+    // Compute and finish two panels of rows `first` to `stop`; `from`: row 0 of the product, rows `lda` floats apart.
+    template <class Form>
+    void run_tile(
+        const Gemm& op, const Register& target, int thread, int panel, int first, int stop, const float* from, int64_t lda,
+        float* scratch) {
+        using Panel = typename Form::Panel;
+        const Matrix& m = op.matrix;
+        const int K = m.K, some = stop - first;
+        if constexpr (Form::BY_AMX) {
+            const uint32_t* pairs = (const uint32_t*)from;
             if constexpr (std::is_same_v<Panel, PairsPanel>) {
-                multiply_block(op, target, thread, panel, first, stop, from, [&](int begin) {
+                multiply_block(op, target, thread, panel, first, stop, pairs, [&](int begin) {
                     return StoredPanels{{Panel(m, panel, begin).weights, Panel(m, panel + 1, begin).weights}};
                 });
-            } else if (stop - first <= AMX_MR) {
-                multiply_block(op, target, thread, panel, first, stop, from, [&](int begin) {
+            } else if (some <= AMX_MR) {
+                multiply_block(op, target, thread, panel, first, stop, pairs, [&](int begin) {
                     return DecodedPanels<Panel>{
                         {Panel(m, panel, begin), Panel(m, panel + 1, begin)}, m.group_size, (uint16_t*)scratch};
                 });
             } else {
                 uint16_t* decoded[2] = {(uint16_t*)scratch, (uint16_t*)scratch + (int64_t)m.K * PANEL};
                 for (int p = 0; p < 2; p++) decode_pairs(Panel(m, panel + p), 0, m.K, m.group_size, decoded[p]);
-                multiply_block(op, target, thread, panel, first, stop, from, [&](int begin) {
+                multiply_block(op, target, thread, panel, first, stop, pairs, [&](int begin) {
                     return StoredPanels{{decoded[0] + (int64_t)begin * PANEL, decoded[1] + (int64_t)begin * PANEL}};
                 });
             }
-        });
+        } else {
+            float* sums = scratch + (int64_t)NEAR_PANELS * K * PANEL;
+            const float* at = from + first * lda;
+            add_slices(op.num_slices, some * TILE_PANELS * PANEL, sums, [&](int slice, float* to) {
+                const Features part{K / op.num_slices * slice, K / op.num_slices};
+                const auto begins = [&](int row, int few) {
+                    if (!slice) prefetch_target(op, target, panel, first + row, few);
+                };
+                const uint32_t* pairs = (const uint32_t*)at + part.begin / 2;
+                if constexpr (is_block_panel<Panel>)
+                    multiply_tile_of_blocks<Panel>(m, panel, part, some, at, lda, to, begins);
+                else if constexpr (std::is_same_v<Panel, Int8Quads> || std::is_same_v<Panel, Int4Quads>)
+                    multiply_tile_of_codes<Panel>(m, panel, part, some, at, lda, to, begins);
+                else if constexpr (!Form::IN_PAIRS)
+                    multiply_tile<Panel, TILE_PANELS>(m, panel, part, some, at + part.begin, lda, scratch, to, begins);
+                else if constexpr (std::is_same_v<Panel, PairsPanel>)
+                    multiply_tile_of_pairs(m, panel, part, some, pairs, lda, 2 * (int64_t)K * PANEL, to, begins);
+                else
+                    multiply_tile_quantised<Panel>(m, panel, part, some, pairs, lda, (uint16_t*)scratch, to, begins);
+            });
+            apply_epilogue(op, target, peaks_of(op, thread), panel, first, some, sums);
+        }
     }
 
     // Rows `first` to `stop` against two panels, which `panels_from(begin)` gives from a feature on. Where they are many, the panels that follow are prefetched; with
@@ -313,6 +362,89 @@ class Program {
     // Peaks of all rows, where `op` makes the logits and the batch wants the largest.
     Peak* peaks_of(const Gemm& op, int thread) {
         return batch->largest && op.target == (int)registers.size() - 1 ? peaks[thread].data() : nullptr;
+    }
+
+    // --- experts, and heads by themselves ---
+
+    void run_route(const Route& op, int thread, int rows) {
+        Routing& routing = routings[op.routing];
+        const Register& scores = registers[op.source];
+        for_each_row(thread, rows, 16 * op.num_experts, [&](int row) {
+            choose_experts(op, scores.floats + row * scores.stride, row, routing);
+        });
+        pool.for_each(thread, 1, [&](int) { order_entries(op, rows, routing); });
+    }
+
+    // Products of unlike rows. Late threads count what others have done: entries stay as they are until the run is over.
+    void run_grouped(const Grouped& op, int thread, int rows, Register target) {
+        if (!rows) return;
+        const bool is_parts = op.rows_of == PARTS;
+        const Routing* routing = is_parts ? nullptr : &routings[op.routing];
+        const bool is_shared = is_parts && !op.source_step;  // all products meet the same rows
+        const int count = is_shared ? rows : rows * (is_parts ? op.count : routing->num_chosen), K = op.gemm.matrix.K;
+        const Register& source = registers[op.gemm.source];
+        OwnMemory& own = own_memory[thread];
+        GemmInput input(op.gemm, source, count, own.rows);
+        if (op.rows_of != ENTRIES || input.is_prepared_by_all()) {
+            float* spare = own.rows.grow(K);
+            for_each_row(thread, count, K, [&](int i) {
+                const int64_t row = op.rows_of == TOKENS ? routing->tokens[i] : i % rows;
+                if (op.rows_of == ENTRIES) return input.prepare(i, prepared, spare);
+                const int64_t column = is_parts ? op.source_column + (int64_t)(i / rows) * op.source_step : 0;
+                input.prepare(source.floats + row * source.stride + column, i, prepared, spare);
+            });
+            input.use(prepared);
+        }
+        if (!is_parts) target.stride = target.width / routing->num_chosen;
+        own.blocks.clear();
+        for (int which = 0; which < op.count; which++) {
+            const int begin = is_parts ? (is_shared ? 0 : which * rows) : routing->begins[which];
+            const int end = is_parts ? begin + rows : routing->begins[which + 1];
+            for (int first = begin; first < end; first += NEAR_TILE_ROWS)
+                own.blocks.push_back({which, first, std::min(end, first + NEAR_TILE_ROWS)});
+        }
+        const int across = (op.gemm.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
+        with_form(op.gemm, [&](auto form) {
+            float* scratch = scratch_of(thread, K);
+            pool.for_each(thread, across * (int)own.blocks.size(), [&](int i) {
+                const Block& block = own.blocks[i / across];
+                Gemm gemm = op.gemm;
+                gemm.matrix = op.matrices[block.which];
+                if (op.biases) gemm.bias = ((const float* const*)op.biases)[block.which];
+                Register to = target;
+                const float* from = input.rows();
+                if (is_parts) {
+                    const int64_t before = is_shared ? 0 : (int64_t)block.which * rows;
+                    to.move(block.which * (int64_t)op.target_step - before * to.stride);
+                }
+                run_tile<decltype(form)>(gemm, to, thread, i % across * TILE_PANELS, block.first, block.stop, from, input.lda, scratch);
+            });
+        });
+    }
+
+    void run_combine(const Combine& op, int thread, int rows) {
+        const Routing& routing = routings[op.routing];
+        const Register& target = registers[op.target];
+        const float* entries = registers[op.source].floats;
+        const int size = target.width, chosen = routing.num_chosen;
+        for_each_row(thread, rows, size * chosen, [&](int row) {
+            const int at = row * chosen;
+            const float* shared = op.shared < 0 ? nullptr : registers[op.shared].floats + row * registers[op.shared].stride;
+            vf gate = splat(1.0f);
+            if (op.gate >= 0) gate = sigmoid(splat(registers[op.gate].floats[row * registers[op.gate].stride]));
+            float* to = target.floats + row * target.stride;
+            for (int c = 0; c < size; c += LANES) {
+                const int lanes = std::min(LANES, size - c);
+                vf total{};
+                for (int i = at; i < at + chosen; i++) {
+                    vf x = load_some(entries + (int64_t)routing.entries[i] * size + c, lanes);
+                    if (op.biases) x += load_some(op.biases + (int64_t)routing.experts[i] * op.stride + c, lanes);
+                    total = fma(splat(routing.weights[i]), x, total);
+                }
+                if (shared) total = fma(gate, load_some(shared + c, lanes), total);
+                store_some(to + c, op.accumulates ? total + load_some(to + c, lanes) : total, lanes);
+            }
+        });
     }
 
     // --- attention ---
@@ -389,11 +521,11 @@ class Program {
         const int size = op.norm.size;
         float* out = own_memory[thread].rows.grow(size);
         for_each_row(thread, rows, size, [&](int row) {
-            const auto at = [&](int which) {
-                return registers[which].floats + (int64_t)row * registers[which].stride + op.column;
+            const auto at = [&](int which, int column) {
+                return registers[which].floats + (int64_t)row * registers[which].stride + column;
             };
-            normalise(op.norm, at(op.source), out);
-            float* target = at(op.target);
+            normalise(op.norm, at(op.source, op.column), out);
+            float* target = at(op.target, op.target_column);
             for (int c = 0; c < size; c++) target[c] = op.accumulates ? target[c] + out[c] : out[c];
         });
     }
@@ -428,8 +560,12 @@ class Program {
         });
     }
 
+    struct Block {  // of rows of one of several products
+        int which, first, stop;
+    };
     struct OwnMemory {
         Scratch tiles, rows, attention, pieces;  // tiles: decoded panels and sums; rows: prepared ones; pieces: Partials
+        std::vector<Block> blocks;
     };
 
     mlsys::ThreadPool pool;
@@ -437,6 +573,7 @@ class Program {
     std::vector<Scratch> owned;            // registers' memory; index 0 is `prepared`
     std::vector<std::vector<Peak>> peaks;  // per thread: of each sampled row
     std::vector<OwnMemory> own_memory;     // per thread
+    std::vector<Routing> routings;         // by number
     float* prepared = nullptr;
     const Batch* batch = nullptr;
     uint32_t meetings_ended = 0;  // number of the meeting after the last of this run
@@ -473,6 +610,9 @@ void orca_add_attention(Program* program, const orca::Attention* op) { program->
 void orca_add_gather_rows(Program* program, const orca::GatherRows* op) { program->operators.emplace_back(*op); }
 void orca_add_normalise(Program* program, const orca::Normalise* op) { program->operators.emplace_back(*op); }
 void orca_add_reduce(Program* program, const orca::Reduce* op) { program->operators.emplace_back(*op); }
+void orca_add_route(Program* program, const orca::Route* op) { program->operators.emplace_back(*op); }
+void orca_add_grouped(Program* program, const orca::Grouped* op) { program->operators.emplace_back(*op); }
+void orca_add_combine(Program* program, const orca::Combine* op) { program->operators.emplace_back(*op); }
 
 // A rank's view of the memory in which it meets the others; slots have `slot_size` floats.
 orca::Meeting* orca_meeting(void* memory, int rank, int num_ranks, int64_t slot_size) {
@@ -526,5 +666,5 @@ void orca_pack(const void* from, void* to, int size, int N, int K, int panels, i
 }
 MLSYS_FUNCTIONS(
     orca_program, orca_free, orca_add_gemm, orca_add_attention, orca_add_gather_rows, orca_add_normalise, orca_add_reduce,
-    orca_meeting, orca_free_meeting, orca_join, orca_abort, orca_await, orca_arrive, orca_exchange, orca_look_up, orca_has_pairs,
+    orca_add_route, orca_add_grouped, orca_add_combine, orca_meeting, orca_free_meeting, orca_join, orca_abort, orca_await, orca_arrive, orca_exchange, orca_look_up, orca_has_pairs,
     orca_has_amx, orca_attends_in_pairs, orca_run, orca_pack);

@@ -33,6 +33,7 @@ struct Register {
     bool is_bf16 = false;
     int64_t stride = 0;  // from one row to the next
     uint16_t* halves() const { return (uint16_t*)floats; }
+    void move(int64_t elements) { floats = is_bf16 ? (float*)(halves() + elements) : floats + elements; }
 };
 
 // out[column + i] = factor * x[i] in one row.

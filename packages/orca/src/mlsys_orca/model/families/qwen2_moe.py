@@ -1,6 +1,7 @@
 """Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, beside one that all tokens pass, each by as much as its gate says.
 
-The weights of the chosen experts are those of a softmax over all, so that they do not sum to one.
+The weights of the chosen experts are those of a softmax over all, so that they do not sum to one unless the file says
+so (``norm_topk_prob``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from mlsys_orca.model import assembly
 from mlsys_orca.model.blocks import GatedMLP
 from mlsys_orca.model.config import ModelConfig, refuse
-from mlsys_orca.model.experts import SharedExpert, expert_fields, read_experts
+from mlsys_orca.model.experts import Choice, SharedExpert, expert_fields, read_experts
 from mlsys_orca.model.families import qwen2, qwen3_moe
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
@@ -50,7 +51,6 @@ _DEFAULTS: dict[str, Any] = qwen2.DEFAULTS | {
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     raw = _DEFAULTS | dict(raw)
     require(raw, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
-    refuse(bool(raw.get("norm_topk_prob")), "a shared expert beside experts whose weights sum to one (norm_topk_prob)")
     refuse(bool(raw.get("mlp_only_layers")), "layers without experts beside those with (mlp_only_layers)")
     refuse(raw.get("decoder_sparse_step", 1) != 1, "layers without experts beside those with (decoder_sparse_step)")
     return config_from_huggingface(
@@ -62,6 +62,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
         intermediate_size=raw["moe_intermediate_size"],
         num_experts=raw["num_experts"],
         num_chosen_experts=raw["num_experts_per_tok"],
+        experts_sum_to_one=bool(raw.get("norm_topk_prob", False)),
         shared_expert_size=raw["shared_expert_intermediate_size"],
         spans_heads=True,  # ranks share features by one size
     )
@@ -74,6 +75,7 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
         intermediate_size=fields.get("expert_feed_forward_length"),
         shared_expert_size=fields.get("expert_shared_feed_forward_length"),
         spans_heads=True,
+        experts_sum_to_one=False,
         **expert_fields(fields),
     )
 
@@ -90,7 +92,8 @@ def _mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
         read.linear({"shared.down": hidden}, inner, at=at),
         activation=config.activation,
     )
-    return SharedExpert(read_experts(config, read, index, sums_to_one=False), shared, router)
+    choice = Choice(num_chosen=config.num_chosen_experts, scoring="softmax", sums_to_one=config.experts_sum_to_one)
+    return SharedExpert(read_experts(config, read, index, choice=choice), shared, router)
 
 
 FAMILY = Family(

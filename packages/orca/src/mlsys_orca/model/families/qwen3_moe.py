@@ -38,7 +38,6 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     raw = _DEFAULTS | dict(raw)
     raw |= {"num_local_experts": raw.get("num_experts", raw["num_local_experts"])}
     require(raw, "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
-    refuse(not raw.get("norm_topk_prob"), "experts whose weights do not sum to one (norm_topk_prob)")
     refuse(bool(raw.get("mlp_only_layers")), "layers without experts beside those with (mlp_only_layers)")
     refuse(raw.get("decoder_sparse_step", 1) != 1, "layers without experts beside those with (decoder_sparse_step)")
     return config_from_huggingface(
@@ -48,6 +47,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
         intermediate_size=raw["moe_intermediate_size"],
         num_experts=raw["num_local_experts"],
         num_chosen_experts=raw["num_experts_per_tok"],
+        experts_sum_to_one=bool(raw.get("norm_topk_prob", False)),
     )
 
 

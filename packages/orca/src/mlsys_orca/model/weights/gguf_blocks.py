@@ -138,6 +138,25 @@ def _q6_k(blocks: Tensor) -> Groups:
     return Groups(codes.view(-1, 16, 16), scales, None, _half(blocks, 208).half())
 
 
+_FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice those of a code of MXFP4
+
+
+def fp4_codes(nibbles: Tensor) -> Tensor:
+    """Return twice the values of MXFP4's codes 0 to 15: uint8 of any shape -> int8."""
+    return torch.tensor(_FP4_VALUES, dtype=torch.int8)[nibbles.long()]
+
+
+def halves_of_exponents(exponents: Tensor) -> Tensor:
+    """Return half the power of two of each E8M0 exponent, uint8 -> fp32 of the same shape, exactly."""
+    return torch.ldexp(torch.tensor(1.0, dtype=torch.float64), exponents.double() - 128).float()
+
+
+def _mxfp4(blocks: Tensor) -> Groups:
+    """Read an exponent, then 32 codes of four bits: a sign, two bits of exponent, one of mantissa."""
+    codes = fp4_codes(_nibbles(blocks[:, 1:]).view(-1, 1, 32))
+    return Groups(codes, halves_of_exponents(blocks[:, :1])[:, None], None)
+
+
 GROUPED: dict[GGMLQuantizationType, Callable[[Tensor], Groups]] = {
     GGMLQuantizationType.Q4_0: _q4_0,
     GGMLQuantizationType.Q4_1: _q4_1,
@@ -147,6 +166,7 @@ GROUPED: dict[GGMLQuantizationType, Callable[[Tensor], Groups]] = {
     GGMLQuantizationType.Q4_K: _q4_k,
     GGMLQuantizationType.Q5_K: _q5_k,
     GGMLQuantizationType.Q6_K: _q6_k,
+    GGMLQuantizationType.MXFP4: _mxfp4,
 }
 
 

@@ -43,7 +43,7 @@ class SharedReducer:
         if len(memory) < (needed := self.nbytes_needed(config, num_ranks=num_ranks)):
             raise InvalidInputError(f"ranks meet in {needed} bytes of memory, not in {len(memory)}")
         self.rank, self.num_ranks = rank, num_ranks
-        self.slot_size = _MOST_ROWS * config.hidden_size
+        self.slot_size = _slot_size(config)
         self._memory = memory
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._native = library.load()
@@ -55,7 +55,7 @@ class SharedReducer:
     @staticmethod
     def nbytes_needed(config: ModelConfig, *, num_ranks: int) -> int:
         """Return the bytes of memory that the ranks of a model need, in whole pages; untouched ones cost nothing."""
-        nbytes = _HEADER + 2 * num_ranks * _MOST_ROWS * config.hidden_size * 4
+        nbytes = _HEADER + 2 * num_ranks * _slot_size(config) * 4
         return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
     @classmethod
@@ -124,3 +124,8 @@ class MeetingView:
     def arrive(self, number: int, num_floats: int) -> None:
         """Say that the rank's slot of a meeting has so many floats."""
         self._native.orca_arrive(self._meeting, number, num_floats)
+
+
+def _slot_size(config: ModelConfig) -> int:
+    """Return the floats of a rank's slot: a token's states, or what each of its experts makes of them."""
+    return _MOST_ROWS * config.hidden_size * max(1, config.num_chosen_experts)
