@@ -212,3 +212,42 @@ def test_an_index_out_of_range_is_an_error_and_the_next_call_is_none():
     with pytest.raises(IndexError):
         nimble(torch.tensor([-1, 0]))
     assert torch.equal(nimble(torch.tensor([6, 0])), table.weight[[6, 0]])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("sizes", [(1,), (7, 300_001), (65_536, 65_537, 3)])
+def test_bytes_are_compared_by_all_workers(sizes: tuple[int, ...], num_threads: int) -> None:
+    executor = NativeExecutor(branches(1), num_threads=num_threads)
+    tensors = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+    for number, tensor in enumerate(tensors):
+        for place in {0, len(tensor) // 2, len(tensor) - 1}:
+            found = executor.compare(tensors)
+            assert found.nbytes == sum(sizes)
+            assert all(found.is_same(has_team=has_team) for has_team in (True, False) for _ in range(3))
+            tensor[place] = 1
+            assert not found.is_same(has_team=place > 0), (number, place)
+            tensor[place] = 0
+            assert not found.is_same(has_team=True)  # what was made of other bytes stays so
+
+
+def test_threads_that_call_at_once_notice_a_change_of_weights() -> None:
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(512, 512), torch.randn(4, 512)
+    with torch.no_grad():
+        prepared = Nimble(model).prepare(x, num_threads=2, executor="native")
+        for _ in range(5):
+            model.weight.data[300, 7] += 1
+            expected, found = model(x), []
+            threads = [threading.Thread(target=call_once, args=(prepared, x, found)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(found) == 4
+            for result in found:
+                torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def call_once(model: Nimble, x: Tensor, results: list[Tensor]) -> None:
+    with torch.no_grad():
+        results.append(model(x))

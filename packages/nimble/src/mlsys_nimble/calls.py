@@ -77,7 +77,7 @@ class PreparedCalls:
 
     def refresh(self) -> bool:
         """Compare every byte that schedules have copied; forget all schedules and return True if one has changed."""
-        has_changed = any(prepared.watch.has_changed(looks_at_all=True) for prepared in self.all)
+        has_changed = any(prepared.has_changed(looks_at_all=True) for prepared in self.all)
         if has_changed:
             self.clear()
         return has_changed
@@ -104,7 +104,7 @@ class PreparedCalls:
         if prepared.is_bound_to_strides and not all(tensor.is_contiguous() for tensor in inputs):
             signature = signature, tuple([tensor.stride() for tensor in inputs])
             prepared = self._by_signature.get(signature) or self._prepare(signature, args, kwargs)
-        if prepared.watch.has_changed():
+        if prepared.has_changed():
             self.clear()
             prepared = self._find(signature, args, kwargs)
             _LOG.info("%s", _CHANGED)

@@ -64,7 +64,7 @@ class Prepared:
             if split_program:  # each size keeps what these make
                 read = (split_program.tables.constants.values(), copied)
                 copied = list({id(tensor): tensor for tensors in read for tensor in tensors}.values())
-        self.watch = Watch(model, constants, copied, weights=options.weights)
+        self.watch = Watch(model, constants, copied, weights=options.weights, executor=self.executor)
         self.renew()
         renew_in_forks(self)
         self._is_one_tensor = captured.results.is_plain and captured.results.spec == _ONE_TENSOR
@@ -84,6 +84,10 @@ class Prepared:
             self._others = SimpleQueue()
             for _ in range(self._options.max_concurrency - 1):
                 self._others.put(None)
+
+    def has_changed(self, *, looks_at_all: bool = False) -> bool:
+        """Return whether the model has changed since; see :meth:`~mlsys_nimble.state.weights.Watch.has_changed`."""
+        return self.watch.has_changed(looks_at_all=looks_at_all, turn=self._turn)
 
     def check(self, inputs: Sequence[torch.Tensor]) -> None:
         """Check that the model can be replayed on these inputs.

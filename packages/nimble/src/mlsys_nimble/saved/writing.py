@@ -44,7 +44,7 @@ def _schedule(prepared: Prepared, table: TensorTable) -> dict[str, Any]:
         raise _unsavable("one preparation for many sizes", "prepare it without dynamic, for each size")
     if not isinstance(executor, NativeExecutor):
         raise _unsavable(f"a schedule of {type(executor).__name__}", "prepare it with executor='native'")
-    if prepared.watch.has_changed(looks_at_all=True):
+    if prepared.has_changed(looks_at_all=True):
         raise _unsavable("a schedule of a model that has changed since", "call it once, which prepares it again")
     program, decided = executor.source, executor.decisions
     if set(program.inputs) & {old for old, _ in program.mutations}:

@@ -8,13 +8,13 @@ from ctypes import c_char, c_int64, c_uint64, c_void_p
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from mlsys_core.errors import KernelUnavailableError
 from mlsys_core.native import Kernel
 from torch import Tensor
 
-DIGEST = Kernel(Path(__file__).with_name("digest.cpp"))
+DIGEST = Kernel(Path(__file__).with_name("digest.cpp"), headers=(Path(__file__).with_name("digest.h"),))
 PARTS = 64  # looks that read every byte once
 STRETCHES = 8  # of a tensor, each read in PARTS slices
 WHOLE_NBYTES = 4096  # tensors up to this size are read whole at every look
@@ -30,6 +30,28 @@ def load_digest() -> Any:
         return None
     native.nimble_digest.restype = native.nimble_digest_part.restype = c_uint64
     return native
+
+
+class Unchanged(Protocol):
+    """What some tensors' bytes were."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return how many a look reads."""
+        ...
+
+    def is_same(self, *, has_team: bool) -> bool:
+        """Return whether they are it still; ``has_team``: while no call of the executor runs."""
+        ...
+
+
+@runtime_checkable
+class Comparing(Protocol):
+    """An executor whose workers compare bytes together."""
+
+    def compare(self, tensors: Sequence[Tensor]) -> Unchanged:
+        """Return what these tensors' bytes are now; the caller keeps their memory alive."""
+        ...
 
 
 class Digest:
@@ -50,14 +72,20 @@ class Digest:
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._pieces = _pieces(tensors)
-        self._pointers, self._nbytes = _arrays(self._pieces)
+        self._pieces = pieces_of(tensors)
+        self._pointers, self._nbytes = address_arrays(self._pieces)
         self._native = load_digest()
+        self._found = self.read()
 
     @property
     def nbytes(self) -> int:
         """Return the number of bytes that a digest reads."""
         return sum(nbytes for _, nbytes in self._pieces)
+
+    def is_same(self, *, has_team: bool = False) -> bool:
+        """Return whether all bytes are what they were when this was made; there is no team to help."""
+        del has_team
+        return self.read() == self._found
 
     def read(self) -> int:
         """Return a number that changes with any byte, except with a chance of one in billions."""
@@ -88,10 +116,9 @@ class Samples:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._small = Digest([tensor for tensor in tensors if _nbytes(tensor) <= WHOLE_NBYTES])
-        self._pieces = _pieces([tensor for tensor in tensors if _nbytes(tensor) > WHOLE_NBYTES])
-        self._pointers, self._nbytes = _arrays(self._pieces)
+        self._pieces = pieces_of([tensor for tensor in tensors if _nbytes(tensor) > WHOLE_NBYTES])
+        self._pointers, self._nbytes = address_arrays(self._pieces)
         self._native = load_digest()
-        self._whole = self._small.read()
         self._parts = [self._read(part) for part in range(PARTS)] if self._pieces else []
         self._next = count()
 
@@ -102,7 +129,7 @@ class Samples:
 
     def look(self) -> bool:
         """Return whether the next part of the bytes, and every small tensor, are what they were."""
-        if self._small.read() != self._whole:
+        if not self._small.is_same():
             return False
         part = next(self._next) % PARTS
         return not self._parts or self._read(part) == self._parts[part]
@@ -110,7 +137,7 @@ class Samples:
     def look_at_all(self) -> bool:
         """Return whether every byte is what it was."""
         parts = [self._read(part) for part in range(len(self._parts))]
-        return self._small.read() == self._whole and parts == self._parts
+        return self._small.is_same() and parts == self._parts
 
     def _read(self, part: int) -> int:
         if self._native is not None:
@@ -139,11 +166,13 @@ def _crc32(pieces: Iterable[tuple[int, int]]) -> int:
     return state
 
 
-def _pieces(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+def pieces_of(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Return the address and bytes of each tensor's memory, each once."""
     return sorted({(tensor.data_ptr(), _nbytes(tensor)) for tensor in tensors if tensor.numel()})
 
 
-def _arrays(pieces: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
+def address_arrays(pieces: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
+    """Return C arrays of the pieces' addresses and bytes."""
     size = max(len(pieces), 1)
     pointers = (c_void_p * size)(*(pointer for pointer, _ in pieces))
     return pointers, (c_int64 * size)(*(nbytes for _, nbytes in pieces))

@@ -2,8 +2,8 @@
 
 Kernels read packed copies of weights, and passes fold several into one. A write through torch raises a tensor's
 version; one through ``.data``, NumPy or another process changes only the bytes. So each replay first checks that
-modules hold the same tensors, submodules and numbers, that tensors have the same addresses and versions, and that a
-part of the bytes that the schedule copied, another part each time, is the same (ADR 15 and 42 give the cost).
+modules hold the same tensors, submodules and numbers, that tensors have the same addresses and versions, and that the
+bytes that the schedule copied, or a part of them, another each time, are the same (ADR 15 and 42 give the cost).
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterable
 from ctypes import PyDLL, c_int64, c_void_p
 from functools import cache
 from operator import attrgetter
+from threading import Lock
 from typing import Any
 
 import torch
 from mlsys_nimble.ir.program import Program, ValueId
-from mlsys_nimble.state.digest import Digest, Samples, load_digest
+from mlsys_nimble.state.digest import Comparing, Digest, Samples, Unchanged, load_digest
 from torch import nn
 
 _WATCHED = (torch.Tensor, nn.Module, bool, int, float, complex, str, type(None))
@@ -34,6 +35,8 @@ class Watch:
         copied: Tensors that the schedule copied. Their content must stay the same.
         weights: The option of that name: ``"bytes"`` compares every byte, ``"samples"`` versions and a part of the
             bytes, ``"versions"`` versions alone. Tensors on other devices are compared by versions.
+        executor: What replays the schedule; if it is :class:`~mlsys_nimble.state.digest.Comparing`, its workers
+            compare bytes together.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Watch:
         copied: Iterable[torch.Tensor],
         *,
         weights: str = "bytes",
+        executor: Any = None,
     ) -> None:
         self._attributes = Attributes(model)
         self._tensors = list({id(tensor): tensor for tensor in constants}.values())
@@ -51,8 +55,7 @@ class Watch:
         on_host = [tensor for tensor in copied if tensor.device.type == "cpu"] if weights != "versions" else []
         whole = [tensor for tensor in on_host if weights == "bytes" or tensor.is_inference()]
         seen = {id(tensor) for tensor in whole}
-        self._digest = Digest(whole)
-        self._content = self._digest.read()
+        self._whole: Unchanged = executor.compare(whole) if isinstance(executor, Comparing) and whole else Digest(whole)
         self._samples = Samples([tensor for tensor in on_host if id(tensor) not in seen])
         self._versioned = [tensor for tensor in copied if id(tensor) not in seen and not tensor.is_inference()]
         self._versions = list(map(_VERSION, self._versioned))
@@ -60,13 +63,14 @@ class Watch:
     @property
     def nbytes(self) -> int:
         """Return the number of bytes that each check reads."""
-        return self._digest.nbytes + self._samples.nbytes
+        return self._whole.nbytes + self._samples.nbytes
 
-    def has_changed(self, *, looks_at_all: bool = False) -> bool:
+    def has_changed(self, *, looks_at_all: bool = False, turn: Lock | None = None) -> bool:
         """Return whether the model has changed since the schedule was made.
 
         Args:
             looks_at_all: Compare every byte, unless versions alone are compared.
+            turn: Held by who runs the executor: its workers help if nobody does.
         """
         if self._attributes.have_changed():
             return True
@@ -75,7 +79,15 @@ class Watch:
         if list(map(_VERSION, self._versioned)) != self._versions:
             return True
         is_same = self._samples.look_at_all() if looks_at_all else self._samples.look()
-        return not is_same or self._digest.read() != self._content
+        return not is_same or not self._is_whole(turn)
+
+    def _is_whole(self, turn: Lock | None) -> bool:
+        if turn is None or not turn.acquire(blocking=False):
+            return self._whole.is_same(has_team=False)
+        try:
+            return self._whole.is_same(has_team=True)
+        finally:
+            turn.release()
 
 
 class Attributes:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from mlsys_core.memory import Arena
+from mlsys_nimble.backends.cpu.comparison import Comparison
 from mlsys_nimble.backends.cpu.decisions import MEASURED, USUAL, Decisions, Measuring, TaskTime, jobs_of, plan_of
 from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.backends.cpu.lowering import kernel_for, named_kernel, packed_inputs
@@ -181,6 +182,10 @@ class NativeExecutor:
             else outputs[value]
             for value in program.outputs
         ]
+
+    def compare(self, tensors: Sequence[Tensor]) -> Comparison:
+        """See :class:`mlsys_nimble.state.digest.Comparing`."""
+        return Comparison(tensors, self._team, self.num_threads)
 
     def poison(self) -> None:
         """Fill the memory of all intermediate results with NaN (integers: -1): no replay may read what another left."""

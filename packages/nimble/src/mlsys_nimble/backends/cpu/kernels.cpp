@@ -1,5 +1,6 @@
 // Every kernel's maker; the Python side has checked shapes, dtypes and strides.
 #include "attention.h"
+#include "comparison.h"
 #include "convolution.h"
 #include "copy.h"
 #include "depthwise.h"
@@ -42,8 +43,9 @@ Kernel* make_attention(const Attention* arguments) { return new AttentionKernel(
 Kernel* make_embedding(const Embedding* arguments) { return new EmbeddingKernel(*arguments); }
 Kernel* make_gather(const Gather* arguments) { return new GatherKernel(*arguments); }
 Kernel* make_scatter_add(const ScatterAdd* arguments) { return new ScatterAddKernel(*arguments); }
+Kernel* make_comparison(const Comparison* arguments) { return new ComparisonKernel(*arguments); }
 }
 MLSYS_FUNCTIONS(
     make_convolution, make_depthwise, make_separable, make_winograd2, make_winograd4, make_gemv, make_copy,
     make_pad, make_pointwise, make_pool, make_reduce, make_softmax, make_layer_norm, make_matmul, make_attention,
-    make_embedding, make_gather, make_scatter_add);
+    make_embedding, make_gather, make_scatter_add, make_comparison);

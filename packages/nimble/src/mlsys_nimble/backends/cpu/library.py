@@ -24,7 +24,7 @@ DTYPES = ("float32", "bfloat16", "int64", "int32", "uint8", "bool", "float64")
 # Square roots and roundings become single instructions; comparisons and sums stay as they are written.
 FLAGS = ("-fno-math-errno", "-fno-trapping-math")
 _HERE = Path(__file__).parent
-_HEADERS = tuple(sorted(_HERE.glob("*.h")))
+_HEADERS = (*sorted(_HERE.glob("*.h")), _HERE.parents[1] / "state" / "digest.h")
 KERNELS = Source(_HERE / "kernels.cpp", headers=_HEADERS, flags=FLAGS, compile_s=15)
 KERNELS_BF16 = Source(_HERE / "kernels_bf16.cpp", headers=_HEADERS, flags=FLAGS, compile_s=6)
 
