@@ -13,9 +13,11 @@ from mlsys_core.cli.registered import CompilerName, Device
 from mlsys_core.cli.serving import Instances, OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.serving.chaos import Every, NumInstances, Seconds, Seed, Streams
 from mlsys_core.cli.trust import TrustCode
+from mlsys_dvabatch.cli.explain import Mask, explain
 
 app = typer.Typer(no_args_is_help=True)
 serve_app = typer.Typer()  # of "mlsys serve dvabatch"
+app.command()(explain)
 
 
 @app.callback()
@@ -102,6 +104,7 @@ def serve(
         str,
         typer.Option(help="How sure: confidence (largest share), margin (lead over the second), entropy (1: none)."),
     ] = "confidence",
+    mask: Mask = None,
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
     instances: Instances = None,
     device: Device = "cpu",
@@ -138,6 +141,7 @@ def serve(
         trust_code=trust_code,
         exit_confidence=exit_confidence,
         exit_rule=exit_rule,
+        mask=mask,
         device=get_device(device),
     )
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys dvabatch")

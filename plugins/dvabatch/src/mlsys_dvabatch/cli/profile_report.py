@@ -116,7 +116,8 @@ def report(
     if loaded.has_exits:
         console.print("Policy: early-exit.")
         return
-    found = diversities_of(has_lengths=is_encoder, profile=operators)
+    has_lengths = len(costs.lengths) > 1
+    found = diversities_of(has_lengths=has_lengths, profile=operators)
     names = ["load", *(["input"] if found.input else []), *(["operator"] if found.operator else [])]
     console.print(f"Diversities: {', '.join(names)}. Policy: {choose(found, can_pack=is_encoder)}.")
 

@@ -37,6 +37,7 @@ class Loading:
     trust_code: bool
     exit_confidence: float
     exit_rule: str
+    mask: str | None
     device: Device
 
     def prepared(self, argument: str) -> Prepared:
@@ -51,6 +52,7 @@ class Loading:
             exit_rule=self.exit_rule,
             device=self.device,
             slice_at=self.slice_at,
+            mask=self.mask,
             trust_code=self.trust_code,
         )
 

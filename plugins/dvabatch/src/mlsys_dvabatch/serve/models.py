@@ -22,6 +22,7 @@ from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
 from mlsys_dvabatch.serve.encoder_tensors import token_rows
 from mlsys_dvabatch.serve.spec import WireForm, wire_form
+from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -159,7 +160,7 @@ class ServedModel:
             raise
 
     def _rows(self, inputs: Mapping[str, np.ndarray[Any, Any]], num_rows: int) -> list[Any]:
-        if isinstance(self._model, SlicedModel):
+        if isinstance(self._model, SlicedModel | SizedModel):
             columns = [inputs[name] for name in self._model.input_names]
             return [tuple(column[row, ...] for column in columns) for row in range(num_rows)]
         if "text" in inputs:

@@ -16,10 +16,12 @@ from mlsys_core.serving import Scheduler
 from mlsys_dvabatch.engine import NO_EXITS
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy
+from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
 from mlsys_dvabatch.scheduling.policies.registry import Diversities, choose, comp_wait_s, make_policy
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.profile import cached_costs, profile_operators, profile_stages
+from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.zoo import Loaded, compiler_of, load
 
 # Core's baselines, by their registered names: the whole model runs a batch at once.
@@ -68,6 +70,7 @@ def prepare(
     trust_code: bool = False,
     exit_confidence: float = 0.9,
     exit_rule: str = "confidence",
+    mask: str | None = None,
     device: Device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Prepared:
@@ -88,6 +91,7 @@ def prepare(
         trust_code=trust_code,
         exit_confidence=exit_confidence if batching.policy == "early-exit" else None,
         exit_rule=exit_rule,
+        mask=mask,
         device=device,
     )
     if compiler is not None and isinstance(loaded.model, BertStages):
@@ -111,7 +115,9 @@ def prepare_loaded(
     chosen = policy
     if policy == "auto":
         is_encoder = isinstance(loaded.model, BertStages)
-        chosen = choose(Diversities(is_encoder, _has_operator_diversity(loaded)), can_pack=is_encoder)
+        has_lengths = is_encoder or isinstance(loaded.model, SizedModel)
+        has_operators = not has_lengths and _has_operator_diversity(loaded)
+        chosen = choose(Diversities(has_lengths, has_operators), can_pack=is_encoder)
     made = make_policy(chosen, installed_plugins().registry, mode=batching.mode)
     if made.wants_exits and not loaded.has_exits:
         raise InvalidInputError(f"{name}: {NO_EXITS}")
@@ -125,6 +131,8 @@ def prepare_loaded(
     if isinstance(made, LoadPolicy):
         made.comp_wait_s = comp_wait_s(costs, batching.qos_s, max_batch_size, loaded.lengths[-1])
         made.qos_s = batching.qos_s
+    if isinstance(made, InputPolicy) and isinstance(loaded.model, SizedModel):
+        made.group_of = loaded.model.group_of
     return Prepared(loaded, costs, made, chosen)
 
 
@@ -134,7 +142,7 @@ def profiled(
     """Return the costs of a model's stages, from disk or measured now."""
     sizes = [2**power for power in range(7) if 2**power <= max_batch_size]
     is_encoder = isinstance(loaded.model, BertStages)
-    if is_encoder:  # batches of many long requests take long and say nothing new
+    if is_encoder or len(loaded.lengths) > 1:  # batches of many long requests take long and say nothing new
         sizes = [size for size in sizes if size <= 8]
     name = loaded.name + (" packed" if isinstance(loaded.model, BertStages) and loaded.model.is_packed else "")
     return cached_costs(
@@ -147,7 +155,7 @@ def profiled(
             loaded.request,
             batch_sizes=sizes,
             lengths=loaded.lengths,
-            repeats=2,
+            repeats=5 if isinstance(loaded.model, SizedModel) else 2,
             progress=progress,
             device=loaded.device,
         ),

@@ -11,6 +11,7 @@ from mlsys_core.serving.oip import DataType, ModelSpec, TensorSpec
 from mlsys_dvabatch.serve.encoder_tensors import encoder_tensors
 from mlsys_dvabatch.serve.tokens import TextTokens, tokenizer_of
 from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
 from torch import Tensor
@@ -42,20 +43,7 @@ def wire_form(loaded: Loaded, *, max_batch_size: int) -> WireForm:
     if isinstance(model, BertStages):
         inputs, outputs = encoder_tensors(model, has_texts=texts is not None)
     else:
-        columns = zip(model.input_names, model.program.example, model.may_be_missing, strict=True)
-        inputs = tuple(
-            TensorSpec(
-                name,
-                _type(value),
-                (-1, *value.shape[1:]),
-                finite_only=value.is_floating_point() and not bool(missing.any()),
-            )
-            for name, value, missing in columns
-        )
-        outputs = tuple(
-            TensorSpec(f"output_{number}", _type(value), (-1, *value.shape[1:]))
-            for number, value in enumerate(_outputs(model))
-        )
+        inputs, outputs = _tensors(model)
     spec = ModelSpec(
         name=loaded.name, inputs=inputs, outputs=outputs, platform="mlsys_dvabatch", max_batch_size=max_batch_size
     )
@@ -67,6 +55,26 @@ def texts_of(loaded: Loaded) -> TextTokens | None:
     if not isinstance(loaded.model, BertStages) or (tokenizer := tokenizer_of(loaded)) is None:
         return None
     return TextTokens(tokenizer, loaded.model.config)
+
+
+def _tensors(model: SlicedModel | SizedModel) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Return a program's inputs and outputs, -1 for dimensions that differ from request to request."""
+    example = model.program.example
+    shapes: list[tuple[int, ...]]
+    if isinstance(model, SizedModel):
+        shapes = model.input_shapes()
+        answers = [(torch.from_numpy(np.zeros(0, dtype)), shape) for dtype, shape in model.outputs()]
+    else:
+        shapes = [tuple(value.shape[1:]) for value in example]
+        answers = [(value, tuple(value.shape[1:])) for value in _outputs(model)]
+    inputs = tuple(
+        TensorSpec(name, _type(value), (-1, *shape), finite_only=value.is_floating_point() and not bool(missing.any()))
+        for name, value, shape, missing in zip(model.input_names, example, shapes, model.may_be_missing, strict=True)
+    )
+    outputs = tuple(
+        TensorSpec(f"output_{number}", _type(value), (-1, *shape)) for number, (value, shape) in enumerate(answers)
+    )
+    return inputs, outputs
 
 
 def _outputs(model: SlicedModel) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import numpy.typing as npt
@@ -36,9 +36,10 @@ class Activations(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """Tensors by name, each ``[requests, ...]``."""
+    """Tensors by name, each ``[requests, ...]``, of one shape but for the number of requests."""
 
     tensors: Mapping[str, Tensor]
+    extents: Mapping[str, int] = field(default_factory=dict)  # numbers that follow from the requests' sizes, by name
 
     @property
     def num(self) -> int:
@@ -54,13 +55,15 @@ class Padded:
         """Return the given rows: a view where they follow one another, else a copy."""
         first = rows[0]
         if list(rows) == list(range(first, first + len(rows))):
-            return Padded({name: value[first : first + len(rows)] for name, value in self.tensors.items()})
+            part = {name: value[first : first + len(rows)] for name, value in self.tensors.items()}
+            return Padded(part, self.extents)
         index = torch.tensor(rows, device=next(iter(self.tensors.values())).device)
-        return Padded({name: value.index_select(0, index) for name, value in self.tensors.items()})
+        return Padded({name: value.index_select(0, index) for name, value in self.tensors.items()}, self.extents)
 
     def join(self, others: Sequence[Padded]) -> Padded:
         """Return one batch of all rows; copies once."""
-        return Padded({n: torch.cat([value, *(o.tensors[n] for o in others)]) for n, value in self.tensors.items()})
+        joined = {n: torch.cat([value, *(o.tensors[n] for o in others)]) for n, value in self.tensors.items()}
+        return Padded(joined, self.extents)
 
 
 @dataclass(frozen=True, slots=True)

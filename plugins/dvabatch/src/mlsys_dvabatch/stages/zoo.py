@@ -23,6 +23,7 @@ from mlsys_dvabatch.stages.profile import boundary_nbytes, profile_operators
 from mlsys_dvabatch.stages.slicing.exits import ExitingModel
 from mlsys_dvabatch.stages.slicing.partition import diversity_cuts, even_cuts
 from mlsys_dvabatch.stages.slicing.program import Program, load_program, program_of
+from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.slicing.sliced import Compile, SlicedModel
 from torch import Tensor
 
@@ -36,7 +37,7 @@ class Loaded:
     """A model that is ready to be profiled or served."""
 
     name: str
-    model: BertStages | SlicedModel
+    model: BertStages | SlicedModel | SizedModel
     folder: Path | None = None  # of a tokenizer, if there is one
     device: Device | None = None  # that its weights lie on; None: host memory
 
@@ -45,7 +46,7 @@ class Loaded:
         """Lengths to profile at; (1,) where inputs have one shape."""
         if isinstance(self.model, BertStages):
             return tuple(length for length in LENGTHS if length <= self.model.config.max_length)
-        return (1,)
+        return self.model.lengths if isinstance(self.model, SizedModel) else (1,)
 
     @property
     def has_exits(self) -> bool:
@@ -62,7 +63,7 @@ class Loaded:
                 (length,),
                 generator=generator,
             ).numpy()
-        return self.model.example
+        return self.model.example_of(length) if isinstance(self.model, SizedModel) else self.model.example
 
     def to_networkx(self, costs: TableCosts) -> Graph:
         """Return the stages in order; runs the model once.
@@ -106,6 +107,7 @@ def load(
     trust_code: bool = False,
     exit_confidence: float | None = None,
     exit_rule: str = "confidence",
+    mask: str | None = None,
     device: Device | None = None,
 ) -> Loaded:
     """Load a model by name: an encoder, a vision model with random weights, a ``.pt2`` or ``.onnx`` file.
@@ -113,7 +115,7 @@ def load(
     Args:
         name: of the model, or its file or folder.
         cache_dir: where models are found.
-        num_stages: None: four, or two of an encoder.
+        num_stages: None: four; two of an encoder and of a program whose requests have several sizes.
         shape: of one request, for ONNX files.
         is_packed: encoders without padding.
         compile_stage: what becomes of each stage.
@@ -123,6 +125,7 @@ def load(
         device: where its weights are to lie; None: host memory.
         exit_confidence: of a model whose requests leave at the first output that is so sure; None: they run to its end.
         exit_rule: by which an output's certainty is measured.
+        mask: input that is 0 in the padding of a program whose requests have several lengths; None: found by trying.
 
     Raises:
         InvalidInputError: there is no such model, it is damaged, or cannot be cut so.
@@ -142,6 +145,7 @@ def load(
         "compiler": compile_stage,
         "slice_at": slice_at if slice_at != "time" else None,
         "exit_confidence": exit_confidence,
+        "mask": mask,
         "exit_rule": exit_rule if exit_confidence is not None and exit_rule != "confidence" else None,
     }
     context = LoadContext(
@@ -173,18 +177,27 @@ def load(
 
 def load_graph(path: Path, context: LoadContext) -> Loaded:
     """Load a vision model by name, or a ``.pt2`` or ``.onnx`` file; DVABatch's own loader. See :func:`load`."""
-    options = context.taken("stages", "shape", "packed", "compiler", "slice_at", "exit_confidence", "exit_rule")
+    options = context.taken("stages", "shape", "packed", "compiler", "slice_at", "exit_confidence", "exit_rule", "mask")
     program = open_program(
         str(path), options.get("shape"), trust_code=context.trust_code, device=get_device(context.device)
     )
     num_stages, compile_stage = options.get("stages"), options.get("compiler")
+    has_sizes = program.sizes is not None
+    if not has_sizes and options.get("mask") is not None:
+        raise InvalidInputError(
+            f"{path}: all its requests have one shape; --mask is for programs with a dynamic length"
+        )
+    if has_sizes and compile_stage is not None:
+        raise InvalidInputError(f"{path}: --compiler is for one shape, and its requests have several: give --shape")
     if (confidence := options.get("exit_confidence")) is not None:
         if num_stages is not None or compile_stage is not None:
             raise InvalidInputError(f"{path}: a model with exits is cut at them: leave out --stages and --compiler")
-        return Loaded(path.stem, ExitingModel(program, confidence, rule=options.get("exit_rule", "confidence")))
-    stages = num_stages or min(4, len(program.allowed_cuts) + 1)
+        exiting = ExitingModel(program, confidence, rule=options.get("exit_rule", "confidence"))
+        return Loaded(path.stem, SizedModel(exiting, mask=options.get("mask")) if has_sizes else exiting)
+    stages = num_stages or min(2 if has_sizes else 4, len(program.allowed_cuts) + 1)
     cuts = cuts_at(options.get("slice_at", "time"), program, stages)
-    return Loaded(path.stem, SlicedModel(program, cuts, compile_stage=compile_stage))
+    sliced = SlicedModel(program, cuts, compile_stage=compile_stage)
+    return Loaded(path.stem, SizedModel(sliced, mask=options.get("mask")) if has_sizes else sliced)
 
 
 def load_encoder(path: Path, context: LoadContext) -> Loaded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
 from mlsys_core.serving.request import ServeRequest
@@ -17,19 +17,36 @@ BOUNDS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 PATIENCE_S = 0.2  # after which a request is served before those that would be quicker
 
 
+GroupOf = Callable[[Any], Hashable]  # payload -> requests of another group are not to share a batch with it
+
+
 def best_batch(
-    state: State, batch_s: BatchCost, now: float, *, patience_s: float, max_units: int | None = None
+    state: State,
+    batch_s: BatchCost,
+    now: float,
+    *,
+    patience_s: float,
+    max_units: int | None = None,
+    group_of: GroupOf | None = None,
 ) -> list[ServeRequest[Any]]:
     """Take the batch to run next: among the clusters with the least total waiting, the one that serves most per second.
 
-    Only the most urgent priority counts; a request that has waited for ``patience_s`` takes its cluster first. At most
-    ``max_units`` in all, unless one request alone has more.
+    Clusters lie within a group, where requests have one. Only the most urgent priority counts; a request that has
+    waited for ``patience_s`` takes its cluster first. At most ``max_units`` in all, unless one request alone has more.
     """
     waiting = sorted(state.waiting.waiting(), key=lambda each: (each[0].priority, each[1]))[: state.max_batch_size]
     waiting = [(request, since_s) for request, since_s in waiting if request.priority == waiting[0][0].priority]
     lengths = [request.length for request, _ in waiting]
     load = min(state.utilisation(max(1, round(state.mean_length))), 0.95)
-    clusters = cluster(batch_s, lengths, num_behind=state.num_waiting * load / (1 - load))
+    num_behind = state.num_waiting * load / (1 - load)
+    groups: dict[Hashable, list[int]] = {}
+    for position, (request, _) in enumerate(waiting):
+        groups.setdefault(None if group_of is None else group_of(request.payload), []).append(position)
+    clusters = [
+        [positions[place] for place in places]
+        for positions in groups.values()
+        for places in cluster(batch_s, [lengths[position] for position in positions], num_behind=num_behind)
+    ]
 
     def seconds_each(positions: list[int]) -> float:
         units = [lengths[position] for position in positions]
@@ -60,9 +77,13 @@ class InputPolicy(Policy):
         bounds: literal: upper bounds of the clusters of lengths.
         window_s: literal: None takes it from the costs.
         patience_s: cost-aware: a request that has waited so long is served next.
+
+    Attributes:
+        group_of: cost-aware: of a payload, the group whose requests may share its batch; None: all may.
     """
 
     num_pairs: ClassVar[int] = 2
+    group_of: GroupOf | None = None
 
     def __init__(
         self,
@@ -84,7 +105,11 @@ class InputPolicy(Policy):
                 return ()
             costs = state.costs
             batch = best_batch(
-                state, lambda num, longest, _: remaining_s(costs, 0, num, longest), now, patience_s=self.patience_s
+                state,
+                lambda num, longest, _: remaining_s(costs, 0, num, longest),
+                now,
+                patience_s=self.patience_s,
+                group_of=self.group_of,
             )
             return [New(batch, can_stretch=False)]
         room = state.max_batch_size - state.num_active

@@ -29,14 +29,18 @@ class ExitingModel(SlicedModel):
     """
 
     def __init__(self, program: Program, confidence: float, *, rule: str = "confidence") -> None:
+        self.decide_by(confidence, rule)
+        heads, cuts = _heads(program)
+        self._heads = heads
+        super().__init__(program, cuts)
+
+    def decide_by(self, confidence: float, rule: str = "confidence") -> None:
+        """Let requests leave by another rule from now on. Raises as the constructor."""
         if not 0 < confidence <= 1:
             raise InvalidInputError(f"an exit confidence of {confidence}: give a number above 0 and at most 1")
         if rule not in RULES:
             raise InvalidInputError(f"--exit-rule {rule!r}: give {', '.join(RULES)}")
         self._confidence, self._rule = confidence, rule
-        heads, cuts = _heads(program)
-        self._heads = heads
-        super().__init__(program, cuts)
 
     def inspect(self, stage: int, values: Padded) -> tuple[Mapping[int, Any], Mapping[int, int]]:
         """Return the results of those requests of which the head behind ``stage`` is sure; nobody skips stages."""

@@ -7,7 +7,7 @@ then requests can join and leave there. Which values do is found by running the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.pt2.program import load_program as load_exported
 from mlsys_dvabatch.stages.slicing.onnx_file import load_onnx
-from mlsys_dvabatch.stages.slicing.shapes import fixed_example
+from mlsys_dvabatch.stages.slicing.shapes import dynamic_sizes, fixed_example
+from mlsys_dvabatch.stages.slicing.sizes import Sizes
 from torch import Tensor, fx, nn
+from torch._ops import HigherOrderOperator
 from torch.export.passes import move_to_device_pass
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -43,6 +45,9 @@ class Program:
     shapes: Mapping[str, tuple[int, ...]]  # of nodes that are tensors, for two requests
     flops: int  # of one request, as far as torch counts them: products and convolutions
     synchronize: Callable[[], None] = _nothing  # waits until the device that it lies on is idle
+    sizes: Sizes | None = None  # that requests may have; None: all have the example's shapes
+    extents: frozenset[str] = frozenset()  # names of nodes that are numbers which follow from a request's sizes alone
+    guards: Callable[..., Any] | None = None  # raises for inputs of sizes that the program was not exported for
 
     @property
     def allowed_cuts(self) -> list[int]:
@@ -60,9 +65,18 @@ class Program:
                 continue
             if node.name in self.row_values:
                 crossing.append(node)
-            elif node.name not in self.batch_values:
+            elif node.name not in self.batch_values and node.name not in self.extents:
                 return None
         return crossing or None
+
+    def extents_crossing(self, cut: int) -> list[str]:
+        """Return the names of the numbers that cross a cut and follow from the requests' sizes, in order."""
+        position = {node: index for index, node in enumerate(self.operators)}
+        return [
+            node.name
+            for node in self.operators[:cut]
+            if node.name in self.extents and any(position.get(user, len(position)) >= cut for user in node.users)
+        ]
 
     def timed(self, num: int, repeats: int = 3) -> list[float]:
         """Measure the seconds of each operator for ``num`` requests, the least of some runs."""
@@ -109,7 +123,11 @@ class _Shapes(fx.Interpreter):
 
 
 def program_of(
-    model: nn.Module | torch.export.ExportedProgram, example: tuple[Tensor, ...], *, device: Device | None = None
+    model: nn.Module | torch.export.ExportedProgram,
+    example: tuple[Tensor, ...],
+    *,
+    device: Device | None = None,
+    sizes: Sizes | None = None,
 ) -> Program:
     """Export a module, or take a program, and find where it can be cut.
 
@@ -117,6 +135,7 @@ def program_of(
         model: in evaluation mode; takes tensors of ``[requests, ...]``, gives one such tensor or several.
         example: inputs of one request, ``[1, ...]`` each.
         device: where it is to lie; None: host memory.
+        sizes: that requests may have; None: the example's.
 
     Raises:
         InvalidInputError: it cannot be exported, or not for any batch size.
@@ -132,6 +151,7 @@ def program_of(
     except Exception as error:
         raise InvalidInputError(f"this exported program cannot be made into a module: {_first_line(error)}") from error
     assert isinstance(module, fx.GraphModule)
+    guards = getattr(module, "_guards_fn", None)
     _drop_guards(module)
     skipped = ("placeholder", "get_attr", "output")
     operators = tuple(node for node in module.graph.nodes if node.op not in skipped)
@@ -145,7 +165,10 @@ def program_of(
     batch = frozenset(name for name, value in first.items() if (value, second[name]) == _PROBES)
     flops = _flops(module, example)
     shapes = _tensors(first)
-    return Program(module, operators, example, rows, batch, runs[0].rounding, shapes, flops, synchronize)
+    extents = frozenset() if sizes is None else _extents(operators, sizes)
+    return Program(
+        module, operators, example, rows, batch, runs[0].rounding, shapes, flops, synchronize, sizes, extents, guards
+    )
 
 
 def load_program(
@@ -160,7 +183,7 @@ def load_program(
     Args:
         path: the file.
         example: inputs of one request; None makes them of the shapes that a ``.pt2`` tells of (its first row). Of a
-            ``.pt2`` only the shape counts; where its requests may have several, it must be given.
+            ``.pt2`` only the shape counts: all requests have it then, where the program allows several.
         trust_code: let ``torch.export.load`` read a ``.pt2``, which runs code that it holds.
         device: where it is to lie; None: host memory.
 
@@ -175,7 +198,9 @@ def load_program(
             raise InvalidInputError(f"{path} keeps no example inputs: give {_A_SHAPE}")
         if saved.example_kwargs or not all(isinstance(value, Tensor) and value.ndim for value in args or ()):
             raise InvalidInputError(f"{path} takes other inputs than tensors by position; export it so")
-        return program_of(saved.program, fixed_example(path, saved.program, args, example), device=device)
+        sizes = None if example is not None or args is None else dynamic_sizes(saved.program, args)
+        inputs = fixed_example(path, saved.program, args, example)
+        return program_of(saved.program, inputs, device=device, sizes=sizes)
     if path.suffix == ".onnx":
         if example is None:
             raise InvalidInputError(f"{path}: give {_A_SHAPE}; ONNX files keep none")
@@ -223,11 +248,26 @@ def _shapes(module: fx.GraphModule, example: tuple[Tensor, ...], num: int) -> _S
     return finder
 
 
+def _extents(operators: Sequence[fx.Node], sizes: Sizes) -> frozenset[str]:
+    """Return the names of the nodes that are numbers without the batch size in them, as the exporter wrote it."""
+    known = set(sizes.symbols)
+    found = set()
+    for node in operators:
+        value = node.meta.get("val")
+        if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
+            free = value.node.expr.free_symbols if isinstance(value, torch.SymInt) else set()
+            if free <= known:
+                found.add(node.name)
+    return frozenset(found)
+
+
 def _tensors(seen: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in seen.items() if isinstance(shape, tuple)}
 
 
 def _flops(module: fx.GraphModule, example: tuple[Tensor, ...]) -> int:
+    if any(isinstance(node.target, HigherOrderOperator) for node in module.graph.nodes):
+        return 0  # scans and branches are not run under a counter
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             module(*example)

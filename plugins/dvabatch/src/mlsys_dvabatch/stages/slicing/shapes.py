@@ -1,4 +1,4 @@
-"""The one shape that requests to an exported program have: its own, or one of those that it allows."""
+"""The shapes that requests to an exported program have: several, or one of those that it allows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_dvabatch.stages.slicing.sizes import Sizes, sizes_of
 from torch import Tensor
 
 _FIX = "export it with only the first dimension dynamic"
@@ -18,9 +19,6 @@ def fixed_example(
 ) -> tuple[Tensor, ...]:
     """Return the inputs of one request, ``[1, ...]`` each.
 
-    Requests of one batch have one shape. A program that allows several, like texts of any length, would be frozen at
-    its example's, so the shape has to be said then.
-
     Args:
         path: Path of the file, for messages.
         program: Exported for any batch size.
@@ -28,19 +26,11 @@ def fixed_example(
         given: Input of the shape that was asked for; None: the program's own.
 
     Raises:
-        InvalidInputError: It allows several shapes and none was asked for, or not the one that was.
+        InvalidInputError: It does not allow the shape that was asked for.
     """
-    names = set(program.graph_signature.user_inputs)
-    inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    inputs = _inputs(program)
     allowed = {node.name: [_bounds(program, size) for size in node.meta["val"].shape] for node in inputs}
     if given is None:
-        for name, sizes in allowed.items():
-            for dimension, (least, most) in enumerate(sizes):
-                if dimension and least != most:
-                    raise InvalidInputError(
-                        f"{path}: dimension {dimension} of input {name!r} is dynamic ({_range(least, most)}), and the "
-                        f"requests of a batch have one shape here: say which with --shape, or {_FIX}"
-                    )
         assert args is not None
         return tuple(value[:1] for value in args)
     if len(allowed) != len(given):
@@ -61,6 +51,43 @@ def fixed_example(
         dtype = node.meta["val"].dtype
         made.append(value.to(dtype) if dtype.is_floating_point else torch.zeros(value.shape, dtype=dtype))
     return tuple(made)
+
+
+def dynamic_sizes(program: torch.export.ExportedProgram, args: Sequence[Tensor]) -> Sizes | None:
+    """Return the sizes that requests may have; None: all have one shape.
+
+    Args:
+        program: Exported for any batch size.
+        args: Inputs that fit it, ``[requests, ...]`` each.
+    """
+    inputs = _inputs(program)
+    axes = [
+        [size if isinstance(size, int) else size.node.expr for size in node.meta["val"].shape[1:]] for node in inputs
+    ]
+    shapes = [tuple(value.shape[1:]) for value in args]
+    sizes = sizes_of([node.name for node in inputs], axes, program.range_constraints, shapes)
+    return sizes if sizes.symbols else None
+
+
+def vocabularies(module: torch.fx.GraphModule) -> list[int | None]:
+    """Return the exclusive upper bound of each input's integers: rows of the table that it indexes; None: unknown."""
+    weights = dict(module.named_parameters()) | dict(module.named_buffers())
+    found: list[int | None] = []
+    for node in module.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        tables = [
+            weights[str(user.args[0].target)].shape[0]
+            for user in node.users
+            if user.target is torch.ops.aten.embedding.default and str(user.args[0].target) in weights
+        ]
+        found.append(int(min(tables)) if tables else None)
+    return found
+
+
+def _inputs(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
+    names = set(program.graph_signature.user_inputs)
+    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
 
 
 def _bounds(program: torch.export.ExportedProgram, size: Any) -> tuple[float, float]:

@@ -67,6 +67,7 @@ class SlicedModel:
             if crossing is None:
                 raise InvalidInputError(f"no cut is possible before operator {cut}: something without rows crosses it")
             self._carried.append([node.name for node in crossing])
+        self._extents = [program.extents_crossing(cut) for cut in cuts]
         self._stages: list[Callable[..., Any]] = [self._stage(*pair) for pair in pairwise(bounds)]
         if compile_stage is not None:
             self._compile(compile_stage)
@@ -99,7 +100,11 @@ class SlicedModel:
 
     def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Padded:
         """Stack the payloads, one row for each request."""
-        columns = zip(*(request.payload for request in requests), strict=True)
+        return self.stacked([request.payload for request in requests])
+
+    def stacked(self, payloads: Sequence[tuple[npt.NDArray[Any], ...]]) -> Padded:
+        """Stack payloads of one shape."""
+        columns = zip(*payloads, strict=True)
         stacked = (torch.from_numpy(np.stack(rows)) for rows in columns)
         named = zip(self.input_names, stacked, self.program.example, strict=True)
         return Padded({name: value.to(like.device, like.dtype) for name, value, like in named})
@@ -107,10 +112,13 @@ class SlicedModel:
     def run(self, stage: int, values: Padded) -> Padded:
         """Run one stage."""
         given = self.input_names if not stage else self._carried[stage - 1]
-        outputs = self._stages[stage](*(values.tensors[name] for name in given))
+        extents = self._extents[stage - 1] if stage else []
+        outputs = self._stages[stage](*(values.tensors[name] for name in given), *(values.extents[n] for n in extents))
         if stage == self.num_stages - 1:
             return Padded({str(number): output for number, output in enumerate(_several(outputs))})
-        return Padded(dict(zip(self._carried[stage], outputs, strict=True)))
+        names, numbers = self._carried[stage], self._extents[stage]
+        tensors = dict(zip(names, outputs[: len(names)], strict=True))
+        return Padded(tensors, dict(zip(numbers, outputs[len(names) :], strict=True)))
 
     def results(self, values: Padded) -> list[Any]:
         """Return the rows of the outputs, copied out of their batch."""
@@ -180,7 +188,7 @@ class SlicedModel:
         given = self.input_names if is_first else self._carried[self.cuts.index(begin)]
         copies: dict[fx.Node, fx.Node] = {}
         by_name = {node.name: node for node in program.module.graph.nodes}
-        for name in given:
+        for name in [*given, *([] if is_first else self._extents[self.cuts.index(begin)])]:
             copies[by_name[name]] = graph.placeholder(name)
 
         def copy_of(node: fx.Node) -> fx.Node:
@@ -203,7 +211,7 @@ class SlicedModel:
         if is_last:
             graph.output(fx.map_arg(output.args[0], copy_of))
         else:
-            carried = self._carried[self.cuts.index(end)]
+            carried = [*self._carried[self.cuts.index(end)], *self._extents[self.cuts.index(end)]]
             graph.output(tuple(copies[by_name[name]] for name in carried))
         return fx.GraphModule(program.module, graph)
 
