@@ -11,6 +11,7 @@ import torch
 from mlsys_batchmaker.engine import Engine, EngineConfig
 from mlsys_batchmaker.models.model import Model
 from mlsys_batchmaker.models.own import own_cell, own_model
+from mlsys_batchmaker.models.unfolding import fold
 from mlsys_core.errors import InvalidInputError
 
 PAGE = Path(__file__).parents[4] / "docs" / "batchmaker.md"
@@ -73,6 +74,32 @@ def test_a_child_sum_tree_has_any_number_of_children(executor: str):
             outputs, (h, c) = future.result().outputs, plain(tree, len(tree["words"]) - 1)
             np.testing.assert_allclose(outputs["h"], h[0], atol=2e-6)
             np.testing.assert_allclose(outputs["c"], c[0], atol=2e-6)
+
+
+def test_the_examples_are_short():
+    """A model of one's own takes no more than fifteen lines, imports included."""
+    for block in BLOCKS[:2]:
+        assert len([line for line in block.splitlines() if line.strip()]) <= 15
+
+
+def test_what_does_not_fold_is_refused():
+    plain = own_cell("plain", lambda _, x: x, {"x": 2}, "y")
+    adder = own_cell("adder", lambda _, y, total: total + y, {"y": 2, "total": 2}, "total")
+    x = {"x": [[1.0, 2.0]]}
+    with pytest.raises(InvalidInputError, match="nothing is carried"):
+        own_model("bad", [plain], lambda request, graph: fold(graph, "plain", [0]).last("y"), x, ["y"])
+
+    def summed(request, graph):
+        rows = graph.add_many("plain", len(request["x"]), each={"x": request["x"]})
+        return fold(graph, "adder", range(rows, rows + len(request["x"]))).last("total")
+
+    model = own_model("sum", [plain, adder], summed, x, ["total"])
+    with Engine(model, EngineConfig(compiler="eager")) as engine:
+        rows = np.arange(10, dtype=np.float32).reshape(5, 2)
+        assert engine.submit({"x": rows}).result().outputs["total"].tolist() == rows.sum(0).tolist()
+    for parents in ([1, 0, -1], [2, 2, 0], [0]):
+        with pytest.raises(InvalidInputError, match="parents: each node's parent comes after it"):
+            from_the_docs(1).unfold({"words": np.zeros(len(parents), np.int64), "parents": np.array(parents)})
 
 
 def test_the_limit_on_cells_is_an_option():
