@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 import os
 import pickle
@@ -258,3 +259,30 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert run(["nimble", "run", str(tmp_path / "missing")]) == 2
     assert run(["nimble", "save", "mlp", str(tmp_path / "no" / "folder")]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) <= 4
+
+
+def pages_of(path: Path) -> dict[str, int]:
+    """Return kB of this process's pages of a file: mapped at all, in memory, and copied."""
+    found = {"Size": 0, "Rss": 0, "Anonymous": 0}
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        key, _, rest = line.partition(":")
+        if "-" in key:  # a mapping's first line: its addresses and its file
+            inside = line.endswith(str(path))
+        elif inside and key in found:
+            found[key] += int(rest.split()[0])
+    return found
+
+
+def test_weights_stay_pages_of_the_file_and_go_with_the_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path, x = tmp_path / "wide.nimble", torch.randn(1, 512)
+    Nimble(nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512))).prepare(x, num_threads=1).save(path)
+    model = load(path)
+    model(x)
+    pages = pages_of(path)
+    assert pages["Rss"] >= 4096  # kB: both matrices were read, in float32
+    assert pages["Anonymous"] <= pages["Size"] // 20
+    del model
+    gc.collect()
+    assert pages_of(path)["Size"] == 0

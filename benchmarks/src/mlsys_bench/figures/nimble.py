@@ -71,13 +71,13 @@ def _steps(name: str) -> Iterator[list[str]]:
 
 def memory(name: str) -> str:
     """Return the resident MiB of prepared models by net and contestant."""
-    titles = {"nimble": "Nimble", "onnxruntime": "ONNX Runtime"}
+    titles = {"nimble": "Nimble", "nimble, loaded": "Nimble, loaded from its file", "onnxruntime": "ONNX Runtime"}
     keys = ("weights", "beyond_imports", "beyond_module", "after_delete", "peak")
     rows = [
         [row["net"], titles[row["contestant"]], *(number(row[key]) for key in keys), row["ratio"]]
         for row in load(name)["rows"]
     ]
-    columns = ["weights", "kept, with torch's module", "kept beside it", "left after del", "peak", "to ONNX Runtime"]
+    columns = ["weights", "kept", "kept beside torch's module", "left after del", "peak", "kept, to ONNX Runtime"]
     return table(["net", "", *columns], rows)
 
 

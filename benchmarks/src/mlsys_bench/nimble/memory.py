@@ -3,8 +3,8 @@
     mlsys bench nimble-memory nets=resnet50,mobilenet-v2,bert-base
 
 Each contestant has a fresh process. Resident memory is read after the imports, with the model, when it has answered,
-and when the prepared model was deleted. What a process keeps beyond its imports holds the weights of torch's module
-too, which ONNX Runtime's process never had; both are shown.
+and when the prepared model was deleted. A process that prepares a net has torch's module too, which ONNX Runtime's
+process never had. One that loads a prepared model from its file has not: it is the like of a session over an ONNX file.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Row:
     contestant: str
     weights: float  # of the module, in fp32
     beyond_module: float  # that the prepared model keeps beside what it was made of
-    beyond_imports: float  # with the module
+    beyond_imports: float  # with the module, where there is one
     after_delete: float  # that stays when the prepared model is deleted, beside what it was made of
     peak: float  # of the process
-    ratio: str = MISSING  # of beyond_module, to ONNX Runtime
+    ratio: str = MISSING  # of beyond_imports, to ONNX Runtime
 
 
 def resident_mib(name: str = "VmRSS") -> float:
@@ -80,6 +80,42 @@ def nimble(net: str) -> dict[str, float]:
     }
 
 
+def save(net: str, path: str) -> dict[str, str]:
+    """Prepare a net and save it, with its example inputs beside it."""
+    import numpy as np
+    import torch
+    from mlsys_nimble import Nimble
+    from mlsys_nimble.nets.resolve import load_model
+
+    torch.set_num_threads(1)
+    module, inputs = load_model(net)
+    prepared = Nimble(module.eval()).prepare(inputs, num_threads=1)
+    prepared(*inputs)
+    prepared.save(path)
+    np.savez(f"{path}.npz", *(tensor.numpy() for tensor in inputs))
+    return {}
+
+
+def loaded(path: str) -> dict[str, float]:
+    """Load a saved model in this process and return what it took, in MiB."""
+    import numpy as np
+    import torch
+    from mlsys_nimble import load
+
+    torch.set_num_threads(1)
+    inputs = [torch.from_numpy(array) for array in np.load(f"{path}.npz").values()]
+    imported = resident_mib()
+    model = load(path)
+    for _ in range(_CALLS):
+        model(*inputs)
+    kept = resident_mib()
+    del model
+    gc.collect()
+    grown = kept - imported
+    peak, left = resident_mib("VmHWM"), resident_mib() - imported
+    return {"beyond_module": grown, "beyond_imports": grown, "after_delete": left, "peak": peak}
+
+
 def export(net: str, path: str) -> dict[str, str]:
     """Write a net as ONNX, and its example inputs beside it."""
     import numpy as np
@@ -114,21 +150,26 @@ def onnx_runtime(path: str) -> dict[str, float]:
 
 
 def run(context: BenchContext, *, nets: tuple[str, ...] = NETS) -> Section:
-    """Measure both contestants on each net."""
+    """Measure the contestants on each net."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for net in nets[:1] if context.is_quick else nets:
             own = _child("nimble", net=net)
-            if find_spec("onnxruntime") is None:
-                rows.append(Row(net, "nimble", **own))
-                continue
-            path = str(Path(folder) / f"{net}.onnx")
-            _child("export", net=net, path=path)
-            peer = _child("onnx_runtime", path=path) | {"weights": own["weights"]}
-            ratio = f"{own['beyond_module'] / peer['beyond_module']:.2f}x"
-            rows += [Row(net, "nimble", **own, ratio=ratio), Row(net, "onnxruntime", **peer)]
+            found = {"nimble": own}
+            saved = str(Path(folder) / f"{net}.nimble")
+            _child("save", net=net, path=saved)
+            found["nimble, loaded"] = _child("loaded", path=saved)
+            if find_spec("onnxruntime") is not None:
+                path = str(Path(folder) / f"{net}.onnx")
+                _child("export", net=net, path=path)
+                found["onnxruntime"] = _child("onnx_runtime", path=path)
+            peer = found.get("onnxruntime")
+            for contestant, measured in found.items():
+                is_compared = peer is not None and measured is not peer
+                ratio = f"{measured['beyond_imports'] / peer['beyond_imports']:.2f}x" if is_compared else MISSING
+                rows.append(Row(net, contestant, **measured | {"weights": own["weights"]}, ratio=ratio))
     text = (
-        "Resident MiB; beyond_imports of Nimble holds torch's module, whose weights ONNX Runtime's process never had."
+        "Resident MiB; what 'nimble' keeps beyond its imports holds torch's module too, which the others do not have."
     )
     return rows_section("Nimble: memory of a prepared model", rows, text)
 
