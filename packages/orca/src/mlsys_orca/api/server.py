@@ -29,9 +29,6 @@ from mlsys_orca.api.service import ModelService
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.engine.score.replay import replay
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.parallel.group import ParallelModel
-from mlsys_orca.parallel.hosts.holders import holders_of
-from mlsys_orca.parallel.parts import with_parts
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -39,6 +36,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from mlsys_orca.engine.embedding import TextEncoder
+    from mlsys_orca.parallel.group import ParallelModel
 
 
 def available_memory_nbytes(device: str = "cpu") -> int:
@@ -67,6 +65,9 @@ def make_service(
     """
     holders = None
     if parallel is not None:
+        from mlsys_orca.parallel.hosts.holders import holders_of
+        from mlsys_orca.parallel.parts import with_parts
+
         holders = holders_of(parallel, say=say_to_terminal)
         try:
             holders.start()

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mlsys_core.memory.trim import return_freed_memory
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving.http import HttpConfig, serve
 from mlsys_core.serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
@@ -20,15 +21,11 @@ from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.engine.client import EngineConfig, EngineShape
 from mlsys_orca.engine.core import plan_engine
 from mlsys_orca.engine.crash_points import CrashPoints
-from mlsys_orca.engine.divided import group_shape
 from mlsys_orca.engine.remote import RemoteEngine
 from mlsys_orca.engine.worker import Worker, WorkerSettings
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.loading.room import require
 from mlsys_orca.model.kv_cache import shared_empty
-from mlsys_orca.parallel.group import Holders, ParallelModel
-from mlsys_orca.parallel.hosts.holders import HostHolders, holders_of
-from mlsys_orca.parallel.parts import with_parts
 from mlsys_orca.text.guides import GuideMaker
 
 if TYPE_CHECKING:
@@ -36,6 +33,8 @@ if TYPE_CHECKING:
     from mlsys_core.serving.http.port import BoundPort
 
     from mlsys_orca.engine.embedding import TextEncoder
+    from mlsys_orca.parallel.group import Holders, ParallelModel
+    from mlsys_orca.parallel.hosts.holders import HostHolders
 
 _NUM_BOXES = 64  # workers at a time, at most
 
@@ -82,6 +81,9 @@ def serve_supervised(
     with ExitStack() as stack:
         holders: Holders | HostHolders | None = None
         if parallel is not None:
+            from mlsys_orca.parallel.hosts.holders import holders_of
+            from mlsys_orca.parallel.parts import with_parts
+
             holders = holders_of(parallel, num_replicas=config.num_replicas, say=say_to_terminal)
             stack.callback(holders.close)
             with bound.paused():  # who has threads cannot fork
@@ -105,6 +107,7 @@ def serve_supervised(
         guides = GuideMaker(loaded.tokenizer, loaded.config.vocab_size)
         loaded.tokenizer.warm_up()
         guides.warm_up()
+        return_freed_memory()  # of loading: each forked process would have a copy of what it writes to there
         settings = _settings(loaded, config, shape, guides, holders)
         boxes = Boxes(_NUM_BOXES)
         bound.pause()
@@ -139,6 +142,8 @@ def _settings(
 ) -> WorkerSettings:
     """Return the settings of workers that run the model, or have ranks run its parts."""
     if holders is not None:
+        from mlsys_orca.engine.divided import group_shape
+
         group = group_shape(holders.model, loaded.config, shape, config)
         return WorkerSettings(loaded, config, guides, (), CrashPoints(), holders, group)
     kv_caches = [

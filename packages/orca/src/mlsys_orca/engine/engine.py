@@ -7,23 +7,24 @@ reads tokens as iterations complete; closing the stream early cancels the reques
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import Registry
 from mlsys_core.serving import LoopRecorder
 from mlsys_orca.engine.client import BusyError, EngineClient, EngineConfig, EngineCounts, EngineShape
 from mlsys_orca.engine.core import EngineCore, plan_kv_tokens
-from mlsys_orca.engine.divided import group_shape
 from mlsys_orca.engine.score.local import LocalScore
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import Streams, TokenStream
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.adapters import AdapterFiles, AdapterHolder
-from mlsys_orca.parallel.executor import ParallelExecutor
-from mlsys_orca.parallel.group import Group, Holders
-from mlsys_orca.parallel.hosts.group import HostExecutor, HostGroup
-from mlsys_orca.parallel.hosts.holders import HostHolders
+
+if TYPE_CHECKING:  # a model that is not divided starts without them
+    from mlsys_orca.parallel.executor import ParallelExecutor
+    from mlsys_orca.parallel.group import Group, Holders
+    from mlsys_orca.parallel.hosts.group import HostExecutor, HostGroup
+    from mlsys_orca.parallel.hosts.holders import HostHolders
 
 __all__ = ["BusyError", "Engine", "EngineConfig", "TokenStream", "plan_kv_tokens"]
 
@@ -126,6 +127,8 @@ class Engine(EngineClient):
         self, loaded: LoadedModel, shape: EngineShape, config: EngineConfig, holders: Holders | HostHolders
     ) -> ParallelExecutor | HostExecutor:
         """Return an executor over ranks, which have the keys and values of the first replica."""
+        from mlsys_orca.engine.divided import group_shape
+
         self._group = holders.group(group_shape(holders.model, loaded.config, shape, config))
         executor = self._group.executor()
         executor.serve(0)

@@ -8,16 +8,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from mlsys_core.serving.processes.box import Box
 from mlsys_core.serving.processes.children import EXIT_UNHANDLED
 from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.engine.deadline import IterationDeadline
 from mlsys_orca.engine.iteration_trace import Run
-from mlsys_orca.parallel.group import Group
-from mlsys_orca.parallel.hosts.group import HostGroup
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput
+
+if TYPE_CHECKING:  # a model that is not divided starts without them
+    from mlsys_orca.parallel.group import Group
+    from mlsys_orca.parallel.hosts.group import HostGroup
 
 _log = logging.getLogger(__name__)
 _CAUSE_S = 5.0  # for word of what a rank died of

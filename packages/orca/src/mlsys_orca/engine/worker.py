@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_core.serving import Finished
@@ -27,16 +27,18 @@ from mlsys_orca.engine.work_watch import WorkWatch, die_with
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.adapters import AdapterFiles, AdapterHolder
 from mlsys_orca.model.kv_cache import KVCache
-from mlsys_orca.parallel.executor import ParallelExecutor
-from mlsys_orca.parallel.group import Holders
-from mlsys_orca.parallel.hosts.group import HostExecutor
-from mlsys_orca.parallel.hosts.holders import HostHolders
 from mlsys_orca.parallel.shard import GroupBrokenError
-from mlsys_orca.parallel.wiring import GroupShape
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SamplingParams
 from mlsys_orca.scheduling.request import GenerationResult
 from mlsys_orca.scheduling.request_pool import NOBODY
 from mlsys_orca.text.guides import Grammar, GrammarGuide, GuideMaker
+
+if TYPE_CHECKING:  # a model that is not divided starts without them
+    from mlsys_orca.parallel.executor import ParallelExecutor
+    from mlsys_orca.parallel.group import Holders
+    from mlsys_orca.parallel.hosts.group import HostExecutor
+    from mlsys_orca.parallel.hosts.holders import HostHolders
+    from mlsys_orca.parallel.wiring import GroupShape
 
 _log = logging.getLogger(__name__)
 _RECEIVE_NBYTES = 1 << 16
@@ -176,6 +178,8 @@ class Worker:
             except BaseException:  # noqa: BLE001 - the thread's end, and the worker's
                 _log.exception("the ranks cannot serve: this worker ends")
                 os._exit(EXIT_UNHANDLED)
+
+        from mlsys_orca.parallel.hosts.group import HostExecutor
 
         thread = threading.Thread(target=serve, name="orca-ranks-come", daemon=True)
         thread.start()
