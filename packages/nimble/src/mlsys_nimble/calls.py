@@ -19,6 +19,7 @@ from mlsys_nimble.capture.repeat import capture_checked
 from mlsys_nimble.capture.watched import Questions
 from mlsys_nimble.errors import refuse_or_blame
 from mlsys_nimble.ir import trees
+from mlsys_nimble.ir.operators import Aten
 from mlsys_nimble.options import Options
 from mlsys_nimble.prepared import Prepared
 from mlsys_nimble.ranged import Ranged, RangedCalls, Ranges
@@ -28,6 +29,12 @@ _LOG = logging.getLogger("mlsys_nimble")
 _CHANGED = (
     "the model was changed after it was prepared, so it was prepared again. Where that is often, prepare it with "
     "training=True, which reads weights at every call."
+)
+
+
+_QUANTISED = (
+    "the model is quantised. Nimble has no int8 products: they run in float32 on the rounded values, which gives the "
+    "model's results at float32's speed or less%s"
 )
 
 
@@ -47,6 +54,7 @@ class PreparedCalls:
         self._fixed_indices = frozenset(fixed_indices)
         self._mode = eval_mode if in_eval_mode else nullcontext
         self._by_signature: OrderedDict[Any, Prepared] = OrderedDict()
+        self._has_warned = False
         self.latest: Prepared | None = None
         self.ranged: RangedCalls[Prepared] | None = None  # calls of many sizes that one preparation serves
         self.renew()
@@ -56,7 +64,7 @@ class PreparedCalls:
         """Serve all calls within these ranges by one preparation, where one can."""
 
         def make(captured: Captured, ranged: Ranged) -> Prepared:
-            return Prepared(captured, self._options, self._model, ranged=ranged)
+            return self._told(Prepared(captured, self._options, self._model, ranged=ranged))
 
         self.ranged = RangedCalls(ranges, self._capture_at, make)
 
@@ -184,7 +192,7 @@ class PreparedCalls:
             with CAPTURE_LOCK, self._mode(self._model):
                 captured = self._capture(args, kwargs)
             with faults_refused():
-                prepared = Prepared(captured, self._options, self._model, call=_hollow(args, kwargs))
+                prepared = self._told(Prepared(captured, self._options, self._model, call=_hollow(args, kwargs)))
             self._by_signature[signature] = self.latest = prepared
             dropped = len(self._by_signature) > self._options.max_schedules
             if dropped:
@@ -200,6 +208,14 @@ class PreparedCalls:
                 ", the one unused for longest was dropped" if dropped else "",
             )
             return prepared
+
+    def _told(self, prepared: Prepared) -> Prepared:
+        """Warn, once, of a model that will not be as fast as it is meant to be."""
+        if prepared.captured.is_quantised and not self._has_warned:
+            self._has_warned = True
+            num_torch = sum(isinstance(operator.kind, Aten) for operator in prepared.program.operators)
+            _LOG.warning(_QUANTISED, f"; torch runs {num_torch} of its operators" if num_torch else "")
+        return prepared
 
 
 def _hollow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> trees.Flat | None:

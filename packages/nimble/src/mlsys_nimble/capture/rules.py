@@ -30,6 +30,7 @@ FAMILIES = (
     "normalisation",
     "pointwise",
     "pooling",
+    "quantised",
     "recurrent",
     "reduction",
     "shape",

@@ -42,6 +42,7 @@ _WHOLE = frozenset(
         *("linalg_cholesky", "linalg_inv", "linalg_solve", "linalg_lu_factor", "linalg_ldl_factor", "one_hot"),
     }
 )
+_PACKED = "Quantise by PT2E (torchao), whose weights are tensors, or prepare with fallback='eager'."
 _STATIC_CHECKS = ("aten._assert_tensor_metadata", "aten.sym_constrain_range", "aten._assert_scalar")
 
 
@@ -163,6 +164,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _dispatched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.builder.site = self._site()
         name = str(func)
+        if any(isinstance(argument, torch.ScriptObject) for argument in args):
+            what = f"{name} reads weights that torch has packed into an object"
+            raise refuse(what, self.builder.site.source, _PACKED)
         function = declared(func, args, kwargs, self.builder.site.source)
         if function is not None:
             with self:
