@@ -28,6 +28,26 @@ CASES = {
 }
 
 
+HARMONY = "<|channel|>analysis<|message|>"
+FINAL = "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (f"{HARMONY}Hm.<|end|><|start|>assistant{FINAL}Yes.", [("reasoning", "Hm."), ("text", "Yes.")]),
+        (f"{FINAL}Yes.", [("text", "Yes.")]),
+        ("<|channel|>commentary", [("text", "<|channel|>commentary")]),
+    ],
+)
+def test_harmonys_channels_are_reasoning_and_answer(answer: str, expected: list[tuple[str, str]], size: int) -> None:
+    marks = marks_of("{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}")
+    reader = AnswerReader(AnswerForm(marks=marks))
+    parts = [part for i in range(0, len(answer), size) for part in reader.push(answer[i : i + size])]
+    assert [(part.kind, part.text) for part in joined([*parts, *reader.finish()])] == expected
+
+
 @pytest.mark.parametrize("case", CASES)
 @given(cuts=st.lists(st.integers(0, 80), max_size=8))
 def test_reasoning_is_told_from_the_answer_wherever_the_borders_fall(case: str, cuts: list[int]) -> None:

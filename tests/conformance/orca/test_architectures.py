@@ -182,6 +182,9 @@ def write_checkpoint(path: Path, case: Case) -> Any:
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms are ones and biases zeros otherwise
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer), alpha=0.2)
     model.save_pretrained(path)
     vocab = {f"t{token_id}": token_id for token_id in range(VOCAB)}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "t0")).save(str(path / "tokenizer.json"))

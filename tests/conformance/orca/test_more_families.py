@@ -6,6 +6,7 @@ prompts. :mod:`.test_architectures` has the families that came first, and the he
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from tests.conformance.orca.test_architectures import (
     SHAPE,
     TOKENS,
     VOCAB,
+    YARN,
     Case,
     log_probabilities,
     round_weights,
@@ -59,6 +61,25 @@ BLOOM = TOKENS | {"hidden_size": 60, "n_layer": 2, "n_head": 5, "initializer_ran
 MPT = TOKENS | {"d_model": 60, "n_layers": 2, "n_heads": 5, "max_seq_len": 128, "initializer_range": 0.2}
 COHERE2 = {"logit_scale": 2.0, "sliding_window": 9, "num_hidden_layers": 4}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
+FULL = ["full_attention", "sliding_attention"]
+GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 7} | {
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False}
+    | {"original_max_position_embeddings": 32}
+}
+DEEPSEEK = {"kv_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 20} | {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 48,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+}
+GROUPS = {"q_lora_rank": 32, "n_group": 4, "topk_group": 2}
+MSCALE = {"rope_parameters": YARN | {"mscale": 0.8, "mscale_all_dim": 0.6, "beta_fast": 32, "beta_slow": 1}}
+ONE_SCALE = {
+    "rope_parameters": MSCALE["rope_parameters"] | {"mscale": 0.6}
+}  # as the models have it, and a GGUF says it
 CASES = {
     "gemma": Case("Gemma", SMALL | {"head_dim": 32}),
     "granite": Case("Granite", SMALL | GRANITE),
@@ -91,6 +112,15 @@ CASES = {
     "mpt": Case("Mpt", MPT),
     "qwen2-moe-sums-to-one": Case("Qwen2Moe", SMALL | EXPERTS | {"shared_expert_intermediate_size": 80}),
     "qwen3-moe-of-all": Case("Qwen3Moe", SMALL | EXPERTS | {"norm_topk_prob": False, "head_dim": 16}),
+    "gpt-oss": Case("GptOss", SMALL | GPT_OSS),
+    "gpt-oss-other-limits": Case(
+        "GptOss", SMALL | GPT_OSS | {"swiglu_limit": 0.5, "swiglu_alpha": 1.2, "layer_types": FULL}
+    ),
+    "deepseek-v2": Case("DeepseekV2", SMALL | DEEPSEEK | {"q_lora_rank": None}),
+    "deepseek-v2-groups": Case(
+        "DeepseekV2", SMALL | DEEPSEEK | MSCALE | GROUPS | {"topk_method": "group_limited_greedy", "rms_norm_eps": 1e-5}
+    ),
+    "deepseek-v3": Case("DeepseekV3", SMALL | DEEPSEEK | ONE_SCALE | GROUPS | {"num_hidden_layers": 3}),
     "mpt-scaled": Case("Mpt", MPT | {"attn_config": {"softmax_scale": 0.2}}),
 }
 GGUF = {
@@ -106,6 +136,8 @@ GGUF = {
     "falcon-new": "FALCON",
     "bloom": "BLOOM",
     "mpt": "MPT",
+    "gpt-oss": "GPT_OSS",
+    "deepseek-v3": "DEEPSEEK2",
 }
 
 
@@ -192,6 +224,36 @@ def test_a_converted_gguf_computes_as_the_original(checkpoint: Checkpoint, tmp_p
     loaded = load_model(path, dtype="fp32", backend="native")
     exact = logits_of(checkpoint.reference, PROMPTS).log_softmax(-1)
     assert torch.allclose(torch.cat(log_probabilities(loaded, PROMPTS)), exact, atol=1e-4, rtol=0)
+
+
+def test_experts_in_mxfp4_have_the_values_of_transformers(tmp_path: Path) -> None:
+    """gpt-oss's own files: blocks of 32 codes of four bits, and a power of two for each."""
+    from safetensors.torch import load_file, save_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    reference = write_checkpoint(tmp_path, Case("GptOss", SMALL | GPT_OSS | {"intermediate_size": 96}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    generator = torch.Generator().manual_seed(4)
+    for name, parameter in reference.named_parameters():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            continue
+        number, columns, rows = parameter.shape
+        blocks = torch.randint(256, (number, rows, columns // 32, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(120, 125, blocks.shape[:-1], dtype=torch.uint8, generator=generator)
+        with torch.no_grad():
+            parameter.copy_(convert_moe_packed_tensors(blocks.clone(), scales.clone(), dtype=torch.float32))
+        del tensors[name]
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(tensors, tmp_path / "model.safetensors")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    exact = logits_of(reference, PROMPTS).log_softmax(-1)
+    for backend in ("native", "torch"):
+        loaded = load_model(tmp_path, dtype="fp32", backend=backend)
+        assert torch.allclose(torch.cat(log_probabilities(loaded, PROMPTS)), exact, atol=1e-4, rtol=0)
+        if isinstance(loaded.model, NativeDecoder):  # codes are kept, not widened
+            assert sum(each is not None for each in loaded.model.linears) == 2 * 2 * 5
 
 
 def test_quantised_weights_compute_as_their_values_do(checkpoint: Checkpoint) -> None:

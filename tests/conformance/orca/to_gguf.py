@@ -63,12 +63,14 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Pa
         writer.add_max_alibi_bias(config.attn_config.alibi_bias_max)
     if architecture == gguf.MODEL_ARCH.GPTNEOX:
         writer.add_parallel_residual(config.use_parallel_residual)
-    if architecture in (ARCH.PHI3, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.COHERE2):
+    if architecture in (ARCH.PHI3, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.COHERE2, ARCH.GPT_OSS):
         writer.add_sliding_window(config.sliding_window or 0)
     if architecture == gguf.MODEL_ARCH.GEMMA2:
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if "experts" in "".join(tensors):
+    if architecture == ARCH.DEEPSEEK2:
+        add_latents(writer, config, tensors)
+    elif "experts" in "".join(tensors):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
@@ -102,6 +104,9 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Pa
 
 def split_experts(tensors: dict[str, Tensor], architecture: gguf.MODEL_ARCH) -> None:
     """transformers keeps gates and ups in one tensor, and without ``.weight``; the files do not."""
+    if architecture == ARCH.GPT_OSS:
+        split_clamped_experts(tensors)
+        return
     for name in [name for name in tensors if ".experts." in name]:
         values, stem = tensors.pop(name), name.rpartition(".")[0]
         gate, up, down = "gate_proj", "up_proj", "down_proj"
@@ -109,6 +114,49 @@ def split_experts(tensors: dict[str, Tensor], architecture: gguf.MODEL_ARCH) -> 
             stem, (gate, up, down) = stem.replace(".mlp.", ".block_sparse_moe."), ("w1", "w3", "w2")
         parts = dict(zip((gate, up), values.chunk(2, dim=1), strict=True)) if "gate_up" in name else {down: values}
         tensors |= {f"{stem}.{role}.weight": part for role, part in parts.items()}
+
+
+def add_latents(writer: gguf.GGUFWriter, config: Any, tensors: dict[str, Tensor]) -> None:
+    """As llama.cpp's converter does since it keeps latents: the products of keys turned, those of values apart."""
+    writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+    writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
+    split_experts(tensors, ARCH.DEEPSEEK2)
+    for name in [name for name in tensors if "kv_b_proj" in name]:
+        heads = tensors.pop(name).view(config.num_attention_heads, -1, config.kv_lora_rank)
+        keys, values = heads.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+        tensors[name.replace("kv_b_proj", "k_b_proj")] = keys.transpose(1, 2)
+        tensors[name.replace("kv_b_proj", "v_b_proj")] = values
+    for name in [name for name in tensors if name.endswith("e_score_correction_bias")]:
+        tensors[name.replace("e_score_correction_bias", "e_score_correction.bias")] = tensors.pop(name)
+
+
+def split_clamped_experts(tensors: dict[str, Tensor]) -> None:
+    """gpt-oss keeps gates and ups beside each other, in columns; sinks and experts without ``.weight``."""
+    for name in [name for name in tensors if ".experts." in name or name.endswith(".sinks")]:
+        values, stem, is_bias = tensors.pop(name), name.rpartition(".")[0], name.endswith("_bias")
+        part = "bias" if is_bias else "weight"
+        if name.endswith(".sinks"):
+            tensors[f"{name}.weight"] = values
+            continue
+        columns = values if is_bias else values.transpose(1, 2)
+        if "gate_up" in name:
+            gates, ups = (columns[:, i::2] for i in range(2))
+            tensors |= {f"{stem}.gate_proj.{part}": gates, f"{stem}.up_proj.{part}": ups}
+        else:
+            tensors[f"{stem}.down_proj.{part}"] = columns
 
 
 def stack_norms(tensors: dict[str, Tensor]) -> None:

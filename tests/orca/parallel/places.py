@@ -62,6 +62,13 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {  # what the others have not: for
     ),
     "granite": ("Granite", {"hidden_size": 256, "residual_multiplier": 0.5, "attention_multiplier": 0.2}),
     "olmo2": ("Olmo2", {}),  # by stages alone
+    "gpt_oss": ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),  # likewise
+    "deepseek_v3": (  # likewise
+        "DeepseekV3",
+        {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "q_lora_rank": 32}
+        | {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "head_dim": None}
+        | {"moe_intermediate_size": 64, "num_key_value_heads": 8, "num_hidden_layers": 4, "first_k_dense_replace": 1},
+    ),
     "phi": ("Phi", {"hidden_size": 256}),  # a bias of the head
     "stablelm": ("StableLm", {"hidden_size": 256, "qk_layernorm": True}),  # norms by head, a tensor each
 }

@@ -23,6 +23,11 @@ from mlsys_orca.parallel.tensors.shared_memory import SharedReducer
 from tests.orca.parallel.places import BLOCK, CASES, MORE, assert_equal, run_places, run_sliced, run_whole, some_batches
 
 NATIVE = list(CASES)
+WHOLE = {  # what ranks cannot share, and why
+    "olmo2": "norms over all heads",
+    "gpt_oss": "a shared expert or biases of experts",
+    "deepseek_v3": "one latent of all heads",
+}
 FORMS: dict[str, dict[str, Any]] = {
     "fp32": {"dtype": "fp32", "weights": "float"},
     "bf16": {"dtype": "bf16", "weights": "float"},
@@ -98,7 +103,7 @@ def test_parts_give_the_bits_of_the_whole(checkpoints: Any, name: str, form: str
 
 @pytest.mark.parametrize("name", MORE)
 def test_parts_of_further_families_give_the_bits_of_the_whole(checkpoints: Any, name: str) -> None:
-    path, batches, ranks = checkpoints(name), some_batches(), 1 if name == "olmo2" else 2
+    path, batches, ranks = checkpoints(name), some_batches(), 1 if name in WHOLE else 2
     expected = run_whole(path, batches, backend="native", dtype="fp32")
     assert_equal(run_places(path, batches, ranks=ranks, stages=2, backend="native", dtype="fp32"), expected)
     torchs = run_sliced(path, batches, backend="torch", dtype="fp32")
@@ -111,9 +116,10 @@ def logits(answers: Any) -> list[Any]:
     return [answer.logits for answer in answers]
 
 
-def test_norms_over_all_heads_are_not_divided(checkpoints: Any) -> None:
-    with pytest.raises(InvalidInputError, match=r"tensor-parallel 2 .*, norms over all heads\); 1 does"):
-        run_places(checkpoints("olmo2"), some_batches(), ranks=2, stages=1, backend="native", dtype="fp32")
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_all_heads_share_is_not_divided(checkpoints: Any, name: str) -> None:
+    with pytest.raises(InvalidInputError, match=rf"tensor-parallel 2 .*, {WHOLE[name]}\); 1 does"):
+        run_places(checkpoints(name), some_batches(), ranks=2, stages=1, backend="native", dtype="fp32")
 
 
 @pytest.mark.parametrize("threads", [2, 3])

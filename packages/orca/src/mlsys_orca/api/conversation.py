@@ -85,13 +85,20 @@ def prepare(conversation: Conversation, service: ModelService) -> Prepared:
         said = _begun(conversation, tokenizer.decode(prompt[-_TAIL:], skip_special=False))
         is_open = said.endswith(marks.begin) or (conversation.continues and marks.is_open_in(said))
         is_over = said.endswith(marks.end) or (conversation.continues and not is_open)
+    if grammar is not None and marks is not None and marks.direct:
+        raise InvalidInputError(
+            "this model answers in channels (harmony), which no grammar is held behind: leave out response_format, "
+            "forced tools and other grammars"
+        )
     if grammar is not None and marks is not None and not is_over:
         ends = tokenizer.control_tokens.get(marks.end)
         grammar = reasoned(grammar, begin=None if is_open else marks.begin, end=marks.end, end_token=ends)
     form = AnswerForm(
         notation=notation if tools.functions else None, only_one=tools.only_one, marks=marks, is_open=is_open
     )
-    has_control_marks = notation == "mistral" or (marks is not None and marks.end in tokenizer.control_tokens)
+    has_control_marks = notation == "mistral" or (
+        marks is not None and (bool(marks.direct) or marks.end in tokenizer.control_tokens)
+    )
     return Prepared(prompt, grammar, form, has_control_marks)
 
 

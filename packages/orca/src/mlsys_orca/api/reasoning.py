@@ -20,6 +20,7 @@ class ReasoningMarks:
 
     begin: str
     end: str
+    direct: str = ""  # what an answer without reasoning begins with, of texts that clients do not see
 
     def is_open_in(self, text: str) -> bool:
         """Return whether reasoning begins in ``text`` and does not end there."""
@@ -31,6 +32,11 @@ _STYLES = (
     ReasoningMarks("[THINK]", "[/THINK]"),  # Magistral
     ReasoningMarks("<seed:think>", "</seed:think>"),  # Seed-OSS
     ReasoningMarks("\u25c1think\u25b7", "\u25c1/think\u25b7"),  # Kimi
+    ReasoningMarks(  # gpt-oss (harmony): reasoning and answer are messages of two channels
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+        direct="<|channel|>final<|message|>",
+    ),
 )
 
 
@@ -41,7 +47,10 @@ def marks_of(template: str) -> ReasoningMarks | None:
         >>> marks_of("{{ message.content.split('</think>')[-1] }}").begin
         '<think>'
     """
-    return next((marks for marks in _STYLES if marks.begin in template or marks.end in template), None)
+    for marks in _STYLES:
+        if marks.begin in template or marks.end in template or (marks.direct and marks.direct in template):
+            return marks
+    return None
 
 
 def effort_variables(
@@ -102,7 +111,9 @@ class ReasoningParser:
             said = self._held.lstrip()
             if said.startswith(self._marks.begin):
                 self._state, self._held = "reasoning", said.removeprefix(self._marks.begin)
-            elif not self._marks.begin.startswith(said):
+            elif self._marks.direct and said.startswith(self._marks.direct):
+                self._state, self._held = "text", said.removeprefix(self._marks.direct)
+            elif not (self._marks.begin.startswith(said) or self._marks.direct.startswith(said)):
                 self._state = "text"
         if self._state == "reasoning":
             self._reason(parts)

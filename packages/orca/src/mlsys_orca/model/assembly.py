@@ -16,7 +16,7 @@ from mlsys_orca.model.layers import Embedding, Rotary, halves_of_pairs
 from mlsys_orca.model.operator_reader import Arrange, OperatorReader
 from torch import nn
 
-AttentionBuilder = Callable[[ModelConfig, OperatorReader, int], Attention]
+AttentionBuilder = Callable[[ModelConfig, OperatorReader, int], nn.Module]
 LayerBuilder = Callable[[ModelConfig, OperatorReader, int], nn.Module]
 MLPBuilder = Callable[[ModelConfig, OperatorReader, int], nn.Module]
 NormReader = Callable[..., nn.Module]  # (reader, role, size, at=...)
@@ -118,9 +118,11 @@ def build(
     )
 
 
-def rotary_by_layer(config: ModelConfig, attention: Attention) -> Attention | RotatedBy:
+def rotary_by_layer(config: ModelConfig, attention: nn.Module) -> nn.Module:
     """Return ``attention``, without rotary positions where its layer has none."""
-    return attention if config.rotated is None or config.rotated[attention.index] else RotatedBy(attention, None)
+    if not isinstance(attention, Attention) or config.rotated is None or config.rotated[attention.index]:
+        return attention
+    return RotatedBy(attention, None)
 
 
 def read_attention_of_pairs(config: ModelConfig, read: OperatorReader, index: int, **parts: Any) -> Attention:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.limits import (
@@ -69,6 +70,34 @@ class EncoderPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentPart:
+    """Sizes of latent attention, whose one key of rotary_dim + latent features is every head's (DeepSeek-V2, 2024)."""
+
+    query_rank: int | None  # features that queries are made from; None: they are made from the states
+    plain_dim: int  # features of a head's query that do not turn, before they meet the latent
+    value_dim: int  # features of a head's values
+
+    def __post_init__(self) -> None:
+        sizes = {"query_rank": self.query_rank or 1, "plain_dim": self.plain_dim, "value_dim": self.value_dim}
+        for name, size in sizes.items():
+            if type(size) is not int or not 1 <= size <= MAX_WIDTH:
+                raise InvalidInputError(f"the latent attention's {name} is {str(size)[:50]}; it must be from 1 on")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertChoice:
+    """How a router's scores choose experts: fields of :class:`~mlsys_orca.model.experts.Choice`, but the tensor."""
+
+    scoring: Literal["softmax_of_chosen", "softmax", "sigmoid"]
+    sums_to_one: bool
+    scale: float
+    has_preference: bool
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    group_score: Literal["largest", "two_largest"] = "largest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Configuration of a decoder; a family reads the fields that its checkpoints can set."""
 
@@ -118,6 +147,13 @@ class ModelConfig:
     num_chosen_experts: int = 0  # MLPs that each token passes
     experts_sum_to_one: bool = True  # their weights do; False: they are those of a softmax over all experts
     shared_expert_size: int | None = None  # features inside an MLP that all tokens pass beside those; None: none
+    gate_limit: float | None = None  # clamps experts' gates and factors (clamped SwiGLU); None: as they are
+    gate_slope: float = 1.0  # of the sigmoid of clamped gates
+
+    dense: tuple[bool, ...] | None = None  # [num_layers] layers with an MLP in place of experts; None: none is
+    dense_size: int | None = None  # features inside those MLPs
+    expert_choice: ExpertChoice | None = None  # None: the softmax of the chosen ones' scores, or as above
+    latent: LatentPart | None = None  # None: each head has keys and values of its own, or shares them
 
     relative_positions: RelativePositions | None = None  # None: positions are rotary or learned
     encoder: EncoderPart | None = None  # None: a decoder alone
@@ -136,6 +172,18 @@ class ModelConfig:
             raise InvalidInputError(
                 f"a token cannot pass {self.num_chosen_experts} of {self.num_experts} experts; 1 to {self.num_experts}"
             )
+        choice = self.expert_choice
+        if choice is not None and (
+            not 1 <= choice.num_chosen_groups <= choice.num_groups
+            or self.num_experts % choice.num_groups
+            or self.num_experts // choice.num_groups * choice.num_chosen_groups < self.num_chosen_experts
+        ):
+            raise InvalidInputError(
+                f"{self.num_chosen_experts} of {self.num_experts} experts cannot be chosen from "
+                f"{choice.num_chosen_groups} of {choice.num_groups} groups"
+            )
+        if self.dense is not None and len(self.dense) != self.num_layers:
+            raise InvalidInputError(f"{self.num_layers} layers have experts or none, not {len(self.dense)}")
         if self.rotated is not None and len(self.rotated) != self.num_layers:
             raise InvalidInputError(f"{self.num_layers} layers have positions or none, not {len(self.rotated)}")
         if self.alibi_slopes is not None and len(self.alibi_slopes) != self.num_heads:
@@ -161,10 +209,11 @@ _SIZES = {
     "max_positions": MAX_POSITIONS,
     "embedding_size": MAX_WIDTH,
     "shared_expert_size": MAX_WIDTH,
+    "dense_size": MAX_WIDTH,
 }
 _OPTIONAL = frozenset(
     {"rotary_dim", "embedding_size", "shared_expert_size", "local_rope_theta", "attention_scale", "attention_softcap"}
-    | {"logit_softcap"}
+    | {"logit_softcap", "gate_limit", "dense_size"}
 )
 _POSITIVE = (
     "norm_eps",
@@ -176,6 +225,8 @@ _POSITIVE = (
     "logit_softcap",
     "logit_scale",
     "embedding_scale",
+    "gate_limit",
+    "gate_slope",
 )
 
 

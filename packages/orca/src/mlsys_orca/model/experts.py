@@ -144,9 +144,26 @@ def read_experts(
     return MixtureOfExperts(
         read.linear({"router": number}, hidden, at=(index,)),
         experts,
-        choice=choice
-        or Choice(
-            num_chosen=config.num_chosen_experts,
-            scoring="softmax_of_chosen" if config.experts_sum_to_one else "softmax",
-        ),
+        choice=choice or choice_of(config),
     )
+
+
+def choice_of(config: ModelConfig, preference: Tensor | None = None) -> Choice:
+    """Return the choice that ``config`` states; ``preference``: fp32 [experts], where it says that there is one."""
+    stated, chosen = config.expert_choice, config.num_chosen_experts
+    if stated is None:
+        return Choice(num_chosen=chosen, scoring="softmax_of_chosen" if config.experts_sum_to_one else "softmax")
+    return Choice(
+        num_chosen=chosen,
+        preference=preference,
+        **{name: getattr(stated, name) for name in ("scoring", "sums_to_one", "scale")},
+        **{name: getattr(stated, name) for name in ("num_groups", "num_chosen_groups", "group_score")},
+    )
+
+
+def read_gated(config: ModelConfig, read: OperatorReader, index: int, role: str, inner: int | None) -> GatedMLP:
+    """Read a gated MLP of ``inner`` features whose roles begin with ``role``: one beside experts, or in their place."""
+    assert inner is not None
+    hidden, at = config.hidden_size, (index,)
+    product = read.linear({f"{role}.gate": inner, f"{role}.up": inner}, hidden, at=at)
+    return GatedMLP(product, read.linear({f"{role}.down": hidden}, inner, at=at), activation=config.activation)

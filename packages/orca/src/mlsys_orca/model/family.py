@@ -30,6 +30,7 @@ class Family:
     stems: Mapping[Layout, Mapping[str, str]]  # for OperatorReader
     build: Callable[[ModelConfig, OperatorReader], DecoderModel]
     ignorable_suffixes: tuple[str, ...] = ()  # of names of tensors that the model does not need
+    ignorable_prefixes: tuple[str, ...] = ()
     transposed: frozenset[Layout] = frozenset()  # whose weights in layers are [in_features, out_features]
     qkv_by_head: frozenset[Layout] = frozenset()  # where query, key and value of a head stand together
     pairs_in_gguf: bool = False  # rotary pairs stand beside each other there, and half a head apart in directories
@@ -69,4 +70,8 @@ class Family:
 
     def is_ignorable(self, name: str) -> bool:
         """Return whether the model does not need the tensor of that name."""
-        return name in _IGNORABLE or name.endswith((".rotary_emb.inv_freq", *self.ignorable_suffixes))
+        return (
+            name in _IGNORABLE
+            or name.endswith((".rotary_emb.inv_freq", *self.ignorable_suffixes))
+            or name.startswith(self.ignorable_prefixes)
+        )

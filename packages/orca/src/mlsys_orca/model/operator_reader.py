@@ -6,7 +6,7 @@ say "the query, key and value projections of layer 3, as one product".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -76,11 +76,13 @@ class OperatorReader:
             at: The layer's number, and the expert's.
             dtype: None: that of products.
         """
-        name = self._name(role, at, "weight")
-        self._reader.expect(name, shape)  # before memory is taken for what a damaged configuration says
-        out = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        self._reader.read_into(name, out)
-        return out
+        return self._read(self._name(role, at, "weight"), shape, dtype)
+
+    def unsuffixed(
+        self, role: str, shape: tuple[int, ...], *, at: tuple[int, ...] = (), dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Read the tensor whose name is that role's stem, without ``.weight``; see :meth:`tensor`."""
+        return self._read(self._name(role, at, "").removesuffix("."), shape, dtype)
 
     def matrix(
         self,
@@ -112,7 +114,11 @@ class OperatorReader:
         if self.weights == "packed" and (found := self._packed(role, (number, rows, columns), at)) is not None:
             return [found.rows(slice(start, start + rows)) for start in range(0, number * rows, rows)]
         whole = self.tensor(role, (number, rows, columns), at=at, dtype=self._dtype_of([role]))
-        return [self._quantized(matrix.clone(), [role]) for matrix in whole]
+        return self.as_kept(role, whole)
+
+    def as_kept(self, role: str, matrices: Iterable[Tensor]) -> list[Matrix]:
+        """Return matrices of that role in the form in which this reader keeps them."""
+        return [self._quantized(matrix.to(self._dtype_of([role])).clone(), [role]) for matrix in matrices]
 
     def linear(
         self,
@@ -186,6 +192,12 @@ class OperatorReader:
         self._reader.read_into(self._name(role, at, "bias"), out)
         return out
 
+    def bias_of(
+        self, role: str, shape: tuple[int, ...], *, at: tuple[int, ...] = (), dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Read the biases of that role, of any shape: those of several products are one tensor."""
+        return self._read(self._name(role, at, "bias"), shape, dtype)
+
     def head(self, table: Matrix, *, tied: bool, bias: bool = False) -> Linear:
         """Read the vocabulary projection, of the embedding table's shape, and a bias where it has one.
 
@@ -195,6 +207,12 @@ class OperatorReader:
         if not tied:
             return self.linear({"head": table.shape[0]}, table.shape[1], bias=bias)
         return Linear(table, self.bias("head", table.shape[0], dtype=self.dtype) if bias else None)
+
+    def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        self._reader.expect(name, shape)  # before memory is taken for what a damaged configuration says
+        out = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        self._reader.read_into(name, out)
+        return out
 
     def _name(self, role: str, at: tuple[int, ...], part: str) -> str:
         return f"{self._stems[role].format(*at)}.{part}".removeprefix(self._absent_prefix)

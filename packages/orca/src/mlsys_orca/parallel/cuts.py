@@ -70,8 +70,8 @@ def sources(
     # "gate_up" after "up", which a GGUF may call the same.
     for role, stem in sorted(stems.items(), key=lambda item: item[0].endswith("gate_up")):
         for at, own in _numbers(role, stem, whole, placement):
-            for part in ("weight", "bias"):
-                name = f"{stem.format(*at)}.{part}".removeprefix(prefix)
+            for part in ("weight", "bias", ""):  # some names end with their stem
+                name = f"{stem.format(*at)}.{part}".removeprefix(prefix).removesuffix(".")
                 if name not in names:
                     continue
                 known.add(name)
@@ -79,7 +79,7 @@ def sources(
                     is_transposed = layout in family.transposed and "{}" in stem
                     by_head = layout in family.qkv_by_head
                     cut = cut_of(role, part, whole, placement, is_transposed=is_transposed, by_head=by_head)
-                    found[f"{stem.format(*own)}.{part}".removeprefix(prefix)] = Source(name, cut)
+                    found[f"{stem.format(*own)}.{part}".removeprefix(prefix).removesuffix(".")] = Source(name, cut)
     return found | {name: Source(name, None) for name in set(names) - known - found.keys()}
 
 

@@ -119,7 +119,7 @@ def check_degrees(config: ModelConfig, *, tensor_parallel: int, pipeline_paralle
         raise InvalidInputError(
             f"tensor-parallel {tensor_parallel} does not divide this model ({config.num_heads} heads, "
             f"{config.num_kv_heads} key/value heads, {config.intermediate_size} features of the MLP"
-            f"{', norms over all heads' if config.spans_heads else ''}); "
+            f"{_why_whole(config)}); "
             f"{_listed(fitting)} {'does' if len(fitting) == 1 else 'do'}"
         )
     stages = [degree for degree in range(1, min(layers, MAX_STAGES) + 1) if layers % degree == 0]
@@ -149,11 +149,23 @@ def shard_config(config: ModelConfig, placement: Placement) -> ModelConfig:
         intermediate_size=config.intermediate_size // placement.num_ranks,
         windows=None if config.windows is None else config.windows[own.start : own.stop],
         alibi_slopes=_of_heads(config.alibi_slopes, placement.share(config.num_heads)),
+        dense=None if config.dense is None else config.dense[own.start : own.stop],
         rotated=None if config.rotated is None else config.rotated[own.start : own.stop],
         encoder=None
         if config.encoder is None
         else replace(config.encoder, num_layers=len(placement.encoder_layers(config))),
     )
+
+
+def _why_whole(config: ModelConfig) -> str:
+    """Return what of a model ranks cannot share, as the end of a list."""
+    if not config.spans_heads:
+        return ""
+    if config.latent is not None:
+        return ", one latent of all heads"
+    if config.num_experts:
+        return ", a shared expert or biases of experts"
+    return ", norms over all heads"
 
 
 def _of_heads(values: tuple[float, ...] | None, own: range) -> tuple[float, ...] | None:

@@ -11,6 +11,7 @@ from functools import singledispatch
 
 from mlsys_core.errors import MlsysError
 from mlsys_orca.backends.native.experts import form_of, lower_experts
+from mlsys_orca.backends.native.latents import lower_latents
 from mlsys_orca.backends.native.plan import (
     LOGITS,
     STATES,
@@ -36,6 +37,7 @@ from mlsys_orca.model.blocks import (
     WideNorms,
 )
 from mlsys_orca.model.experts import MixtureOfExperts, SharedExpert
+from mlsys_orca.model.latent import LatentAttention
 from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm, Rotaries, Rotary, StackedLinear
 from mlsys_orca.model.slices import num_slices
 from torch import nn
@@ -98,11 +100,13 @@ class Lowering:
         accumulates: bool = False,
         num_slices: int = 1,
         is_partial: bool = False,
+        column: int | None = None,
     ) -> None:
         """Write the product of ``norm(source)`` by ``linear``; see :class:`.plan.Gemm`."""
         linear = _linear(linear)
-        self.write(target, linear.out_features // 2 if is_gated else linear.out_features)
-        column, parts = 0, [linear]
+        if column is None:
+            self.write(target, linear.out_features // 2 if is_gated else linear.out_features)
+        column, parts = column or 0, [linear]
         if isinstance(linear, StackedLinear):  # of matrices that have kernels of their own
             if is_gated or is_partial:
                 raise LoweringError("gates or parts of sums by several matrices")
@@ -163,7 +167,15 @@ class Lowering:
         self.gemm(source, linear, target, num_slices=self.num_slices, is_partial=True)
         self.operators.append(Reduce(target=target, linear=_linear(linear), accumulates=accumulates))
 
-    def attend(self, attention: Attention, source: str, target: str, *, rotary: int | None) -> None:
+    def attend(
+        self,
+        attention: Attention,
+        source: str,
+        target: str,
+        *,
+        rotary: int | None,
+        value_column: int | None = None,
+    ) -> None:
         """Write the attention of a layer over the cache."""
         if type(attention) is not Attention:
             raise LoweringError(f"attention by {type(attention).__name__}")
@@ -180,7 +192,9 @@ class Lowering:
         elif norm is not None and not (isinstance(norm, RMSNorm | LayerNorm) and norm.weight is not None):
             raise LoweringError(f"queries and keys normalised by {type(norm).__name__}")
         self.write(target, attention.num_heads * attention.head_dim)
-        self.operators.append(Attend(source=source, target=target, attention=attention, rotary=rotary))
+        self.operators.append(
+            Attend(source=source, target=target, attention=attention, rotary=rotary, value_column=value_column)
+        )
 
     def rotated(self, attention: nn.Module) -> tuple[Attention, int | None]:
         """Return the attention itself, and the number of the rotary that turns its heads."""
@@ -191,11 +205,25 @@ class Lowering:
         return attention, self.rotary
 
     def normalise(
-        self, source: str, norm: nn.Module, target: str, *, column: int = 0, accumulates: bool = False
+        self,
+        source: str,
+        norm: nn.Module,
+        target: str,
+        *,
+        column: int = 0,
+        accumulates: bool = False,
+        target_column: int | None = None,
     ) -> None:
         """Write a norm of ``source``, as wide as its weight."""
         self.operators.append(
-            Normalise(source=source, target=target, norm=_norm(norm), column=column, accumulates=accumulates)
+            Normalise(
+                source=source,
+                target=target,
+                norm=_norm(norm),
+                column=column,
+                accumulates=accumulates,
+                target_column=target_column,
+            )
         )
 
     def write(self, register: str, width: int) -> None:
@@ -258,6 +286,9 @@ def _(layer: SandwichLayer, plan: Lowering) -> None:
 
 
 def _attention(layer_attention: nn.Module, plan: Lowering, target: str, *, norm: nn.Module | None = None) -> None:
+    if isinstance(layer_attention, LatentAttention):
+        lower_latents(layer_attention, plan, target, norm=norm)
+        return
     attention, rotary = plan.rotated(layer_attention)
     plan.gemm(STATES, attention.qkv, "qkv", norm=norm)
     plan.attend(attention, "qkv", "attended", rotary=rotary)

@@ -139,8 +139,11 @@ def missing_kernel(decoder: nn.Module) -> str | None:
             continue
         if type(module) is not Attention:
             return f"attention by {type(module).__name__}"
-        if module.options.bias is not None or module.options.slopes is not None or not module.options.is_causal:
+        options = module.options
+        if options.bias is not None or options.slopes is not None or not options.is_causal:
             return "attention with a bias, or to later tokens"
+        if options.sinks is not None:
+            return "attention with sinks"
         norm = module.qk_norm
         if norm is not None and not (isinstance(norm, RMSNorm) and norm.weight.ndim == 2):
             return f"queries and keys normalised by {type(norm).__name__}"

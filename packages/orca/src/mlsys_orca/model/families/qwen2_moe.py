@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 from mlsys_orca.model import assembly
-from mlsys_orca.model.blocks import GatedMLP
 from mlsys_orca.model.config import ModelConfig, refuse
-from mlsys_orca.model.experts import Choice, SharedExpert, expert_fields, read_experts
+from mlsys_orca.model.experts import Choice, SharedExpert, expert_fields, read_experts, read_gated
 from mlsys_orca.model.families import qwen2, qwen3_moe
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
@@ -81,17 +80,12 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
 
 
 def _mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
-    hidden, inner, at = config.hidden_size, config.shared_expert_size, (index,)
-    assert inner is not None
+    hidden, at = config.hidden_size, (index,)
     if read.layout == "gguf":  # which has one row as a vector
         router = Linear(read.tensor("shared.router", (hidden,), at=at).view(1, hidden), None)
     else:
         router = read.linear({"shared.router": 1}, hidden, at=at)
-    shared = GatedMLP(
-        read.linear({"shared.gate": inner, "shared.up": inner}, hidden, at=at),
-        read.linear({"shared.down": hidden}, inner, at=at),
-        activation=config.activation,
-    )
+    shared = read_gated(config, read, index, "shared", config.shared_expert_size)
     choice = Choice(num_chosen=config.num_chosen_experts, scoring="softmax", sums_to_one=config.experts_sum_to_one)
     return SharedExpert(read_experts(config, read, index, choice=choice), shared, router)
 

@@ -1,7 +1,8 @@
-"""Directories whose matrices other tools have quantised: GPTQ, AWQ, FP8 in blocks and compressed-tensors, dequantised.
+"""Directories whose matrices other tools have quantised: GPTQ, AWQ, FP8 in blocks, compressed-tensors, MXFP4.
 
 Between :class:`~.safetensors_file.SafetensorsDirectory`, which has codes and scales as tensors of their own, and the
 families, which ask for a ``.weight``. A matrix is made as it is read: ``scale * (code - zero)`` in fp32, then cast.
+MXFP4's experts keep their codes.
 Rows that the tool would quantise as well (FP8's) stay as they are. Layouts: AutoGPTQ's ``qlinear``, AutoAWQ's
 ``WQLinear_GEMM``, DeepSeek-V3's ``weight_scale_inv``, the formats of compressed-tensors.
 """
@@ -16,6 +17,8 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.config import refuse
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout
+from mlsys_orca.model.weights.gguf_blocks import fp4_codes, halves_of_exponents
+from mlsys_orca.model.weights.quantized import QuantizedMatrix
 from mlsys_orca.model.weights.safetensors_file import SafetensorsDirectory
 from torch import Tensor
 
@@ -41,7 +44,7 @@ def check_quantization(settings: Mapping[str, Any]) -> None:
         UnsupportedModelError: they cannot; the message names the method or the option.
     """
     method, bits = settings.get("quant_method"), settings.get("bits")
-    known = ("gptq", "awq", "fp8", "compressed-tensors")
+    known = ("gptq", "awq", "fp8", "compressed-tensors", "mxfp4")
     refuse(method not in known, f"weights quantised by other tools ({method}; {', '.join(known)}, floats and GGUF are)")
     refuse(method == "gptq" and bits not in (2, 4, 8), f"GPTQ's codes of {bits} bits (2, 4 and 8 are)")
     refuse(method == "awq" and bits != 4, f"AWQ's codes of {bits} bits (4 are)")
@@ -102,7 +105,12 @@ class QuantizedDirectory:
             name.rpartition(".")[0] for name in names if name.endswith((".weight_scale", ".weight_scale_inv"))
         }
         beside = {f"{stem}.{part}" for stem in self._stems for part in (*_BESIDE, *_CODES)}
-        self._names = frozenset(names - beside | {f"{stem}.weight" for stem in self._stems})
+        # MXFP4: [experts, rows, groups, 16] bytes and an exponent for each group, of a tensor [experts, rows, columns].
+        self._in_fp4 = {name.removesuffix("_blocks") for name in names if name.endswith("_blocks")}
+        if settings.get("quant_method") != "mxfp4":
+            self._in_fp4 = set()
+        beside |= {f"{stem}_{part}" for stem in self._in_fp4 for part in ("blocks", "scales")}
+        self._names = frozenset(names - beside | {f"{stem}.weight" for stem in self._stems | self._in_fp4})
 
     @property
     def names(self) -> frozenset[str]:
@@ -112,6 +120,9 @@ class QuantizedDirectory:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the tensor's shape."""
         stem, _, part = name.rpartition(".")
+        if part == "weight" and stem in self._in_fp4:
+            *outer, groups, half = self._files.shape(f"{stem}_blocks")
+            return *outer, groups * half * 2
         if part != "weight" or stem not in self._stems or name in self._files.names:
             return self._files.shape(name)
         if f"{stem}.weight_packed" in self._files.names:
@@ -124,6 +135,8 @@ class QuantizedDirectory:
     def nbytes(self, name: str) -> int:
         """Return the tensor's size in the file, in bytes, nearly."""
         stem, _, part = name.rpartition(".")
+        if part == "weight" and stem in self._in_fp4:
+            return self._files.nbytes(f"{stem}_blocks")
         codes = next((each for each in _CODES if f"{stem}.{each}" in self._files.names), "weight")
         return self._files.nbytes(f"{stem}.{codes}" if part == "weight" else name)
 
@@ -134,6 +147,9 @@ class QuantizedDirectory:
             InvalidInputError: codes and scales do not fit each other.
         """
         stem, _, part = name.rpartition(".")
+        if part == "weight" and stem in self._in_fp4 and cut is None:
+            out.copy_(self._fp4(stem).dequantized().view(out.shape))
+            return
         if part != "weight" or stem not in self._stems:
             self._files.read_into(name, out, cut)
             return
@@ -149,8 +165,22 @@ class QuantizedDirectory:
             out.narrow(axis, start, len(each)).copy_(matrix.narrow(axis, each.start, len(each)))
             start += len(each)
 
-    def quantized(self, name: str, cut: Cut | None = None) -> None:
-        """Return None: matrices are dequantised."""
+    def quantized(self, name: str, cut: Cut | None = None) -> QuantizedMatrix | None:
+        """Return the codes and scales of a tensor in MXFP4, rows one below the other; None: others are dequantised."""
+        stem, _, part = name.rpartition(".")
+        return self._fp4(stem) if part == "weight" and stem in self._in_fp4 and cut is None else None
+
+    def _fp4(self, stem: str) -> QuantizedMatrix:
+        blocks, exponents = (self._files.tensor(f"{stem}_{part}") for part in ("blocks", "scales"))
+        if blocks.dtype != torch.uint8 or exponents.dtype != torch.uint8 or blocks.shape[:-1] != exponents.shape:
+            raise InvalidInputError(
+                f"the blocks {tuple(blocks.shape)} and scales {tuple(exponents.shape)} of {stem[:100]!r} do not belong "
+                "together"
+            )
+        groups = exponents.shape[-1]
+        nibbles = torch.stack((blocks & 15, blocks >> 4), dim=-1)
+        codes, scales = fp4_codes(nibbles).view(-1, groups * 32), halves_of_exponents(exponents).view(-1, groups)
+        return QuantizedMatrix(codes=codes, scales=scales, offsets=None).compact()
 
     def _gptq(self, stem: str) -> Tensor:
         bits, old = int(self._settings["bits"]), self._settings.get("checkpoint_format", "gptq") == "gptq"

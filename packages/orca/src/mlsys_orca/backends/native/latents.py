@@ -1,0 +1,83 @@
+"""Lower latent attention: products of heads by themselves around an attention of many queries to one key.
+
+Between :mod:`.lowering` and the plan. A head of the cache has the rotary features first, then the latent; its values
+are the same features before they turn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlsys_orca.backends.native.plan import STATES, Grouped
+from mlsys_orca.model.latent import LatentAttention
+from mlsys_orca.model.layers import Linear, StackedLinear
+from torch import nn
+
+if TYPE_CHECKING:
+    from mlsys_orca.backends.native.lowering import Lowering
+
+
+def lower_latents(attention: LatentAttention, plan: Lowering, target: str, *, norm: nn.Module | None) -> None:
+    """Write latent attention that reads ``states``; it adds to ``states``, or fills another register.
+
+    Raises:
+        LoweringError: products of heads differ in form, or ranks share them.
+    """
+    if plan.num_ranks > 1:
+        raise plan.refusal("latent attention that ranks share")
+    core, turned = attention.core, attention.rotary_dim
+    heads, width = core.num_heads, core.head_dim
+    plan.write("qkv", (heads + 1) * width)
+    source, source_norm = STATES, norm
+    if attention.query_down is not None:
+        source, source_norm = "query_latent", attention.query_norm
+        plan.gemm(STATES, attention.query_down, source, norm=norm)
+    plan.gemm(source, attention.query_plain, "queries", norm=source_norm)
+    rotary = [_linear(each, plan) for each in attention.query_rotary]
+    ups = [_linear(each, plan) for each in attention.key_up]
+    values = [_linear(each, plan) for each in attention.value_up]
+    plan.check_alike(rotary, ups, values)
+    plan.operators.append(
+        Grouped(
+            source=source,
+            target="qkv",
+            linears=tuple(rotary),
+            rows_of="parts",
+            norm=plan.norm(source_norm),
+            target_step=width,
+        )
+    )
+    plan.operators.append(
+        Grouped(
+            source="queries",
+            target="qkv",
+            linears=tuple(ups),
+            rows_of="parts",
+            source_step=ups[0].in_features,
+            column=turned,
+            target_step=width,
+        )
+    )
+    plan.gemm(STATES, attention.key_rotary, "qkv", norm=norm, column=heads * width)
+    plan.gemm(STATES, attention.latent, "latent", norm=norm)
+    plan.normalise("latent", attention.latent_norm, "qkv", target_column=heads * width + turned)
+    plan.attend(core, "qkv", "attended", rotary=plan.rotary, value_column=heads * width)
+    plan.write("values", heads * values[0].out_features)
+    plan.operators.append(
+        Grouped(
+            source="attended",
+            target="values",
+            linears=tuple(values),
+            rows_of="parts",
+            source_column=turned,
+            source_step=width,
+            target_step=values[0].out_features,
+        )
+    )
+    plan.sum_of_ranks("values", core.output, target)
+
+
+def _linear(linear: nn.Module, plan: Lowering) -> Linear:
+    if not isinstance(linear, Linear) or isinstance(linear, StackedLinear):
+        raise plan.refusal(f"a product of a head by {type(linear).__name__}")
+    return linear
