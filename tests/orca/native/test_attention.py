@@ -41,7 +41,7 @@ KEPT: list[torch.Tensor] = []  # slopes that operators point to
 def operator_of(heads: tuple[int, int, int], options: AttentionOptions, **fields: Any) -> Struct:
     num_heads, num_kv_heads, head_dim = heads
     unused = {"layer": 0, "rotary_dim": 0, "rotary": 0, "norm_eps": 0.0, "head_norm": None, "only_sampled": False}
-    unused |= {"head_norm_kind": "rms_norm", "head_shift": None}
+    unused |= {"head_norm_kind": "rms_norm", "head_shift": None, "sinks": None}
     slopes = None if options.slopes is None else torch.tensor(options.slopes)
     if slopes is not None:
         KEPT.append(slopes)
@@ -55,6 +55,7 @@ def operator_of(heads: tuple[int, int, int], options: AttentionOptions, **fields
         window=options.window or 0,
         scale=options.scale or head_dim**-0.5,
         softcap=options.softcap or 0.0,
+        value_column=(num_heads + num_kv_heads) * head_dim,
         slopes=None if slopes is None else slopes.data_ptr(),
         **{**unused, **fields},
     )

@@ -64,6 +64,8 @@ def product_of(
         "num_slices": 1,
         "is_partial": False,
         "column": 0,
+        "limit": 0.0,
+        "slope": 0.0,
         **fields,
     }
     registers = {"source": 0, "target": 1, "is_gated": is_gated}
