@@ -48,7 +48,7 @@ def test_a_model_over_two_hosts_answers_as_one_process_to_the_bit(
 def test_torchs_operators_over_two_hosts_answer_as_two_ranks_of_one(
     start: Any, start_hosts: Any, checkpoints: Any
 ) -> None:
-    path = checkpoints("mixtral")
+    path = checkpoints("t5")
     prompts = [{"model": "tiny", "prompt": [5, 9 + index, 7], "max_tokens": 6, "temperature": 0} for index in range(3)]
 
     def ask(url: str) -> list[Any]:
