@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mlsys_dvabatch.scheduling.costs import StageCosts, least_request_s
+from mlsys_core.profiling import ProfileTable, UnitProfile
+from mlsys_dvabatch.scheduling.costs import StageCosts, TableCosts, least_request_s, unit_name
 from mlsys_dvabatch.scheduling.policies.planner import Planner, poisson
 from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel, parse_stages
 
@@ -34,6 +35,18 @@ def test_more_requests_waiting_are_never_better(costs: StageCosts, load: float):
     """Values rise with the queue; so they do not where policy iteration goes round in a circle."""
     values = planner(costs, load)._values
     assert np.diff(values[:193]).min() >= -1e-9
+
+
+@pytest.mark.parametrize("seed", [7, 52])
+def test_costs_without_rhyme_or_reason_are_planned_for(seed: int):
+    """A busy machine measures such; policy iteration came to choices that leave no equation to solve, and raised."""
+    rng, sizes = np.random.default_rng(seed), (1, 2, 4, 8, 16, 32, 64)
+    seconds = [np.exp(rng.uniform(np.log(1e-4), np.log(5e-2), len(sizes))) for _ in range(4)]
+    units = [UnitProfile(unit_name(stage, 1), sizes, tuple(map(float, each))) for stage, each in enumerate(seconds)]
+    found = planner(TableCosts(ProfileTable(tuple(units)), 4), 0.5)
+    assert 0 < found.mean_s < 1
+    assert all(1 <= found.begin(waiting) <= min(waiting, 64) for waiting in (1, 5, 40, 100))
+    assert found.begin(100) > 1
 
 
 def test_it_begins_with_what_is_cheap():

@@ -167,6 +167,7 @@ class Planner:
             size = ways[index][0]  # to begin with: what waits, with the least work, but not more than is cheapest
             if size <= cheapest:
                 chosen[size:] = [index] * (top + 1 - size)
+        known: tuple[Vector, float, list[int]] | None = None
         for _ in range(50):
             moves, waits_s, takes_s = np.zeros((top + 1, top + 1)), np.zeros(top + 1), np.zeros(top + 1)
             moves[0, 1], takes_s[0] = 1.0, 1 / rate
@@ -184,10 +185,17 @@ class Planner:
             system = np.eye(top + 1) - moves
             system[:, usual] = takes_s
             with threadpool_limits(1, user_api="blas"):  # 2 ms; threads that wait for busy cores made it 70
-                solution = np.linalg.solve(system, waits_s)
+                try:
+                    solution = np.linalg.solve(system, waits_s)
+                except np.linalg.LinAlgError:
+                    solution = np.full(top + 1, np.nan)
+            # Costs as a busy machine measures them may lead to choices that have no value: some states are never left.
+            if known is not None and not solution[usual] > 0:
+                return known
             gain = float(solution[usual])
             solution[usual] = 0.0
             values = _extended(solution - solution[0])
+            known = values, gain, chosen
             better = self._improved(values, gain, chances, chosen)
             if better == chosen:
                 break
