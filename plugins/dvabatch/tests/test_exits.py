@@ -131,6 +131,30 @@ def test_profile_shows_the_costs_of_each_stage_and_exit(
     assert all(has_exit for _, has_exit in nx.read_graphml(written).nodes(data="has_exit"))
 
 
+class AtTheEnd(Heads):
+    """The same heads, all computed after the last block, as a forward is often written."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        hidden = []
+        for block in self.blocks:
+            x = torch.relu(block(x)) + x
+            hidden.append(x)
+        return tuple(head(each) for head, each in zip(self.heads, hidden, strict=True))
+
+
+def test_heads_at_the_end_of_a_forward_leave_work_to_save():
+    x = torch.randn(6, 8)
+    written, usual = (ExitingModel(program_of(module.eval(), (x[:1],)), 0.4) for module in (AtTheEnd(), Heads()))
+    assert written.cuts == usual.cuts
+    with torch.inference_mode():
+        expected = AtTheEnd().eval()(x)
+        values = Padded({written.input_names[0]: x})
+        for stage in range(3):
+            values = written.run(stage, values)
+    for got, one in zip(values.tensors.values(), expected, strict=True):
+        torch.testing.assert_close(got, one)
+
+
 @pytest.mark.parametrize("rule", ["confidence", "margin", "entropy"])
 def test_a_rule_decides_which_head_is_sure(rule: str):
     module = Heads().eval()

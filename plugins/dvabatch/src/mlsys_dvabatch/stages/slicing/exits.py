@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from mlsys_core.serving.certainty import RULES, certainty
 from mlsys_dvabatch.stages.activations import Padded, to_host
 from mlsys_dvabatch.stages.slicing.program import Program
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
+from torch import fx
 
 
 class ExitingModel(SlicedModel):
@@ -30,6 +32,7 @@ class ExitingModel(SlicedModel):
 
     def __init__(self, program: Program, confidence: float, *, rule: str = "confidence") -> None:
         self.decide_by(confidence, rule)
+        program = _in_order_of_heads(program)
         heads, cuts = _heads(program)
         self._heads = heads
         super().__init__(program, cuts)
@@ -57,6 +60,33 @@ class ExitingModel(SlicedModel):
     def _results(scores: torch.Tensor, head: int) -> list[Any]:
         rows = SlicedModel.results_of(Padded({"scores": scores}))
         return [(row, np.array(head, np.int64)) for row in rows]
+
+
+def _in_order_of_heads(program: Program) -> Program:
+    """Return the program with what each head needs before what only later heads need.
+
+    A forward that computes all its heads at the end would otherwise have nothing left to save behind the first.
+    """
+    graph = program.module.graph
+    output = next(node for node in graph.nodes if node.op == "output")
+    given = output.args[0] if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
+    place = {node: number for number, node in enumerate(program.operators)}
+    ordered: dict[fx.Node, None] = {}
+    for head in given:
+        needed: set[fx.Node] = set()
+        waiting = [head] if isinstance(head, fx.Node) else []
+        while waiting:
+            node = waiting.pop()
+            if node in place and node not in needed and node not in ordered:
+                needed.add(node)
+                waiting += node.all_input_nodes
+        ordered |= dict.fromkeys(sorted(needed, key=place.__getitem__))
+    ordered |= dict.fromkeys(program.operators)  # what no head needs
+    for node in ordered:
+        output.prepend(node)
+    graph.lint()
+    program.module.recompile()
+    return replace(program, operators=tuple(ordered))
 
 
 def _heads(program: Program) -> tuple[list[str], list[int]]:
