@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_dvabatch import Service
+from PIL import Image
 from torch import Tensor, nn
 
 from .texts import write_folder
@@ -121,6 +123,39 @@ def test_requests_leave_at_the_first_head_that_is_sure():
     for answer, own, row in zip(served, map(service, rows.tolist()), range(8), strict=True):
         assert answer["head"] == own["head"] == int(not sure[row])
         np.testing.assert_allclose(answer["scores"], (first if sure[row] else last)[row], atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["texts", "images"])
+def test_the_examples_of_the_docs_are_short_and_serve(number: int):
+    page = Path(__file__).parents[3] / "docs" / "services.md"
+    block = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[number]
+    assert len([line for line in block.splitlines() if line.strip()]) <= 15
+    names: dict[str, Any] = {}
+    exec(block, names)
+    service = names["service"]
+    with service.background() as server:
+        if number == 1:
+            sent: list[dict[str, Any]] = [{"json": {"text": text}} for text in ("The train is late", "thank you")]
+            bad: dict[str, Any] = {"json": {"words": "late"}}
+            own = [service(each["json"]) for each in sent]
+        else:
+            pictures = []
+            for colour in ("red", "blue"):
+                file = io.BytesIO()
+                Image.new("RGB", (80, 50), colour).save(file, "PNG")
+                pictures.append(file.getvalue())
+            sent = [{"content": each, "headers": {"content-type": "image/png"}} for each in pictures]
+            bad = {"content": b"no image", "headers": {"content-type": "image/png"}}
+            own = [np.asarray(service(each)).tolist() for each in pictures]
+        got = [httpx.post(f"{server.url}/predict", timeout=60, **each).json() for each in sent]
+        refused = httpx.post(f"{server.url}/predict", timeout=60, **bad)
+    if number == 1:
+        assert got == own
+    else:
+        np.testing.assert_allclose(got, own, atol=1e-5)
+        assert not np.allclose(got[0], got[1])
+    assert refused.status_code == 400
+    assert ("the body is no image" if number == 2 else "KeyError: 'text'") in refused.json()["error"]
 
 
 def test_encoders_take_texts(tmp_path: Path):
