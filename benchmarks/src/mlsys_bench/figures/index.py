@@ -32,6 +32,8 @@ _WHAT = {
     "nimble-memory": "Memory of prepared models beside ONNX Runtime's",
     "nimble-operator-bound": "Nets of small operators",
     "nimble-training": "Training steps",
+    "nimble-zoo": "Nets that nobody tuned for, alone and in company",
+    "nimble-dynamic": "One preparation at many sizes",
     "nimble-weights": "Cost of noticing changed weights",
     "nimble": "Nets against peers",
     "orca-bubbles": "Bubbles of a pipeline, request-level against iteration-level",

@@ -1,0 +1,82 @@
+"""Nimble's tables of nets that nobody tuned for, and of many sizes: losses first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import geometric_mean
+from typing import Any
+
+from mlsys_bench.figures.results import load, number, table
+from mlsys_bench.nimble.summary import OURS, PEERS
+
+
+def zoo(*names: str) -> str:
+    """Return each net in each company beside its best peer, from several files of the suite, and the means."""
+    found = {net: companies for name in names for net, companies in load(name)["nets"].items()}
+    races = [(net, company, race) for net, companies in found.items() for company, race in companies.items()]
+    races.sort(key=lambda race: race[2]["over_best_peer"] or 0.0)
+    rows = [
+        [net, company, *_peer(race["cases"]), _milliseconds(race["cases"].get(OURS)), *_cells(race)]
+        for net, company, race in races
+    ]
+    for company in dict.fromkeys(company for _, company, _ in races):
+        own = [race for _, where, race in races if where == company and race["over_best_peer"]]
+        means = [geometric_mean(column) for column in zip(*map(_ratios, own), strict=True)]
+        rows.append([f"geometric mean of {len(own)}", company, "", "", "", *(f"**{mean:.2f}x**" for mean in means)])
+    columns = ["net", "company", "best peer", "its ms (least)", "Nimble's", "over", "by medians", "by the least"]
+    return table(columns, rows)
+
+
+def sizes(name: str) -> str:
+    """Return each net at each size beside its best peer and beside a preparation for this size alone."""
+    record = load(name)
+    rows = []
+    for title, cases in record["races"].items():
+        net, _, size = title.rpartition(", ")
+        peer = _best_peer(cases)
+        ours, alone = (cases[case]["median_s"] for case in (OURS, "Nimble, this size alone"))
+        ratios = [(cases[peer]["median_s"] / ours), alone / ours]
+        ms = [number(1e3 * cases[peer]["median_s"]), number(1e3 * ours), number(1e3 * alone)]
+        new_ms = f"{1e3 * record['new_size_s'][net][size]:.2f}"
+        rows.append((ratios, [net.rpartition(":")[2], size, peer, *ms, *(f"{ratio:.2f}x" for ratio in ratios), new_ms]))
+    rows.sort(key=lambda row: row[0][0])
+    means = [geometric_mean(ratios[column] for ratios, _ in rows) for column in (0, 1)]
+    lines = [line for _, line in rows]
+    lines.append(["geometric mean", "", "", "", "", "", *(f"**{mean:.2f}x**" for mean in means), ""])
+    columns = ["net", "size", "best peer", "its ms", "Nimble", "this size alone", "over the peer", "over alone"]
+    return table([*columns, "a new size, ms"], lines)
+
+
+def _best_peer(cases: Mapping[str, Any]) -> str:
+    return min((name for name in PEERS if name in cases and cases[name].get("median_s")), key=_median(cases))
+
+
+def _median(cases: Mapping[str, Any]) -> Any:
+    return lambda name: cases[name]["median_s"]
+
+
+def _peer(cases: Mapping[str, Any]) -> list[str]:
+    if not any(cases.get(name, {}).get("median_s") for name in PEERS):
+        return ["-", "-"]
+    peer = _best_peer(cases)
+    return [peer, _milliseconds(cases[peer])]
+
+
+def _milliseconds(case: Mapping[str, Any] | None) -> str:
+    if case is None or not case.get("median_s"):
+        return case["note"] or case["status"] if case else "-"
+    return f"{number(1e3 * case['median_s'])} ({number(1e3 * case['least_s'])})"
+
+
+def _cells(race: Mapping[str, Any]) -> list[str]:
+    if not race["over_best_peer"]:
+        return ["-", "-", "-"]
+    over, by_medians, by_least = _ratios(race)
+    return [f"**{over:.2f}x**", f"{by_medians:.2f}x", f"{by_least:.2f}x"]
+
+
+def _ratios(race: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return the best peer's time over ours: within rounds, of all medians, and of the least times."""
+    cases = race["cases"]
+    by_medians = cases[_best_peer(cases)]["median_s"] / cases[OURS]["median_s"]
+    return race["over_best_peer"], by_medians, race["least_over_best_peer"]
