@@ -73,6 +73,9 @@ REFUSED = {  # what a GGUF cannot say, or llama.cpp does not read
     "mpt-scaled": "attention_scale",
     "opt": "'opt' are not written",
     "glm": "'glm' are not written",
+    "gpt-oss": "'gpt_oss' are not written",
+    "deepseek-v3": "'deepseek_v3' are not written",
+    "qwen3-moe-of-all": "experts_sum_to_one",
 }
 
 

@@ -18,6 +18,7 @@ from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.families import ARCHITECTURES, model_family
 from mlsys_orca.model.gguf_config import GgufFields
 
+_NOT_WRITTEN = frozenset({"t5", "mt5", "umt5", "gpt_oss", "deepseek_v2", "deepseek_v3"})  # as config.json names them
 # config.json's model_type -> general.architecture, where they differ.
 _NAMES = {
     "cohere": "command-r",
@@ -62,7 +63,7 @@ def gguf_architecture(model_type: str) -> str:
         'llama'
     """
     name = _NAMES.get(model_type, model_type)
-    if name not in ARCHITECTURES or model_family(name).from_gguf is None or name in ("t5", "mt5", "umt5"):
+    if name not in ARCHITECTURES or model_family(name).from_gguf is None or name in _NOT_WRITTEN:
         raise InvalidInputError(
             f"models of architecture {model_type!r} are not written to GGUF: those are whose GGUF is read, decoders "
             "alone (docs/orca.md has the table)"
