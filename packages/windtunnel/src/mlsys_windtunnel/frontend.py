@@ -252,6 +252,8 @@ def _columns_of(value: FrontierValue, picked: Mapping[str, tuple[int, ...]]) -> 
 
 def _table(sources: list[Table], value: FrontierValue) -> npt.NDArray[np.float64]:
     if value.lookup is not None:
+        if hasattr(value.lookup, "check_frame") and len(sources) == 1 and hasattr(sources[0], "iloc"):
+            value.lookup.check_frame(sources[0])
         return np.asarray(value.lookup(raw(side_by_side(sources))), np.float64)
     (source,) = sources
     if hasattr(source, "toarray"):

@@ -33,6 +33,7 @@ class InputRules:
     category_columns: tuple[int, ...] | None = None  # of a frame that may be of pandas' category; None: all
     labels_are_names: bool = False  # a frame's labels that are no texts count as names, spelt as texts
     takes_tuples: bool = True  # rows in a tuple or another iterable that is no list, and scipy's sparse arrays
+    passed_columns: tuple[int, ...] = ()  # go into a column transformer's array as they are: NA is refused there
 
 
 def check_labels(labels: Sequence[Any]) -> bool:
@@ -141,6 +142,8 @@ def check_kind(x: Any, rules: InputRules, names: Sequence[str] | None = None) ->
             )
     if rules.category_columns is not None and is_frame(x):
         _check_categories(x, rules, names)
+    if rules.passed_columns and is_frame(x):
+        _check_passed(x, rules, names)
     if rules.objects != "any" and _has_objects(x, rules.objects):
         raise InvalidInputError(
             f"{rules.estimator} takes columns of int, float or bool, and there are objects: convert your data to "
@@ -171,6 +174,21 @@ def _check_categories(x: Any, rules: InputRules, names: Sequence[str] | None) ->
             f"{rules.estimator} was fitted on a frame whose columns {_listed(new)} were not of dtype category, and "
             "here are: its categorical features do not match; convert them as when fitting"
         )
+
+
+def _check_passed(x: Any, rules: InputRules, names: Sequence[str] | None) -> None:
+    """Refuse pandas' NA in nullable columns that a column transformer passes through."""
+    for index in rules.passed_columns:
+        name = names[index] if names else x.columns[index]
+        column = x.get(name)
+        if column is None:  # which is refused by its name later
+            continue
+        marker = getattr(column.dtype, "na_value", None)
+        if type(marker).__name__ == "NAType" and bool(column.isna().any()):
+            raise InvalidInputError(
+                f"column {name!r} has dtype {column.dtype} and uses pandas.NA to represent null values, which the "
+                "column transformer that passes it through refuses: convert it to float64, or to objects with NaN"
+            )
 
 
 def check_method(x: Any, method: str, rules: InputRules) -> None:

@@ -35,7 +35,15 @@ def _simple_imputer(estimator: Any) -> Filler | None:
         values=tuple(values[index] for index in kept),
         is_of_numbers=kind != "O",
         takes_all_missing=takes_all,
+        refuses_none=marker is not None and _hands_frames_on(estimator),
     )
+
+
+def _hands_frames_on(estimator: Any) -> bool:
+    """Return whether ``set_output``, or scikit-learn's setting for all, makes frames of what it transforms."""
+    from sklearn.utils._set_output import _get_output_config
+
+    return bool(_get_output_config("transform", estimator)["dense"] != "default")
 
 
 def _vectoriser(estimator: Any) -> Words | None:

@@ -24,6 +24,20 @@ class MixedLookup:
         self.vocabularies = {column: Vocabulary(values) for column, values in categories.items()}
         self.columns = tuple(columns)
 
+    def check_frame(self, frame: Any) -> None:
+        """Look at a frame before it becomes an array, in which NA of a nullable column and of objects are alike.
+
+        Raises:
+            InvalidInputError: a column of objects that numbers are read from holds pandas' NA.
+        """
+        for column in self.columns:
+            cells = frame.iloc[:, column]
+            if column not in self.vocabularies and cells.dtype == object:
+                try:
+                    cells.to_numpy().astype(np.float64)
+                except (TypeError, ValueError) as error:
+                    raise InvalidInputError(f"column {column}: text where numbers belong ({error})") from error
+
     def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """Return ``[rows, len(columns)]`` float64 from raw columns ``[rows, features]``.
 

@@ -23,6 +23,7 @@ class Filler:
     values: tuple[Cell, ...]  # what fills each of them
     is_of_numbers: bool  # the source was fitted on numbers
     takes_all_missing: bool = False  # None and pandas' NA are filled as NaN is
+    refuses_none: bool = False  # of a source that hands frames on, in which None becomes NaN if a text stands beside it
 
     def transform(self, table: Any) -> npt.NDArray[Any]:
         """Return the kept columns without missing cells, ``[rows, kept]``: float64, or objects.
@@ -43,6 +44,11 @@ class Filler:
         made = cells[:, list(self.kept)].astype(np.float64 if self.is_of_numbers else object)
         for index, (column, value) in enumerate(zip(self.kept, self.values, strict=True)):
             made[gaps[:, column], index] = value
+        if self.refuses_none and not self.is_of_numbers and any(cell is None for cell in made.flat):
+            raise InvalidInputError(
+                "the input holds None, which the source's imputer does not fill and, in the frame that it hands on, "
+                "pandas takes for NaN or not by the other rows: pass NaN where a text is missing"
+            )
         return made
 
     def _is_gap(self, cell: Any) -> bool:

@@ -85,7 +85,13 @@ class NamedTable:
             joined = np.concatenate(columns)
         except TypeError:  # a date among numbers, which is refused by itself
             joined = np.concatenate([numbers(column, name) for column in columns])
-        return numbers(joined, name).reshape(len(columns), *self._shape).T
+        try:
+            table = np.asarray(joined, np.float64)
+        except (TypeError, ValueError, OverflowError):  # NA, or no numbers: which it is, columns tell one by one
+            if not self._is_mapping:
+                columns = [numbers(self._x[each], name) for each in names]
+            table = numbers(np.concatenate(columns), name)
+        return table.reshape(len(columns), *self._shape).T
 
     def cells(self, indices: Sequence[int]) -> list[Column]:
         """Return some columns for a look-up: as pandas keeps text and categories, where it has many rows of them."""
@@ -174,6 +180,8 @@ def numbers(cells: Any, name: str, *, takes_na: bool = True) -> Floats:
             raise InvalidInputError(f"{name}: {_KINDS[kind]} where numbers belong: convert your data to numeric values")
     try:
         if type(cells) is not np.ndarray and hasattr(cells, "to_numpy") and not _is_plain(cells):
+            if np.dtype(object) in dtypes:  # to a source, NA of a column of objects is no number
+                return np.asarray(cells.astype(np.float64), np.float64)
             cells = cells.to_numpy(dtype=np.float64, na_value=np.nan)
         try:
             return np.asarray(cells, np.float64)

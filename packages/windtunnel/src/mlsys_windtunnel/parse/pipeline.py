@@ -7,6 +7,7 @@ nothing is run on data.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from numbers import Integral
 from typing import Any
@@ -53,7 +54,7 @@ def parse_pipeline(estimator: object) -> PipelineGraph:
         columns=None if names is None else tuple(map(str, names)),
         operators=tuple(parser.operators),
         output=output,
-        rules=rules_of(estimator, source, parser.operators),
+        rules=replace(rules_of(estimator, source, parser.operators), passed_columns=tuple(sorted(parser.passed))),
         features=parser.features,
         features_are_deep=parser.features_are_deep,
     )
@@ -66,6 +67,7 @@ class _Parser:
         self.operators: list[Operator] = []
         self.features: tuple[Value, ...] = ()
         self.features_are_deep = False
+        self.passed: set[int] = set()  # columns of the input that go into an array as they are
         self._names = {"input"}
         self._answers: dict[tuple[int, str, tuple[str, ...]], Value] = {}
 
@@ -132,6 +134,8 @@ class _Parser:
             if part == "drop" or not columns:
                 continue
             branch = join(path, name)
+            if source.name == "input" and (part is None or passes(part)) and not _makes_frames(estimator):
+                self.passed.update(columns)
             is_flat = isinstance(wanted, str | Integral)  # "text", not ["text"]
             selected = self.add(
                 join(branch, "select"), Kind.SELECT, (source,), len(columns), columns=columns, is_flat=is_flat
@@ -183,6 +187,13 @@ class _Parser:
         output = Value(name, width)
         self.operators.append(Operator(name=name, kind=kind, inputs=inputs, output=output, **fields))
         return output
+
+
+def _makes_frames(estimator: Any) -> bool:
+    """Return whether a column transformer answers with pandas' frames."""
+    from sklearn.utils._set_output import _get_output_config
+
+    return bool(_get_output_config("transform", estimator)["dense"] == "pandas")
 
 
 def _attribute(estimator: object, name: str) -> Any:

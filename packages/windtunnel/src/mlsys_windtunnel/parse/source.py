@@ -15,6 +15,7 @@ import numpy as np
 from mlsys_windtunnel.checks.table import InputRules, Objects
 from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.parse.boosters import category_columns_of, labels_are_names, reads_by_name
+from mlsys_windtunnel.parse.functions import name_of_function
 from mlsys_windtunnel.parse.graph import Kind, Operator, Value
 from mlsys_windtunnel.parse.members import composition_of, is_function, outermost, passes
 from mlsys_windtunnel.parse.names import known_name
@@ -278,8 +279,8 @@ def _number_columns(source: Value, operators: list[Operator]) -> tuple[int, ...]
             continue
         if operator.kind is Kind.SELECT:
             picked[operator.output.name] = tuple(indices[column] for column in operator.columns or ())
-        elif is_function(operator.estimator):
-            found.update(indices)
+        elif is_function(operator.estimator) and name_of_function(getattr(operator.estimator, "func", None)):
+            found.update(indices)  # a function of the user's own stays on the host, and takes what it takes
     return tuple(sorted(found))
 
 
