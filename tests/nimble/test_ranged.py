@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+from functools import lru_cache
 
 import pytest
 import torch
@@ -136,7 +137,18 @@ class Half(nn.Module):
         return x[: x.shape[0] // 2 + 1].sin()
 
 
-@pytest.mark.parametrize("make", [Length, Root, Loop, Half])
+class Remembering(nn.Module):
+    """Keeps what it computed from sizes, as einops does: at each new size its code asks something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = lru_cache(lambda size: size // 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(self.halves(x.shape[0] * 2), -1) + 1
+
+
+@pytest.mark.parametrize("make", [Length, Root, Loop, Half, Remembering])
 def test_what_no_function_of_the_size_gives_is_prepared_size_by_size(make: type[nn.Module]):
     model = Nimble(make()).prepare(torch.randn(5, 3), dynamic={"x": {0: (1, 12)}}, num_threads=1, max_schedules=2)
     assert not isinstance(model.prepared.executor, RangedExecutor)

@@ -22,7 +22,7 @@ from mlsys_nimble.capture.general import General, generalise
 from mlsys_nimble.capture.watched import Questions
 from mlsys_nimble.errors import CaptureError, first_line
 from mlsys_nimble.ir import trees
-from mlsys_nimble.ir.sizes import NotGeneral
+from mlsys_nimble.ir.sizes import NotGeneral, Size
 
 _LOG = logging.getLogger("mlsys_nimble")
 P = TypeVar("P")
@@ -216,14 +216,26 @@ def general_program(ranges: Ranges, flat: trees.Flat, capture_at: CaptureAt) -> 
         tried.append(sizes)
         watched.append(questions)
     try:
-        return generalise(tried, captures, watched)
+        return _following(ranges, generalise(tried, captures, watched))
     except NotGeneral:
         larger = [number for number, sizes in enumerate(tried) if 1 not in sizes.values()]
         if len(larger) == len(tried):
             raise
     some, those = [tried[number] for number in larger], [captures[number] for number in larger]
     found = generalise(some, those, [watched[number] for number in larger])
-    return replace(found, serves_one=False)
+    return replace(_following(ranges, found), serves_one=False)
+
+
+def _following(ranges: Ranges, found: General) -> General:
+    """Return a program for many sizes, whose inputs vary as the ranges say; else raise NotGeneral."""
+    program, indices = found.captured.program, found.captured.tensor_indices
+    for each in ranges.dims:
+        least, most = ranges.bounds[each.symbol]
+        if each.dim is None or each.leaf not in indices or least == most:
+            continue
+        if not isinstance(program.values[program.inputs[indices.index(each.leaf)]].shape[each.dim], Size):
+            raise NotGeneral(f"its program has one size of {each.symbol!r} alone")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

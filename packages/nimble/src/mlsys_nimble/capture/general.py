@@ -56,8 +56,10 @@ def generalise(
     """
     ways = [[(q.name, q.left, q.right, q.answer) for q in w.asked if q.name != "is"] for w in watched]
     same = [n for n, way in enumerate(ways) if way == ways[0] and len(watched[n].reads) == len(watched[0].reads)]
-    if 0 < sum(size != sizes[0] for size in (sizes[n] for n in same)) < SPARE:
-        raise NotGeneral("the model's Python code takes another way at most sizes")
+    for name in sizes[0]:
+        tried, kept = {each[name] for each in sizes}, {sizes[n][name] for n in same}
+        if len(kept) < min(len(tried), 1 + SPARE):
+            raise NotGeneral("the model's Python code takes another way at most sizes")
     fitter = Fitter([sizes[n] for n in same])
     captured = fitter.captured([captures[n] for n in same])
     reads = [fitter.found(vector) for vector in zip(*(watched[n].reads for n in same), strict=True)]
