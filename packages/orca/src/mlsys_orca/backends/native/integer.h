@@ -120,7 +120,7 @@ struct Int4Quads : Scales {
 // c[r][p * 16 + n] (+)= groups `begin` to `end` of row r times panel p; `a`: coded rows, `lda` floats apart, and the first
 // feature of panels is `from` in them. It goes on from `c` where `begin` is not 0.
 template <class Panel, int MR, int PANELS>
-inline void multiply_codes(
+[[gnu::noinline]] void multiply_codes(
     const Matrix& m, const float* a, int64_t lda, int from, const Panel* panels, int begin, int end, float* c, int ldc) {
     using Dot = typename Panel::Dot;
     constexpr int WIDE = PANELS * VECS;

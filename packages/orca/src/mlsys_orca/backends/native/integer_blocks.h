@@ -60,7 +60,7 @@ constexpr bool is_block_panel<BlockPanel<BITS>> = true;
 
 // As `multiply_codes`, of blocks `begin` to `end`.
 template <class Panel, int MR, int PANELS>
-inline void multiply_blocks(
+[[gnu::noinline]] void multiply_blocks(
     const Matrix& m, const float* a, int64_t lda, int from, const Panel* panels, int begin, int end, float* c, int ldc) {
     using Dot = typename Panel::Dot;
     constexpr int WIDE = PANELS * VECS, GROUP_QUADS = Panel::GROUP / QUAD, STEPS = std::min(GROUP_QUADS, Dot::STEPS);

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include <mlsys/gemm.h>
+
 #include "vec.h"
 
 namespace orca {
@@ -121,7 +123,8 @@ struct Scales {
         scales = (const char*)m.scales + first;
         offsets = m.offsets ? (const char*)m.offsets + first : nullptr;
     }
-    Scaled group(int number) const {
+    // Inline always: a call in a kernel's loop spills every sum that its registers hold.
+    MLSYS_INLINE Scaled group(int number) const {
         if (!factors) return floating_group(number);
         Scaled out;
         const int64_t row = (int64_t)number * PANEL, block = (int64_t)(number >> log_groups) * PANEL;
@@ -134,7 +137,7 @@ struct Scales {
         return out;
     }
     // As `group`, where there are no factors.
-    Scaled floating_group(int number) const {
+    MLSYS_INLINE Scaled floating_group(int number) const {
         Scaled out;
         for (int v = 0; v < VECS; v++) {
             out.scale[v] = read_row(scales + number * row_size(), v);
@@ -143,7 +146,7 @@ struct Scales {
         return out;
     }
 
-    void prefetch_group(int64_t number) const {
+    MLSYS_INLINE void prefetch_group(int64_t number) const {
         const int64_t at = number * row_size() + next_groups;
         __builtin_prefetch(scales + at, 0, 2);
         if (offsets) __builtin_prefetch(offsets + at, 0, 2);
@@ -151,8 +154,8 @@ struct Scales {
 
   private:
     int64_t row_size() const { return PANEL * (factors ? 1 : has_halves ? 2 : 4); }
-    vf from_centre(vf scale) const { return splat((float)-centre) * scale; }
-    vf read_row(const char* from, int v) const {
+    MLSYS_INLINE vf from_centre(vf scale) const { return splat((float)-centre) * scale; }
+    MLSYS_INLINE vf read_row(const char* from, int v) const {
         return has_halves ? load_halves((const uint16_t*)from + v * LANES) : load((const float*)from + v * LANES);
     }
 };
