@@ -77,6 +77,32 @@ def online(name: str) -> str:
     return table(["requests/s", "case", "TTFT p50", "p99", "p99 by turn", "ms/token p50", "p99"], rows)
 
 
+def gguf(*names: str) -> str:
+    """Return the tokens a second of servers of one GGUF, and ours over the best peer's; a table for each few files."""
+    columns = ["file", "server", "one stream", "8 streams", "32 streams", "prompt of 512"]
+    keys = ("stream", "streams", "many_streams", "prompt")
+    rows = []
+    for name in names:
+        results = load(name)
+        ours, *peers = results["rows"]
+        for row in (ours, *peers):
+            cells = [number(row[key]) for key in keys]
+            if row is ours:
+                over = [row[key] / max(peer[key] for peer in peers) for key in keys]
+                cells = [f"{cell} (**{ratio:.2f}x**)" for cell, ratio in zip(cells, over, strict=True)]
+            file = f"{results['model']}, {processor(name)}" if row is ours else ""
+            read = f"{row['read_share']:.2f} of {results['read_rate'] / 1e9:.1f} GB/s"
+            rows.append([file, row["server"], *cells, read])
+    return table([*columns, "share of a plain read"], rows)
+
+
+def stalls(name: str) -> str:
+    """Return the gaps of running streams without and beside long prompts, in milliseconds."""
+    keys = ["quiet_p50_ms", "quiet_p99_ms", "p50_ms", "p99_ms", "longest_ms", "long_prompt_s"]
+    rows = [[row["policy"], *(number(row[key]) for key in keys)] for row in load(name)["rows"]]
+    return table(["policy", "quiet p50, ms", "quiet p99", "p50", "p99", "longest", "long prompt, s"], rows)
+
+
 def by_case(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Return the runs of each case."""
     return {case: [run for run in runs if run["case"] == case] for case in (run["case"] for run in runs)}
