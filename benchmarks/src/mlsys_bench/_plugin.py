@@ -140,6 +140,7 @@ SUITES = {
         ("cpu",),
     ),
     "dvabatch-ideal": ("The largest gain of letting requests join a batch, by costs.", "dvabatch.ideal:run", ("cpu",)),
+    "dvabatch-exits": ("Early exits: accuracy against time by rule and threshold.", "dvabatch.exits:run", ("cpu",)),
     "dvabatch-embeddings": (
         "Texts to vectors a second, beside sentence-transformers, fastembed and ONNX Runtime.",
         "dvabatch.embeddings:run",

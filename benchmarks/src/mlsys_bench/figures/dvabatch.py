@@ -129,3 +129,35 @@ def fronts(name: str) -> str:
         for row in load(name)["rows"]
     ]
     return table(["batches", "wire", "server", "req/s", "p50 ms", "p99 ms", "CPU us/req"], rows)
+
+
+def exits(name: str) -> str:
+    """Return accuracy, exits and times of models with early exits, by rule and threshold; the slower rows first."""
+    rows = []
+    for subject in load(name)["subjects"]:
+        whole = subject["rows"][0]["processor_ms"]  # nobody leaves early
+        for row in sorted(subject["rows"], key=lambda each: -each["processor_ms"]):
+            rule = f"{row['rule']} {row['at_least']:g}" if row["at_least"] < 1 else "no early exit"
+            rows.append(
+                [
+                    subject["name"].partition(",")[0],
+                    rule,
+                    f"{row['accuracy']:.1%}",
+                    " / ".join(f"{share:.0%}" for share in row["exits"]),
+                    f"{row['processor_ms']:.2f}",
+                    f"{whole / row['processor_ms']:.2f}x",
+                    f"{row['median_ms']:.1f}",
+                    f"{row['p99_ms']:.1f}",
+                ]
+            )
+    columns = [
+        "model",
+        "leaves at",
+        "accuracy",
+        "left at head 1 / 2 / 3",
+        "processor ms",
+        "speed",
+        "median ms",
+        "p99 ms",
+    ]
+    return table(columns, rows)

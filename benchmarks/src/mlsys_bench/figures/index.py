@@ -22,6 +22,7 @@ _WHAT = {
     "batchmaker-voice": "Live voices through Silero's detector",
     "batchmaker-words": "Words through g2p-en",
     "dvabatch-encoder": "Input diversity: a sentence encoder under each policy",
+    "dvabatch-exits": "Early exits: accuracy against time by rule and threshold",
     "dvabatch-front-triton": "REST and gRPC fronts beside Triton's",
     "dvabatch-ideal": "Lowest average latency of any joining schedule",
     "dvabatch-over-http": "A sentence encoder behind five servers",

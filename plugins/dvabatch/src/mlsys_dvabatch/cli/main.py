@@ -224,7 +224,9 @@ def profile(
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(help="paper: the paper's figures; embeddings: texts beside peers.")] = "paper",
+    what: Annotated[
+        str, typer.Argument(help="paper: its figures; embeddings: texts beside peers; exits: early exits.")
+    ] = "paper",
     quick: Quick = False,
     part: Annotated[str, typer.Option(help="all, encoder, vision or overhead.")] = "all",
     lengths: Annotated[str, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = "",
@@ -232,7 +234,7 @@ def bench(
     device: Device = "cpu",
     out: Out = RESULTS,
 ) -> None:
-    """Reproduce the paper's Figures 14 to 21, or embed texts beside other libraries: tables, figures and data.
+    """Reproduce the paper's Figures 14 to 21, embed texts beside other libraries, or measure early exits.
 
     The suite is in mlsys-bench; in a checkout: pip install -e benchmarks.
 
@@ -246,8 +248,11 @@ def bench(
     if what == "embeddings":
         run_named("dvabatch-embeddings", quick=quick, device=device, threads=threads, out=out, lengths=names)
         return
+    if what == "exits":
+        run_named("dvabatch-exits", quick=quick, device=device, threads=1, out=out)
+        return
     if what != "paper":
-        raise InvalidInputError(f"there is no benchmark {what!r}: paper or embeddings")
+        raise InvalidInputError(f"there is no benchmark {what!r}: paper, embeddings or exits")
     run_named("dvabatch", quick=quick, device=device, threads=1, out=out, part=part, lengths=names)
 
 
