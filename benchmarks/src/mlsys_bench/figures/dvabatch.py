@@ -161,3 +161,25 @@ def exits(name: str) -> str:
         "p99 ms",
     ]
     return table(columns, rows)
+
+
+def instances(name: str) -> str:
+    """Return each server's rate beside that of one process, latencies and processor time, by model; losses first."""
+    found = load(name)["rows"]
+    rates = {(row["model"], row["server"]): row["requests_per_s"] for row in found}
+    rows = [
+        (
+            row["requests_per_s"] / rates[row["model"], "one process"],
+            [row["model"], row["server"], number(row["requests_per_s"])],
+            [
+                f"{row['p50_ms']:.1f}",
+                f"{row['p99_ms']:.1f}",
+                number(row["front_cpu_us"]),
+                number(row["workers_cpu_us"]),
+            ],
+        )
+        for row in found
+    ]
+    lines = [[*left, f"{ratio:.2f}x", *right] for ratio, left, right in sorted(rows, key=lambda row: row[0])]
+    columns = ["model", "server", "req/s", "to one process", "p50 ms", "p99 ms", "front us/req", "workers us/req"]
+    return table(columns, lines)

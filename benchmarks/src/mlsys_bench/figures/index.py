@@ -21,6 +21,7 @@ _WHAT = {
     "batchmaker-trees-dynet": "Tree-LSTM against DyNet",
     "batchmaker-voice": "Live voices through Silero's detector",
     "batchmaker-words": "Words through g2p-en",
+    "core-instances": "Instances in processes beside one process",
     "dvabatch-encoder": "Input diversity: a sentence encoder under each policy",
     "dvabatch-exits": "Early exits: accuracy against time by rule and threshold",
     "dvabatch-front-triton": "REST and gRPC fronts beside Triton's",
