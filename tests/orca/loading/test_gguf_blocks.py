@@ -7,17 +7,19 @@ from mlsys_orca.model.weights.gguf_blocks import GROUPED, quantized_matrix
 
 Q = GGMLQuantizationType
 KINDS = {"Q4_0": (4, 32), "Q4_1": (4, 32), "Q5_0": (8, 32), "Q5_1": (8, 32), "Q8_0": (8, 32)}
-KINDS |= {"Q4_K": (4, 32), "Q5_K": (8, 32), "Q6_K": (8, 16)}
-FACTORS = {"Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}  # others: [0]
+KINDS |= {"Q4_K": (4, 32), "Q5_K": (8, 32), "Q6_K": (8, 16), "MXFP4": (8, 32)}
+FACTORS = {"Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "MXFP4": []}  # others: [0]
 
 
 def random_blocks(kind: GGMLQuantizationType, num_blocks: int, seed: int, *, largest: float = 0.01) -> np.ndarray:
-    """Every byte at random, but for the fp16 factors, which are finite numbers of either sign."""
+    """Every byte at random, but for the fp16 factors, which are finite numbers of either sign, and great exponents."""
     generator = np.random.default_rng(seed)
     blocks = generator.integers(0, 256, (num_blocks, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
     for start in FACTORS.get(kind.name, [0]):
         factors = generator.uniform(-largest, largest, (num_blocks, 1)).astype(np.float16)
         blocks[:, start : start + 2] = factors.view(np.uint8)
+    if kind == Q.MXFP4:
+        blocks[:, 0] %= 250  # the codes reach 6, and the next exponents fp32's end
     return blocks
 
 
@@ -37,7 +39,17 @@ def test_every_type_that_is_read_is_tested() -> None:
     assert {kind.name for kind in GROUPED} == set(KINDS)
 
 
-BITS = {"Q4_0": 5, "Q4_1": 5, "Q5_0": 8.5, "Q5_1": 9, "Q8_0": 8.5, "Q4_K": 4.625, "Q5_K": 8.625, "Q6_K": 8.5625}
+BITS = {
+    "Q4_0": 5,
+    "Q4_1": 5,
+    "Q5_0": 8.5,
+    "Q5_1": 9,
+    "Q8_0": 8.5,
+    "Q4_K": 4.625,
+    "Q5_K": 8.625,
+    "Q6_K": 8.5625,
+    "MXFP4": 9,
+}
 
 
 @pytest.mark.parametrize(("name", "bits_a_weight"), BITS.items())

@@ -101,7 +101,8 @@ def test_experts_are_quantised_one_by_one_and_routers_are_not(make_gguf: Make, w
         assert isinstance(int4[name], Tensor) == name.endswith("router")
     expected = logits(path, "float")
     assert torch.allclose(logits(path, "packed"), expected, rtol=1e-4, atol=1e-4)
-    assert not torch.equal(logits(path, "int8"), expected)
+    assert torch.allclose(logits(path, "int8"), expected, rtol=1e-4, atol=1e-4)  # the file has such codes
+    assert not torch.allclose(logits(path, "int4"), expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
