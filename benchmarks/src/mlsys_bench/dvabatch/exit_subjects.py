@@ -103,7 +103,8 @@ def encoder(cache_dir: Path, *, num_tests: int) -> Subject:
     tokenizer.enable_truncation(MOST_TOKENS)
     ids = [np.array(each.ids, np.int64) for each in tokenizer.encode_batch(texts)]
     torch.manual_seed(0)
-    model = ExitingEncoder(BertModel.from_pretrained(folder, add_pooling_layer=False).eval(), classes)
+    bert: Any = BertModel.from_pretrained(folder, add_pooling_layer=False)
+    model = ExitingEncoder(bert.eval(), classes)
     num_seen = len(texts) - min(num_tests, len(texts) // 4)
     columns: list[list[Tensor]] = [[], [], []]
     with torch.no_grad():
