@@ -78,7 +78,6 @@ def product_of(matrix: QuantizedMatrix, **fields: Any) -> tuple[Any, Any]:
     slices = fields.get("num_slices", 1)
     packed = pack(Codes(matrix), is_gated=False, activations="int8", num_slices=slices)
     given = {"norm": None, "activation": "identity", "accumulates": False, "num_slices": 1, "is_partial": False}
-    given |= {"limit": 0.0, "slope": 0.0}
     registers = {"source": 0, "target": 1, "is_gated": False, "bias": None}
     registers |= {"column": 0, "num_columns": matrix.out_features, "limit": 0.0, "slope": 0.0}
     gemm = library.load().structs["Gemm"]
