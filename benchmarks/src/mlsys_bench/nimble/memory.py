@@ -165,8 +165,9 @@ def run(context: BenchContext, *, nets: tuple[str, ...] = NETS) -> Section:
                 found["onnxruntime"] = _child("onnx_runtime", path=path)
             peer = found.get("onnxruntime")
             for contestant, measured in found.items():
-                is_compared = peer is not None and measured is not peer
-                ratio = f"{measured['beyond_imports'] / peer['beyond_imports']:.2f}x" if is_compared else MISSING
+                ratio = MISSING
+                if peer is not None and measured is not peer:
+                    ratio = f"{measured['beyond_imports'] / peer['beyond_imports']:.2f}x"
                 rows.append(Row(net, contestant, **measured | {"weights": own["weights"]}, ratio=ratio))
     text = (
         "Resident MiB; what 'nimble' keeps beyond its imports holds torch's module too, which the others do not have."
