@@ -256,3 +256,27 @@ def test_missing_packages_are_named_with_the_command(package: str, source: Any, 
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingDependencyError, match="pip install onnxruntime"):
         load_onnx(tmp_path / "m.onnx")
+
+
+@needs_onnx
+@pytest.mark.parametrize("first", ["passes", "logarithm"])
+def test_what_is_refused_within_is_refused_by_packed_files(first: str, tmp_path: Path) -> None:
+    """Scaled columns side by side, and -inf that a step makes: the input's own numbers do not show either."""
+    x = np.random.default_rng(0).uniform(1, 9, (60, 2))
+    y = x[:, 0] > 5
+    scaled = make_column_transformer((StandardScaler(), [0]), remainder="passthrough")
+    steps = [scaled] if first == "passes" else [FunctionTransformer(np.log1p)]
+    source = make_pipeline(*steps, LogisticRegression()).fit(x, y)
+    module = translate(source)
+    bad = x[:3].copy()
+    bad[1, 0] = np.nan if first == "passes" else -1.0
+    files = (
+        load_onnx(export_onnx(module, tmp_path / "m.onnx", methods=["predict"])),
+        load_pt2(export_pt2(module, tmp_path / "m.pt2", methods=["predict"])),
+        load_onnx(export_onnx(module, tmp_path / "columns.onnx", columns=True)),
+        load_pt2(export_pt2(module, tmp_path / "columns.pt2", columns=True)),
+    )
+    for file in files:
+        assert (file.predict(x) == source.predict(x)).all()
+        with pytest.raises(InvalidInputError, match="LogisticRegression"):
+            file.predict(bad)

@@ -80,7 +80,7 @@ def export_onnx(
     else:
         answers, exported = _traced(module, methods, [program.example(module, example_rows)], columns=False)
         model = exported.model_proto
-        _describe(model, METADATA, program.describe(module, answers.names))
+        _describe(model, METADATA, program.describe(module, answers.names, answers.refusals))
     try:
         path.write_bytes(model.SerializeToString())
     except OSError as error:
@@ -138,7 +138,9 @@ def _traced(
     from mlsys_windtunnel.export.onnx_trees import replace_finders, translations
 
     copied = copy.deepcopy(module)
-    answers = program.Answers(copied, methods, tells_refusals=columns, coded=coded)
+    answers = program.Answers(
+        copied, methods, tells_refusals=columns or (methods is not None and "within"), coded=coded
+    )
     trees = replace_finders(copied)  # from now on the copy can only be traced
     refusals = [f"refusal_{number}" for number in range(len(answers.refusals))]
     rows = {0: torch.export.Dim("rows")}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,8 @@ class Answers(nn.Module):
         module: The pipeline.
         methods: Names of the source's methods; labels come as class indices. None: what ``forward`` answers. With
             methods, a network whose answers may be ties tells in a last answer, ``undecided``, which rows are such.
-        tells_refusals: After the answers come truth values: whether the input is refused, for each of :attr:`refusals`.
+        tells_refusals: After the answers come truth values: whether the input is refused, for each of :attr:`refusals`;
+            "within": only for what the numbers of the input do not show, see :func:`frontier_checks`.
         coded: Values of the frontier that are codes of categories, in which there is nothing to refuse.
 
     Raises:
@@ -60,7 +61,7 @@ class Answers(nn.Module):
         module: WindTunnelModule,
         methods: Sequence[str] | None,
         *,
-        tells_refusals: bool = False,
+        tells_refusals: bool | Literal["within"] = False,
         coded: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__()
@@ -84,6 +85,8 @@ class Answers(nn.Module):
                 check for part in module.network.modules() if isinstance(part, Network) for check in _needed(part)
             }
             excused = {check for check in needed if check[0] in coded}
+            if tells_refusals == "within":
+                excused |= set(frontier_checks(module.network))
             self.refusals = tuple(
                 dict.fromkeys((name, each) for name, each, _ in found if (name, each) in needed - excused)
             )
@@ -180,8 +183,14 @@ def whole_codes(module: WindTunnelModule, plan: HostPlan) -> frozenset[str]:
     return frozenset(codes - set(network.features))
 
 
-def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
-    """Describe a program with the answers ``names``, as JSON text. Fallback operators are named in it."""
+def describe(module: WindTunnelModule, names: Sequence[str], refusals: Sequence[Refused] = ()) -> str:
+    """Describe a program as JSON text. Fallback operators are named in it.
+
+    Args:
+        module: What the program computes.
+        names: Its answers.
+        refusals: What the truth values after them tell.
+    """
     fallbacks = list(dict.fromkeys(module.frontend.fallbacks))
     writer = Writer(keep_arrays=True)
     predictor = module.predictor
@@ -196,6 +205,7 @@ def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
             "dtype": str(module.dtype).removeprefix("torch."),
             "inputs": [[name, width] for name, width in module.network.frontier],
             "checks": writer.write(frontier_checks(module.network), "checks"),
+            "refusals": [contract.refusal for _, contract in refusals],
             "foreign": fallbacks,
             "frontend": None if fallbacks else writer.write(module.frontend, "frontend"),
         },
@@ -228,6 +238,7 @@ class ExportedPipeline:
     dtype: str  # numpy's name
     frontend: Frontend
     checks: tuple[tuple[slice, Contract], ...] = ()  # columns of the packed table, and the numbers they may hold
+    refusals: tuple[str, ...] = ()  # why input is refused, for each truth value after the answers
 
     @property
     def classes_(self) -> npt.NDArray[Any]:
@@ -250,6 +261,9 @@ class ExportedPipeline:
         index = self.answers.index(method)
         starts = range(0, len(packed), ROWS_PER_CHUNK)
         parts = [self.program(packed[start : start + ROWS_PER_CHUNK]) for start in starts]
+        for place, refusal in enumerate(self.refusals, len(self.answers)):
+            if any(np.any(part[place]) for part in parts):
+                raise InvalidInputError(refusal)
         if TIES in self.answers:
             unsure = np.concatenate([part[self.answers.index(TIES)] for part in parts])
             if unsure.any():
@@ -308,6 +322,7 @@ def restore(description: str, program: Program, path: Path) -> ExportedPipeline:
             dtype=str(np.dtype(fields["dtype"])),
             frontend=frontend,
             checks=_checks(fields["inputs"], reader.read(fields["checks"])),
+            refusals=tuple(fields.get("refusals", ())),
         )
     except InvalidInputError:
         raise

@@ -69,7 +69,9 @@ def export_pt2(
         methods = list(methods or program.default_methods(module))
         _check_name(path)
     coded = frozenset() if plan is None else program.whole_codes(module, plan)
-    answers = program.Answers(module, methods, tells_refusals=columns, coded=coded)
+    answers = program.Answers(
+        module, methods, tells_refusals=columns or (methods is not None and "within"), coded=coded
+    )
     traced = module if methods is None else answers
     x, rows = program.example(module, example_rows), {0: torch.export.Dim("rows")}
     with program.tracing(module), warnings.catch_warnings():
@@ -81,7 +83,9 @@ def export_pt2(
     _own_empty_tensors(exported)
     try:
         torch.export.save(
-            without_places(exported), path, extra_files={HOST_FILE: program.describe(module, answers.names)}
+            without_places(exported),
+            path,
+            extra_files={HOST_FILE: program.describe(module, answers.names, answers.refusals)},
         )
         if plan is not None:
             path.with_suffix(".py").write_text(_loader(module, plan, answers), encoding="utf-8")
