@@ -18,6 +18,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.finetune.choose import Choice, choose_epochs, report, splits_of
+from mlsys_windtunnel.finetune.members import check_members, with_members
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from mlsys_windtunnel.finetune.sources import refuse_ranker, weight_for
 from mlsys_windtunnel.finetune.teacher import Teacher
@@ -57,6 +58,7 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         embedding_rate: float = 2.5,
         validation_fraction: float = 0.1,
         cv: Any = None,
+        members: int = 0,
         warm_start: bool = False,
         checkpoint_dir: Any = None,
         random_state: Any = None,
@@ -89,6 +91,7 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         self.embedding_rate = embedding_rate
         self.validation_fraction = validation_fraction
         self.cv = cv
+        self.members = members
         self.warm_start = warm_start
         self.checkpoint_dir = checkpoint_dir
         self.random_state = random_state
@@ -127,16 +130,25 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         """
         soft, options = self._options()
         refuse_ranker(self._source())
+        check_members(self._source(), self.members)
         X, y = self._checked(X, y)  # noqa: N806
         sample_weight = self._weighted(y, sample_weight)
-        teacher = self._teacher(teacher_proba, y)
+        is_first = not (self.warm_start and hasattr(self, "module_"))
+        rows, teacher = (X, y, sample_weight), self._teacher(teacher_proba, y)
+        tuned = self._tuned(rows, eval_set, groups, teacher, (soft, options))
+        if self.members and is_first:
+            drawn = {"members": self.members, "seed": options.random_state}
+            tuned = replace(tuned, module=with_members(tuned.module, self.source_, *rows, **drawn))
+        return self._keep(tuned)
+
+    def _tuned(self, rows: Any, eval_set: Any, groups: Any, teacher: Teacher | None, chosen: Any) -> FineTuned:
+        """Fit the pipeline and fine-tune its translation."""
+        (X, y, sample_weight), (soft, options) = rows, chosen  # noqa: N806
         if eval_set is not None:
             pair = eval_set[0] if isinstance(eval_set, list) else eval_set
             start = self._started(X, y, sample_weight)
             rows, labels, weight = (X, y, sample_weight) if teacher is None else teacher.rows(X, sample_weight)
-            return self._keep(
-                fine_tune(start, rows, labels, eval_set=pair, sample_weight=weight, soft=soft, options=options)
-            )
+            return fine_tune(start, rows, labels, eval_set=pair, sample_weight=weight, soft=soft, options=options)
         splits = splits_of(
             X,
             y,
@@ -152,9 +164,7 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
             choice = Choice(0, math.nan, math.nan, math.nan, "none", [])
         if choice is not None and not choice.epochs:
             report(options, choice)
-            return self._keep(
-                FineTuned(start, choice.history, 0, choice.score, choice.metric, choice.gain, choice.gain_se)
-            )
+            return FineTuned(start, choice.history, 0, choice.score, choice.metric, choice.gain, choice.gain_se)
         last = replace(options, patience=None, last_epoch=None if choice is None else choice.epochs)
         rows, labels, weight = (X, y, sample_weight) if teacher is None else teacher.rows(X, sample_weight)
         tuned = fine_tune(start, rows, labels, sample_weight=weight, soft=soft, options=last)
@@ -168,7 +178,7 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
                 gain=choice.gain,
                 gain_se=choice.gain_se,
             )
-        return self._keep(tuned)
+        return tuned
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, *, sample_weight: Any = None) -> Self:  # noqa: N803
         """Train one epoch on more rows, at a constant rate; the first call is :meth:`fit`.

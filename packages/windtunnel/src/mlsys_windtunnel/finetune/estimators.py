@@ -37,6 +37,8 @@ class WindTunnelClassifier(ClassifierMixin, FineTunedBase):  # type: ignore[misc
         cv: Splits to choose the number of epochs by, where ``fit`` is given no ``eval_set``: a number of folds, a
             splitter of scikit-learn (``TimeSeriesSplit``, ``GroupKFold``) or an iterable; None: one, by chance.
         validation_fraction: Share of the rows that one split holds out; 0 chooses nothing and keeps the last epoch.
+        members: Refits of boosted trees beside the pipeline's own, with rows and columns drawn anew; they share half of
+            the weight. An answer costs as many times the trees. See :mod:`~mlsys_windtunnel.finetune.members`.
         warm_start: True trains what an earlier ``fit`` left further, on the new rows.
         checkpoint_dir, n_threads, n_processes, launcher, verbose: See there too.
         random_state: Seed of the hold-out, shuffling, dropout and the random start.
@@ -87,6 +89,7 @@ class WindTunnelClassifier(ClassifierMixin, FineTunedBase):  # type: ignore[misc
         embedding_rate: float = 2.5,
         validation_fraction: float = 0.1,
         cv: Any = None,
+        members: int = 0,
         warm_start: bool = False,
         checkpoint_dir: Any = None,
         random_state: Any = None,
