@@ -10,6 +10,7 @@ import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from sklearn.compose import make_column_transformer
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder, StandardScaler
@@ -61,12 +62,16 @@ def test_unknown_and_missing_text(dtype: Any):
         strict.predict(FRAME.assign(word="zebra").astype({"word": dtype}))
 
 
-def test_missing_integers_become_nan():
+def test_missing_integers_become_nan_unless_they_pass_into_an_array():
     source = make_pipeline(OrdinalEncoder()).fit(FRAME[["i"]].astype(float))
-    numbers = translate(make_column_transformer(("passthrough", ["i", "n"])).fit(FRAME[["i", "n"]]))
+    imputed = make_column_transformer((SimpleImputer(), ["i", "n"])).fit(FRAME[["i", "n"]])
     frame = FRAME.assign(i=FRAME.i.astype("Int64").where(FRAME.n > 0))
-    got = numbers.transform(frame)
-    assert (np.isnan(got[:, 0]) == (FRAME.n <= 0)).all()
+    np.testing.assert_allclose(translate(imputed).transform(frame), imputed.transform(frame))
+    passed = make_column_transformer(("passthrough", ["i", "n"])).fit(FRAME[["i", "n"]])
+    with pytest.raises(ValueError, match=r"pandas\.NA"):
+        passed.transform(frame)
+    with pytest.raises(InvalidInputError, match=r"pandas\.NA"):
+        translate(passed).transform(frame)
     assert translate(source).transform(FRAME[["i"]]).shape == (ROWS, 1)
 
 

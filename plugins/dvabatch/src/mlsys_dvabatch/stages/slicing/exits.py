@@ -71,22 +71,31 @@ def _in_order_of_heads(program: Program) -> Program:
     output = next(node for node in graph.nodes if node.op == "output")
     given = output.args[0] if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
     place = {node: number for number, node in enumerate(program.operators)}
+    needed = [_needed(head, place) for head in given]
+    shared = [sum(any(node in other for other in needed if other is not own) for node in own) for own in needed]
+    if shared != sorted(shared):  # a later head needs less of what heads have in common
+        return program
     ordered: dict[fx.Node, None] = {}
-    for head in given:
-        needed: set[fx.Node] = set()
-        waiting = [head] if isinstance(head, fx.Node) else []
-        while waiting:
-            node = waiting.pop()
-            if node in place and node not in needed and node not in ordered:
-                needed.add(node)
-                waiting += node.all_input_nodes
-        ordered |= dict.fromkeys(sorted(needed, key=place.__getitem__))
+    for own in needed:
+        ordered |= dict.fromkeys(sorted(own - ordered.keys(), key=place.__getitem__))
     ordered |= dict.fromkeys(program.operators)  # what no head needs
     for node in ordered:
         output.prepend(node)
     graph.lint()
     program.module.recompile()
     return replace(program, operators=tuple(ordered))
+
+
+def _needed(head: Any, operators: Mapping[fx.Node, int]) -> set[fx.Node]:
+    """Return the operators that a head needs, its own among them."""
+    found: set[fx.Node] = set()
+    waiting = [head] if isinstance(head, fx.Node) else []
+    while waiting:
+        node = waiting.pop()
+        if node in operators and node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
 
 
 def _heads(program: Program) -> tuple[list[str], list[int]]:
