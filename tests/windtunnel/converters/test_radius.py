@@ -10,6 +10,7 @@ from mlsys_windtunnel.export.artifact import load, save
 from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
 from mlsys_windtunnel.modules.kernel import neighbors
 from mlsys_windtunnel.modules.ties import UndecidedError
+from scipy.sparse import csr_matrix
 from sklearn.neighbors import LocalOutlierFactor, RadiusNeighborsClassifier, RadiusNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -117,3 +118,19 @@ def test_samples_that_tie_for_the_last_place_are_for_the_source_to_decide(same_a
 def test_detectors_of_their_own_rows_are_declined():
     with pytest.raises(InvalidInputError, match="novelty=False"):
         translate(LocalOutlierFactor().fit(X))
+
+
+@pytest.mark.parametrize("algorithm", ["kd_tree", "brute"])
+@pytest.mark.parametrize("kind", [RadiusNeighborsRegressor, LocalOutlierFactor])
+def test_sparse_tables_are_for_brute_force_alone(kind: type, algorithm: str) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    options = {"novelty": True} if kind is LocalOutlierFactor else {"radius": 9.0}
+    source = kind(algorithm=algorithm, **options).fit(x, x[:, 0])
+    table = csr_matrix(x[:3])
+    if algorithm == "brute":
+        np.testing.assert_allclose(translate(source).predict(table), source.predict(table))
+        return
+    with pytest.raises(ValueError, match="sparse"):
+        source.predict(table)
+    with pytest.raises(InvalidInputError, match="Sparse data"):
+        translate(source).predict(table)
