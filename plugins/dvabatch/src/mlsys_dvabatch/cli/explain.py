@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mlsys_core.cli import completion
+from mlsys_core.cli.registered import Device
 from mlsys_core.cli.trust import TrustCode
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def explain(
     ],
     mask: Mask = None,
     max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=4096)] = 64,
+    device: Device = "cpu",
     trust_code: TrustCode = False,
 ) -> None:
     """Say how requests of a model are batched: its sizes, the padding that was tried, costs, and what follows.
@@ -31,13 +33,19 @@ def explain(
     Example: mlsys dvabatch explain all-minilm-l6-v2
     """
     from mlsys_core.config import settings
+    from mlsys_core.device import get_device
     from mlsys_dvabatch.serve.preparing import Batching, prepare
     from rich.console import Console
 
     console = Console(highlight=False)
     with Console(stderr=True).status(f"{model}: loading, trying and profiling"):
         prepared = prepare(
-            model, settings().cache_dir, Batching(max_batch_size=max_batch), mask=mask, trust_code=trust_code
+            model,
+            settings().cache_dir,
+            Batching(max_batch_size=max_batch),
+            mask=mask,
+            device=get_device(device),
+            trust_code=trust_code,
         )
     print_batching(prepared, console)
 
