@@ -4,12 +4,15 @@ import functools
 import gc
 import inspect
 import os
+import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import Phase, settings
+from mlsys_core.memory.trim import return_freed_memory
 from mlsys_core.native.testing import builds_to_test
 
 # httpx gives up after five seconds by default: on a busy machine that decides tests which are not about time.
@@ -26,6 +29,7 @@ settings.register_profile(
 MOST_CASES, MOST_EXAMPLES = 8, 10  # of one test, under --quick; @pytest.mark.quick_cases(n) sets fewer or more cases
 settings.register_profile("quick", deadline=None, max_examples=MOST_EXAMPLES)
 settings.load_profile("mlsys")
+STATM, GROWTH = Path("/proc/self/statm"), 300 << 20  # a process's pages; bytes
 _OWN_SETTINGS = "_hypothesis_internal_use_settings"  # where @settings keeps them; it may not be applied twice
 
 
@@ -130,6 +134,22 @@ def _required(report: Any) -> Any:
         report.outcome = "failed"
         report.longrepr = f"{report.nodeid} was skipped, and MLSYS_REQUIRE_PEERS=1 forbids it: {report.longrepr}"
     return report
+
+
+_resident = {"bytes": 0}  # when memory was last given back
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Between files give back what a worker has grown by: it runs thousands, and torch keeps what it compiled."""
+    if nextitem is None or nextitem.path == item.path or not STATM.exists():
+        return
+    now = int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if now > _resident["bytes"] + GROWTH:
+        if "torch._dynamo" in sys.modules:
+            sys.modules["torch._dynamo"].reset()
+        gc.collect()
+        return_freed_memory()
+        _resident["bytes"] = int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
