@@ -110,10 +110,7 @@ def loaded(path: str) -> dict[str, float]:
         model(*inputs)
     kept = resident_mib()
     del model
-    gc.collect()
-    grown = kept - imported
-    peak, left = resident_mib("VmHWM"), resident_mib() - imported
-    return {"beyond_module": grown, "beyond_imports": grown, "after_delete": left, "peak": peak}
+    return _taken(imported, kept)
 
 
 def export(net: str, path: str) -> dict[str, str]:
@@ -143,6 +140,11 @@ def onnx_runtime(path: str) -> dict[str, float]:
         session.run(None, feed)
     kept = resident_mib()
     del session
+    return _taken(imported, kept)
+
+
+def _taken(imported: float, kept: float) -> dict[str, float]:
+    """Return what a model without a torch module took, which its caller has just deleted."""
     gc.collect()
     grown = kept - imported
     peak, left = resident_mib("VmHWM"), resident_mib() - imported

@@ -21,6 +21,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mlsys_nimble.capture.aliases import Group, Member, overlap, read, shares_memory, steps_between, write
 from mlsys_nimble.capture.builder import Builder, Ref, dtype_name, type_of
+from mlsys_nimble.capture.dispatched import (
+    STATIC_CHECKS,
+    is_row_by_row,
+    is_whole,
+    read_values,
+    takes_any_strides,
+    view_of,
+)
 from mlsys_nimble.capture.functional import Written, as_functional, is_write
 from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
@@ -35,38 +43,7 @@ BRANCH = (
 _CHECK = "A replay would not look: check inputs before the call, or prepare with fallback='eager'."
 CUSTOM = "Register the kernel as an operator, torch.library.custom_op or triton_op, or prepare with fallback='eager'."
 _SHAPE = "Use a mask of fixed shape in its place, or prepare with fallback='eager'."
-_WHOLE = frozenset(
-    {
-        *("lstm", "gru", "rnn_tanh", "rnn_relu", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        # These raise for invalid values, and a replay must raise too.
-        *("linalg_cholesky", "linalg_inv", "linalg_solve", "linalg_lu_factor", "linalg_ldl_factor", "one_hot"),
-    }
-)
 _PACKED = "Quantise by PT2E (torchao), whose weights are tensors, or prepare with fallback='eager'."
-_STATIC_CHECKS = ("aten._assert_tensor_metadata", "aten.sym_constrain_range", "aten._assert_scalar")
-
-
-_ANY_STRIDES = (
-    "conv",
-    "upsample",
-    "max_pool",
-    "avg_pool",
-    "adaptive_",
-    "native_batch_norm",
-    "batch_norm",
-    "_native_batch",
-)
-
-
-_VIEWS_IN_PLACE = {
-    "detach_": "detach",
-    "transpose_": "transpose",
-    "t_": "t",
-    "squeeze_": "squeeze",
-    "unsqueeze_": "unsqueeze",
-    "swapaxes_": "swapaxes",
-    "swapdims_": "swapdims",
-}
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -176,10 +153,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(map(is_write, func._schema.arguments)):
             return self._run_written(func, name, args, kwargs)
         self._refuse_data_dependence(func, name, args, kwargs)
-        if name.startswith("aten.as_strided"):
-            self._refuse_strides(args[0])
+        if name.startswith("aten.as_strided") and not is_row_by_row(args[0]):
+            what = "as_strided of a tensor that is itself a view, or does not lie row by row"
+            raise refuse(what, self.builder.site.source, "Call contiguous().clone() before, or use slices and expand.")
         rule = find_rule(name)
-        if rule is None and func._can_decompose() and not _is_whole(func):
+        if rule is None and func._can_decompose() and not is_whole(func):
             with self:
                 return call_external(func.decompose, *args, **kwargs)
         self._is_lifting = name.startswith("aten.lift_fresh")
@@ -192,7 +170,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._refuse_elsewhere(func, name, result, tensors)
         if isinstance(result, torch.Tensor | list | tuple):
             self._record(func, name, result, refs, tensors)
-        elif result is None and not all(map(self.is_fixed, tensors)) and not name.startswith(_STATIC_CHECKS):
+        elif result is None and not all(map(self.is_fixed, tensors)) and not name.startswith(STATIC_CHECKS):
             raise refuse(f"{name} looks at values and gives none", self.builder.site.source, _CHECK)
         return result
 
@@ -227,7 +205,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         arguments = tuple(map(encode, refs[0]))
         keywords = tuple((k, self._device if k == "device" and v else encode(v)) for k, v in refs[1].items())
-        even = () if _takes_any_strides(name) else [i for i, t in enumerate(tensors) if t.is_contiguous()]
+        even = () if takes_any_strides(name) else [i for i, t in enumerate(tensors) if t.is_contiguous()]
         is_pure = torch.Tag.nondeterministic_seeded not in func.tags
         return self.builder.emit_many(Aten(name, arguments, keywords, tuple(even)), inputs, types, is_pure=is_pure)
 
@@ -236,7 +214,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         site = self.builder.site.source
         call = as_functional(func, args, kwargs)
         if call is None:
-            if func._can_decompose() and not _is_whole(func):
+            if func._can_decompose() and not is_whole(func):
                 with self:
                     return call_external(func.decompose, *args, **kwargs)
             raise refuse(f"{name} changes its arguments in place", site, "Use an operator that returns a new tensor.")
@@ -256,7 +234,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_view_in_place(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run ``x.transpose_(0, 1)``: from now on x is the view ``x.transpose(0, 1)``."""
         target, *rest = args
-        view = getattr(torch.ops.aten, _VIEWS_IN_PLACE.get(func._schema.name.removeprefix("aten::"), ""), None)
+        view = view_of(func)
         self.ref(target)
         if view is None or any(root is target for root, _, _ in self._roots):
             what = f"{name} changes the shape of an argument or weight" if view else f"{name} changes its argument"
@@ -271,7 +249,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_functional(self, call: Written) -> list[Ref]:
         """Return the values that a call writes, in the dtypes that it computes in."""
         function = call.function
-        if find_rule(str(function)) is None and function._can_decompose() and not _is_whole(function):
+        if find_rule(str(function)) is None and function._can_decompose() and not is_whole(function):
             with self:
                 results = call_external(function, *call.args, **call.kwargs)
             return [self.ref(result) for result in ([results] if _is_tensor(results) else results)]
@@ -345,13 +323,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _refuse_data_dependence(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse an operator that makes the program depend on the values of its inputs."""
-        if torch.Tag.data_dependent_output not in func.tags and torch.Tag.dynamic_output_shape not in func.tags:
+        tensors = read_values(func, args, kwargs)
+        if tensors is None:
             return
-        if _is_sized(name, args, kwargs):
-            return
-        tensors = [leaf for leaf in tree_leaves(args) if _is_tensor(leaf)]
-        if name == "aten.index.Tensor":
-            tensors = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
         if all(self.is_fixed(tensor) for tensor in tensors):
             self.reads_values = True
             return
@@ -377,13 +351,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             what = f"{name} moves a tensor computed from inputs to {place}"
             raise refuse(what, self.builder.site.source, "Nimble schedules one device: move results after the call.")
 
-    def _refuse_strides(self, tensor: torch.Tensor) -> None:
-        """Refuse a view by strides of a tensor that is not row-major from the start of its memory."""
-        if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
-            return
-        what = "as_strided of a tensor that is itself a view, or does not lie row by row"
-        raise refuse(what, self.builder.site.source, "Call contiguous().clone() before, or use slices and expand.")
-
 
 @cache
 def _keep_dynamo_out() -> None:
@@ -393,20 +360,3 @@ def _keep_dynamo_out() -> None:
 
 def _is_tensor(item: Any) -> bool:
     return isinstance(item, torch.Tensor)
-
-
-def _is_sized(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether an argument fixes the shape of a result; a replay raises for values that do not fit."""
-    if name == "aten.one_hot.default":
-        return len(args) > 1 and args[1] >= 0
-    return name == "aten.repeat_interleave.Tensor" and kwargs.get("output_size") is not None
-
-
-def _takes_any_strides(name: str) -> bool:
-    """Return whether torch runs an operator well on channels-last images, whatever strides eager had."""
-    return name.removeprefix("aten.").startswith(_ANY_STRIDES)
-
-
-def _is_whole(func: Any) -> bool:
-    """Return whether a composite operator is recorded whole: torch runs it faster, or it checks values."""
-    return func._schema.name.removeprefix("aten::") in _WHOLE

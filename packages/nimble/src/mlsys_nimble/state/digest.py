@@ -33,7 +33,7 @@ def load_digest() -> Any:
 
 
 class Unchanged(Protocol):
-    """What some tensors' bytes were."""
+    """Record of tensors' bytes, to compare with what they are."""
 
     @property
     def nbytes(self) -> int:

@@ -86,7 +86,7 @@ class LatentPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertChoice:
-    """How a router's scores choose experts: fields of :class:`~mlsys_orca.model.experts.Choice`, but the tensor."""
+    """Fields of :class:`~mlsys_orca.model.experts.Choice`, but for the tensor."""
 
     scoring: Literal["softmax_of_chosen", "softmax", "sigmoid"]
     sums_to_one: bool

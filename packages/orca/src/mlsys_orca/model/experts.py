@@ -29,7 +29,7 @@ GGUF_EXPERTS = {  # a layer's experts are one tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """How a router's scores choose experts, and how much each has to say."""
+    """Rule by which a router's scores choose experts and weigh them."""
 
     num_chosen: int  # experts of a token
     # softmax over the chosen experts' scores, or over all of them; or each score's sigmoid

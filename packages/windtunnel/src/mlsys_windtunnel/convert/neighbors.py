@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from mlsys_windtunnel.convert.linear import PROBABILISTIC, class_labels
 from mlsys_windtunnel.convert.registry import Converters, Unsupported
@@ -30,13 +31,8 @@ POWERS |= {"chebyshev": np.inf, "infinity": np.inf}
 def k_neighbors_classifier(estimator: Any) -> OperatorModule | Unsupported:
     """Convert to votes of the neighbours, for each output where there are several."""
     outputs = estimator.classes_ if estimator.outputs_2d_ else [estimator.classes_]
-    body = _average(estimator, one_hot(estimator, outputs), votes=[len(labels) for labels in outputs])
-    if isinstance(body, Unsupported):
-        return body
-    if estimator.outputs_2d_:
-        return OutputVotes(body, outputs=[class_labels(labels) for labels in outputs])
-    return Classifier(
-        body, classes=class_labels(estimator.classes_), link="identity", answers=("predict", "predict_proba")
+    return voting(
+        estimator, _average(estimator, one_hot(estimator, outputs), votes=[len(labels) for labels in outputs])
     )
 
 
@@ -64,13 +60,22 @@ def nearest_centroid(estimator: Any) -> OperatorModule | None:
     )
 
 
+def voting(estimator: Any, body: nn.Module | Unsupported) -> OperatorModule | Unsupported:
+    """Return the classifier whose probabilities ``body`` gives, for each output where there are several."""
+    if isinstance(body, Unsupported):
+        return body
+    if estimator.outputs_2d_:
+        return OutputVotes(body, outputs=[class_labels(labels) for labels in estimator.classes_])
+    return Classifier(
+        body, classes=class_labels(estimator.classes_), link="identity", answers=("predict", "predict_proba")
+    )
+
+
 def _average(
     estimator: Any, values: npt.NDArray[np.float64], *, votes: Sequence[int] = ()
 ) -> NeighborAverage | Unsupported:
     """Make the average; decline metrics and weights by a function."""
-    if estimator.weights not in ("uniform", "distance", None):
-        return Unsupported(f"weights={spelt(estimator.weights)}; fit it with 'uniform' or 'distance'")
-    found = distance_of(estimator, estimator.effective_metric_)
+    found = weighed_distance_of(estimator)
     if isinstance(found, Unsupported):
         return found
     p, scale, distance = found
@@ -85,6 +90,15 @@ def _average(
         votes=votes,
         distance=distance,
     )
+
+
+def weighed_distance_of(
+    estimator: Any,
+) -> tuple[float, npt.NDArray[np.float64] | None, Distance | None] | Unsupported:
+    """Return :func:`distance_of` an average; decline weights by a function."""
+    if estimator.weights not in ("uniform", "distance", None):
+        return Unsupported(f"weights={spelt(estimator.weights)}; fit it with 'uniform' or 'distance'")
+    return distance_of(estimator, estimator.effective_metric_)
 
 
 def distance_of(

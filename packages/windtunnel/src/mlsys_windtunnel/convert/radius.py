@@ -7,11 +7,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlsys_windtunnel.convert.linear import class_labels
-from mlsys_windtunnel.convert.neighbors import distance_of, is_by_product, one_hot, samples_of, spelt
+from mlsys_windtunnel.convert.neighbors import (
+    distance_of,
+    is_by_product,
+    one_hot,
+    samples_of,
+    voting,
+    weighed_distance_of,
+)
 from mlsys_windtunnel.convert.registry import Converters, Unsupported
-from mlsys_windtunnel.modules.base import Classifier, OperatorModule, OutlierDetector, Regressor
-from mlsys_windtunnel.modules.kernel.neighbors import NeighborAverage, OutputVotes
+from mlsys_windtunnel.modules.base import OperatorModule, OutlierDetector, Regressor
+from mlsys_windtunnel.modules.kernel.neighbors import NeighborAverage
 from mlsys_windtunnel.modules.kernel.radius import OutlierFactor, RadiusAverage
 
 CONVERTERS = Converters()
@@ -30,14 +36,7 @@ def radius_neighbors_classifier(estimator: Any) -> OperatorModule | Unsupported:
                     "are all 0; fit it with one of them or 'most_frequent'"
                 )
         lonely = np.concatenate([labels == label for labels, label in zip(outputs, given, strict=True)])
-    body = _average(estimator, one_hot(estimator, outputs), lonely)
-    if isinstance(body, Unsupported):
-        return body
-    if estimator.outputs_2d_:
-        return OutputVotes(body, outputs=[class_labels(labels) for labels in outputs])
-    return Classifier(
-        body, classes=class_labels(estimator.classes_), link="identity", answers=("predict", "predict_proba")
-    )
+    return voting(estimator, _average(estimator, one_hot(estimator, outputs), lonely))
 
 
 @CONVERTERS.of("sklearn.neighbors", "RadiusNeighborsRegressor")
@@ -77,9 +76,7 @@ def local_outlier_factor(estimator: Any) -> OperatorModule | Unsupported:
 def _average(
     estimator: Any, values: npt.NDArray[np.float64], lonely: npt.NDArray[Any] | None
 ) -> RadiusAverage | Unsupported:
-    if estimator.weights not in ("uniform", "distance", None):
-        return Unsupported(f"weights={spelt(estimator.weights)}; fit it with 'uniform' or 'distance'")
-    found = distance_of(estimator, estimator.effective_metric_)
+    found = weighed_distance_of(estimator)
     if isinstance(found, Unsupported):
         return found
     p, scale, distance = found

@@ -16,7 +16,7 @@ _WORTH_NBYTES = 256 * 1024  # from which on a second worker is woken
 
 
 class Comparison:
-    """What some tensors' bytes were.
+    """Record of tensors' bytes, which a team of workers compares with what they are.
 
     Args:
         tensors: As for :class:`~mlsys_nimble.state.digest.Digest`.

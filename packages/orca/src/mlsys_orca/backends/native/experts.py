@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mlsys_orca.backends.native.plan import STATES, Combine, Grouped, Reduce, Route
 from mlsys_orca.model.blocks import GatedMLP
 from mlsys_orca.model.experts import MixtureOfExperts, SharedExpert
-from mlsys_orca.model.layers import Linear, StackedLinear
+from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.weights.quantized import QuantizedMatrix
 from torch import Tensor, nn, stack
 
@@ -33,8 +33,8 @@ def lower_experts(mlp: MixtureOfExperts | SharedExpert, plan: Lowering, target: 
     if len(mlps) != len(experts.experts):
         raise plan.refusal("experts other than gated MLPs")
     first, chosen, routing = mlps[0], experts.choice.num_chosen, plan.new_routing()
-    gates, downs = ([_linear(each, plan) for each in of] for of in _products(mlps))
-    plan.check_alike(gates, downs)
+    gates = plan.alike((each.gate_up for each in mlps), "experts")
+    downs = plan.alike((each.down for each in mlps), "experts")
     plan.gemm(STATES, experts.router, "scores", norm=norm)
     plan.operators.append(Route(source="scores", routing=routing, choice=experts.choice))
     plan.write(ENTRIES, chosen * downs[0].in_features)
@@ -42,7 +42,7 @@ def lower_experts(mlp: MixtureOfExperts | SharedExpert, plan: Lowering, target: 
         Grouped(
             source=STATES,
             target=ENTRIES,
-            linears=tuple(gates),
+            linears=gates,
             rows_of="tokens",
             routing=routing,
             norm=plan.norm(norm),
@@ -63,7 +63,7 @@ def lower_experts(mlp: MixtureOfExperts | SharedExpert, plan: Lowering, target: 
         Grouped(
             source=ENTRIES,
             target=RESULTS,
-            linears=tuple(downs),
+            linears=downs,
             rows_of="entries",
             routing=routing,
             num_slices=plan.num_slices,
@@ -85,16 +85,6 @@ def lower_experts(mlp: MixtureOfExperts | SharedExpert, plan: Lowering, target: 
             gate=gate,
         )
     )
-
-
-def _products(mlps: Sequence[GatedMLP]) -> tuple[list[nn.Module], list[nn.Module]]:
-    return [each.gate_up for each in mlps], [each.down for each in mlps]
-
-
-def _linear(linear: nn.Module, plan: Lowering) -> Linear:
-    if not isinstance(linear, Linear) or isinstance(linear, StackedLinear):
-        raise plan.refusal(f"a product of experts by {type(linear).__name__}")
-    return linear
 
 
 def _biases(linears: Sequence[Linear]) -> Tensor | None:

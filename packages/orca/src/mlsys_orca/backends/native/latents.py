@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from mlsys_orca.backends.native.plan import STATES, Grouped
 from mlsys_orca.model.latent import LatentAttention
-from mlsys_orca.model.layers import Linear, StackedLinear
 from torch import nn
 
 if TYPE_CHECKING:
@@ -33,15 +32,14 @@ def lower_latents(attention: LatentAttention, plan: Lowering, target: str, *, no
         source, source_norm = "query_latent", attention.query_norm
         plan.gemm(STATES, attention.query_down, source, norm=norm)
     plan.gemm(source, attention.query_plain, "queries", norm=source_norm)
-    rotary = [_linear(each, plan) for each in attention.query_rotary]
-    ups = [_linear(each, plan) for each in attention.key_up]
-    values = [_linear(each, plan) for each in attention.value_up]
-    plan.check_alike(rotary, ups, values)
+    rotary = plan.alike(attention.query_rotary, "heads")
+    ups = plan.alike(attention.key_up, "heads")
+    values = plan.alike(attention.value_up, "heads")
     plan.operators.append(
         Grouped(
             source=source,
             target="qkv",
-            linears=tuple(rotary),
+            linears=rotary,
             rows_of="parts",
             norm=plan.norm(source_norm),
             target_step=width,
@@ -51,7 +49,7 @@ def lower_latents(attention: LatentAttention, plan: Lowering, target: str, *, no
         Grouped(
             source="queries",
             target="qkv",
-            linears=tuple(ups),
+            linears=ups,
             rows_of="parts",
             source_step=ups[0].in_features,
             column=turned,
@@ -67,7 +65,7 @@ def lower_latents(attention: LatentAttention, plan: Lowering, target: str, *, no
         Grouped(
             source="attended",
             target="values",
-            linears=tuple(values),
+            linears=values,
             rows_of="parts",
             source_column=turned,
             source_step=width,
@@ -75,9 +73,3 @@ def lower_latents(attention: LatentAttention, plan: Lowering, target: str, *, no
         )
     )
     plan.sum_of_ranks("values", core.output, target)
-
-
-def _linear(linear: nn.Module, plan: Lowering) -> Linear:
-    if not isinstance(linear, Linear) or isinstance(linear, StackedLinear):
-        raise plan.refusal(f"a product of a head by {type(linear).__name__}")
-    return linear

@@ -6,7 +6,7 @@ The modules stay what a model is; here is only how each is written in the plan's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import singledispatch
 
 from mlsys_core.errors import MlsysError
@@ -144,15 +144,20 @@ class Lowering:
         """Return the error for a part without an operator."""
         return LoweringError(part)
 
-    def check_alike(self, *groups: Sequence[Linear]) -> None:
-        """See that the products of each group have one form, as one operator needs.
+    def alike(self, products: Iterable[nn.Module], owners: str) -> tuple[Linear, ...]:
+        """Return the products of ``owners`` ("experts") as one operator takes them: linears of one form.
 
         Raises:
-            LoweringError: they differ.
+            LoweringError: one is no linear, or unlike the others.
         """
-        for group in groups:
-            if len({form_of(linear) for linear in group}) > 1:
-                raise LoweringError("experts whose weights differ in size or form")
+        linears: list[Linear] = []
+        for product in products:
+            if not isinstance(product, Linear) or isinstance(product, StackedLinear):
+                raise self.refusal(f"a product of {owners} by {type(product).__name__}")
+            linears.append(product)
+        if len({form_of(linear) for linear in linears}) > 1:
+            raise self.refusal(f"{owners} whose weights differ in size or form")
+        return tuple(linears)
 
     def norm(self, norm: nn.Module | None) -> RMSNorm | LayerNorm | None:
         """Return ``norm`` as products take it: what only casts is none."""
