@@ -44,12 +44,12 @@ class Row:
 
 def run(context: BenchContext, *, nets: tuple[str, ...] = ("mlp", "resnet20-cifar", "resnet50")) -> Section:
     """Time each kind of check on each net."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(context.num_threads)
     let_torchvision_load()
     rows = []
     for name in nets[:1] if context.is_quick else nets:
         net, inputs = load_model(name)
-        models = {kind: Nimble(net).prepare(inputs, weights=kind, num_threads=1) for kind in KINDS}
+        models = {kind: Nimble(net).prepare(inputs, weights=kind, num_threads=context.num_threads) for kind in KINDS}
         calls = {kind: partial(model, *inputs) for kind, model in models.items()}
         num_rounds = 2 if context.is_quick else ROUNDS
         found = take_turns(calls, turn_s=0.0, num_rounds=num_rounds, fewest_calls=CALLS, idle_s=0.0)
