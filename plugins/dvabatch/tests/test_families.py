@@ -187,7 +187,7 @@ def test_dense_modules_are_obeyed(tmp_path: Path, is_normalised: bool):
     ("name", "config", "says"),
     [
         ("bert", {"model_type": "deberta-v2"}, r"got 'deberta-v2'; a BERT-like encoder \(model_type bert, roberta,"),
-        ("mpnet", {"relative_attention_num_buckets": 7}, "a multiple of 4"),
+        ("mpnet", {"relative_attention_num_buckets": 64}, "only 32 is computed"),
         ("roberta", {"pad_token_id": "x"}, "pad_token_id is 'x'"),
         ("roberta", {"max_position_embeddings": 2}, "leave none behind"),
         ("modernbert", {"layer_types": ["chunked"] * 3}, "got layer_types 'chunked'"),

@@ -169,15 +169,14 @@ CASES = {
 IN_TORCH_ONCE = {"mixtral-one-expert", "qwen2-moe", "qwen3-moe"}  # experts are slow there, and alike
 
 
-def write_checkpoint(path: Path, case: Case) -> Any:
+def write_checkpoint(path: Path, case: Case, *, auto: str = "AutoModelForCausalLM") -> Any:
     """A directory as transformers saves one, nothing left at a value that would hide a mistake; returns the model."""
     import transformers
 
     torch.manual_seed(5)
     config = getattr(transformers, f"{case.family}Config")(**case.config)
     config._attn_implementation = "eager"  # the others leave soft caps out
-    model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    model.eval()
+    model: Any = getattr(transformers, auto).from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms are ones and biases zeros otherwise
@@ -189,8 +188,9 @@ def write_checkpoint(path: Path, case: Case) -> Any:
     vocab = {f"t{token_id}": token_id for token_id in range(VOCAB)}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "t0")).save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({}))
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 2
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = 2
     return model
 
 

@@ -78,9 +78,9 @@ class LatentPart:
     value_dim: int  # features of a head's values
 
     def __post_init__(self) -> None:
-        sizes = {"query_rank": self.query_rank or 1, "plain_dim": self.plain_dim, "value_dim": self.value_dim}
+        sizes = {"query_rank": self.query_rank, "plain_dim": self.plain_dim, "value_dim": self.value_dim}
         for name, size in sizes.items():
-            if type(size) is not int or not 1 <= size <= MAX_WIDTH:
+            if (size is not None or name != "query_rank") and (type(size) is not int or not 1 <= size <= MAX_WIDTH):
                 raise InvalidInputError(f"the latent attention's {name} is {str(size)[:50]}; it must be from 1 on")
 
 

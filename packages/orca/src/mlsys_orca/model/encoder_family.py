@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.attention import AttentionOptions
 from mlsys_orca.model.blocks import MLP, PostNormLayer
 from mlsys_orca.model.config import RelativePositions
 from mlsys_orca.model.encoder import Encoder, PairHead, RowAttention
 from mlsys_orca.model.layers import Embedding
+from mlsys_orca.model.limits import MAX_WIDTH
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.relative_positions import bias_by_distance
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Progress
@@ -41,6 +43,11 @@ class EncoderConfig:
     activation: str = "gelu"  # of the MLP; a name of layers.ACTIVATIONS
     relative_positions: RelativePositions | None = None  # beside the learned ones, one table for all layers
     scores_pairs: bool = False  # a head gives a pair of texts one number: a cross-encoder
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.intermediate_size <= MAX_WIDTH:
+            size = self.intermediate_size
+            raise InvalidInputError(f"the encoder's intermediate_size is {size}; it must be from 1 to {MAX_WIDTH}")
 
     @property
     def attention_size(self) -> int:

@@ -35,7 +35,7 @@ def _stems(prefix: str, *, pool: str, score: str) -> dict[str, str]:
 def _from_huggingface(raw: Mapping[str, Any]) -> EncoderConfig:
     require(raw, "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     require(raw, "max_position_embeddings")
-    refuse_common(raw)
+    refuse_common(raw, is_causal=False)
     refuse(bool(raw.get("is_decoder")), "attention to earlier tokens only (is_decoder)")
     positions = raw.get("position_embedding_type", "absolute")
     refuse(positions != "absolute", f"positions of type {positions!r} (absolute ones are)")

@@ -28,7 +28,7 @@ _STEMS = {
 
 def _from_huggingface(raw: Mapping[str, Any]) -> EncoderConfig:
     require(raw, "dim", "hidden_dim", "n_layers", "n_heads", "vocab_size", "max_position_embeddings")
-    refuse_common(raw)
+    refuse_common(raw, is_causal=False)
     return EncoderConfig(
         architecture="distilbert",
         vocab_size=raw["vocab_size"],

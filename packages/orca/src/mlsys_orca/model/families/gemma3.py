@@ -36,7 +36,6 @@ _DEFAULTS: dict[str, Any] = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "sliding_window_pattern": 6,
-    "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
 }
 _THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
@@ -59,7 +58,6 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
         ),
         local_rope_theta=local.get("rope_theta") or _LOCAL_THETA,
         attention_scale=raw["query_pre_attn_scalar"] ** -0.5,
-        attention_softcap=raw["attn_logit_softcapping"],
         logit_softcap=raw["final_logit_softcapping"],
     )
 

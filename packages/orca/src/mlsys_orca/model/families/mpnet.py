@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mlsys_orca.model.config import RelativePositions
+from mlsys_orca.model.config import RelativePositions, refuse
 from mlsys_orca.model.encoder_family import EncoderConfig, EncoderFamily
 from mlsys_orca.model.families import bert
 
@@ -26,11 +26,13 @@ _STEMS = {
     "pool": "classifier.dense",
     "score": "classifier.out_proj",
 }
-_MAX_DISTANCE = 128  # no configuration states another
+_NUM_BUCKETS, _MAX_DISTANCE = 32, 128  # transformers takes these, whatever a file says
 
 
 def _from_huggingface(raw: Mapping[str, Any]) -> EncoderConfig:
-    positions = RelativePositions(num_buckets=raw.get("relative_attention_num_buckets", 32), max_distance=_MAX_DISTANCE)
+    buckets = raw.get("relative_attention_num_buckets", _NUM_BUCKETS)
+    refuse(buckets != _NUM_BUCKETS, f"{buckets} buckets for distances (transformers computes with {_NUM_BUCKETS})")
+    positions = RelativePositions(num_buckets=_NUM_BUCKETS, max_distance=_MAX_DISTANCE)
     return replace(bert.FAMILY.from_huggingface(raw), num_token_types=0, relative_positions=positions)
 
 

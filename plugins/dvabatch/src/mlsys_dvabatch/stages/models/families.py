@@ -13,6 +13,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_dvabatch.stages.models.layers import ACTIVATIONS
 
 Raw = Mapping[str, Any]
+_NUM_BUCKETS = 32  # transformers' MPNet computes with these, whatever a file says
 _REACH = 128  # ModernBERT's local_attention where its file leaves it out
 
 
@@ -87,10 +88,8 @@ def _roberta(raw: Raw) -> dict[str, Any]:
 
 
 def _mpnet(raw: Raw) -> dict[str, Any]:
-    buckets = raw.get("relative_attention_num_buckets", 32)
-    if not isinstance(buckets, int) or isinstance(buckets, bool) or not 4 <= buckets <= 1024 or buckets % 4:
-        raise InvalidInputError(f"relative_attention_num_buckets is {buckets!r}: a multiple of 4 up to 1024 is needed")
-    return {**_roberta(raw), "num_token_types": 0, "num_buckets": buckets}
+    _only(raw, relative_attention_num_buckets=_NUM_BUCKETS)
+    return {**_roberta(raw), "num_token_types": 0, "num_buckets": _NUM_BUCKETS}
 
 
 def _distilbert(raw: Raw) -> dict[str, Any]:

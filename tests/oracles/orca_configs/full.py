@@ -1,0 +1,61 @@
+"""Every field of every family's configuration at other values, beside transformers: ``full.py [CASE ...]``."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+import torch
+import transformers
+
+from tests.conformance.orca.test_architectures import Case
+from tests.oracles.orca_configs.changes import CASES, ENCODERS, changes
+from tests.oracles.orca_configs.compare import decoder_verdict, encoder_verdict
+
+Run = Callable[[dict[str, Any]], tuple[str, str]]
+
+
+def runs() -> Iterator[tuple[str, Case, Run]]:
+    """Yield each case's name, the case, and what gives its verdict."""
+    for name, case in CASES.items():
+        yield name, case, partial(decoder_verdict, case)
+    for name, case in ENCODERS.items():
+        for server in ("orca", "dvabatch"):
+            yield f"{server} {name}", case, partial(encoder_verdict, case, server=server)
+
+
+def main(names: list[str]) -> int:
+    """Print faults, reasons and the tally; return 1 if anything is wrong or raw."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    counts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for name, case, verdict in runs():
+        if names and name not in names:
+            continue
+        for change in changes(case):
+            found, why = verdict(change)
+            counts[found] += 1
+            if found in ("wrong", "raw"):
+                print(f"  {found}: {name} {change}: {why}", flush=True)
+            elif found == "refused":
+                reasons[why[:120]] += 1
+    for reason, count in reasons.most_common(40):
+        print(f"{count:5} {reason}")
+    total = sum(counts.values()) - counts["none"]
+    parts = ", ".join(f"{counts[each]:,} {each}" for each in ("equal", "refused", "wrong", "raw"))
+    print(f"orca_configs: {total:,} cases: {parts} ({counts['none']:,} more that transformers does not take)")
+    return int(bool(counts["wrong"] + counts["raw"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
