@@ -99,8 +99,7 @@ def test_dependencies_look_through_what_runs_in_place():
     names = [operator.name for operator in layout.program.operators]
     needed = {name: [names[i] for i in some] for name, some in zip(names, dependencies(layout), strict=True)}
     assert needed == {
-        "input0": [],
-        "first": ["input0"],
+        "first": [],
         "view": [],
         "second": ["first"],
         "sum": ["first", "second"],
@@ -116,7 +115,7 @@ def test_a_chain_takes_two_places_in_turns():
     layout = lay_out(chain(*[RELU] * 6))
     storage = plan_storage(layout, ancestors(dependencies(layout)))
     assert storage.plan.peak_nbytes == 2 * 64 * 4
-    assert len(storage.offsets) == 7  # the input's copy, and what six operators make; the output is the caller's
+    assert len(storage.offsets) == 6  # what six operators make; input and output are the caller's
 
 
 def test_operators_side_by_side_have_places_of_their_own():
@@ -128,9 +127,9 @@ def test_operators_side_by_side_have_places_of_their_own():
     )
     layout = lay_out(Program(values, operators, (0,), (3,)))
     storage = plan_storage(layout, ancestors(dependencies(layout)))
-    assert storage.plan.peak_nbytes == 3 * 64 * 4  # the input is still read while both are made
+    assert storage.plan.peak_nbytes == 3 * 64 * 4  # both are read while the sum is made
     in_turns = plan_storage(layout, [(1 << index) - 1 for index in range(len(layout.program.operators))])
-    assert in_turns.plan.peak_nbytes == 3 * 64 * 4  # in turns, the sum goes where the input was
+    assert in_turns.plan.peak_nbytes == 3 * 64 * 4
 
 
 def test_a_buffers_new_value_shares_no_bytes():
@@ -168,13 +167,11 @@ def test_bytes_are_shared_only_where_one_is_done_with_before_the_other_begins():
     layout = lay_out(program)
     storage = plan_storage(layout, ancestors(dependencies(layout)))
     laid = layout.program
-    copied = laid.operators[0].outputs[0]  # of the input
     pairs = {(i, j): share(storage, laid, i, j) for i in storage.offsets for j in storage.offsets if i < j}
     needed_at_once = {(1, 2), (1, 3), (1, 4), (2, 3), (3, 4), (1, 5), (4, 5)}
     assert not any(pairs[pair] for pair in needed_at_once if pair in pairs)
     assert storage.plan.peak_nbytes == 3 * 64 * 4, "a, and two in turns"
-    assert set(storage.offsets) == {copied, 1, 2, 3, 4, 5}
-    assert not share(storage, laid, copied, 1), "a reads it"
+    assert set(storage.offsets) == {1, 2, 3, 4, 5}
 
 
 def test_a_result_of_the_callers_and_constants_take_no_place():
@@ -183,7 +180,7 @@ def test_a_result_of_the_callers_and_constants_take_no_place():
     layout = lay_out(program)
     storage = plan_storage(layout, ancestors(dependencies(layout)))
     assert not set(storage.offsets) & {0, 1, *layout.program.outputs}
-    assert len(storage.offsets) == 2, "the input's copy, and the sum"
+    assert len(storage.offsets) == 1, "the sum"
     assert all(offset % 64 == 0 for offset in storage.offsets.values())
 
 

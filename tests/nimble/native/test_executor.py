@@ -174,6 +174,24 @@ def test_strided_inputs_and_copies() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+class Parts(torch.nn.Module):
+    def forward(self, x: Tensor, images: Tensor) -> tuple[Tensor, ...]:
+        """Read parts of inputs by kernels and by torch, and few and many channels of planes."""
+        few, many = images[:, 1:4], images[:, 2:]
+        weights = [torch.ones(5, part.shape[1], 3, 3) for part in (few, many)]
+        folded = [torch.conv2d(part, weight) for part, weight in zip((few, many), weights, strict=True)]
+        return torch.msort(x[2:]), x[3:] * 2, x[1, 2:], *folded
+
+
+def test_inputs_are_read_where_they_lie() -> None:
+    x, images = torch.randn(6, 5), torch.randn(2, 20, 9, 8)
+    model = Nimble(Parts()).prepare((x, images))
+    for _ in range(2):
+        for found, wanted in zip(model(x, images), Parts()(x, images), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
+        x, images = torch.randn(6, 5), torch.randn(2, 9, 8, 20).permute(0, 3, 1, 2)
+
+
 def test_many_replays_with_workers_that_sleep_and_wake() -> None:
     program = branches(depth=3)
     executor = NativeExecutor(program, num_threads=4)  # more than there are cores

@@ -10,7 +10,7 @@ import torch
 from mlsys_nimble import Nimble
 from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.backends.operators import indexing
-from mlsys_nimble.ir.operators import Aten, Gather
+from mlsys_nimble.ir.operators import Aten, Gather, Pointwise, ScatterAdd
 from torch import Tensor
 
 Pieces = Callable[[Kernel, Tensor], Tensor]
@@ -37,9 +37,25 @@ def test_rows_are_added_in_order(width: int, native: Any, pieces: Pieces):
     x, source, indices = torch.randn(9, width), torch.randn(500, width), torch.randint(0, 9, (500,), dtype=torch.int32)
     out = torch.zeros(9, width)
     views = [View.of(tensor) for tensor in (x, indices, source, out)]
-    kernel = indexing.scatter_add(*views, library=native)
+    kernel = indexing.scatter_add(ScatterAdd(), *views, library=native)
     assert torch.equal(pieces(kernel, out), torch.index_add(x, 0, indices, source))
     indices[3] = 9
+    kernel.run()
+    assert kernel.fault is not None
+    assert kernel.fault.value
+
+
+@pytest.mark.parametrize("width", [1, 7, 40])
+@pytest.mark.parametrize("has_scale", [False, True])
+def test_rows_are_taken_scaled_and_added(width: int, has_scale: bool, native: Any, pieces: Pieces):
+    x, source, scale = torch.randn(9, width), torch.randn(30, width), torch.randn(50, 2)[:, :1]
+    indices, taken = torch.randint(0, 9, (50,)), torch.randint(-30, 30, (50,))
+    out = torch.zeros(9, width)
+    views = [View.of(tensor) for tensor in (x, indices, source, out, taken, *([scale] if has_scale else []))]
+    kernel = indexing.scatter_add(ScatterAdd(Gather(wraps=True), has_scale), *views, library=native)
+    expected = x.double().index_add(0, indices, (source[taken] * (scale if has_scale else 1)).double())
+    torch.testing.assert_close(pieces(kernel, out).double(), expected, rtol=1e-5, atol=1e-5)
+    taken[3] = 30
     kernel.run()
     assert kernel.fault is not None
     assert kernel.fault.value
@@ -70,6 +86,29 @@ def test_a_model_that_indexes_gives_what_eager_gives_and_leaves_nothing_to_torch
         for found, wanted in zip(model(x, indices), everything(x, indices), strict=True):
             torch.testing.assert_close(found, wanted)
         x, indices = torch.randn(8, 4, 6), -torch.randint(0, 2, (3, 5))
+
+
+def messages(x: Tensor, edges: Tensor) -> Tensor:
+    """A layer as PyTorch Geometric computes it without extensions: messages, and an expanded index to add them at."""
+    source, target = edges[0], edges[1]
+    sent = x.index_select(0, source) * x[:, 0].sigmoid()[source].view(-1, 1)
+    return torch.zeros_like(x).scatter_add_(0, target.view(-1, 1).expand_as(sent), sent)
+
+
+def test_messages_of_a_graph_are_one_operator():
+    x, edges = torch.randn(20, 6), torch.randint(0, 20, (2, 70))
+    model = Nimble(Calling(messages)).prepare((x, edges))
+    assert model.prepared is not None
+    kinds = [each.kind for each in model.prepared.program.operators]
+    assert ScatterAdd(Gather(wraps=False), has_scale=True) in kinds
+    assert sum(isinstance(kind, Gather) for kind in kinds) == 1, "that of the factors"
+    assert not any(isinstance(kind, Aten | Pointwise) and "mul" in str(kind) for kind in kinds)
+    for _ in range(2):
+        torch.testing.assert_close(model(x, edges), messages(x, edges))
+        x, edges = torch.randn(20, 6), torch.randint(0, 20, (2, 70))
+    edges[0, 3] = 20
+    with pytest.raises(IndexError):
+        model(x, edges)
 
 
 BEYOND: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

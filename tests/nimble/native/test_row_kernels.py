@@ -97,6 +97,17 @@ def test_reductions_are_torchs(
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=2e-5 if op == "sum" else 1e-6)
 
 
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize("dims", [(1,), (2, 3), (0, 2)], ids=str)
+def test_squares_are_reduced(op: Literal["sum", "mean"], dims: tuple[int, ...], native: Any, pieces: Pieces):
+    x = torch.randn(3, 20, 9, 35).contiguous(memory_format=torch.channels_last)
+    expected = (torch.sum if op == "sum" else torch.mean)(x.double().square(), dims, True)
+    out = torch.zeros(expected.shape)
+    kind = Reduce(op, dims, keeps_dims=True, squares=True)
+    pieces(rows.reduce(kind, View.of(x), View.of(out), library=native), out)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(4, 7, 33), (2, 128, 128), (5, 1, 3), (1, 2000, 2)], ids=str)
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("is_log", [False, True])
@@ -106,6 +117,18 @@ def test_softmax_is_torchs(shape: tuple[int, ...], dim: int, is_log: bool, nativ
     view = View.of(x)
     pieces(rows.softmax(Softmax(dim, is_log), view, view, library=native), x)
     torch.testing.assert_close(x.double(), expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("size", [1, 8, 40, 64, 96, 192, 200], ids=str)
+def test_a_layer_norm_of_any_size_keeps_to_its_row(size: int, native: Any, pieces: Pieces):
+    x = torch.randn(5, size) * 3 + 1
+    weight, bias = torch.randn(size), torch.randn(size)
+    expected = functional.layer_norm(x.double(), (size,), weight.double(), bias.double(), 1e-5)
+    out = torch.full((7, size), 7.0)
+    kind = LayerNorm(1, 1e-5, has_weight=True, has_bias=True)
+    pieces(rows.layer_norm(kind, View.of(x), weight, bias, View.of(out[1:6]), library=native), out)
+    torch.testing.assert_close(out[1:6].double(), expected, rtol=1e-5, atol=3e-6)
+    assert (out[[0, 6]] == 7).all()
 
 
 @pytest.mark.parametrize("num_dims", [1, 2])

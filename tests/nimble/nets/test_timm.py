@@ -8,13 +8,14 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_nimble import Nimble
+from mlsys_nimble.ir.operators import Aten, Reduce
 from mlsys_nimble.nets.blocks import settle
 from mlsys_nimble.nets.resolve import load_model
 
 from tests.oracles.nimble_zoo.vision import define_operators
 
 NAMES = (  # a small one of each family
-    *("convnext_atto", "densenet121", "edgenext_xx_small", "efficientnet_b0", "ghostnet_050", "hardcorenas_a"),
+    *("convnextv2_atto", "densenet121", "edgenext_xx_small", "efficientnet_b0", "ghostnet_050", "hardcorenas_a"),
     *("lcnet_035", "levit_128s", "mixer_s32_224", "mobilenetv3_small_050", "mobilevit_xxs", "poolformer_s12"),
     *("regnetx_002", "resnet18", "test_resnet", "test_vit", "vit_tiny_patch16_224"),
 )
@@ -45,6 +46,11 @@ def test_a_net_gives_what_eager_gives(name: str):
             expected = net.module(*inputs)
         assert expected.abs().max() > 1e-3
         torch.testing.assert_close(replayed(*inputs), expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    if name == "convnextv2_atto":  # its response normalisation: sums of squares, scaled and added
+        assert replayed.prepared is not None
+        kinds = [operator.kind for operator in replayed.prepared.program.operators]
+        assert sum(isinstance(kind, Reduce) and kind.squares for kind in kinds) == 12
+        assert not any(isinstance(kind, Aten) for kind in kinds)
 
 
 def test_a_name_that_timm_does_not_know_is_refused():

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlsys_nimble.capture.builder import Builder, Ref
 from mlsys_nimble.capture.rules import rule
-from mlsys_nimble.ir.operators import Gather, ScatterAdd
+from mlsys_nimble.ir.operators import Expand, Gather, ScatterAdd
 from mlsys_nimble.ir.program import ValueType
 
 _INDICES = ("int64", "int32")
@@ -46,3 +46,19 @@ def _index_add(b: Builder, result: ValueType, x: Ref, dim: int, index: Ref, sour
     rows = b.permute(x, first)
     made = b.emit(ScatterAdd(), [rows, index, b.permute(source, first)], rows.type)
     return b.permute(made, [first.index(d) for d in range(x.rank)])
+
+
+@rule("aten.scatter_add")
+def _scatter_add(b: Builder, result: ValueType, x: Ref, dim: int, index: Ref, source: Ref) -> Any:
+    """Take an index that is the same all along the other dimensions, as graph nets expand it, for that of rows."""
+    expanded = b.producer(index)
+    if expanded is None or not isinstance(expanded.kind, Expand) or index.shape != source.shape:
+        return NotImplemented
+    type_ = b.values[expanded.inputs[0]]
+    dim %= max(x.rank, 1)
+    one_each = tuple(size if d == dim else 1 for d, size in enumerate(index.shape))
+    rest = [tuple(size for d, size in enumerate(each.shape) if d != dim) for each in (x, source)]
+    if type_.shape != one_each or rest[0] != rest[1]:
+        return NotImplemented
+    rows = b.reshape(Ref(expanded.inputs[0], type_), (index.shape[dim],))
+    return _index_add(b, result, x, dim, rows, source)

@@ -90,6 +90,22 @@ def _div(b: Builder, result: ValueType, x: Operand, y: Operand, rounding_mode: s
     return NotImplemented if rounding_mode else elementwise(b, result, "div", x, y)
 
 
+def _added(op: str) -> Rule:
+    """Return a rule for x + value * op(y, z)."""
+
+    def add(b: Builder, result: ValueType, x: Ref, y: Ref, z: Ref, *, value: float = 1) -> Any:
+        if result.dtype not in _FLOATS:
+            return NotImplemented
+        term = b.pointwise(op, y, z, dtype=result.dtype)
+        return _sum("add")(b, result, x, term, value)
+
+    return add
+
+
+rule("aten.addcmul")(_added("mul"))
+rule("aten.addcdiv")(_added("div"))
+
+
 @rule("aten.pow")
 def _pow(b: Builder, result: ValueType, x: Operand, y: Operand) -> Any:
     if result.dtype not in _FLOATS:

@@ -117,9 +117,7 @@ def _fits(operator: Operator, inputs: Sequence[ValueType], out: ValueType) -> bo
             is_sound = len(table) > 0 and inputs[0].dtype == out.dtype and inputs[1].dtype in _INDICES
             return is_sound and (*taken, *table[1:]) == out.shape
         case kinds.ScatterAdd():
-            summed, (terms,), source = shapes
-            is_sound = len(summed) > 0 and inputs[2].dtype == out.dtype and inputs[1].dtype in _INDICES
-            return is_sound and inputs[0] == out and source == (terms, *summed[1:])
+            return _rows_added(kind, inputs) and inputs[0] == out
         case kinds.LayerNorm():
             x, *affine = shapes
             row = x[len(x) - kind.num_dims :]
@@ -224,8 +222,23 @@ def _reduced(kind: kinds.Reduce, x: Shape) -> Shape | None:
     dims = kind.dims
     if not dims or list(dims) != sorted(set(dims)) or dims[0] < 0 or dims[-1] >= len(x):
         return None
+    if kind.squares and kind.op not in ("sum", "mean"):
+        return None
     ones = tuple(1 if dim in dims else size for dim, size in enumerate(x))
     return ones if kind.keeps_dims else tuple(size for dim, size in enumerate(x) if dim not in dims)
+
+
+def _rows_added(kind: kinds.ScatterAdd, inputs: Sequence[ValueType]) -> bool:
+    summed, indices, source, *rest = inputs
+    (terms,), width = indices.shape, summed.shape[1:]
+    if len(rest) != (kind.taken is not None) + kind.has_scale or not summed.shape:
+        return False
+    if kind.taken is not None and (rest[0].shape != (terms,) or rest.pop(0).dtype not in _INDICES):
+        return False
+    if kind.has_scale and (rest[0].dtype != summed.dtype or rest[0].shape != (terms, *(1 for _ in width))):
+        return False
+    num_rows = source.shape[0] if kind.taken is not None else terms
+    return source == ValueType((num_rows, *width), summed.dtype) and indices.dtype in _INDICES
 
 
 def _concatenated(shapes: Sequence[Shape], dim: int) -> Shape | None:

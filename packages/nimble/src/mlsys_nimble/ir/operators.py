@@ -147,6 +147,7 @@ class Reduce:
     op: Literal["sum", "mean", "max", "min"]
     dims: tuple[int, ...]
     keeps_dims: bool
+    squares: bool = False  # each element is squared first
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,14 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class ScatterAdd:
-    """Sum of rows: x [N, *row], indices [E] (integers), source [E, *row]; -> x with source added, in order."""
+    """Sum of rows: x [N, *row], indices [E] (integers), source [E, *row]; -> x with source added, in order.
+
+    With ``taken``, source is [M, *row], and further indices [E] say which of its rows are added; with ``has_scale``,
+    each is multiplied by a number of the last input, [E, 1, ...].
+    """
+
+    taken: Gather | None = None
+    has_scale: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""Fusion of chains of elementwise operators into one; ``x * sigmoid(x)`` becomes one step."""
+"""Fusion of chains of elementwise operators into one; ``x * sigmoid(x)`` becomes one step, sums of squares one pass."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from mlsys_nimble.ir.operators import Pointwise, Step
+from mlsys_nimble.ir.operators import Pointwise, Reduce, Step
 from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.passes.rewrite import Rewriter
 
@@ -19,12 +19,25 @@ def fuse_elementwise(program: Program) -> Program:
         current = rewriter.at(position)
         if current is None:
             continue
+        _square_within(rewriter, position, current)
         while (fused := _take_one(rewriter, position, current)) is not None:
             current = fused
         shortened = _shorten(current)
         if shortened is not current:
             rewriter.replace(position, shortened)
     return rewriter.build()
+
+
+def _square_within(rewriter: Rewriter, position: int, total: Operator) -> None:
+    """Let a sum or mean of squares square what it reads."""
+    if not isinstance(total.kind, Reduce) or total.kind.op not in ("sum", "mean") or total.kind.squares:
+        return
+    inner = rewriter.sole_producer(total.inputs[0])
+    if inner is None or inner.kind != Pointwise((Step("square", (0,)),), "float32"):
+        return
+    if rewriter.type(inner.inputs[0]).dtype == "float32":
+        rewriter.replace(position, replace(total, kind=replace(total.kind, squares=True), inputs=inner.inputs))
+        rewriter.drop(inner)
 
 
 def _take_one(rewriter: Rewriter, position: int, consumer: Operator) -> Operator | None:

@@ -23,6 +23,7 @@ from mlsys_nimble.ir.operators import (
     Convolution,
     Copy,
     Expand,
+    Kind,
     Linear,
     Permute,
     Pool,
@@ -43,6 +44,8 @@ from mlsys_nimble.ir.strides import (
     reshaped,
     row_major,
 )
+
+BAND_CHANNELS = 7  # of images up to here, convolutions copy bands of rows (backends/cpu/convolution.h)
 
 Test: TypeAlias = Callable[[Shape, Strides], bool]
 
@@ -78,7 +81,9 @@ def lay_out(program: Program) -> Layout:
     for value in (*program.inputs, *program.constants):
         walk.own(value, row_major(len(program.values[value].shape)))
     for number, value in enumerate(program.inputs):
-        walk.stands_for[value] = walk.copy(value, _input_order(program, value), f"input{number}")
+        order = _input_order(program, value)
+        if order != row_major(len(order)):  # else it is read where it lies
+            walk.stands_for[value] = walk.copy(value, order, f"input{number}")
     for operator in program.operators:
         walk.visit(operator)
     returned = frozenset(program.inputs) | frozenset(program.constants)
@@ -191,8 +196,11 @@ def _input_order(program: Program, value: ValueId) -> Order:
     rank, seen, front = len(program.values[value].shape), {value}, [value]
     consumers = program.consumers()
     while front:
-        for index in consumers.get(front.pop(), ()):
+        read = front.pop()
+        for index in consumers.get(read, ()):
             operator = program.operators[index]
+            if _takes_planes(operator.kind, operator.inputs.index(read), program.values[read].shape):
+                continue
             if isinstance(operator.kind, Convolution | Separable | Pool):
                 return channels_last(rank)
             if isinstance(operator.kind, (*VIEWS, *ROW_MAJOR, Attention)):
@@ -203,9 +211,16 @@ def _input_order(program: Program, value: ValueId) -> Order:
     return row_major(rank)
 
 
+def _takes_planes(kind: Kind, index: int, shape: Shape) -> bool:
+    """Return whether an input is an image of few channels, of which a convolution copies bands in any case."""
+    return isinstance(kind, Convolution) and index == 0 and kind.groups == 1 and shape[1] <= BAND_CHANNELS
+
+
 def _need(operator: Operator, index: int, shape: Shape) -> tuple[Test, Order] | None:
     """Return the test that an input's strides must pass and the order to copy it into if not; None: any strides do."""
     kind, rank = operator.kind, len(shape)
+    if _takes_planes(kind, index, shape):
+        return None
     match kind:
         case Convolution() if index == 0 or index > 1 + kind.has_bias:
             return lambda shape, strides: is_inner(1, shape, strides), channels_last(rank)

@@ -35,6 +35,7 @@ constexpr int LEAST_ROWS = 24;    // below, weights would be read too often
 constexpr int ENOUGH_UNITS = 32;  // to share among some workers evenly
 constexpr int BLOCK_NBYTES = (LANES == 16 ? 640 : 192) << 10;  // of their features, in the second-level cache
 constexpr int BAND_CHANNELS = 7;  // up to here by bands
+MLSYS_CONSTANTS(BAND_CHANNELS);
 constexpr int NEAR_NBYTES = 256 << 10;  // of weights that stay in the second-level cache
 constexpr int LINE_NBYTES = 64;
 

@@ -7,33 +7,7 @@
 
 #include "epilogue.h"
 
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
-
 namespace nimble {
-
-// The first `count` numbers, fewer than a vector has; zeros follow. Memory behind them is neither read nor written.
-inline vf load_first(const float* from, int count) {
-#if MLSYS_LANES == 16 && defined(__AVX512F__)
-    return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
-#elif MLSYS_LANES == 8 && defined(__AVX__)
-    static const int32_t some[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
-    return (vf)_mm256_maskload_ps(from, _mm256_loadu_si256((const __m256i*)(some + 8 - count)));
-#else
-    vf x{};
-    for (int i = 0; i < count; i++) x[i] = from[i];
-    return x;
-#endif
-}
-
-inline void store_first(float* to, vf x, int count) {
-#if MLSYS_LANES == 16 && defined(__AVX512F__)
-    _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)x);
-#else
-    for (int i = 0; i < count; i++) to[i] = x[i];
-#endif
-}
 
 struct Depthwise {
     View x, residual, out;  // [N, C, H, W], channels side by side

@@ -246,7 +246,8 @@ class NativeExecutor:
             constant = self._constants[place.root]
             return View(constant.data_ptr() + place.offset * type_.itemsize, type_.dtype, type_.shape, place.strides)
         if place.root in self._slots.addresses:
-            return View(None, type_.dtype, type_.shape, place.strides, self._slots.addresses[place.root])
+            slot = self._slots.addresses[place.root]
+            return View(None, type_.dtype, type_.shape, place.strides, slot, place.offset * type_.itemsize)
         address = self._addresses[place.root] + place.offset * type_.itemsize
         return View(address, type_.dtype, type_.shape, place.strides)
 
@@ -325,7 +326,8 @@ class NativeExecutor:
         if place.root in outputs:
             return outputs[place.root]
         if place.root in self._slots.inputs:
-            return inputs[program.inputs.index(place.root)]
+            given = inputs[program.inputs.index(place.root)]
+            return given.as_strided(type_.shape, place.strides, given.storage_offset() + place.offset)
         if place.root in program.constants:
             base = self._constants[place.root].detach()
         else:

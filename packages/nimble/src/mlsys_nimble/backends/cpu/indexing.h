@@ -53,12 +53,15 @@ class GatherKernel : public Kernel {
 
 struct ScatterAdd {
     View x;        // [rows, width]; of it and the two below, elements of a row are side by side
-    View source;   // [terms, width]
+    View source;   // [terms, width], or [its rows, width] where some are taken
     View out;      // [rows, width]; may be x
     View indices;  // [terms]
+    View taken;    // [terms]: rows of the source; rank 0: all in order
+    View scale;    // [terms]: a factor of each row; rank 0: none
+    int32_t wraps;  // negative numbers in `taken` count from the end
     int32_t* fault;
 };
-MLSYS_STRUCT(ScatterAdd, x, source, out, indices, fault);
+MLSYS_STRUCT(ScatterAdd, x, source, out, indices, taken, scale, wraps, fault);
 
 // A unit is a range of columns, so each sum has its terms in order, whoever computes it.
 class ScatterAddKernel : public Kernel {
@@ -75,15 +78,23 @@ class ScatterAddKernel : public Kernel {
         if (x != out)
             for (int64_t row = 0; row < s.x.shape[0]; row++)
                 std::memcpy(out + row * out_step, x + row * s.x.strides[0], count * sizeof(float));
-        for (int64_t term = 0; term < s.source.shape[0]; term++) {
+        for (int64_t term = 0; term < s.indices.shape[0]; term++) {
             const int64_t row = row_of(s.indices, term * s.indices.strides[0], s.x.shape[0], false);
-            if (row < 0) {
+            const int64_t of = s.taken.rank ? row_of(s.taken, term * s.taken.strides[0], s.source.shape[0], s.wraps) : term;
+            if (row < 0 || of < 0) {
                 __atomic_store_n(s.fault, 1, __ATOMIC_RELAXED);
                 continue;
             }
+            const vf scale = splat(s.scale.rank ? s.scale.as<const float>()[term * s.scale.strides[0]] : 1.0f);
             float* to = out + row * out_step;
-            const float* from = source + term * s.source.strides[0];
-            for (int64_t i = 0; i < count; i++) to[i] += from[i];
+            const float* from = source + of * s.source.strides[0];
+            if (count == 1) {  // a masked vector would wait for the one before it
+                to[0] += from[0] * scale[0];
+                continue;
+            }
+            int64_t i = 0;
+            for (; i + LANES <= count; i += LANES) store(to + i, load(to + i) + load(from + i) * scale);
+            if (i < count) store_first(to + i, load_first(to + i, count - i) + load_first(from + i, count - i) * scale, count - i);
         }
     }
 

@@ -15,6 +15,37 @@ using namespace mlsys;
 constexpr int MAX_RANK = 6;
 MLSYS_CONSTANTS(MAX_RANK);
 
+inline vi lane_numbers() {
+    vi numbers{};
+    for (int i = 0; i < LANES; i++) numbers[i] = i;
+    return numbers;
+}
+
+// The first `count` numbers, at most a vector's; zeros follow. Memory behind them is neither read nor written.
+inline vf load_first(const float* from, int count) {
+#if MLSYS_LANES == 16 && defined(__AVX512F__)
+    return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+#elif MLSYS_LANES == 8 && defined(__AVX__)
+    return (vf)_mm256_maskload_ps(from, (__m256i)(lane_numbers() < count));
+#else
+    vf x{};
+    for (int i = 0; i < count; i++) x[i] = from[i];
+    return x;
+#endif
+}
+
+inline void store_first(float* to, vf x, int count) {
+#if MLSYS_LANES == 16 && defined(__AVX512F__)
+    _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)x);
+#elif MLSYS_LANES == 8 && defined(__AVX__)
+    _mm256_maskstore_ps(to, (__m256i)(lane_numbers() < count), (__m256)x);
+#else
+    for (int i = 0; i < count; i++) to[i] = x[i];
+#endif
+}
+
+inline vf first_lanes(vf x, int count) { return (vf)((vi)x & (lane_numbers() < count)); }
+
 MLSYS_ENUM(Dtype, FLOAT32, BFLOAT16, INT64, INT32, UINT8, BOOL, FLOAT64);
 
 // A strided window: logical shape, strides in elements (0: broadcast). Channels-last images have shape N, C, H, W and
@@ -22,6 +53,7 @@ MLSYS_ENUM(Dtype, FLOAT32, BFLOAT16, INT64, INT32, UINT8, BOOL, FLOAT64);
 struct View {
     void* data;    // null: `*slot` at the time of the call, for a caller's own tensors
     void** slot;
+    int64_t slot_offset_nbytes;  // from there
     Dtype dtype;
     int32_t rank;
     int64_t shape[MAX_RANK];
@@ -29,10 +61,10 @@ struct View {
 
     template <class T>
     T* as() const {
-        return (T*)(data ? data : *slot);
+        return (T*)(data ? data : (char*)*slot + slot_offset_nbytes);
     }
 };
-MLSYS_STRUCT(View, data, slot, dtype, rank, shape, strides);
+MLSYS_STRUCT(View, data, slot, slot_offset_nbytes, dtype, rank, shape, strides);
 
 class Kernel {
   public:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from mlsys_core.native import Kernel as Source
 from mlsys_core.native import Struct, bind, expect, new
 from mlsys_nimble.ir import operators
 from mlsys_nimble.ir.sizes import Size
+from mlsys_nimble.planning.layout import BAND_CHANNELS
 from torch import Tensor
 
 # Needed before a library is loaded, which has them too: `load` compares.
@@ -38,6 +39,7 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements; 0: broadcast
     slot: int | None = None  # the address of a pointer, for tensors that are the caller's
+    slot_offset_nbytes: int = 0  # from where it points to element (0, 0, ...)
 
     @classmethod
     def of(cls, tensor: Tensor) -> View:
@@ -48,11 +50,11 @@ class View:
     def permuted(self, dims: Sequence[int]) -> View:
         """Return the view with dimension ``dims[i]`` as dimension i."""
         shape, strides = (tuple(values[dim] for dim in dims) for values in (self.shape, self.strides))
-        return View(self.address, self.dtype, shape, strides, self.slot)
+        return replace(self, shape=shape, strides=strides)
 
     def reshaped(self, shape: Sequence[int], strides: Sequence[int]) -> View:
         """Return a view of the same memory with another shape."""
-        return View(self.address, self.dtype, tuple(shape), tuple(strides), self.slot)
+        return replace(self, shape=tuple(shape), strides=tuple(strides))
 
 
 def _fields(value: Any) -> Any:
@@ -61,6 +63,7 @@ def _fields(value: Any) -> Any:
         return {
             "data": value.address,
             "slot": value.slot,
+            "slot_offset_nbytes": value.slot_offset_nbytes,
             "dtype": value.dtype,
             "rank": len(value.shape),
             "shape": value.shape,
@@ -133,7 +136,7 @@ def load(flags: tuple[str, ...] = (), *, source: Source = KERNELS) -> Any:
         MlsysError: the compiler refuses the source.
     """
     library = bind(source.load(flags))
-    expect(library, MAX_RANK=MAX_RANK, SPACE=SPACE, ROW_VECS=ROW_VECS, Dtype=DTYPES)
+    expect(library, MAX_RANK=MAX_RANK, SPACE=SPACE, ROW_VECS=ROW_VECS, BAND_CHANNELS=BAND_CHANNELS, Dtype=DTYPES)
     library.weight_dtype = torch.float32
     return library
 

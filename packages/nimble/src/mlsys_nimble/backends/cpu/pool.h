@@ -63,18 +63,11 @@ class PoolKernel : public Kernel {
         return IS_AVERAGE ? a + b : maximum(a, b);
     }
 
-    static vf load_some(const float* from, int64_t count) {
-        if (count >= LANES) return load(from);
-        float lanes[LANES] = {};
-        for (int i = 0; i < count; i++) lanes[i] = from[i];
-        return load(lanes);
-    }
-
     // `count` rows, `step` apart, of one column.
     template <bool IS_AVERAGE>
     static vf column(const float* from, int64_t step, int count, int64_t channels) {
         vf y = splat(IS_AVERAGE ? 0.0f : -INFINITY);
-        for (int r = 0; r < count; r++) y = combined<IS_AVERAGE>(y, load_some(from + r * step, channels));
+        for (int r = 0; r < count; r++) y = combined<IS_AVERAGE>(y, load_first(from + r * step, std::min<int64_t>(channels, LANES)));
         return y;
     }
 

@@ -33,8 +33,9 @@ struct Reduce {
     View reduced;  // those that go
     View out;      // the kept ones, of the result
     Reduction op;
+    int32_t squares;  // of the elements are reduced
 };
-MLSYS_STRUCT(Reduce, x, reduced, out, op);
+MLSYS_STRUCT(Reduce, x, reduced, out, op, squares);
 
 class ReduceKernel : public Kernel {
   public:
@@ -76,6 +77,7 @@ class ReduceKernel : public Kernel {
 
     float none() const { return r.op == REDUCE_MAX ? -INFINITY : r.op == REDUCE_MIN ? INFINITY : 0.0f; }
     vf joined(vf a, vf b) const { return r.op == REDUCE_MAX ? maximum(a, b) : r.op == REDUCE_MIN ? minimum(a, b) : a + b; }
+    vf term(vf x) const { return r.squares ? x * x : x; }
     float finished(float total) const { return r.op == REDUCE_MEAN ? total / (float)terms.size() : total; }
 
     float element(const float* x) const {
@@ -84,7 +86,7 @@ class ReduceKernel : public Kernel {
             for (size_t t = 0; t < terms.size(); t += LANES) {
                 vf some = splat(none());
                 for (size_t i = 0; i < std::min<size_t>(LANES, terms.size() - t); i++) some[i] = x[terms[t + i]];
-                total = joined(total, some);
+                total = joined(total, term(some));
             }
         } else {
             for (size_t t = 0; t < terms.size(); t += runs) {
@@ -92,11 +94,11 @@ class ReduceKernel : public Kernel {
                 vf sums[2] = {splat(none()), splat(none())};
                 int64_t i = 0;
                 for (; i + 2 * LANES <= runs; i += 2 * LANES)
-                    for (int v = 0; v < 2; v++) sums[v] = joined(sums[v], load(from + i + v * LANES));
+                    for (int v = 0; v < 2; v++) sums[v] = joined(sums[v], term(load(from + i + v * LANES)));
                 for (; i < runs; i += LANES) {
                     vf some = splat(none());
                     for (int64_t k = 0; k < std::min<int64_t>(LANES, runs - i); k++) some[k] = from[i + k];
-                    sums[0] = joined(sums[0], some);
+                    sums[0] = joined(sums[0], term(some));
                 }
                 total = joined(total, joined(sums[0], sums[1]));
             }
@@ -112,15 +114,19 @@ class ReduceKernel : public Kernel {
         const int64_t first = unit % pieces * COLUMNS, stop = std::min(inner, first + COLUMNS);
         x += kept_x[row];
         out += kept_out[row];
+        const auto same = [](vf a) { return a; };
+        const auto add = [](vf a, vf b) { return a + b; };
         switch (r.op) {
-            case REDUCE_MAX: return columns(x, out, first, stop, [](vf a, vf b) { return maximum(a, b); });
-            case REDUCE_MIN: return columns(x, out, first, stop, [](vf a, vf b) { return minimum(a, b); });
-            default: return columns(x, out, first, stop, [](vf a, vf b) { return a + b; });
+            case REDUCE_MAX: return columns(x, out, first, stop, [](vf a, vf b) { return maximum(a, b); }, same);
+            case REDUCE_MIN: return columns(x, out, first, stop, [](vf a, vf b) { return minimum(a, b); }, same);
+            default:
+                if (r.squares) return columns(x, out, first, stop, add, [](vf a) { return a * a; });
+                return columns(x, out, first, stop, add, same);
         }
     }
 
-    template <class Join>
-    void columns(const float* x, float* out, int64_t first, int64_t stop, Join&& join) const {
+    template <class Join, class Term>
+    void columns(const float* x, float* out, int64_t first, int64_t stop, Join&& join, Term&& term) const {
         constexpr int VECS = COLUMNS / LANES;
         const int64_t inner = r.x.shape[r.x.rank - 1];
         const int vecs = (stop - first + LANES - 1) / LANES;
@@ -134,10 +140,10 @@ class ReduceKernel : public Kernel {
             const size_t end = std::min(terms.size(), block + BLOCK);
             if (vecs == VECS)
                 for (size_t t = block; t < end; t++)
-                    for (int v = 0; v < VECS; v++) some[v] = join(some[v], load(x + terms[t] + at[v]));
+                    for (int v = 0; v < VECS; v++) some[v] = join(some[v], term(load(x + terms[t] + at[v])));
             else
                 for (size_t t = block; t < end; t++)
-                    for (int v = 0; v < vecs; v++) some[v] = join(some[v], load(x + terms[t] + at[v]));
+                    for (int v = 0; v < vecs; v++) some[v] = join(some[v], term(load(x + terms[t] + at[v])));
             for (int v = 0; v < VECS; v++) total[v] = join(total[v], some[v]);
         }
         for (int v = 0; v < vecs; v++)
@@ -204,7 +210,45 @@ class RowKernel : public Kernel {
 };
 
 class SoftmaxKernel : public RowKernel {
-    using RowKernel::RowKernel;
+  public:
+    explicit SoftmaxKernel(const Rows& r) : RowKernel(r) {
+        is_short = size < 2 * LANES;
+        if (is_short) scratch_nbytes = size * LANES * sizeof(float);
+    }
+
+    // Short rows: a vector of them at a time, a row a lane.
+    void run(int64_t begin, int64_t end, void* scratch) const override {
+        if (!is_short) return RowKernel::run(begin, end, scratch);
+        float* block = (float*)scratch;  // [size][rows]
+        const int64_t stop = std::min<int64_t>(x_offsets.size(), end * per_unit);
+        for (int64_t first = begin * per_unit; first < stop; first += LANES) {
+            const int some = std::min<int64_t>(LANES, stop - first);
+            if (some < LANES) std::fill(block, block + size * LANES, 0.0f);
+            for (int row = 0; row < some; row++) {
+                const float* x = r.x.as<const float>() + x_offsets[first + row];
+                for (int64_t k = 0; k < size; k++) block[k * LANES + row] = x[x_terms[k]];
+            }
+            vf most = splat(-INFINITY), total{};
+            for (int64_t k = 0; k < size; k++) most = larger(load(block + k * LANES), most);
+            for (int64_t k = 0; k < size; k++) {
+                const vf x = load(block + k * LANES) - most, e = exp(x);
+                total += e;
+                store(block + k * LANES, r.is_log ? x : e);
+            }
+            const vf shift = log(total), scale = splat(1.0f) / total;
+            for (int64_t k = 0; k < size; k++) {
+                const vf x = load(block + k * LANES);
+                store(block + k * LANES, r.is_log ? x - shift : x * scale);
+            }
+            for (int row = 0; row < some; row++) {
+                float* out = r.out.as<float>() + out_offsets[first + row];
+                for (int64_t k = 0; k < size; k++) out[out_terms[k]] = block[k * LANES + row];
+            }
+        }
+    }
+
+  private:
+    bool is_short;
 
     void compute(float* row) const override {
         std::fill(row + size, row + padded, -INFINITY);
@@ -224,7 +268,52 @@ class SoftmaxKernel : public RowKernel {
 };
 
 class LayerNormKernel : public RowKernel {
-    using RowKernel::RowKernel;
+  public:
+    explicit LayerNormKernel(const Rows& r) : RowKernel(r) {
+        const int64_t vecs = padded / LANES;
+        if (is_dense && vecs <= MAX_KEPT) in_registers = of_vectors(vecs, std::make_integer_sequence<int, MAX_KEPT>());
+    }
+
+    void run(int64_t begin, int64_t end, void* scratch) const override {
+        if (!in_registers) return RowKernel::run(begin, end, scratch);
+        const int64_t stop = std::min<int64_t>(x_offsets.size(), end * per_unit);
+        const float *x = r.x.as<const float>();
+        float* out = r.out.as<float>();
+        for (int64_t i = begin * per_unit; i < stop; i++) in_registers(*this, x + x_offsets[i], out + out_offsets[i]);
+    }
+
+  private:
+    static constexpr int MAX_KEPT = 12;  // vectors of a row
+    using InRegisters = void (*)(const LayerNormKernel&, const float*, float*);
+    InRegisters in_registers = nullptr;
+
+    template <int... VECS>
+    static InRegisters of_vectors(int64_t vecs, std::integer_sequence<int, VECS...>) {
+        constexpr InRegisters table[] = {normalise<VECS + 1>...};
+        return table[vecs - 1];
+    }
+
+    // A row of VECS vectors, the last of which may be a part.
+    template <int VECS>
+    static void normalise(const LayerNormKernel& k, const float* x, float* out) {
+        const int last = k.size - (VECS - 1) * LANES;
+        vf row[VECS], total{}, squares{};
+        for (int v = 0; v < VECS - 1; v++) row[v] = load(x + v * LANES);
+        row[VECS - 1] = load_first(x + (VECS - 1) * LANES, last);
+        for (int v = 0; v < VECS; v++) total += row[v];
+        const vf mean = splat(sum(total) / k.size);
+        for (int v = 0; v < VECS; v++) row[v] -= mean;
+        row[VECS - 1] = first_lanes(row[VECS - 1], last);
+        for (int v = 0; v < VECS; v++) squares = fma(row[v], row[v], squares);
+        const vf scale = splat(1.0f / std::sqrt(sum(squares) / k.size + k.r.eps));
+        for (int v = 0; v < VECS; v++) {  // weight and bias are filled up
+            row[v] *= scale;
+            if (k.r.weight) row[v] *= load(k.r.weight + v * LANES);
+            if (k.r.bias) row[v] += load(k.r.bias + v * LANES);
+        }
+        for (int v = 0; v < VECS - 1; v++) store(out + v * LANES, row[v]);
+        store_first(out + (VECS - 1) * LANES, row[VECS - 1], last);
+    }
 
     void compute(float* row) const override {
         std::fill(row + size, row + padded, 0.0f);

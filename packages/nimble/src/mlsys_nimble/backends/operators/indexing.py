@@ -53,25 +53,47 @@ def gather(kind: kinds.Gather, x: View, indices: View, out: View, *, library: An
 
 @FAMILY.meaning(kinds.ScatterAdd)
 def _scatter_add(kind: kinds.ScatterAdd, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
-    return lambda x, indices, source: torch.index_add(x, 0, indices, source)
+    taken = None if kind.taken is None else _gather(kind.taken, inputs[2:4], inputs[3])
+
+    def run(x: Tensor, indices: Tensor, source: Tensor, *rest: Tensor) -> Tensor:
+        if taken is not None:
+            source = taken(source, rest[0])
+        return torch.index_add(x, 0, indices, source * rest[-1] if kind.has_scale else source)
+
+    return run
 
 
 @FAMILY.lowering(kinds.ScatterAdd)
 def _lower_scatter_add(call: Call) -> Kernel | None:
-    x, indices, source = call.inputs
-    if indices.dtype not in _INDICES or {x.dtype, source.dtype, call.out.dtype} != {"float32"}:
+    x, indices, source, *rest = call.inputs
+    numbers = [x, source, call.out, *(rest[-1:] if call.kind.has_scale else ())]
+    if indices.dtype not in _INDICES or {view.dtype for view in numbers} != {"float32"}:
         return None
-    return scatter_add(x, indices, source, call.out) if all(_has_rows(v, 1) for v in (x, source, call.out)) else None
+    has_rows = all(_has_rows(view, 1) for view in (x, source, call.out))
+    return scatter_add(call.kind, x, indices, source, call.out, *rest) if has_rows else None
 
 
-def scatter_add(x: View, indices: View, source: View, out: View, *, library: Any = None) -> Kernel:
-    """Bind out = x, with rows of source [E, *row] added at indices [E] in order, float32; out may be x.
+def scatter_add(
+    kind: kinds.ScatterAdd, x: View, indices: View, source: View, out: View, *rest: View, library: Any = None
+) -> Kernel:
+    """Bind out = x, with rows of source added at indices [E] in order, float32; out may be x.
 
-    An index outside of x sets ``fault``.
+    ``rest`` are the indices of the rows and their factors, as ``kind`` has them. An index outside of x or of the
+    source sets ``fault``.
     """
     fault = ctypes.c_int32(0)
-    views = {"x": _rows(x), "source": _rows(source), "out": _rows(out), "indices": indices}
-    return Kernel(library or load(), "scatter_add", {**views, "fault": ctypes.addressof(fault)}, fault=fault)
+    scale = rest[-1].reshaped(indices.shape, rest[-1].strides[:1]) if kind.has_scale else None
+    arguments = {
+        "x": _rows(x),
+        "source": _rows(source),
+        "out": _rows(out),
+        "indices": indices,
+        "taken": None if kind.taken is None else rest[0],
+        "scale": scale,
+        "wraps": kind.taken is not None and kind.taken.wraps,
+        "fault": ctypes.addressof(fault),
+    }
+    return Kernel(library or load(), "scatter_add", arguments, fault=fault)
 
 
 def _has_rows(view: View, dim: int) -> bool:

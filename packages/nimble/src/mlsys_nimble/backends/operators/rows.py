@@ -24,6 +24,8 @@ def _reduce(kind: kinds.Reduce, inputs: tuple[ValueType, ...], result: ValueType
     functions: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
     function: Callable[..., Tensor] = functions[kind.op]
     dtype = {"dtype": dtype_of(result)} if kind.op == "sum" else {}
+    if kind.squares:
+        return lambda x: function(x.square(), kind.dims, kind.keeps_dims, **dtype)
     return lambda x: function(x, kind.dims, kind.keeps_dims, **dtype)
 
 
@@ -40,7 +42,8 @@ def reduce(kind: kinds.Reduce, x: View, out: View, *, library: Any = None) -> Ke
         out = out.permuted(kept)
     x_kept, out = loops.merged([x.permuted(kept), out])
     (reduced,) = loops.merged([x.permuted(kind.dims)])
-    return Kernel(library, "reduce", {"x": x_kept, "reduced": reduced, "out": out, "op": f"reduce_{kind.op}"})
+    views = {"x": x_kept, "reduced": reduced, "out": out}
+    return Kernel(library, "reduce", {**views, "op": f"reduce_{kind.op}", "squares": kind.squares})
 
 
 @FAMILY.meaning(kinds.Softmax)
