@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from mlsys_bench.harness.race import Outcome
 from mlsys_bench.nimble import cases, zoo, zoo_nets
 from mlsys_core.bench import BenchContext
-from mlsys_core.errors import MlsysError
+from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.report import Table
 from mlsys_nimble import Nimble
 from mlsys_nimble.nets.resolve import check_model
@@ -55,7 +56,11 @@ def outcomes(ours: float, theirs: float) -> dict[str, Any]:
     return {"Nimble": {"status": "timed", "turns_s": [[ours]]}, "OpenVINO": {"status": "timed", "turns_s": [[theirs]]}}
 
 
-def test_a_net_that_fails_is_named_and_losses_lead(monkeypatch: pytest.MonkeyPatch):
+def quick(folder: Path, *, num_threads: int = 1) -> BenchContext:
+    return BenchContext(Console(file=io.StringIO()), True, "cpu", num_threads, folder)
+
+
+def test_a_net_that_fails_is_named_and_losses_lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     speeds = {"mlp": (1.0, 2.0), "gru": (2.0, 1.0)}
 
     def race(_: str, arguments: dict[str, Any], **__: Any) -> Any:
@@ -65,8 +70,7 @@ def test_a_net_that_fails_is_named_and_losses_lead(monkeypatch: pytest.MonkeyPat
         return {company: outcomes(*speeds[name]) for company in zoo.COMPANY}
 
     monkeypatch.setattr(zoo, "run_in_child", race)
-    context = BenchContext(Console(file=io.StringIO()), is_quick=True, device="cpu", num_threads=1)
-    section = zoo.run(context, nets=("mlp", "lstm", "gru"))
+    section = zoo.run(quick(tmp_path), nets=("mlp", "lstm", "gru"))
     table = section.body[0]
     assert isinstance(table, Table)
     assert [row[0] for row in table.rows] == ["lstm", "gru", "gru", "mlp", "mlp"]
@@ -74,3 +78,26 @@ def test_a_net_that_fails_is_named_and_losses_lead(monkeypatch: pytest.MonkeyPat
     assert "Nimble: does not run (it ended) on lstm" in section.body
     assert section.data["means"]["alone"]["over_best_peer"] == pytest.approx(1.0)
     assert zoo.ratios({name: Outcome(**fields) for name, fields in outcomes(2.0, 1.0).items()}) == (0.5, 0.5)
+
+
+def test_a_run_that_was_cut_goes_on_with_the_nets_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    raced: list[str] = []
+    cuts = [KeyboardInterrupt]
+
+    def race(_: str, arguments: dict[str, Any], **__: Any) -> Any:
+        if arguments["model"] == "gru" and cuts:
+            raise cuts.pop()
+        raced.append(arguments["model"])
+        return {company: outcomes(2.0, 1.0) for company in zoo.COMPANY}
+
+    monkeypatch.setattr(zoo, "run_in_child", race)
+    with pytest.raises(KeyboardInterrupt):
+        zoo.run(quick(tmp_path), nets=("mlp", "gru", "lstm"))
+    written = json.loads((tmp_path / "nimble-zoo.json").read_text())["results"]
+    assert list(written["nets"]) == ["mlp"]
+    section = zoo.run(quick(tmp_path), nets=("mlp", "gru", "lstm"))
+    assert raced == ["mlp", "gru", "lstm"]
+    assert section.data["nets"]["mlp"] == written["nets"]["mlp"]
+    assert list(section.data["loads"]) == ["mlp", "gru", "lstm"]
+    with pytest.raises(InvalidInputError, match="another setting"):
+        zoo.run(quick(tmp_path, num_threads=2), nets=("mlp",))

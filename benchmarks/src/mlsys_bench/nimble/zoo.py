@@ -37,12 +37,16 @@ NETS = (*NAMED, *FORTY)
 COMPANY = ("alone", "one busy process a core")
 SECONDS, QUICK_SECONDS = 20.0, 4.0  # of turns for each net in each company
 TURN_S = 0.1
+NAME = "nimble-zoo"
 
 
 def run(
     context: BenchContext, *, nets: tuple[str, ...] = (), peers: str | None = None, trust_code: bool = False
 ) -> Section:
     """Race on each net in each company of :data:`COMPANY`.
+
+    Each net that is done is a line of the journal ``nimble-zoo.jsonl`` in the context's folder, and the results are
+    written again. A run that was cut goes on with the nets that the journal lacks.
 
     Args:
         context: The suite's context; quick: without the two that compile for minutes.
@@ -51,31 +55,50 @@ def run(
         trust_code: Let ``.pt2`` files run code that they hold.
 
     Raises:
-        InvalidInputError: ``peers`` has no Python, or a net is not there; nothing has run.
+        InvalidInputError: ``peers`` has no Python, a net is not there, or the journal is of another commit, number of
+            threads or time; nothing has run.
     """
+    from mlsys_core.bench import write_results
+    from mlsys_core.environment import describe_environment
     from mlsys_core.errors import MlsysError
 
+    from mlsys_bench.harness.journal import Journal
     from mlsys_bench.nimble.nets import race_settings
 
     settings = race_settings(context, nets or NETS, peers, trust_code)
+    budget_s = QUICK_SECONDS if context.is_quick else SECONDS
+    setting = {"num_threads": context.num_threads, "budget_s": budget_s, "commit": describe_environment().get("commit")}
+    journal = Journal(context.output_dir / f"{NAME}.jsonl", setting, key="net")
     races: dict[str, dict[str, Outcomes]] = {}
-    with LoadMeter() as meter, context.console.status("") as status:
-        for name in settings.nets:
-            if not context.console.is_terminal:
-                context.console.print(f"{name} ...")
-            budget_s = QUICK_SECONDS if context.is_quick else SECONDS
-            arguments = settings.arguments(name) | {"budget_s": budget_s, "turn_s": TURN_S}
-            function = "mlsys_bench.nimble.zoo:race_net"
-            try:
-                found = run_in_child(function, arguments, python=settings.python, env=settings.env, say=status.update)
-            except MlsysError as error:  # of some fifty nets the others go on
-                races[_title(name)] = {COMPANY[0]: {OURS: Outcome("does not run", str(error))}}
-                continue
-            races[_title(name)] = {
+    loads: dict[str, str] = {}
+    with context.console.status("") as status:
+        for number, name in enumerate(settings.nets, 1):
+            title = _title(name)
+            if name not in journal.finished:
+                step = f"{number} of {len(settings.nets)}: {title}"
+                if not context.console.is_terminal:
+                    context.console.print(f"{step} ...")
+                try:
+                    with LoadMeter() as meter:
+                        found = run_in_child(
+                            "mlsys_bench.nimble.zoo:race_net",
+                            settings.arguments(name) | {"budget_s": budget_s, "turn_s": TURN_S},
+                            python=settings.python,
+                            env=settings.env,
+                            say=lambda text, step=step: status.update(f"{step}: {text}"),  # type: ignore[misc]
+                        )
+                except MlsysError as error:  # of some fifty nets the others go on; the next run tries it again
+                    races[title] = {COMPANY[0]: {OURS: Outcome("does not run", str(error))}}
+                    continue
+                journal.add({"net": name, "load": str(meter.load), "found": found})
+            record = journal.finished[name]
+            loads[title] = record["load"]
+            races[title] = {
                 company: {case: Outcome(**fields) for case, fields in outcomes.items()}
-                for company, outcomes in found.items()
+                for company, outcomes in record["found"].items()
             }
-    return report(races, context.num_threads, str(meter.load))
+            write_results(NAME, report(races, context.num_threads, loads), context)
+    return report(races, context.num_threads, loads)
 
 
 def race_net(
@@ -99,8 +122,11 @@ def ratios(outcomes: Outcomes, case: str = OURS) -> tuple[float | None, float | 
     return speed_up(ours, outcomes.get(fastest(outcomes, PEERS) or "")), min(least) / own if least and own else None
 
 
-def report(races: Mapping[str, Mapping[str, Outcomes]], num_threads: int, load: str) -> Section:
-    """Return a table with the losses first, the geometric means by company, and all figures as data."""
+def report(races: Mapping[str, Mapping[str, Outcomes]], num_threads: int, loads: Mapping[str, str]) -> Section:
+    """Return a table with the losses first, the geometric means by company, and all figures as data.
+
+    ``loads`` has what else the machine did during each net's race.
+    """
     from mlsys_core.report import Section, Table
 
     flat = {(net, company): outcomes for net, found in races.items() for company, outcomes in found.items()}
@@ -122,9 +148,11 @@ def report(races: Mapping[str, Mapping[str, Outcomes]], num_threads: int, load: 
             f"{company}: {times(median)} the best peer's speed by the median, {times(least)} by the least, geometric "
             f"means; {short} of {len(pairs)} nets below .95."
         )
-    body += [load, *untimed({net: next(iter(found.values())) for net, found in races.items()})]
+    body += [f"During the last race, {net}: {load}" for net, load in [*loads.items()][-1:]]
+    body += untimed({net: next(iter(found.values())) for net, found in races.items()})
     data = {net: {company: _data(outcomes) for company, outcomes in found.items()} for net, found in races.items()}
-    found_data = {"num_threads": num_threads, "tolerance": TOLERANCE, "load": load, "means": means, "nets": data}
+    setting = {"num_threads": num_threads, "tolerance": TOLERANCE}
+    found_data = {**setting, "loads": dict(loads), "means": means, "nets": data}
     named = {f"{net}, {company}": outcomes for (net, company), outcomes in flat.items()}
     status = status_of(named, OURS, ("differs", "does not run"))
     return Section("Nets nobody named", body, status=status, data=found_data)
