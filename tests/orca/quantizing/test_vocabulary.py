@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import tokenizers
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.loading.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+from mlsys_orca.loading.gguf_splits import PRE_TOKENIZERS
+from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
 from mlsys_orca.quantizing.vocabulary import vocabulary_metadata
 from mlsys_orca.text.tokenizer import Tokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -69,9 +70,9 @@ def written(backend: tokenizers.Tokenizer, *, eos: str = "<|end|>", **special: s
     [
         ("smollm", lambda: byte_level(split=None, digits=True)),
         ("gpt-2", lambda: byte_level(split=None)),
-        ("dbrx", lambda: byte_level(split=PRE_TOKENIZERS["dbrx"].split)),
-        ("tekken", lambda: byte_level(split=PRE_TOKENIZERS["tekken"].split, whole=True)),
-        ("llama-bpe", lambda: byte_level(split=PRE_TOKENIZERS["llama-bpe"].split, whole=True)),
+        ("dbrx", lambda: byte_level(split=PRE_TOKENIZERS["dbrx"].splits[0])),
+        ("tekken", lambda: byte_level(split=PRE_TOKENIZERS["tekken"].splits[0], whole=True)),
+        ("llama-bpe", lambda: byte_level(split=PRE_TOKENIZERS["llama-bpe"].splits[0], whole=True)),
     ],
 )
 def test_the_way_a_byte_level_vocabulary_cuts_text_is_found(name: str, make: Callable[[], Any]) -> None:

@@ -1,15 +1,14 @@
 """Convert a GGUF file's vocabulary, merges and token types to a :class:`~mlsys_orca.text.tokenizer.Tokenizer`.
 
 Byte-level vocabularies are read here, SentencePiece's by :mod:`.gguf_merging` and :mod:`.gguf_unigram`. For a
-byte-level one a GGUF names the pre-tokenizer (how text is cut before merging) instead of spelling it, so each name that
-is known here is a line of :data:`PRE_TOKENIZERS`; a wrong one would change ids silently, so an unknown one is refused.
+byte-level one a GGUF names the pre-tokenizer (how text is cut before merging) instead of spelling it; a wrong one would
+change ids silently, so one that :mod:`.gguf_splits` does not know is refused.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
@@ -17,53 +16,11 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from mlsys_orca.loading.gguf_merging import merging_backend
+from mlsys_orca.loading.gguf_splits import PRE_TOKENIZERS, PreTokenizer
 from mlsys_orca.loading.gguf_unigram import unigram_from_gguf
 from mlsys_orca.text.tokenizer import Tokenizer
 
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
-
-# Words with at most one leading sign, numbers in groups of at most {digits}, signs, line ends, spaces.
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{number}"
-    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-# As above, words cut before capitals (Mistral's Tekken).
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _PreTokenizer:
-    """Text splitting of one family of byte-level vocabularies."""
-
-    split: str | None = None  # pattern of the pieces; None: GPT-2's
-    single_digits: bool = False  # cut every number character off first
-    whole_words_first: bool = False  # a piece that is a token is taken whole, without merging
-    composes_unicode: bool = False  # text is brought to Unicode NFC
-    adds_bos: bool = False  # unless the file says otherwise
-
-
-_GPT2 = _PreTokenizer()
-_CL100K = _PreTokenizer(_SPLIT.format(number=r"\p{N}{1,3}"))
-_LLAMA3 = _PreTokenizer(_SPLIT.format(number=r"\p{N}{1,3}"), whole_words_first=True, adds_bos=True)
-
-PRE_TOKENIZERS: dict[str, _PreTokenizer] = {
-    "default": _GPT2,
-    "gpt-2": _GPT2,
-    "phi-2": _GPT2,
-    "dbrx": _CL100K,  # Phi-4 too
-    "smaug-bpe": _CL100K,
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "qwen2": _PreTokenizer(_SPLIT.format(number=r"\p{N}"), composes_unicode=True),
-    "smollm": _PreTokenizer(single_digits=True),
-    "tekken": _PreTokenizer(_TEKKEN, whole_words_first=True, adds_bos=True),
-}
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -143,7 +100,7 @@ _ELSEWHERE = "Load the model's Hugging Face directory instead: its tokenizer.jso
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
-def _rules(name: object) -> _PreTokenizer:
+def _rules(name: object) -> PreTokenizer:
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         raise InvalidInputError(
             f"the file's pre-tokenizer {name!r} is not known; known are {', '.join(sorted(PRE_TOKENIZERS))}. "
@@ -152,7 +109,7 @@ def _rules(name: object) -> _PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _backend(tokens: list[str], merges: list[str], types: list[int], rules: _PreTokenizer) -> Backend:
+def _backend(tokens: list[str], merges: list[str], types: list[int], rules: PreTokenizer) -> Backend:
     if not tokens or not merges or len(types) not in (0, len(tokens)):
         raise InvalidInputError(
             f"the file's vocabulary is incomplete: {len(tokens)} tokens, {len(merges)} merges, {len(types)} token types"
@@ -163,10 +120,8 @@ def _backend(tokens: list[str], merges: list[str], types: list[int], rules: _Pre
         backend = Backend(models.BPE(vocab=vocab, merges=pairs, ignore_merges=rules.whole_words_first))
     except Exception as error:  # tokenizers raises bare Exception when a merge is not in the vocabulary
         raise InvalidInputError(f"the file's merges do not fit its vocabulary: {error}") from error
-    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if rules.single_digits else []
-    if rules.split is not None:
-        steps.append(pre_tokenizers.Split(Regex(rules.split), behavior="isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rules.split is None))
+    steps: list[Any] = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in rules.splits]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     if rules.composes_unicode:
         backend.normalizer = normalizers.NFC()

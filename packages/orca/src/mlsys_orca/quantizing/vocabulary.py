@@ -12,14 +12,13 @@ from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_orca.loading.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+from mlsys_orca.loading.gguf_splits import DISTINCT_NAMES, PRE_TOKENIZERS
+from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
 from mlsys_orca.text.tokenizer import Tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # tokenizer.ggml.token_type
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _END_KEYS = ("eot", "eom")  # for ends beside the end of text
-# The first of those that cut alike.
-_PRE_NAMES = ("smollm", "qwen2", "llama-bpe", "dbrx", "tekken", "gpt-2")
 _PROBES = (
     "Hello, world! It's 2024; they'll WON'T I'd've.",
     "  two  spaces\n\nlines \r\n\t tabs   \n   end  ",
@@ -120,7 +119,7 @@ def _candidates(state: Mapping[str, Any], tokens: list[str], types: list[int]) -
             yield {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": prefix}
     else:
         takes_whole_words = bool(state["model"].get("ignore_merges"))
-        for name in (each for each in _PRE_NAMES if PRE_TOKENIZERS[each].whole_words_first == takes_whole_words):
+        for name in (each for each in DISTINCT_NAMES if PRE_TOKENIZERS[each].whole_words_first == takes_whole_words):
             yield {"model": "gpt2", "pre": name, "merges": merges}
 
 
