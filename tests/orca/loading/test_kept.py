@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -210,3 +211,27 @@ def test_floating_files_and_other_forms_have_none(make_gguf: Make, copies: Copie
     load(make_gguf(kind=Q.Q8_0), copies, weights="int8")
     load(make_gguf(kind=Q.Q8_0), copies, backend="torch")
     assert files(copies) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_writes_are_of_one_size_and_leave_each_part_at_its_place(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "_WRITE_NBYTES", 64)
+    rng = np.random.default_rng(seed)
+    parts, position = [], 0
+    for nbytes in rng.integers(0, 200, 12).tolist():
+        position += int(rng.integers(0, 80))
+        parts.append((position, rng.integers(1, 256, nbytes).astype(np.uint8)))
+        position += nbytes
+    expected = np.zeros(position + int(rng.integers(0, 150)), np.uint8)
+    for offset, part in parts:
+        expected[offset : offset + len(part)] = part
+    writes: list[bytes] = []
+
+    class File(io.BytesIO):
+        def write(self, data: Any) -> int:
+            writes.append(bytes(data))
+            return len(writes[-1])
+
+    kept._write(File(), parts, len(expected))
+    assert b"".join(writes) == expected.tobytes()
+    assert {len(each) for each in writes[:-1]} <= {64}

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout
 from mlsys_orca.model.weights.quantized import PARTS, QuantizedMatrix
+from numpy.typing import NDArray
 from torch import Tensor
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 MAGIC, FORMAT, SUFFIX = b"MLSYSPK1", 3, ".packed"
 _ALIGNMENT = 4096
 _LEAST_NBYTES = 16 << 20  # smaller files load as quickly without
+_WRITE_NBYTES = 8 << 20  # of one write, whole huge pages
 _NUM_PROBES, _PROBE_NBYTES = 256, 4096
 
 
@@ -215,11 +217,9 @@ class Copies:
             self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             self._make_room(start + position)
             with atomic_write(path) as file:
-                file.write(MAGIC + len(text).to_bytes(8, "little") + text)
-                for offset, tensor in parts:
-                    file.seek(start + offset)
-                    file.write(tensor.view(torch.uint8).numpy().data)
-                file.truncate(start + position)
+                head = MAGIC + len(text).to_bytes(8, "little") + text
+                written = [(start + offset, tensor.view(torch.uint8).numpy().ravel()) for offset, tensor in parts]
+                _write(file, [(0, np.frombuffer(head, np.uint8)), *written], start + position)
         except OSError as error:
             _log.info("no packed copy is kept in %s: %s", self.folder, error.strerror or error)
             return False
@@ -281,6 +281,27 @@ def can_be_kept(model: object, noted: NotedCheckpoint) -> bool:
     matrices = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
     sizes = {each.codes.data_ptr(): each.out_features * each.in_features for each in matrices}
     return sum(sizes.values()) == noted.num_values  # each once, however many products share it
+
+
+def _write(file: BinaryIO, parts: Sequence[tuple[int, NDArray[np.uint8]]], nbytes: int) -> None:
+    """Write ``parts`` by ascending offset, zeros between them, up to ``nbytes``.
+
+    All writes are of whole huge pages. File systems with large folios (ext4 since Linux 6.16, XFS) then keep huge pages
+    of the file and map them as such, where a thread reads half again as fast as from pages of 4 KiB.
+    """
+    number = 0
+    for begin in range(0, nbytes, _WRITE_NBYTES):
+        chunk = np.zeros(min(_WRITE_NBYTES, nbytes - begin), np.uint8)
+        end = begin + len(chunk)
+        while number < len(parts) and parts[number][0] < end:
+            offset, part = parts[number]
+            some = part[max(0, begin - offset) : end - offset]
+            at = max(0, offset - begin)
+            chunk[at : at + len(some)] = some
+            if offset + len(part) > end:
+                break  # the rest of it is in the next chunk
+            number += 1
+        file.write(chunk.data)
 
 
 def _aligned(nbytes: int) -> int:
