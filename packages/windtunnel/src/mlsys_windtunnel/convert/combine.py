@@ -27,14 +27,8 @@ from mlsys_windtunnel.modules.combine.combine import (
 )
 from mlsys_windtunnel.modules.combine.multiclass import BinaryMembers, OneVsOne, OneVsRest, OutputCode
 from mlsys_windtunnel.modules.combine.multioutput import Chain, Outputs
-from mlsys_windtunnel.parse.members import (
-    Composition,
-    Member,
-    composition_of,
-    is_constant,
-    labels_are_indices,
-    labels_of,
-)
+from mlsys_windtunnel.parse.members import Composition, Member, composition_of
+from mlsys_windtunnel.parse.questions import is_constant, labels_are_indices, labels_of
 
 COMBINERS = Converters()
 

@@ -11,7 +11,8 @@ from itertools import groupby
 
 from mlsys_windtunnel.convert.registry import Entry
 from mlsys_windtunnel.convert.table import combiners, converters
-from mlsys_windtunnel.parse.members import _RULES, _WRAPPERS
+from mlsys_windtunnel.parse.members import _RULES
+from mlsys_windtunnel.parse.questions import WRAPPERS
 
 _WHERE_INSTALLED = "tested by `make test-peers`"
 NOT_IN_LOCK = {
@@ -91,7 +92,7 @@ def name_of(entry: Entry) -> str:
 
 def covered() -> list[Entry]:
     """Return all lines: converters, joins of meta-estimators' members, and those that need no join of their own."""
-    apart = [Entry(source, "", note="taken apart: its members are operators") for source in (*_RULES, *_WRAPPERS)]
+    apart = [Entry(source, "", note="taken apart: its members are operators") for source in (*_RULES, *WRAPPERS)]
     lines = {entry.source: entry for entry in (*apart, *combiners(), *converters())}
     public = [entry for entry in lines.values() if "._" not in entry.source]
     return sorted(public, key=lambda entry: entry.source.lower())

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from mlsys_windtunnel.parse.graph import Kind, Value
-from mlsys_windtunnel.parse.members import Composition, composition_of, has_one_output, labels_of
+from mlsys_windtunnel.parse.members import Composition, composition_of
 from mlsys_windtunnel.parse.names import known_name
+from mlsys_windtunnel.parse.questions import has_one_output, labels_of
 
 
 class Builder(Protocol):

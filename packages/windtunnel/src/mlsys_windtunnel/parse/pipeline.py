@@ -18,8 +18,9 @@ from mlsys_windtunnel.parse.boosters import as_estimator, catboost_names, reads_
 from mlsys_windtunnel.parse.expand import concatenated, expand, expand_features, join, num_outputs, width_of_answer
 from mlsys_windtunnel.parse.fitted_size import fitted_size
 from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
-from mlsys_windtunnel.parse.members import as_fitted, composition_of, outermost, passes, within
+from mlsys_windtunnel.parse.members import composition_of
 from mlsys_windtunnel.parse.names import known_name
+from mlsys_windtunnel.parse.questions import as_fitted, outermost, passes, within
 from mlsys_windtunnel.parse.source import rules_of
 
 

@@ -17,8 +17,9 @@ from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.parse.boosters import category_columns_of, labels_are_names, reads_by_name
 from mlsys_windtunnel.parse.functions import name_of_function
 from mlsys_windtunnel.parse.graph import Kind, Operator, Value
-from mlsys_windtunnel.parse.members import composition_of, is_function, outermost, passes
+from mlsys_windtunnel.parse.members import composition_of
 from mlsys_windtunnel.parse.names import known_name
+from mlsys_windtunnel.parse.questions import is_function, outermost, passes
 
 Bounds = Callable[[Any], tuple[float | None, float | None]]  # a fitted estimator's least and largest number
 # Missing values and infinity alike are taken, where missing values are.
