@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mlsys_core.errors import InvalidInputError
+from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.export.artifact import load, save
 from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
@@ -134,3 +134,10 @@ def test_sparse_tables_are_for_brute_force_alone(kind: type, algorithm: str) -> 
         source.predict(table)
     with pytest.raises(InvalidInputError, match="Sparse data"):
         translate(source).predict(table)
+
+
+@pytest.mark.parametrize("kind", [RadiusNeighborsClassifier, RadiusNeighborsRegressor])
+def test_no_radius_is_refused_by_name(kind):
+    source = kind(radius=None).fit(X, LABELS if kind is RadiusNeighborsClassifier else Y)
+    with pytest.raises(MlsysError, match="declines radius=None"):
+        translate(source)

@@ -76,6 +76,8 @@ def local_outlier_factor(estimator: Any) -> OperatorModule | Unsupported:
 def _average(
     estimator: Any, values: npt.NDArray[np.float64], lonely: npt.NDArray[Any] | None
 ) -> RadiusAverage | Unsupported:
+    if estimator.radius is None:
+        return Unsupported("radius=None, by which the source answers nothing; set a number")
     found = weighed_distance_of(estimator)
     if isinstance(found, Unsupported):
         return found
