@@ -56,7 +56,7 @@ def pipeline() -> object:
 
 def test_a_pipeline_of_text_columns_is_trained_cloned_and_pickled() -> None:
     x, y = table()
-    model = clone(WindTunnelClassifier(pipeline(), "L4", epochs=2, random_state=1))
+    model = clone(WindTunnelClassifier(pipeline(), "L4", epochs=2, min_gain_se=1, random_state=1))
     model.fit(x, y, eval_set=(x[:100], y[:100]), sample_weight=np.linspace(0.5, 1, len(y)))
     assert model.feature_names_in_.tolist() == ["age", "city"]
     assert [entry["epoch"] for entry in model.history_] == [0, 1, 2]
@@ -91,7 +91,8 @@ def test_a_regression_pipeline_gets_better_where_its_trees_were_stopped_early() 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(600, 3))
     y = 3 * x[:, 0] + x[:, 1] ** 2
-    model = WindTunnelRegressor(GradientBoostingRegressor(n_estimators=10), "L2", epochs=20, lr=0.02, random_state=0)
+    options = {"epochs": 20, "lr": 0.02, "min_gain_se": 1, "random_state": 0}
+    model = WindTunnelRegressor(GradientBoostingRegressor(n_estimators=10), "L2", **options)
     model.fit(x[:400], y[:400])
     assert model.score(x[400:], y[400:]) > model.source_.score(x[400:], y[400:]) + 0.05
 

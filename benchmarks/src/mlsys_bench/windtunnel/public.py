@@ -28,8 +28,9 @@ def run(
     context: BenchContext,
     *,
     seeds: int = 5,
-    rows: int = 4_000,
-    trials: int = 8,
+    first_seed: int = 0,
+    rows: int = 2_000,
+    trials: int = 6,
     data: tuple[str, ...] = (),
     peer_seeds: int = 1,
 ) -> Section:
@@ -37,7 +38,8 @@ def run(
 
     Args:
         context: The suite's context; quick has one seed, 600 rows, one trial, two members and no peers.
-        seeds: Splits and draws of rows: 0, 1, ...
+        seeds: Number of splits and draws of rows.
+        first_seed: The first of them; the others follow.
         rows: Training rows at most; five times as many test rows at most.
         trials: Options that the search tries; the first are LightGBM's own.
         data: Sets; all if none.
@@ -53,8 +55,8 @@ def run(
     setting = {"rows": rows, "trials": trials, "members": members}
     journal = Journal(context.output_dir / f"{NAME}{'-quick' if context.is_quick else ''}.jsonl", setting, key="fit")
     absent = missing_peers()
-    for seed in range(seeds):
-        peers = [peer for peer in PEERS if peer not in absent] if seed < peer_seeds else []
+    for seed in range(first_seed, first_seed + seeds):
+        peers = [peer for peer in PEERS if peer not in absent] if seed < first_seed + peer_seeds else []
         for name in data or SETS:
             for contestant in (*CONTESTANTS, *peers):
                 key = f"{name}/{seed}/{contestant}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -61,12 +62,18 @@ def fit_and_score(
             model = pipeline.fit(x, y)
         else:
             model = _fine_tuned(contestant, pipeline, x, y, seed, setting, num_threads, is_classifier=is_classifier)
-            facts["epochs"] = int(model.best_epoch_)
+            facts["epochs"], facts["gain"] = int(model.best_epoch_), _numbers(model.gain_, model.gain_se_)
             facts["nbytes"] = sum(part.nbytes for part in model.module_.state_dict().values())
+        if contestant == "members":
+            facts["shares"], facts["members_gain"] = model.shares_, _numbers(*model.members_gain_)
     facts["seconds"] = round(time.perf_counter() - started, 2)
     facts["score"] = _score(model, x_test, y_test, is_classifier=is_classifier)
     facts["us_per_row"] = round(_us_per_row(model, x_test.iloc[:ANSWERED], is_classifier=is_classifier), 3)
     return facts
+
+
+def _numbers(*values: float) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]
 
 
 def _fine_tuned(

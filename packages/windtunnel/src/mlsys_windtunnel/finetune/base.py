@@ -18,7 +18,8 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.finetune.choose import Choice, choose_epochs, report, splits_of
-from mlsys_windtunnel.finetune.members import check_members, with_members
+from mlsys_windtunnel.finetune.makers import check_members
+from mlsys_windtunnel.finetune.members import with_members
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from mlsys_windtunnel.finetune.sources import refuse_ranker, weight_for
 from mlsys_windtunnel.finetune.teacher import Teacher
@@ -51,7 +52,7 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         loss: Any = "auto",
         metric: str = "auto",
         patience: int | None = None,
-        min_gain_se: float = 1.0,
+        min_gain_se: float = 2.0,
         ema: float | None = None,
         weight_decay: float = 1e-6,
         leaf_decay: float | None = None,
@@ -137,8 +138,10 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         rows, teacher = (X, y, sample_weight), self._teacher(teacher_proba, y)
         tuned = self._tuned(rows, eval_set, groups, teacher, (soft, options))
         if self.members and is_first:
-            drawn = {"members": self.members, "seed": options.random_state}
-            tuned = replace(tuned, module=with_members(tuned.module, self.source_, *rows, **drawn))
+            facts = {"members": self.members, "cv": self.cv, "groups": groups, "options": options}
+            joined = with_members(tuned.module, self.source_, *rows, **facts)
+            self.shares_, self.members_gain_ = joined.shares, (joined.gain, joined.gain_se)
+            tuned = replace(tuned, module=joined.module)
         return self._keep(tuned)
 
     def _tuned(self, rows: Any, eval_set: Any, groups: Any, teacher: Teacher | None, chosen: Any) -> FineTuned:

@@ -124,16 +124,19 @@ def choose_epochs(
 
 
 def report(options: TrainingOptions, choice: Choice) -> None:
-    """Say on the error stream that the source is kept, where progress is shown."""
+    """Say that the source is kept."""
+    found = f"{choice.metric} {choice.gain:+.5f} (standard error {choice.gain_se:.5f}) on rows held out"
+    why = found if choice.history else "there are too few rows to hold any out"
+    say(options, f"fine-tuning: nothing surely gained, the pipeline answers as it was fitted: {why}")
+
+
+def say(options: TrainingOptions, line: str) -> None:
+    """Print a line on the error stream, where progress is shown."""
     from rich.console import Console
 
     console = Console(stderr=True)
     if console.is_terminal if options.verbose is None else options.verbose:
-        found = f"{choice.metric} {choice.gain:+.5f} (standard error {choice.gain_se:.5f}) on rows held out"
-        why = found if choice.history else "there are too few rows to hold any out"
-        console.print(
-            f"fine-tuning: nothing surely gained, the pipeline answers as it was fitted: {why}", highlight=False
-        )
+        console.print(line, highlight=False, markup=False)
 
 
 def _means(histories: Sequence[list[dict[str, float]]]) -> list[dict[str, float]]:

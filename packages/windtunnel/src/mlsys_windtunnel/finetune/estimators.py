@@ -37,8 +37,9 @@ class WindTunnelClassifier(ClassifierMixin, FineTunedBase):  # type: ignore[misc
         cv: Splits to choose the number of epochs by, where ``fit`` is given no ``eval_set``: a number of folds, a
             splitter of scikit-learn (``TimeSeriesSplit``, ``GroupKFold``) or an iterable; None: one, by chance.
         validation_fraction: Share of the rows that one split holds out; 0 chooses nothing and keeps the last epoch.
-        members: Refits of boosted trees beside the pipeline's own, with rows and columns drawn anew; they share half of
-            the weight. An answer costs as many times the trees. See :mod:`~mlsys_windtunnel.finetune.members`.
+        members: Refits beside the pipeline's boosted trees, with a linear model and perceptrons, weighed by
+            cross-validation (``cv``, else five folds) and added only where they surely pay. An answer costs as many
+            times the trees. See :mod:`~mlsys_windtunnel.finetune.members`.
         warm_start: True trains what an earlier ``fit`` left further, on the new rows.
         checkpoint_dir, n_threads, n_processes, launcher, verbose: See there too.
         random_state: Seed of the hold-out, shuffling, dropout and the random start.
@@ -53,6 +54,8 @@ class WindTunnelClassifier(ClassifierMixin, FineTunedBase):  # type: ignore[misc
             exact translation of ``source_``.
         best_score_, metric_: Its score, larger is better, and what that is.
         gain_, gain_se_: Gain over the source on the rows held out, and its standard error; NaN without any.
+        shares_, members_gain_: With ``members``, the weight of each kind, and the loss that they save on the rows held
+            out of their fits with its standard error; NaN without any.
         update_: The module as it was fitted, and the labels that :meth:`update` remembers.
         classes_, n_features_in_, feature_names_in_: As in scikit-learn.
 
@@ -82,7 +85,7 @@ class WindTunnelClassifier(ClassifierMixin, FineTunedBase):  # type: ignore[misc
         metric: str = "auto",
         class_weight: Any = None,
         patience: int | None = None,
-        min_gain_se: float = 1.0,
+        min_gain_se: float = 2.0,
         ema: float | None = None,
         weight_decay: float = 1e-6,
         leaf_decay: float | None = None,
