@@ -56,7 +56,7 @@ _WHAT = {
     "windtunnel-distil": "A slow model's gain kept at a small pipeline's speed",
     "windtunnel-drift": "Models kept current by a few hundred labels a week",
     "windtunnel-infer": "Exact answers against peers",
-    "windtunnel-public": "Fine-tuning as it stands beside its source",
+    "windtunnel-public": "Fine-tuning and members beside a tuned LightGBM",
     "windtunnel-search": "Fine-tuning options on validation rows",
     "windtunnel-tables": "Tables of the experiments, one line a fit",
 }

@@ -66,6 +66,27 @@ def windtunnel(name: str, data: str = "flights-3m") -> str:
     return table(columns, lines)
 
 
+def public(name: str) -> str:
+    """Return how many points members are above a tuned LightGBM and above peers, over the seeds that both have."""
+    rows = []
+    for data, contestants in load(name)["results"].items():
+        ours = contestants["members"]["seeds"]
+        score = "R2" if data in ("california", "movielens-100k") else "AUC"
+        for each, facts in contestants.items():
+            if each in ("members", "fine-tuned"):
+                continue
+            points = 100 * mean(ours[seed]["score"] - found["score"] for seed, found in facts["seeds"].items())
+            against = "LightGBM, tuned" if each == "tuned" else each
+            rows.append((points, f"test {score}, {data}, members", against, len(facts["seeds"])))
+    columns = ["what", "against", "points above", "seeds", "machine", "command"]
+    command = "`mlsys bench windtunnel-public first_seed=5`"
+    cells = [
+        [what, against, f"**{points:.2f}**", str(n), processor(name), command]
+        for points, what, against, n in sorted(rows)
+    ]
+    return table(columns, cells)
+
+
 def batchmaker(*names: str) -> str:
     """Return BatchMaker's speed over its strongest opponent: peaks, tails, words, trees and streams."""
     kinds = {"lstm": _lstm, "quick": _paper, "words": _words, "trees": _trees, "voice": _voice}

@@ -303,17 +303,38 @@ def distil(name: str) -> str:
 
 
 def public(name: str) -> str:
-    """Return the scores of fine-tuning as it stands and of its source, by data set."""
-    rows = []
-    for data, found in load(name)["results"].items():
-        scores = found["scores"]
-        means = [f"{sum(scores[each]) / len(scores[each]):.4f}" for each in ("source", "fine-tuned", "held out")]
-        lowest = min(100 * (one - other) for one, other in zip(scores["fine-tuned"], scores["source"], strict=True))
-        error = "" if found["gain_se"] is None else f" ± {found['gain_se']:.2f}"
-        cells = [f"{found['gain']:+.2f}{error}", f"{lowest:+.2f}", ", ".join(map(str, found["epochs"]))]
-        rows.append([data, *means, *cells])
-    columns = ["set", "source", "fine-tuned", "fitted on nine tenths", "above source, points", "lowest seed"]
-    return table([*columns, "epochs chosen"], rows)
+    """Return what members and peers gain over a tuned pipeline, and what an answer costs, by data set; losses first."""
+    found = load(name)["results"]
+    rows: list[tuple[float, list[str]]] = []
+    peers = [
+        each for each in ("XGBoost", "CatBoost", "RealMLP", "TabM") if any(each in sets for sets in found.values())
+    ]
+    for data, contestants in found.items():
+        seeds = {each: facts["seeds"] for each, facts in contestants.items()}
+        scores = [each["score"] for each in seeds["tuned"].values()]
+        gains = [_gain(contestants.get(each)) for each in ("members", "fine-tuned", *peers)]
+        exact, members = (list(seeds[each].values()) for each in ("fine-tuned", "members"))
+        pairs = list(zip(members, exact, strict=True))
+        added = [pair for pair in pairs if len(pair[0]["shares"]) > 1]
+        cost = [
+            mean(one[field] / other[field] for one, other in added) if added else 1
+            for field in ("us_per_row", "nbytes")
+        ]
+        cells = [data, f"{mean(scores):.4f}", gains[0], f"{contestants['members']['gain']['lowest']:+.2f}", *gains[1:]]
+        cells += [f"{len(added)} of {len(pairs)}", f"{cost[0]:.0f} x, {cost[1]:.0f} x"]
+        rows.append((contestants["members"]["gain"]["mean"], cells))
+    columns = ["set", "tuned LightGBM", "members, points above", "lowest seed", "fine-tuned without", *peers]
+    return table(
+        [*columns, "seeds with members added", "time and size of an answer"], [cells for _, cells in sorted(rows)]
+    )
+
+
+def _gain(facts: Mapping[str, Any] | None) -> str:
+    """Return points above the tuned pipeline, with the standard error where there are several seeds."""
+    if facts is None:
+        return ""
+    gain = facts["gain"]
+    return f"{gain['mean']:+.2f}" + ("" if gain["se"] is None else f" ± {gain['se']:.2f}")
 
 
 def _best_time(found: Mapping[str, Any], cases: tuple[str, ...], size: str) -> float | None:
