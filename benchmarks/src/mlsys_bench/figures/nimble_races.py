@@ -7,7 +7,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from mlsys_bench.figures.results import load, number, table
-from mlsys_bench.nimble.summary import OURS, PEERS
+from mlsys_bench.nimble.summary import OURS, OURS_TRUSTING, PEERS
 
 
 def zoo(*names: str) -> str:
@@ -22,9 +22,9 @@ def zoo(*names: str) -> str:
     for company in dict.fromkeys(company for _, company, _ in races):
         own = [race for _, where, race in races if where == company and race["over_best_peer"]]
         means = [geometric_mean(column) for column in zip(*map(_ratios, own), strict=True)]
-        rows.append([f"geometric mean of {len(own)}", company, "", "", "", *(f"**{mean:.2f}x**" for mean in means)])
+        rows.append([f"geometric mean of {len(own)}", company, "", "", "", *(f"**{mean:.2f}x**" for mean in means), ""])
     columns = ["net", "company", "best peer", "its ms (least)", "Nimble's", "over", "by medians", "by the least"]
-    return table(columns, rows)
+    return table([*columns, "check"], rows)
 
 
 def sizes(name: str) -> str:
@@ -68,11 +68,17 @@ def _milliseconds(case: Mapping[str, Any] | None) -> str:
     return f"{number(1e3 * case['median_s'])} ({number(1e3 * case['least_s'])})"
 
 
+def _check(cases: Mapping[str, Any]) -> str:
+    """Return the least time that comparing weights adds to a call's, over a call that trusts versions."""
+    ours, trusting = (cases.get(name, {}).get("least_s") for name in (OURS, OURS_TRUSTING))
+    return f"{ours / trusting - 1:+.0%}" if ours and trusting else "-"
+
+
 def _cells(race: Mapping[str, Any]) -> list[str]:
     if not race["over_best_peer"]:
-        return ["-", "-", "-"]
+        return ["-", "-", "-", "-"]
     over, by_medians, by_least = _ratios(race)
-    return [f"**{over:.2f}x**", f"{by_medians:.2f}x", f"{by_least:.2f}x"]
+    return [f"**{over:.2f}x**", f"{by_medians:.2f}x", f"{by_least:.2f}x", _check(race["cases"])]
 
 
 def _ratios(race: Mapping[str, Any]) -> tuple[float, float, float]:
