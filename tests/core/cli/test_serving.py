@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -267,3 +272,48 @@ def test_every_server_refuses_a_busy_port_before_it_looks_for_a_model(
     said = capsys.readouterr().err
     assert "is in use by another process" in said
     assert "no-such-model" not in said.splitlines()[-1]
+
+
+LOADING = """
+    import io, os, signal, sys, typer
+    from mlsys_core.cli.serving import serve_command
+
+    app = typer.Typer()
+
+    @app.command()
+    @serve_command("words")
+    def serve():
+        try:
+            import ends
+        except BaseException:
+            raise ImportError("kept")
+
+    class Terminal(io.RawIOBase):
+        is_quiet = {when!r} != "line"
+
+        def writable(self):
+            return True
+
+        def write(self, data):
+            os.write(2, data)
+            if not self.is_quiet:
+                self.is_quiet = True
+                os.kill(os.getpid(), signal.SIGTERM)
+            return len(data)
+
+    sys.stderr = io.TextIOWrapper(io.BufferedWriter(Terminal()), line_buffering=True)
+    app()
+"""
+
+
+@pytest.mark.parametrize("when", ["line", "import"])
+def test_sigterm_while_a_line_is_written_or_a_module_imported_ends_with_one_line(when: str, tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    command = [sys.executable, "-c", textwrap.dedent(LOADING).format(when=when)]
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths})
+    assert set(ran.stderr.splitlines()) == {  # the terminal above repeats a line whose write is interrupted
+        "  settings: all by default",
+        "mlsys: stopped by SIGTERM before it was ready",
+    }
+    assert ran.returncode == 128 + signal.SIGTERM

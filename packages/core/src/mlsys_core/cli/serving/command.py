@@ -8,10 +8,11 @@ import signal
 import threading
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from typer.models import OptionInfo
 
 from mlsys_core.cli.serving.settings_file import SECRET, file_reader, resolved
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.exits import end_at_once
 
 SHARED_PREFIX = "MLSYS_SERVE"  # MLSYS_SERVE_PORT holds for every serve command, MLSYS_ORCA_PORT for one
 
@@ -113,8 +115,11 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def _ended_by_sigterm() -> Iterator[None]:
     """Let SIGTERM end the process with one line while a model loads; a running server has its own handler."""
 
-    def leave(number: int, _: object) -> None:
-        typer.echo("mlsys: stopped by SIGTERM before it was ready", err=True)
+    def leave(number: int, frame: FrameType | None) -> None:
+        with suppress(OSError):  # not by sys.stderr, which may be in the middle of a line and takes no second call
+            os.write(2, b"mlsys: stopped by SIGTERM before it was ready\n")
+        if _is_import(frame):
+            end_at_once(128 + number)
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
@@ -125,6 +130,15 @@ def _ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Return True within an import: modules may keep an exception, or fail by it in a way of their own."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _refuse_empty_secrets(prefix: str) -> None:
