@@ -3,8 +3,11 @@
     python benchmarks/peers/embeddings/peer.py PEER FOLDER THREADS
 
 A line of stdin is a JSON object with ``texts``, ``batch_size`` and ``out``, a file for the vectors; a line of stdout is
-one with ``seconds`` and ``processor_s``. Peers: sentence-transformers (sorts texts by length itself), fastembed (takes
-them as they come), onnxruntime (the ONNX file that fastembed gets, texts sorted here: the strongest form of it).
+one with ``seconds`` and ``processor_s``. With ``arrivals``, seconds by text, texts come one by one, and the line has
+the ``latencies`` of all: what waits runs at once, ``batch_size`` at most, as in a server that waits for no more.
+
+Peers: sentence-transformers (sorts texts by length itself), fastembed (takes them as they come), onnxruntime (the ONNX
+file that fastembed gets, texts sorted here: the strongest form of it).
 """
 
 from __future__ import annotations
@@ -121,6 +124,19 @@ def onnxruntime(folder: Path, threads: int) -> Embed:
 PEERS = {"sentence-transformers": sentence_transformers, "fastembed": fastembed, "onnxruntime": onnxruntime}
 
 
+def served(embed: Embed, texts: list[str], arrivals: list[float], batch_size: int) -> list[float]:
+    """Return the seconds between each text's arrival and its vector."""
+    began_s, latencies = time.perf_counter(), []
+    while (first := len(latencies)) < len(texts):
+        time.sleep(max(0.0, arrivals[first] - (time.perf_counter() - began_s)))
+        now_s = time.perf_counter() - began_s
+        waiting = [at for at in arrivals[first : first + batch_size] if at <= now_s] or [arrivals[first]]
+        embed(texts[first : first + len(waiting)], batch_size)
+        ended_s = time.perf_counter() - began_s
+        latencies += [ended_s - at for at in waiting]
+    return latencies
+
+
 def main() -> None:
     """Answer line by line."""
     said = os.fdopen(os.dup(1), "w")
@@ -129,6 +145,10 @@ def main() -> None:
     print(json.dumps({"is_ready": True}), file=said, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
+        if "arrivals" in asked:
+            latencies = served(embed, asked["texts"], asked["arrivals"], asked["batch_size"])
+            print(json.dumps({"latencies": latencies}), file=said, flush=True)
+            continue
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         vectors = embed(asked["texts"], asked["batch_size"])
         spent = {"seconds": time.perf_counter() - began_s, "processor_s": time.process_time() - began_cpu_s}

@@ -44,6 +44,26 @@ class Embedder:
         rows = self._served.texts.encode(texts, is_cut=True)
         return np.stack(self._runner.run(self._served.run_rows(rows, str(next(self._numbers)))))
 
+    def served(self, texts: Sequence[str], arrivals: Sequence[float]) -> list[float]:
+        """Return the seconds between each text's arrival and its vector.
+
+        Args:
+            texts: Each a request of its own.
+            arrivals: Seconds from now, by text.
+        """
+        began_s = time.perf_counter()
+
+        async def one(text: str, at_s: float) -> float:
+            await asyncio.sleep(at_s - (time.perf_counter() - began_s))
+            assert self._served.texts is not None
+            await self._served.run_rows(self._served.texts.encode([text], is_cut=True), str(next(self._numbers)))
+            return time.perf_counter() - began_s - at_s
+
+        async def all_of_them() -> list[float]:
+            return await asyncio.gather(*(one(text, at_s) for text, at_s in zip(texts, arrivals, strict=True)))
+
+        return self._runner.run(all_of_them())
+
     def close(self) -> None:
         """End the engine."""
         self._runner.run(self._served.close())
@@ -58,6 +78,9 @@ def main() -> None:
     print(json.dumps({"is_ready": True}), file=said, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
+        if "arrivals" in asked:
+            print(json.dumps({"latencies": embed.served(asked["texts"], asked["arrivals"])}), file=said, flush=True)
+            continue
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         vectors = embed(asked["texts"])
         spent = {"seconds": time.perf_counter() - began_s, "processor_s": time.process_time() - began_cpu_s}

@@ -1,10 +1,11 @@
 """The suite ``dvabatch-embeddings``: texts to vectors as fast as they come, DVABatch beside libraries of embeddings.
 
 Each contestant is a process with the same folder, texts and number of threads. Peers try three batch sizes first and
-keep the best. Then all take turns, round after round, and their vectors are compared before any time is told.
+keep the best. Then all take turns, round after round, and their vectors are compared before any time is told. At last
+texts come one by one, at half of the best peer's speed: the same arrivals to all.
 
     benchmarks/peers/install.sh embeddings
-    mlsys dvabatch bench embeddings --lengths RTE,SST-2
+    mlsys dvabatch bench embeddings
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.models import resolve_model
 from mlsys_core.report import Section, Table
+from mlsys_core.workload import Poisson
 from numpy.typing import NDArray
 
 from mlsys_bench.dvabatch.over_http import texts_like
-from mlsys_bench.dvabatch.workloads import GLUE_LIKE
+from mlsys_bench.dvabatch.workloads import LIKE
 from mlsys_bench.harness.child import environment
 
 if TYPE_CHECKING:
@@ -87,20 +89,37 @@ class Contestant:
         """
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "vectors.npy"
-            asked = {"texts": list(texts), "batch_size": batch_size or self.batch_size, "out": str(out)}
-            assert self._child.stdin is not None
-            try:
-                self._child.stdin.write(json.dumps(asked) + "\n")
-                self._child.stdin.flush()
-            except BrokenPipeError as error:
-                raise MlsysError(f"{self.name} has ended") from error
-            return self._line(), np.load(out)
+            spent = self._ask(texts=list(texts), batch_size=batch_size or self.batch_size, out=str(out))
+            return spent, np.load(out)
+
+    def serve(self, texts: Sequence[str], arrivals: Sequence[float]) -> list[float]:
+        """Return the seconds between each text's arrival and its vector.
+
+        Args:
+            texts: Each a request of its own.
+            arrivals: Seconds from the begin, by text.
+
+        Raises:
+            MlsysError: The process has ended.
+        """
+        answer = self._ask(texts=list(texts), arrivals=list(arrivals), batch_size=self.batch_size)
+        return [float(latency_s) for latency_s in answer["latencies"]]
 
     def tune(self, texts: Sequence[str]) -> None:
         """Try all batch sizes, after one run to warm up, and keep the fastest."""
         self.embed(texts[:16], batch_size=BATCH_SIZES[0])
-        spent = {size: self.embed(texts, batch_size=size)[0]["seconds"] for size in BATCH_SIZES}
+        some = texts[: max(BATCH_SIZES)]
+        spent = {size: self.embed(some, batch_size=size)[0]["seconds"] for size in BATCH_SIZES}
         self.batch_size = min(spent, key=spent.__getitem__)
+
+    def _ask(self, **asked: Any) -> dict[str, Any]:
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(json.dumps(asked) + "\n")
+            self._child.stdin.flush()
+        except BrokenPipeError as error:
+            raise MlsysError(f"{self.name} has ended") from error
+        return self._line()
 
     def _line(self) -> dict[str, Any]:
         assert self._child.stdout is not None
@@ -162,7 +181,7 @@ def run(
 
     Args:
         context: Its context; quick has 64 texts and one round.
-        lengths: Of the texts, names of :data:`GLUE_LIKE`; none: RTE and SST-2.
+        lengths: Of the texts, names of :data:`LIKE`; none: RTE, SST-2 and long-tailed.
         texts: In each round.
         rounds: Of each.
         model: A name, or an encoder's folder.
@@ -172,10 +191,10 @@ def run(
         InvalidInputError: There are no such lengths.
         MlsysError: A contestant gives other vectors.
     """
-    lengths = lengths or ("RTE", "SST-2")
+    lengths = lengths or ("RTE", "SST-2", "long-tailed")
     for name in lengths:
-        if name not in GLUE_LIKE:
-            raise InvalidInputError(f"--lengths {name!r}: give some of {','.join(GLUE_LIKE)}, with commas")
+        if name not in LIKE:
+            raise InvalidInputError(f"--lengths {name!r}: give some of {','.join(LIKE)}, with commas")
     num, rounds = (64, 1) if context.is_quick else (texts, rounds)
     folder = Path(model) if Path(model).is_dir() else resolve_model(model, settings().cache_dir)
     entered, missing = contestants(folder, context.num_threads, Path(peers))
@@ -219,14 +238,23 @@ def race(entered: Sequence[Contestant], texts: Sequence[str], rounds: int) -> di
     for _ in range(rounds):
         for each in entered:
             spent[each.name].append(each.embed(texts)[0])
+    per_s = {name: len(texts) / statistics.median(turn["seconds"] for turn in turns) for name, turns in spent.items()}
+    rate = max((speed for name, speed in per_s.items() if name != OURS), default=per_s[OURS]) / 2
+    latencies: dict[str, list[float]] = {each.name: [] for each in entered}
+    for number in range(rounds):
+        arrivals = Poisson(rate).times(len(texts), np.random.default_rng(number))
+        for each in entered:
+            latencies[each.name] += each.serve(texts, [float(at) for at in arrivals])
     return {
         each.name: {
-            "per_s": len(texts) / statistics.median(turn["seconds"] for turn in spent[each.name]),
+            "per_s": per_s[each.name],
             "processor_ms_a_text": statistics.median(turn["processor_s"] for turn in spent[each.name])
             * 1e3
             / len(texts),
             "least_cosine": cosines[each.name],
             "batch_size": each.batch_size,
+            "rate_per_s": rate,
+            **{f"p{at}_ms": float(np.percentile(latencies[each.name], at)) * 1e3 for at in (50, 99)},
         }
         for each in entered
     }
@@ -241,10 +269,12 @@ def _table(workload: str, figures: dict[str, dict[str, float]]) -> Table:
             f"{ours['per_s'] / row['per_s']:.2f}x",
             f"{row['processor_ms_a_text']:.2f}",
             f"{ours['processor_ms_a_text'] / row['processor_ms_a_text']:.2f}x",
+            f"{row['p50_ms']:.0f}",
+            f"{row['p99_ms']:.0f}",
             f"{row['least_cosine']:.7f}",
             f"{row['batch_size']:.0f}" if row["batch_size"] else "policy's",
         ]
         for name, row in figures.items()
     ]
-    headers = ["", "embeddings/s", "ours is", "processor ms/text", "ours takes", "least cosine", "batch"]
-    return Table(headers, rows, f"Texts of lengths like {workload}")
+    headers = ["", "per s", "ours is", "CPU ms/text", "ours takes", "p50 ms", "p99 ms", "least cosine", "batch"]
+    return Table(headers, rows, f"Texts of lengths like {workload}; latencies at {ours['rate_per_s']:.1f} texts/s")

@@ -163,6 +163,33 @@ def exits(name: str) -> str:
     return table(columns, rows)
 
 
+def embeddings(name: str) -> str:
+    """Return each library's embeddings a second and latencies beside ours, by lengths; losses first."""
+    rows = []
+    for lengths, found in load(name).items():
+        if not isinstance(found, dict) or "DVABatch" not in found:
+            continue
+        ours = found["DVABatch"]["per_s"]
+        for library, row in found.items():
+            cells = [f"{row['processor_ms_a_text']:.1f}", f"{row['p50_ms']:.0f}", f"{row['p99_ms']:.0f}"]
+            at = f"{row['rate_per_s']:.0f}/s"
+            ratio = "" if library == "DVABatch" else f"{ours / row['per_s']:.2f}x"
+            cosine = f"{row['least_cosine']:.7f}"
+            rows.append((ours / row["per_s"], [lengths, library, f"{row['per_s']:.1f}", ratio, *cells, at, cosine]))
+    columns = [
+        "lengths like",
+        "",
+        "embeddings/s",
+        "DVABatch is",
+        "CPU ms a text",
+        "p50 ms",
+        "p99 ms",
+        "at",
+        "least cosine",
+    ]
+    return table(columns, [cells for _, cells in sorted(rows, key=lambda row: (row[1][0], row[0]))])
+
+
 def instances(name: str) -> str:
     """Return each server's rate beside that of one process, latencies and processor time, by model; losses first."""
     found = load(name)["rows"]

@@ -22,6 +22,7 @@ _WHAT = {
     "batchmaker-voice": "Live voices through Silero's detector",
     "batchmaker-words": "Words through g2p-en",
     "core-instances": "Instances in processes beside one process",
+    "dvabatch-embeddings": "Texts to vectors beside other libraries",
     "dvabatch-encoder": "Input diversity: a sentence encoder under each policy",
     "dvabatch-exits": "Early exits: accuracy against time by rule and threshold",
     "dvabatch-front-triton": "REST and gRPC fronts beside Triton's",

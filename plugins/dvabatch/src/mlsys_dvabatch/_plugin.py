@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec, PolicySpec
+from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, KernelSpec, ModelLoaderSpec, PolicySpec
 
 
 @hookimpl
@@ -28,6 +28,18 @@ def mlsys_register_engines() -> Iterable[EngineSpec]:
             name="dvabatch",
             help="DNNs in stages, between which requests join and leave, over the Open Inference Protocol.",
             app="mlsys_dvabatch.cli.main:serve_app",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_kernels() -> Iterable[KernelSpec]:
+    """Return the native kernels."""
+    return [
+        KernelSpec(
+            name="dvabatch-encoder",
+            help="Layers of text encoders, all texts of a batch a call.",
+            factory="mlsys_dvabatch.stages.models.native.library:ENCODER",
         )
     ]
 

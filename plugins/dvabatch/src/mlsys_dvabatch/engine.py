@@ -138,8 +138,9 @@ class Engine:
                 StreamExecutor(stage, run, device=device, events=events, waits_always=waits)
                 for stage in range(num_stages)
             ]
-        can_pin = not is_serial and num_stages <= len(cores)
-        threads = len(cores) if is_serial else 1
+        is_alone = is_serial or num_stages == 1  # nothing runs beside a stage: it has all cores
+        can_pin = not is_alone and num_stages <= len(cores)
+        threads = len(cores) if is_alone else 1
         return [
             StageExecutor(stage, run, core=cores[stage] if can_pin else None, num_threads=threads)
             for stage in range(num_stages)

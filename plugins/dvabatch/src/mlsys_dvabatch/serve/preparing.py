@@ -144,7 +144,7 @@ def profiled(
     is_encoder = isinstance(loaded.model, BertStages)
     if is_encoder or len(loaded.lengths) > 1:  # batches of many long requests take long and say nothing new
         sizes = [size for size in sizes if size <= 8]
-    name = loaded.name + (" packed" if isinstance(loaded.model, BertStages) and loaded.model.is_packed else "")
+    name = loaded.name + (loaded.model.form if isinstance(loaded.model, BertStages) else "")
     return cached_costs(
         cache_dir,
         f"{name}, sizes {sizes}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from mlsys_dvabatch.stages.activations import Packed, Padded, to_host
 from mlsys_dvabatch.stages.isolation import IsolationCheck
 from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.models.layers import ACTIVATIONS, Head, Layer, Places, bias_of, norm_of, rotations
+from mlsys_dvabatch.stages.models.native.layers import CompiledLayers, compiled_layers
 from mlsys_dvabatch.stages.models.pooling import pool_packed, pool_padded
 from torch import Tensor, nn
 from torch.nn import functional
@@ -39,6 +40,7 @@ class BertStages(nn.Module):
         super().__init__()
         self.config = config
         self.is_packed = is_packed
+        self._native: tuple[CompiledLayers | None] | None = None  # packed layers once they were asked for
         size = config.hidden_size
         self.words = nn.Embedding(config.vocab_size, size)
         if config.has_positions:
@@ -129,8 +131,7 @@ class BertStages(nn.Module):
 
     def run(self, stage: int, values: Any) -> Any:
         """Run the layers of one stage; see :class:`~mlsys_dvabatch.stages.activations.StageModel`."""
-        layers = self.layers[self._bounds[stage] : self._bounds[stage + 1]]
-        return self._run_packed(stage, layers, values) if self.is_packed else self._run_padded(stage, layers, values)
+        return self._run_packed(stage, values) if self.is_packed else self._run_padded(stage, values)
 
     @property
     def tolerance(self) -> float:
@@ -174,7 +175,7 @@ class BertStages(nn.Module):
         turns = rotations(config.thetas, positions, config.hidden_size // config.num_heads)
         return Places(positions, turns, bias_of(self.relative, longest) if config.num_buckets else None)
 
-    def _run_padded(self, stage: int, layers: Any, values: Padded) -> Padded:
+    def _run_padded(self, stage: int, values: Padded) -> Padded:
         lengths = values.tensors["length"]
         first = values.tensors["hidden" if stage else "tokens"]
         width = first.shape[1] if stage else first.shape[2]
@@ -183,25 +184,51 @@ class BertStages(nn.Module):
         places = self._places(positions, width)
         mask = positions[None] < lengths[:, None]
         seen = None if bool(mask.all()) else mask[:, None, None]
-        for layer in layers:
+        for layer in self.layers[self._bounds[stage] : self._bounds[stage + 1]]:
             hidden = layer(hidden, seen, places)
         if stage == self.num_stages - 1:
             hidden = self.last_norm(hidden)
             hidden = self._answer(pool_padded(self._poolings, hidden, mask, lengths))
         return Padded({"hidden": hidden, "length": lengths})
 
-    def _run_packed(self, stage: int, layers: Any, values: Packed) -> Packed:
+    def _run_packed(self, stage: int, values: Packed) -> Packed:
         hidden, lengths = values.tokens, values.lengths
         positions = torch.cat([torch.arange(length, device=hidden.device) for length in lengths])
         if not stage:
             hidden = self._embed(hidden[:, 0], hidden[:, 1] if hidden.shape[1] > 1 else None, positions)
         places = self._places(positions, max(lengths))
-        for layer in layers:
-            hidden = layer.forward_packed(hidden, lengths, places)
+        first, stop = self._bounds[stage : stage + 2]
+        if (compiled := self._compiled()) is not None:
+            hidden = compiled.run(hidden, lengths, places, first, stop)
+        else:
+            for layer in self.layers[first:stop]:
+                hidden = layer.forward_packed(hidden, lengths, places)
         if stage < self.num_stages - 1:
             return Packed(hidden, lengths)
         vectors = self._answer(pool_packed(self._poolings, self.last_norm(hidden), lengths))
         return Packed(vectors, (1,) * len(lengths))
+
+    @property
+    def form(self) -> str:
+        """Return a text that tells apart forms of the same weights that differ in speed; "" for padded batches."""
+        if not self.is_packed:
+            return ""
+        return " packed" if self._compiled() is None else " packed, compiled"
+
+    def _compiled(self) -> CompiledLayers | None:
+        """Return the layers for the compiled loops, packed at the first call; None: torch's operators run."""
+        if self._native is None:
+            self._native = (compiled_layers(list(self.layers), self.config),)
+        return self._native[0]
+
+    def _apply(self, *arguments: Any, **options: Any) -> Self:
+        self._native = None  # weights may go to another device or dtype
+        return super()._apply(*arguments, **options)
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """Load weights; see :meth:`torch.nn.Module.load_state_dict`."""
+        self._native = None
+        return super().load_state_dict(*arguments, **options)
 
     @property
     def _poolings(self) -> tuple[str, ...]:

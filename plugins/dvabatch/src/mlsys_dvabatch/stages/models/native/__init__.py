@@ -1,0 +1,1 @@
+"""Layers of encoders as compiled loops over packed texts."""

@@ -1,0 +1,157 @@
+"""An encoder's layers, packed for the compiled loops of ``encoder.cpp``: all texts of a batch in one call a stage."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import addressof, byref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from mlsys_core.errors import KernelUnavailableError
+from mlsys_core.memory.pages import advise_huge_pages
+from mlsys_core.native import new, warn_without_kernels
+from mlsys_dvabatch.stages.models.config import BertConfig
+from mlsys_dvabatch.stages.models.native import library
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from mlsys_dvabatch.stages.models.layers import Layer, Places
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+}
+WIDEST = 16  # numbers of the widest vector of any machine: rows that are no multiple of it run as torch's operators
+
+
+def compiled_layers(layers: Sequence[Layer], config: BertConfig) -> CompiledLayers | None:
+    """Return the layers for the compiled loops; None where torch's operators run.
+
+    They do for other devices and dtypes, for widths that are no whole vectors, and for want of kernels.
+
+    Args:
+        layers: All of the encoder's, on any device and of any dtype.
+        config: Their shape.
+    """
+    weight = layers[0].up.weight
+    widths = (config.hidden_size, config.hidden_size // config.num_heads, config.intermediate_size)
+    if not weight.is_cpu or weight.dtype is not torch.float32 or any(width % WIDEST for width in widths):
+        return None
+    if config.activation not in ACTIVATIONS:
+        return None
+    try:
+        return CompiledLayers(layers, config)
+    except KernelUnavailableError as error:
+        warn_without_kernels("DVABatch's encoders", "torch's operators run", error)
+        return None
+
+
+class CompiledLayers:
+    """Layers whose weights are packed once, read only.
+
+    Args:
+        layers: All of the encoder's, float32 on the CPU.
+        config: Their shape.
+        flags: For the compiler; see :func:`.library.load`.
+
+    Raises:
+        KernelUnavailableError: There is no C++ compiler.
+    """
+
+    def __init__(self, layers: Sequence[Layer], config: BertConfig, flags: tuple[str, ...] = ()) -> None:
+        self._library = library.load(flags)
+        self._kept: list[Tensor] = []  # what the structures point into
+        self._thetas = sorted(set(config.thetas))
+        structs = self._library.structs
+        self._layers = (structs["Layer"] * len(layers))(*(self._layer(each) for each in layers))
+        self._encoder = new(
+            structs["Encoder"],
+            layers=addressof(self._layers),
+            size=config.hidden_size,
+            inner=config.intermediate_size,
+            num_heads=config.num_heads,
+            activation=ACTIVATIONS[config.activation],
+            is_pre_norm=config.is_pre_norm,
+            is_gated=config.is_gated,
+            eps=config.layer_norm_eps,
+        )
+
+    def run(self, hidden: Tensor, lengths: Sequence[int], places: Places, first: int, stop: int) -> Tensor:
+        """Run layers ``first`` to ``stop - 1``.
+
+        Args:
+            hidden: fp32 [tokens of all texts, features].
+            lengths: Tokens of each text.
+            places: Positions of the tokens.
+            first: Of the layers.
+            stop: Behind the last one.
+
+        Returns:
+            The states, a new tensor shaped as ``hidden``.
+        """
+        hidden = hidden.clone(memory_format=torch.contiguous_format)
+        turns = [tuple(each.contiguous() for each in places.rotations[theta]) for theta in self._thetas]
+        cosines, sines = (_addresses([turn[part] for turn in turns]) for part in (0, 1))
+        bias = None if places.bias is None else places.bias.contiguous()
+        numbers = (ctypes.c_int64 * len(lengths))(*lengths)
+        batch = new(
+            self._library.structs["Batch"],
+            hidden=hidden.data_ptr(),
+            lengths=addressof(numbers),
+            num_texts=len(lengths),
+            first_layer=first,
+            stop_layer=stop,
+            threads=torch.get_num_threads(),
+            bias=None if bias is None else bias.data_ptr(),
+            longest=max(lengths),
+            cosines=addressof(cosines),
+            sines=addressof(sines),
+        )
+        self._library.encoder_run(byref(self._encoder), byref(batch))
+        return hidden
+
+    def _layer(self, layer: Layer) -> Any:
+        return new(
+            self._library.structs["Layer"],
+            query_key_value=self._matrix(layer.query_key_value),
+            attention_output=self._matrix(layer.attention_output),
+            up=self._matrix(layer.up),
+            down=self._matrix(layer.down),
+            attention_norm=self._norm(layer.attention_norm),
+            output_norm=self._norm(layer.output_norm),
+            reach=-1 if layer.reach is None else layer.reach,
+            rotation=-1 if layer.theta is None else self._thetas.index(layer.theta),
+        )
+
+    def _matrix(self, linear: nn.Linear) -> dict[str, Any]:
+        width = self._library.encoder_columns()
+        num_panels = -(-linear.out_features // width)
+        weight, panels = linear.weight.detach().contiguous(), torch.empty(num_panels, linear.in_features, width)
+        advise_huge_pages(panels.data_ptr(), panels.nbytes)
+        self._library.encoder_pack(weight.data_ptr(), panels.data_ptr(), linear.in_features, linear.out_features)
+        bias = torch.zeros(num_panels * width)
+        if linear.bias is not None:
+            bias[: linear.out_features] = linear.bias.detach()
+        return {
+            "panels": self._keep(panels),
+            "bias": self._keep(bias),
+            "K": linear.in_features,
+            "N": linear.out_features,
+        }
+
+    def _norm(self, norm: nn.Module) -> dict[str, Any]:
+        tensors = (getattr(norm, name, None) for name in ("weight", "bias"))
+        weight, bias = (None if each is None else self._keep(each.detach().contiguous()) for each in tensors)
+        return {"weight": weight, "bias": bias}
+
+    def _keep(self, tensor: Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def _addresses(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * max(1, len(tensors)))(*(each.data_ptr() for each in tensors))

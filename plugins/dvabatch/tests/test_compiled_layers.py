@@ -1,0 +1,92 @@
+"""The compiled layers against torch's, for every form of a layer, width of vectors, and number of threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from mlsys_core.native.testing import builds_to_test
+from mlsys_core.serving.request import ServeRequest
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.models.config import BertConfig
+from mlsys_dvabatch.stages.models.native.layers import CompiledLayers, compiled_layers
+from torch import Tensor
+
+BUILDS = builds_to_test()
+SMALL = BertConfig(hidden_size=48, num_layers=3, num_heads=3, intermediate_size=80, vocab_size=50, max_length=200)
+FORMS = {
+    "bert": SMALL,
+    "wide-heads": replace(SMALL, hidden_size=144, activation="gelu_new", intermediate_size=112),
+    "relative": replace(SMALL, num_buckets=32, num_token_types=0),
+    "gated": replace(SMALL, is_gated=True, activation="silu", has_mlp_bias=False, thetas=(100.0, 10.0, 100.0)),
+    "pre-norm": replace(
+        SMALL, is_pre_norm=True, is_gated=True, reaches=(None, 5, 5), thetas=(1e4, 10.0, 10.0), has_positions=False,
+        has_attention_bias=False, has_norm_bias=False,
+    ),
+}  # fmt: skip
+LENGTHS = (5, 70, 1, 33, 130)
+
+
+def encoder(config: BertConfig) -> BertStages:
+    torch.manual_seed(1)
+    model = BertStages(config, 2, is_packed=True).eval()
+    for value in model.parameters():  # norms and biases, too
+        value.data.normal_(std=0.3).add_(0.05)
+    return model
+
+
+def answers(model: BertStages, lengths: tuple[int, ...] = LENGTHS, *, seed: int = 0) -> Tensor:
+    rng = np.random.default_rng(seed)
+    rows = [rng.integers(0, 50, length) for length in lengths]
+    values = model.collate([ServeRequest(str(n), row, length=len(row)) for n, row in enumerate(rows)], 0)
+    for stage in range(model.num_stages):
+        values = model.run(stage, values)
+    return values.tokens
+
+
+@pytest.mark.parametrize("flags", BUILDS.values(), ids=BUILDS)
+@pytest.mark.parametrize("form", FORMS)
+@torch.inference_mode()
+def test_layers_give_what_torchs_give(form: str, flags: tuple[str, ...]):
+    model = encoder(FORMS[form])
+    model._native = (None,)
+    expected = answers(model)
+    model._native = (CompiledLayers(list(model.layers), model.config, flags),)
+    torch.testing.assert_close(answers(model), expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@torch.inference_mode()
+def test_a_text_has_the_same_bits_alone_in_company_and_on_any_number_of_threads(form: str):
+    model = encoder(FORMS[form])
+    assert model._compiled() is not None
+    together = answers(model)
+    assert torch.equal(answers(model, LENGTHS[:1]), together[:1])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(answers(model), together)
+    finally:
+        torch.set_num_threads(before)
+
+
+@torch.inference_mode()
+def test_new_weights_are_packed_anew():
+    model, other = encoder(SMALL), encoder(SMALL)
+    before = answers(model)
+    for value in other.parameters():
+        value.data.mul_(1.5)
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(answers(model), answers(other))
+    assert not torch.equal(answers(model), before)
+
+
+def test_other_widths_and_dtypes_run_as_torchs_operators():
+    for config in (replace(SMALL, num_heads=6), replace(SMALL, intermediate_size=72)):
+        assert encoder(config)._compiled() is None
+    model = encoder(SMALL)
+    assert model._compiled() is not None
+    assert model.double()._compiled() is None
+    assert compiled_layers(list(encoder(SMALL).to("meta").layers), SMALL) is None
