@@ -184,7 +184,8 @@ class BertStages(nn.Module):
         places = self._places(positions, width)
         mask = positions[None] < lengths[:, None]
         seen = None if bool(mask.all()) else mask[:, None, None]
-        for layer in self.layers[self._bounds[stage] : self._bounds[stage + 1]]:
+        layers: Any = self.layers[self._bounds[stage] : self._bounds[stage + 1]]
+        for layer in layers:
             hidden = layer(hidden, seen, places)
         if stage == self.num_stages - 1:
             hidden = self.last_norm(hidden)
@@ -201,7 +202,8 @@ class BertStages(nn.Module):
         if (compiled := self._compiled()) is not None:
             hidden = compiled.run(hidden, lengths, places, first, stop)
         else:
-            for layer in self.layers[first:stop]:
+            layers: Any = self.layers[first:stop]
+            for layer in layers:
                 hidden = layer.forward_packed(hidden, lengths, places)
         if stage < self.num_stages - 1:
             return Packed(hidden, lengths)
@@ -218,12 +220,15 @@ class BertStages(nn.Module):
     def _compiled(self) -> CompiledLayers | None:
         """Return the layers for the compiled loops, packed at the first call; None: torch's operators run."""
         if self._native is None:
-            self._native = (compiled_layers(list(self.layers), self.config),)
+            layers: Any = list(self.layers)
+            self._native = (compiled_layers(layers, self.config),)
         return self._native[0]
 
     def _apply(self, *arguments: Any, **options: Any) -> Self:
         self._native = None  # weights may go to another device or dtype
-        return super()._apply(*arguments, **options)
+        apply: Any = super()._apply  # torch gives it no types
+        moved: Self = apply(*arguments, **options)
+        return moved
 
     def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
         """Load weights; see :meth:`torch.nn.Module.load_state_dict`."""
