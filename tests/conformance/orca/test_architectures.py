@@ -196,11 +196,11 @@ def write_checkpoint(path: Path, case: Case, *, auto: str = "AutoModelForCausalL
 
 def log_probabilities(loaded: LoadedModel, sequences: list[list[int]]) -> list[Tensor]:
     """Return log-probabilities of each sequence's next tokens, all run as one ragged batch."""
-    cache = new_kv_cache(loaded.model, num_blocks=8 * len(sequences))
+    cache = new_kv_cache(loaded.model, num_blocks=8 * len(sequences), num_states=len(sequences))
     builder = BatchBuilder()
     for i, sequence in enumerate(sequences):
         table = tuple(range(8 * i, 8 * i + 8))
-        builder.add(str(i), sequence, num_computed_tokens=0, block_table=table, sampling=SamplingParams())
+        builder.add(str(i), sequence, num_computed_tokens=0, block_table=table, sampling=SamplingParams(), state_slot=i)
     rows = range(sum(map(len, sequences)))
     with torch.inference_mode():
         inputs = ForwardInputs(builder.build(), block_size=cache.block_size, device="cpu", wanted=rows)

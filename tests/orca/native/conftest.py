@@ -57,7 +57,7 @@ def run_operator(
     if ragged is not None:
         rows, start, at = [], 0, 0
         for (past, new), table in zip(ragged.spans, ragged.tables, strict=True):
-            rows.append((start, start + new, past + new, at))
+            rows.append((start, start + new, past + new, at, 0))  # no states
             start, at = start + new, at + len(table)
         spans = np.array(rows, dtype=np.int32)
         tables = np.array([block for table in ragged.tables for block in table], dtype=np.int32)

@@ -147,7 +147,13 @@ def _settings(
         group = group_shape(holders.model, loaded.config, shape, config)
         return WorkerSettings(loaded, config, guides, (), CrashPoints(), holders, group)
     kv_caches = [
-        new_kv_cache(loaded.model, num_blocks=shape.num_blocks, dtype=shape.kv_dtype, empty=shared_empty)
+        new_kv_cache(
+            loaded.model,
+            num_blocks=shape.num_blocks,
+            num_states=shape.num_states or 1,
+            dtype=shape.kv_dtype,
+            empty=shared_empty,
+        )
         for _ in range(config.num_replicas)
     ]
     return WorkerSettings(loaded, config, guides, kv_caches, CrashPoints())

@@ -69,6 +69,7 @@ class EngineShape:
     max_model_len: int  # tokens of prompt and answer
     num_blocks: int  # K/V blocks
     block_size: int  # K/V slots in a block
+    num_states: int | None  # slots for states of requests; None: the model has none
     kv_nbytes: int
     kv_dtype: str  # of keys and values, as torch calls it
     adapters: Mapping[str, str]  # those there from the start: name -> key

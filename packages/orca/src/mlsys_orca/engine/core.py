@@ -37,7 +37,7 @@ from mlsys_orca.scheduling.policy import GenerationScheduler, make_scheduler
 from mlsys_orca.scheduling.request_pool import RequestPool
 
 _log = logging.getLogger(__name__)
-_CACHE_SHARE = 0.25  # of the available memory, at most, if the number of K/V slots is not given
+CACHE_SHARE = 0.25  # of the available memory, at most, if the number of K/V slots is not given
 
 
 def kv_token_nbytes(loaded: LoadedModel, config: EngineConfig) -> int:
@@ -48,6 +48,12 @@ def kv_token_nbytes(loaded: LoadedModel, config: EngineConfig) -> int:
     """
     name = kv_dtype_name(config.kv_dtype, loaded.model.dtype, is_native=loaded.is_native)
     return kv_nbytes_per_token(loaded.config, getattr(torch, name))
+
+
+def state_nbytes(loaded: LoadedModel, config: EngineConfig) -> int:
+    """Return the bytes of a full batch's states; 0 where the model has none."""
+    part = loaded.config.recurrent
+    return 0 if part is None else part.nbytes * config.max_batch_size
 
 
 def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: int) -> int:
@@ -62,7 +68,13 @@ def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: 
     if loaded.draft is not None:  # which keeps keys and values of its own
         per_token += kv_nbytes_per_token(loaded.draft.config, loaded.draft.model.dtype)
     wanted = -(-max_model_len // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * config.max_batch_size  # in whole blocks
-    fits = int(available_nbytes * _CACHE_SHARE) // per_token
+    left = int(available_nbytes * CACHE_SHARE) - state_nbytes(loaded, config)
+    if left < 0 and config.num_kv_tokens is None:
+        raise InvalidInputError(
+            f"the states of {config.max_batch_size} requests take {state_nbytes(loaded, config) / 2**20:.0f} MiB, more "
+            f"than a quarter of the {available_nbytes / 2**20:.0f} MiB there are: lower --max-batch-size"
+        )
+    fits = left // per_token if per_token else wanted
     num_tokens = config.num_kv_tokens or min(wanted, fits)
     if num_tokens < max_model_len:
         raise InvalidInputError(
@@ -89,8 +101,10 @@ def plan_engine(
     """
     max_model_len = min(config.max_model_len or loaded.config.max_positions, loaded.config.max_positions)
     num_kv_tokens = plan_kv_tokens(loaded, config, available_nbytes)
+    num_states = None if loaded.config.recurrent is None else config.max_batch_size
     block_tables = BlockTables(
         num_blocks=-(-num_kv_tokens // DEFAULT_BLOCK_SIZE),
+        num_states=num_states,
         new_pool=find_pool(config.memory_pool, "blocks", registry),
     )
     scheduler = make_scheduler(
@@ -103,6 +117,7 @@ def plan_engine(
     )
     if config.num_draft_tokens and pool_of(scheduler) is None:
         raise InvalidInputError(f"policy {config.policy!r} keeps no RequestPool, so it cannot speculate")
+    _check_recurrent(loaded, config, scheduler)
     is_native = loaded.is_native
     if config.batch_invariant and not is_native:
         raise InvalidInputError(
@@ -114,7 +129,9 @@ def plan_engine(
         max_model_len=max_model_len,
         num_blocks=block_tables.num_blocks,
         block_size=block_tables.block_size,
-        kv_nbytes=block_tables.num_blocks * block_tables.block_size * kv_token_nbytes(loaded, config),
+        num_states=num_states,
+        kv_nbytes=state_nbytes(loaded, config)
+        + block_tables.num_blocks * block_tables.block_size * kv_token_nbytes(loaded, config),
         kv_dtype=kv_dtype_name(config.kv_dtype, loaded.model.dtype, is_native=is_native),
         adapters=dict(loaded.adapters) or {name: name for name in getattr(loaded.model, "adapters", ())},
         takes_adapters=loaded.takes_adapters,
@@ -122,9 +139,32 @@ def plan_engine(
         is_batch_invariant=is_native,
         streams_tokens=getattr(scheduler, "streams_tokens", True),
         goes_on=pool_of(scheduler) is not None,
-        restores_blocks=pool_of(scheduler) is not None and getattr(scheduler, "restores_blocks", False),
+        # A state that an iteration was changing is lost with its worker: its request is computed again.
+        restores_blocks=num_states is None
+        and pool_of(scheduler) is not None
+        and getattr(scheduler, "restores_blocks", False),
     )
     return shape, block_tables, scheduler
+
+
+def _check_recurrent(loaded: LoadedModel, config: EngineConfig, scheduler: GenerationScheduler) -> None:
+    """Refuse what cannot be done with states: they go forward only, and come with the pool's batches.
+
+    Raises:
+        InvalidInputError: it is asked for.
+    """
+    if loaded.draft is not None and loaded.draft.config.recurrent is not None:
+        raise InvalidInputError(
+            f"{loaded.draft.name} cannot guess: a recurrent model's state cannot take back tokens that were wrong"
+        )
+    if loaded.config.recurrent is None:
+        return
+    if config.num_draft_tokens:
+        raise InvalidInputError(
+            f"{loaded.name} is recurrent, and a state cannot take back guesses that were wrong: no speculation"
+        )
+    if pool_of(scheduler) is None:
+        raise InvalidInputError(f"policy {config.policy!r} keeps no RequestPool, which gives requests their states")
 
 
 class EngineCore:
@@ -209,7 +249,12 @@ class EngineCore:
             compiler = find_module_compiler(config.compiler, registry)
             model = compile_decodes(model, compiler, config.max_batch_size)
         if kv_cache is None:
-            kv_cache = new_kv_cache(model, num_blocks=self.block_tables.num_blocks, dtype=self.shape.kv_dtype)
+            kv_cache = new_kv_cache(
+                model,
+                num_blocks=self.block_tables.num_blocks,
+                num_states=self.shape.num_states or 1,
+                dtype=self.shape.kv_dtype,
+            )
         # One worker, since requests join between iterations in any case: an iteration runs in the loop's own thread, or
         # on a stream of a device that has some.
         self.runner = Runner(model, kv_cache)

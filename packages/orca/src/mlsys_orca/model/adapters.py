@@ -135,6 +135,8 @@ class AdaptedDecoder:
     ) -> None:
         if not isinstance(decoder, Decoder):
             raise InvalidInputError(f"adapters go on a decoder in torch's operators, not on a {type(decoder).__name__}")
+        if decoder.config.recurrent is not None:
+            raise InvalidInputError("adapters go on attention and MLPs; this model has recurrent layers")
         self.decoder = decoder
         self.config: ModelConfig = decoder.config
         self.dtype = decoder.dtype

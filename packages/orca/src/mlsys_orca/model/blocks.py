@@ -65,7 +65,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """Attend with normalised ``x`` [num_tokens, hidden_size] -> same shape; write the layer's keys and values."""
-        qkv = self.qkv(x).view(-1, self.num_all, self.head_dim)
+        out: Tensor = self.output(self.attend(self.qkv(x), step))
+        return out
+
+    def attend(self, qkv: Tensor, step: Step) -> Tensor:
+        """Attend with what the first product gave; return what the last one takes."""
+        qkv = qkv.view(-1, self.num_all, self.head_dim)
         qk = qkv[:, : self.num_rotary]
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
@@ -73,8 +78,7 @@ class Attention(nn.Module):
             qk = rotate(qk, *step.rotary)
         slots, spans = step.inputs.slots, step.inputs.spans
         keys, values = step.kv_cache.write(self.index, slots, qk[:, self.num_heads :], qkv[:, self.num_rotary :])
-        out: Tensor = self.output(ragged_attention(qk[:, : self.num_heads], keys, values, spans, self.options))
-        return out
+        return ragged_attention(qk[:, : self.num_heads], keys, values, spans, self.options)
 
 
 class WideNorms(nn.Module):

@@ -20,6 +20,7 @@ from mlsys_orca.model.limits import (
     MAX_VOCAB,
     MAX_WIDTH,
 )
+from mlsys_orca.model.states import RecurrentPart
 
 # What files call an activation -> its name here, as in layers.ACTIVATIONS.
 _ACTIVATIONS = {
@@ -154,12 +155,20 @@ class ModelConfig:
     dense_size: int | None = None  # features inside those MLPs
     expert_choice: ExpertChoice | None = None  # None: the softmax of the chosen ones' scores, or as above
     latent: LatentPart | None = None  # None: each head has keys and values of its own, or shares them
+    recurrent: RecurrentPart | None = None  # None: every layer attends
 
     relative_positions: RelativePositions | None = None  # None: positions are rotary or learned
     encoder: EncoderPart | None = None  # None: a decoder alone
 
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return self.num_layers - (0 if self.recurrent is None else self.recurrent.num_layers)
+
     def __post_init__(self) -> None:
         _check_sizes(self)
+        if self.recurrent is not None and len(self.recurrent.layers) != self.num_layers:
+            raise InvalidInputError(f"{self.num_layers} layers are recurrent or not, not {len(self.recurrent.layers)}")
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise InvalidInputError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads: "

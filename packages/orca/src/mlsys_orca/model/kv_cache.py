@@ -16,6 +16,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from mlsys_core.errors import InvalidInputError, MemoryPlanError
+from mlsys_orca.model.states import RecurrentStates
 from mlsys_orca.scheduling.batch import BlockCopy
 from mlsys_orca.scheduling.block_tables import DEFAULT_BLOCK_SIZE, BlockTables
 
@@ -86,6 +87,7 @@ class KVCache:
         block_size: The same as of the scheduler's :class:`BlockTables`.
         dtype: The model's.
         device: The model's.
+        num_states: Slots for the states of a recurrent model's requests.
         empty: Makes a tensor of a shape and a dtype; None: as torch does.
     """
 
@@ -97,6 +99,7 @@ class KVCache:
         block_size: int = DEFAULT_BLOCK_SIZE,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        num_states: int = 1,
         empty: Empty | None = None,
     ) -> None:
         import torch
@@ -104,9 +107,12 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         # Not zeroed: attention reads only what write() has written, and an untouched page costs no memory on Linux.
-        shape = (2, config.num_layers, num_blocks * block_size, config.num_kv_heads, config.head_dim)
+        shape = (2, config.num_kv_layers, num_blocks * block_size, config.num_kv_heads, config.head_dim)
         made = torch.empty(shape, dtype=dtype, device=device) if empty is None else empty(shape, dtype)
         self._keys, self._values = made.unbind(0)
+        self.states = None
+        if config.recurrent is not None:
+            self.states = RecurrentStates(config.recurrent, num_states=num_states, device=device, empty=empty)
 
     @property
     def nbytes(self) -> int:
@@ -181,4 +187,4 @@ def kv_dtype_name(name: str | None, model_dtype: torch.dtype, *, is_native: bool
 def kv_nbytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes that one token's keys and values take in all layers; memory budgets divide by it."""
     scale_nbytes = 0 if dtype.is_floating_point else SCALE_NBYTES
-    return 2 * config.num_layers * config.num_kv_heads * (config.head_dim * dtype.itemsize + scale_nbytes)
+    return 2 * config.num_kv_layers * config.num_kv_heads * (config.head_dim * dtype.itemsize + scale_nbytes)

@@ -86,5 +86,6 @@ class LatentAttention(nn.Module):
 
 
 def rows_of(linear: Linear, which: Tensor) -> Linear:
-    """Return the product that gives the features ``which`` [n] int64 of those of ``linear``, which has no bias."""
-    return Linear(linear.weight[which] if isinstance(linear.weight, Tensor) else linear.weight.rows(which))
+    """Return the product that gives the features ``which`` [n] int64 of those of ``linear``."""
+    weight = linear.weight[which] if isinstance(linear.weight, Tensor) else linear.weight.rows(which)
+    return Linear(weight, None if linear.bias is None else linear.bias[which])

@@ -122,10 +122,12 @@ def check_degrees(config: ModelConfig, *, tensor_parallel: int, pipeline_paralle
             f"{_why_whole(config)}); "
             f"{_listed(fitting)} {'does' if len(fitting) == 1 else 'do'}"
         )
-    stages = [degree for degree in range(1, min(layers, MAX_STAGES) + 1) if layers % degree == 0]
+    most = 1 if config.recurrent is not None else min(layers, MAX_STAGES)  # states of requests are one process's
+    stages = [degree for degree in range(1, most + 1) if layers % degree == 0]
     if pipeline_parallel not in stages:
         raise InvalidInputError(
-            f"pipeline-parallel {pipeline_parallel} does not divide this model's {layers} layers; "
+            f"pipeline-parallel {pipeline_parallel} does not divide this model's {layers} layers"
+            f"{'' if config.recurrent is None else ', whose states are in one process'}; "
             f"{_listed(stages)} {'does' if len(stages) == 1 else 'do'}"
         )
 
@@ -161,6 +163,8 @@ def _why_whole(config: ModelConfig) -> str:
     """Return what of a model ranks cannot share, as the end of a list."""
     if not config.spans_heads:
         return ""
+    if config.recurrent is not None:
+        return ", states of recurrent layers"
     if config.latent is not None:
         return ", one latent of all heads"
     if config.num_experts:

@@ -140,6 +140,7 @@ class RequestSlice:
     num_encoder_tokens: int = 0  # the request's first tokens, if an encoder reads them; all are in its first iteration
     details: SliceDetails | None = None  # None: a plain request
     num_cached_tokens: int = 0  # of the prompt, found in kept blocks; on the slice that samples its first token
+    state_slot: int = 0  # where a recurrent model keeps the request's state; owner: as of the blocks
 
     @property
     def num_draft_tokens(self) -> int:
@@ -214,6 +215,7 @@ class BatchBuilder:
         num_encoder_tokens: int = 0,
         details: SliceDetails | None = None,
         num_cached_tokens: int = 0,
+        state_slot: int = 0,
     ) -> None:
         """Append one request's tokens of this iteration.
 
@@ -227,6 +229,7 @@ class BatchBuilder:
                 one token for the decoder.
             details: Details of a request that is not plain.
             num_cached_tokens: See :class:`RequestSlice`.
+            state_slot: See :class:`RequestSlice`.
 
         Raises:
             InvalidInputError: there is no token, ``num_computed_tokens`` is negative, or an encoder's tokens are split.
@@ -255,6 +258,7 @@ class BatchBuilder:
                 num_encoder_tokens,
                 details,
                 num_cached_tokens,
+                state_slot,
             )
         )
         self._has_cached = self._has_cached or num_cached_tokens > 0

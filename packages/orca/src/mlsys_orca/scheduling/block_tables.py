@@ -5,6 +5,9 @@ section 4.2: reserving ``max_tokens`` slots at the first iteration rules out dea
 :meth:`BlockTables.grow` take what the tokens there are need now, and share blocks whose contents are known already.
 Either way :meth:`BlockTables.free` takes them back exactly once. The tensors are the runner's
 (:class:`mlsys_orca.model.kv_cache.KVCache`); block ids cross with each batch.
+
+A recurrent model has a state of each request beside them, in a slot that comes and goes with the blocks. A state
+follows all tokens before it, which blocks cannot tell: so nothing is shared, and a preempted request begins anew.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class Allocation:
 @dataclass(slots=True)
 class _Held:
     table: tuple[BlockId, ...]
+    state_slot: int
     num_published: int = 0  # blocks offered to the cache, or taken from it
 
 
@@ -43,6 +47,7 @@ class BlockTables:
     Args:
         num_blocks: Blocks there are.
         block_size: Tokens per block.
+        num_states: Slots for states of requests; None: the model has none, and any number of requests fits.
         new_pool: Makes the memory pool, from the number of blocks.
 
     Example:
@@ -61,6 +66,7 @@ class BlockTables:
         *,
         num_blocks: int,
         block_size: int = DEFAULT_BLOCK_SIZE,
+        num_states: int | None = None,
         new_pool: Callable[[int], Blocks] = BlockPool,
     ) -> None:
         if block_size < 1:
@@ -70,6 +76,7 @@ class BlockTables:
         self._pool = new_pool(num_blocks)
         self._cache = PrefixCache(self._pool)
         self._held: dict[str, _Held] = {}
+        self._free_states = None if num_states is None else list(range(num_states))[::-1]
 
     @property
     def num_free_blocks(self) -> int:
@@ -95,7 +102,7 @@ class BlockTables:
 
     def can_reserve(self, num_tokens: int) -> bool:
         """Return whether :meth:`reserve` would succeed now."""
-        return self.num_blocks_for(num_tokens) <= self.num_free_blocks
+        return self._has_state() and self.num_blocks_for(num_tokens) <= self.num_free_blocks
 
     def reserve(self, request_id: str, num_tokens: int) -> tuple[int, ...]:
         """Give a request blocks for ``num_tokens`` tokens: its prompt and all it may generate.
@@ -109,7 +116,7 @@ class BlockTables:
         """
         self._check_new(request_id, num_tokens)
         table = self._take_blocks(self.num_blocks_for(num_tokens))
-        self._held[request_id] = _Held(table)
+        self._held[request_id] = _Held(table, self._take_state())
         return table
 
     def allocate(
@@ -145,6 +152,8 @@ class BlockTables:
             Allocation(block_table=(3,), num_cached_tokens=1, block_copy=(0, 3))
         """
         self._check_new(request_id, num_tokens)
+        if not self._has_state():
+            return None
         cached = self._cache.match(digests[: num_tokens // self.block_size])
         num_cached_tokens = min(len(cached) * self.block_size, num_tokens - 1)
         num_shared = num_cached_tokens // self.block_size
@@ -160,7 +169,7 @@ class BlockTables:
             # Free to be evicted at once: whoever writes to it next does so after the copy, in this batch or a later.
             self._cache.release(cached[-1:])
         table = (*cached[:num_shared], *new)
-        self._held[request_id] = _Held(table, len(cached))
+        self._held[request_id] = _Held(table, self._take_state(), len(cached))
         return Allocation(table, num_cached_tokens, block_copy)
 
     def grow(self, request_id: str, num_tokens: int) -> tuple[int, ...] | None:
@@ -189,6 +198,8 @@ class BlockTables:
             MemoryPlanError: the request has no blocks.
         """
         held = self._of(request_id)
+        if self._free_states is not None:
+            return
         for index in range(held.num_published, num_computed_tokens // self.block_size):
             self._cache.keep(digests[index], held.table[index])
             held.num_published = index + 1
@@ -226,7 +237,7 @@ class BlockTables:
         idle = [block for block in reversed(digests) if block not in holders]  # prompts' ends before beginnings
         self._cache.release([*free, *idle])
         for request_id, table in tables.items():
-            self._held[request_id] = _Held(tuple(BlockId(block) for block in table))
+            self._held[request_id] = _Held(tuple(BlockId(block) for block in table), self._take_state())
 
     def free(self, request_id: str) -> None:
         """Take a request's blocks back; published ones keep their contents until the space is needed.
@@ -236,12 +247,33 @@ class BlockTables:
         """
         # Last block first: the pool hands out what came back last, so the next table is a rising run again; and of
         # kept contents the ends are evicted first, without which a beginning is still of use, but not the reverse.
-        self._cache.release(self._of(request_id).table[::-1])
+        held = self._of(request_id)
+        self._cache.release(held.table[::-1])
+        if self._free_states is not None:
+            self._free_states.append(held.state_slot)
         del self._held[request_id]
+
+    def state_slot(self, request_id: str) -> int:
+        """Return the slot of the request's state; 0 where the model has none.
+
+        Raises:
+            MemoryPlanError: the request has no blocks.
+        """
+        return self._of(request_id).state_slot
 
     def clear_cache(self) -> None:
         """Forget all contents that are kept; blocks that requests hold stay theirs."""
         self._cache.clear()
+
+    def _has_state(self) -> bool:
+        return self._free_states is None or bool(self._free_states)
+
+    def _take_state(self) -> int:
+        if self._free_states is None:
+            return 0
+        if not self._free_states:
+            raise MemoryPlanError("no state slot is free: ask can_reserve first")
+        return self._free_states.pop()
 
     def _take_blocks(self, num_blocks: int) -> tuple[BlockId, ...]:
         missing = num_blocks - self._pool.num_free

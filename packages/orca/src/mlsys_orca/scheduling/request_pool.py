@@ -240,6 +240,7 @@ class RequestPool:
             num_encoder_tokens=request.num_encoder_tokens,
             details=details,
             num_cached_tokens=sequence.num_cached_tokens if is_sampled and not sequence.tokens else 0,
+            state_slot=self.block_tables.state_slot(request.request_id),
         )
         sequence.state = State.RUNNING
 

@@ -25,6 +25,7 @@ struct Span {  // one request's part of an iteration
     int32_t start, stop;  // rows
     int32_t context;      // keys that the last row sees
     int32_t table;        // where its block table begins
+    int32_t state_slot;   // row of the recurrent states
 };
 
 struct Attention {

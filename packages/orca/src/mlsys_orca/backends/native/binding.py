@@ -17,7 +17,9 @@ from mlsys_orca.backends.native.packing import PackedLinear, Rows, pack, pack_bi
 from mlsys_orca.backends.native.plan import (
     Attend,
     Combine,
+    Convolve,
     DecoderPlan,
+    Gate,
     GatherRows,
     Gemm,
     Grouped,
@@ -25,7 +27,9 @@ from mlsys_orca.backends.native.plan import (
     Operator,
     Reduce,
     Route,
+    Scan,
 )
+from mlsys_orca.backends.native.recurrences import bind_recurrence
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm
 from mlsys_orca.model.weights.quantized import QuantizedMatrix
@@ -117,6 +121,8 @@ class Binder:
                     target_column=operator.column if operator.target_column is None else operator.target_column,
                     accumulates=operator.accumulates,
                 )
+            case Convolve() | Scan() | Gate():
+                return bind_recurrence(operator, structs, self._number, self._keep)
             case Reduce():
                 bias = None if operator.linear is None else pack_bias(operator.linear, is_gated=False)
                 if bias is not None:

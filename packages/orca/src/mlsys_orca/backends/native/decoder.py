@@ -45,6 +45,9 @@ _ADDERS = {  # by struct
     "Route": "orca_add_route",
     "Grouped": "orca_add_grouped",
     "Combine": "orca_add_combine",
+    "Convolve": "orca_add_convolve",
+    "Scan": "orca_add_scan",
+    "Gate": "orca_add_gate",
 }
 
 
@@ -168,7 +171,7 @@ class NativeDecoder:
                 raise MemoryPlanError(
                     f"{len(request.block_table)} K/V blocks of {PANEL} do not hold {request.context_len} tokens"
                 )
-            spans.append((request.start, request.stop, request.context_len, len(tables)))
+            spans.append((request.start, request.stop, request.context_len, len(tables), request.state_slot))
             tables.extend(request.block_table)
         highest = max(request.context_len for request in inputs.batch.requests) - 1
         rotated: Sequence[tuple[Tensor | None, Tensor | None]] = [(None, None)]
@@ -193,9 +196,10 @@ class NativeDecoder:
     ) -> bool:
         """Run rows ``first`` to ``stop`` of the iteration through all layers; those before them have been run.
 
-        ``arrays`` are of the iteration: spans [n, 4], block tables one after another, the sampled rows, ascending.
+        ``arrays`` are of the iteration: spans [n, 5], block tables one after another, the sampled rows, ascending.
         """
         spans, tables, wanted = arrays
+        states_kept = None if kv_cache.states is None else kv_cache.states.floats
         own = spans[(spans[:, 0] < stop) & (spans[:, 1] > first)]
         own[:, 2] -= np.maximum(own[:, 1] - stop, 0)  # the context that the last of these rows sees
         own[:, :2] = own[:, :2].clip(first, stop) - first
@@ -217,12 +221,14 @@ class NativeDecoder:
             logits=results.logits[begin:end].data_ptr() if results.logits.numel() else None,
             keys=kv_cache.keys.data_ptr(),
             values=kv_cache.values.data_ptr(),
-            num_layers=self.config.num_layers,
+            num_layers=self.config.num_kv_layers,
             cache=kv_cache.kind,
             seconds=None if self.seconds is None else self.seconds.ctypes.data,
             largest=None if results.largest is None else results.largest[begin:end].ctypes.data,
             peaks=None if results.peaks is None else results.peaks[begin:end].ctypes.data,
             logits_stride=results.logits.stride(0),
+            states_of_requests=None if states_kept is None else states_kept.data_ptr(),
+            state_stride=0 if states_kept is None else states_kept.stride(0),
         )
         return bool(self._native.orca_run(self._program, byref(batch)))
 
@@ -272,6 +278,7 @@ def new_kv_cache(
     *,
     num_blocks: int,
     block_size: int = PANEL,
+    num_states: int = 1,
     dtype: str | None = None,
     empty: Empty | None = None,
 ) -> KVCache | NativeKVCache:
@@ -281,6 +288,7 @@ def new_kv_cache(
         model: Reads and writes it.
         num_blocks: The scheduler's number of blocks.
         block_size: Tokens of a block.
+        num_states: Slots for the states of a recurrent model's requests.
         dtype: Of keys and values, as ``--kv-dtype`` has it; None: the model's.
         empty: Makes its tensors, if given.
 
@@ -292,9 +300,15 @@ def new_kv_cache(
     if isinstance(model, NativeDecoder):
         if block_size != PANEL:
             raise InvalidInputError(f"a native model's K/V blocks hold {PANEL} tokens, not {block_size}")
-        return NativeKVCache(model.config, num_blocks=num_blocks, dtype=kept_in, empty=empty)
+        return NativeKVCache(model.config, num_blocks=num_blocks, num_states=num_states, dtype=kept_in, empty=empty)
     return KVCache(
-        model.config, num_blocks=num_blocks, block_size=block_size, dtype=kept_in, device=model.device, empty=empty
+        model.config,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_states=num_states,
+        dtype=kept_in,
+        device=model.device,
+        empty=empty,
     )
 
 

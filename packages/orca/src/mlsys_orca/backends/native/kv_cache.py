@@ -10,6 +10,7 @@ from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.library import PANEL, RUN
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.kv_cache import SCALE_NBYTES, Empty
+from mlsys_orca.model.states import RecurrentStates
 from mlsys_orca.scheduling.batch import BlockCopy
 from torch import Tensor
 
@@ -27,20 +28,29 @@ class NativeKVCache:
     Args:
         config: The model's shape.
         num_blocks: The scheduler's number of blocks.
+        num_states: Slots for the states of a recurrent model's requests.
         dtype: fp32, bf16, fp16 or int8; it need not be the model's.
         empty: Makes a tensor of a shape and a dtype; None: as torch does.
     """
 
     block_size = PANEL
 
-    def __init__(self, config: ModelConfig, *, num_blocks: int, dtype: torch.dtype, empty: Empty | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        num_states: int = 1,
+        dtype: torch.dtype,
+        empty: Empty | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.dtype = dtype
         if dtype == torch.bfloat16:  # how the program reads it: kv_layout.h, CacheKind
             self.kind = "pairs" if library.load().orca_attends_in_pairs(config.head_dim) else "halves"
         else:
             self.kind = _KINDS[dtype]
-        heads = (-(-num_blocks // RUN), config.num_layers, RUN, config.num_kv_heads)
+        heads = (-(-num_blocks // RUN), config.num_kv_layers, RUN, config.num_kv_heads)
         empty = empty or _empty
         width = -(-config.head_dim // PANEL) * PANEL
         if dtype.is_floating_point:
@@ -50,6 +60,9 @@ class NativeKVCache:
             scales = PANEL * SCALE_NBYTES
             self.keys = empty((*heads, config.head_dim * PANEL + scales), dtype)
             self.values = empty((*heads, PANEL * width + scales), dtype)
+        self.states = None
+        if config.recurrent is not None:
+            self.states = RecurrentStates(config.recurrent, num_states=num_states, empty=empty)
         for tensor in (self.keys, self.values):
             advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
 

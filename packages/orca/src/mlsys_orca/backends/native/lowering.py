@@ -23,6 +23,7 @@ from mlsys_orca.backends.native.plan import (
     Reduce,
     leaving_rows_behind,
 )
+from mlsys_orca.backends.native.recurrences import lower_gated_attention, lower_recurrence
 from mlsys_orca.model.blocks import (
     MLP,
     Attention,
@@ -39,6 +40,7 @@ from mlsys_orca.model.blocks import (
 from mlsys_orca.model.experts import MixtureOfExperts, SharedExpert
 from mlsys_orca.model.latent import LatentAttention
 from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm, Rotaries, Rotary, StackedLinear
+from mlsys_orca.model.recurrent import GatedAttention, MixerLayer, Recurrence
 from mlsys_orca.model.slices import num_slices
 from torch import nn
 
@@ -264,6 +266,11 @@ def _(layer: PreNormLayer, plan: Lowering) -> None:
 
 
 @lower_layer.register
+def _(layer: MixerLayer, plan: Lowering) -> None:
+    _attention(layer.mixer, plan, STATES, norm=layer.norm)
+
+
+@lower_layer.register
 def _(layer: ParallelLayer, plan: Lowering) -> None:
     attention, rotary = plan.rotated(layer.attention)
     plan.gemm(STATES, attention.qkv, "qkv", norm=layer.attention_norm)
@@ -293,6 +300,12 @@ def _(layer: SandwichLayer, plan: Lowering) -> None:
 def _attention(layer_attention: nn.Module, plan: Lowering, target: str, *, norm: nn.Module | None = None) -> None:
     if isinstance(layer_attention, LatentAttention):
         lower_latents(layer_attention, plan, target, norm=norm)
+        return
+    if isinstance(layer_attention, Recurrence):
+        lower_recurrence(layer_attention, plan, target, norm=norm)
+        return
+    if isinstance(layer_attention, GatedAttention):
+        lower_gated_attention(layer_attention, plan, target, norm=norm)
         return
     attention, rotary = plan.rotated(layer_attention)
     plan.gemm(STATES, attention.qkv, "qkv", norm=norm)

@@ -109,8 +109,11 @@ struct Batch {
     int64_t* largest;  // [num_sampled] where each row's largest logit is, the first of equals; null: not wanted
     float* peaks;      // [num_sampled] those logits; null: not wanted
     int64_t logits_stride;  // floats from one row of the logits to the next
+    float* states_of_requests;  // of recurrent layers, [slots, state_stride]; null: there are none
+    int64_t state_stride;
 };
 MLSYS_STRUCT(Batch, num_rows, num_spans, num_sampled, spans, block_tables, sampled, cos, sin, states, logits, keys,
-    values, num_layers, cache, seconds, largest, peaks, logits_stride);
+    values, num_layers, cache, seconds, largest, peaks, logits_stride,
+    states_of_requests, state_stride);
 
 }  // namespace orca

@@ -15,6 +15,7 @@ from typing import Literal
 from mlsys_orca.model.blocks import Attention, Limits
 from mlsys_orca.model.experts import Choice
 from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm
+from mlsys_orca.model.recurrent import GateNorm, Recurrence
 from torch import Tensor, nn
 
 STATES = "states"
@@ -125,7 +126,38 @@ class Combine:
     gate: str | None = None  # one number a row; None: 1
 
 
-Operator = Gemm | Attend | Normalise | GatherRows | Reduce | Route | Grouped | Combine
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolve:
+    """``target = silu(convolution(source))`` over a request's rows, those of earlier iterations included."""
+
+    source: str  # its first columns are the channels
+    target: str
+    recurrence: Recurrence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """Operator that changes the states of one recurrent layer token by token; ``target`` gets what they give."""
+
+    source: str  # values, keys, queries
+    steps: str  # behind its channels and gates: each head's step and rate
+    target: str
+    recurrence: Recurrence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """``target = norm(source, silu(gate))``, or ``source * sigmoid(gate)``."""
+
+    source: str
+    gate: str
+    target: str
+    column: int  # of the gate's register
+    size: int  # features
+    norm: GateNorm | None = None
+
+
+Operator = Gemm | Attend | Normalise | GatherRows | Reduce | Route | Grouped | Combine | Convolve | Scan | Gate
 
 
 def reads(operator: Operator) -> tuple[str, ...]:
@@ -135,6 +167,10 @@ def reads(operator: Operator) -> tuple[str, ...]:
             found: tuple[str | None, ...] = ()
         case Combine():
             found = (operator.source, operator.shared, operator.gate)
+        case Gate():
+            found = (operator.source, operator.gate)
+        case Scan():
+            found = (operator.source, operator.steps)
         case GatherRows():
             found = (operator.register,)
         case _:
@@ -153,7 +189,7 @@ def written(operator: Operator) -> str | None:
 
 def leaving_rows_behind(operators: Sequence[Operator]) -> list[Operator]:
     """Return ``operators`` with sampled rows gathered from every register still read, once no row reads another."""
-    last = max((i for i, operator in enumerate(operators) if isinstance(operator, Attend)), default=-1)
+    last = max((i for i, operator in enumerate(operators) if isinstance(operator, Attend | Scan)), default=-1)
     before: list[Operator] = list(operators[: last + 1])
     after = operators[last + 1 :]
     if before and isinstance(before[-1], Attend):
@@ -195,6 +231,13 @@ def _line(operator: Operator) -> str:
     if isinstance(operator, Attend):
         rows = "sampled rows of " if operator.only_sampled else ""
         return f"{operator.target} = attention {operator.attention.index} ({rows}{source})"
+    if isinstance(operator, Convolve):
+        return f"{operator.target} = silu(convolution {operator.recurrence.index} of {source})"
+    if isinstance(operator, Scan):
+        return f"{operator.target} = scan {operator.recurrence.index} ({source} by {operator.steps})"
+    if isinstance(operator, Gate):
+        gates = "sigmoid" if operator.norm is None else "silu"
+        return f"{operator.target} = {source} let through by {gates}({operator.gate} from column {operator.column})"
     arrow = "+=" if operator.accumulates else "="
     if operator.norm is not None:
         source = f"{_norm_name(operator.norm)}({source})"

@@ -21,6 +21,7 @@
 #include "lookup.h"
 #include "meeting.h"
 #include "operators.h"
+#include "recurrence.h"
 #include "routing.h"
 #include "rows.h"
 
@@ -37,7 +38,7 @@ class Program {
         for (int i = 0; i < num_registers; i++) registers[i].stride = registers[i].width = widths[i];
     }
 
-    std::vector<std::variant<Gemm, Attention, Normalise, GatherRows, Reduce, Route, Grouped, Combine>> operators;
+    std::vector<std::variant<Gemm, Attention, Normalise, GatherRows, Reduce, Route, Grouped, Combine, Convolve, Scan, Gate>> operators;
     Meeting* meeting = nullptr;  // of the ranks that share the sums; null: there is one
 
     // Returns whether it ran to its end: false, where a meeting was aborted.
@@ -116,6 +117,12 @@ class Program {
                 registers[normalise->source].is_bf16 = registers[normalise->target].is_bf16 = false;
             } else if (auto* reduce = std::get_if<Reduce>(&op)) {
                 registers[reduce->target].is_bf16 = false;
+            } else if (auto* convolve = std::get_if<Convolve>(&op)) {
+                registers[convolve->source].is_bf16 = registers[convolve->target].is_bf16 = false;
+            } else if (auto* scan = std::get_if<Scan>(&op)) {
+                registers[scan->steps].is_bf16 = registers[scan->target].is_bf16 = false;
+            } else if (auto* gate = std::get_if<Gate>(&op)) {
+                registers[gate->gate].is_bf16 = registers[gate->target].is_bf16 = registers[gate->source].is_bf16 = false;
             }
         }
     }
@@ -176,6 +183,12 @@ class Program {
                 run_grouped(*grouped, thread, rows, target_of(grouped->gemm, number));
             } else if (auto* combine = std::get_if<Combine>(&op)) {
                 run_combine(*combine, thread, rows);
+            } else if (auto* convolve = std::get_if<Convolve>(&op)) {
+                run_convolve(*convolve, pool, thread, *batch, registers);
+            } else if (auto* scan = std::get_if<Scan>(&op)) {
+                run_scan(*scan, pool, thread, *batch, registers, own_memory[thread].rows);
+            } else if (auto* gate = std::get_if<Gate>(&op)) {
+                run_gate(*gate, thread, rows);
             } else {
                 run_gather_rows(std::get<GatherRows>(op), thread);
                 rows = batch->num_sampled;
@@ -530,6 +543,13 @@ class Program {
         });
     }
 
+    void run_gate(const Gate& op, int thread, int rows) {
+        for_each_row(thread, rows, op.size, [&](int row) {
+            const auto at = [&](int which) { return registers[which].floats + row * registers[which].stride; };
+            let_through(op, at(op.source), at(op.gate) + op.gate_column, at(op.target));
+        });
+    }
+
     // All threads wait for the other ranks, and add what these have. An aborted meeting leaves wrong sums, for nobody.
     void run_reduce(const Reduce& op, int thread, int rows, uint32_t number) {
         const Register& target = registers[op.target];
@@ -613,6 +633,9 @@ void orca_add_reduce(Program* program, const orca::Reduce* op) { program->operat
 void orca_add_route(Program* program, const orca::Route* op) { program->operators.emplace_back(*op); }
 void orca_add_grouped(Program* program, const orca::Grouped* op) { program->operators.emplace_back(*op); }
 void orca_add_combine(Program* program, const orca::Combine* op) { program->operators.emplace_back(*op); }
+void orca_add_convolve(Program* program, const orca::Convolve* op) { program->operators.emplace_back(*op); }
+void orca_add_scan(Program* program, const orca::Scan* op) { program->operators.emplace_back(*op); }
+void orca_add_gate(Program* program, const orca::Gate* op) { program->operators.emplace_back(*op); }
 
 // A rank's view of the memory in which it meets the others; slots have `slot_size` floats.
 orca::Meeting* orca_meeting(void* memory, int rank, int num_ranks, int64_t slot_size) {
@@ -666,5 +689,5 @@ void orca_pack(const void* from, void* to, int size, int N, int K, int panels, i
 }
 MLSYS_FUNCTIONS(
     orca_program, orca_free, orca_add_gemm, orca_add_attention, orca_add_gather_rows, orca_add_normalise, orca_add_reduce,
-    orca_add_route, orca_add_grouped, orca_add_combine, orca_meeting, orca_free_meeting, orca_join, orca_abort, orca_await, orca_arrive, orca_exchange, orca_look_up, orca_has_pairs,
+    orca_add_route, orca_add_grouped, orca_add_combine, orca_add_convolve, orca_add_scan, orca_add_gate, orca_meeting, orca_free_meeting, orca_join, orca_abort, orca_await, orca_arrive, orca_exchange, orca_look_up, orca_has_pairs,
     orca_has_amx, orca_attends_in_pairs, orca_run, orca_pack);

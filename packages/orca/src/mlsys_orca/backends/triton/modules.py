@@ -12,6 +12,7 @@ from mlsys_orca.backends.triton.rotary import prepare_heads
 from mlsys_orca.model.blocks import MLP, Attention, GatedMLP, PreNormLayer
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.model.layers import LayerNorm, RMSNorm
+from mlsys_orca.model.recurrent import GatedAttention, Recurrence
 from torch import Tensor, nn
 
 
@@ -135,6 +136,8 @@ class FusedPreNormLayer(nn.Module):
 def missing_kernel(decoder: nn.Module) -> str | None:
     """Return the part of ``decoder``, as a noun, that can neither run on a kernel nor stay as it is; None: no part."""
     for module in decoder.modules():
+        if isinstance(module, Recurrence | GatedAttention):
+            return "recurrent layers" if isinstance(module, Recurrence) else "gated attention"
         if not isinstance(module, Attention):
             continue
         if type(module) is not Attention:

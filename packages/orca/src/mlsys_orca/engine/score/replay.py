@@ -64,7 +64,9 @@ def replay(
     scheduler = make_scheduler(
         policy,
         registry,
-        block_tables=(tables := BlockTables(num_blocks=shape.num_blocks, block_size=shape.block_size)),
+        block_tables=(
+            tables := BlockTables(num_blocks=shape.num_blocks, block_size=shape.block_size, num_states=shape.num_states)
+        ),
         max_batch_size=config.max_batch_size,
         max_model_len=shape.max_model_len,
         options=options,

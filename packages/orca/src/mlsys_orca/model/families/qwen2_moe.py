@@ -79,7 +79,8 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     )
 
 
-def _mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+def read_shared_experts(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+    """Read the experts of layer ``index``, and the one beside them."""
     hidden, at = config.hidden_size, (index,)
     if read.layout == "gguf":  # which has one row as a vector
         router = Linear(read.tensor("shared.router", (hidden,), at=at).view(1, hidden), None)
@@ -94,5 +95,5 @@ FAMILY = Family(
     from_huggingface=_from_huggingface,
     from_gguf=_from_gguf,
     stems=_STEMS,
-    build=partial(assembly.build, mlp=_mlp),
+    build=partial(assembly.build, mlp=read_shared_experts),
 )

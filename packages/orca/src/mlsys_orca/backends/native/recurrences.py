@@ -1,0 +1,137 @@
+"""Recurrent layers and gated attention in the plan: how they are lowered, and bound to their numbers.
+
+Between :mod:`.lowering` and :mod:`.binding`, which call it, and the operators of ``recurrence.h``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from mlsys_core.native import Struct, new
+from mlsys_orca.backends.native.plan import STATES, Convolve, Gate, Scan
+from mlsys_orca.model.recurrent import KEY_EPS, GatedAttention, Recurrence
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from mlsys_orca.backends.native.lowering import Lowering
+
+PROJECTED, CONVOLVED, SCANNED, GATED = "projected", "convolved", "scanned", "let_through"
+
+
+def lower_recurrence(mixer: Recurrence, plan: Lowering, target: str, *, norm: nn.Module | None) -> None:
+    """Write a recurrent layer's part that reads ``states``; it adds to ``states``, or fills another register.
+
+    Raises:
+        LoweringError: ranks share it.
+    """
+    if plan.num_ranks > 1:
+        raise plan.refusal("a recurrent layer that ranks share")
+    part = mixer.part
+    plan.gemm(STATES, mixer.input, PROJECTED, norm=norm)
+    plan.write(CONVOLVED, part.num_channels)
+    plan.operators.append(Convolve(source=PROJECTED, target=CONVOLVED, recurrence=mixer))
+    plan.write(SCANNED, part.num_values)
+    plan.operators.append(Scan(source=CONVOLVED, steps=PROJECTED, target=SCANNED, recurrence=mixer))
+    plan.write(GATED, part.num_values)
+    plan.operators.append(
+        Gate(
+            source=SCANNED,
+            gate=PROJECTED,
+            target=GATED,
+            column=part.num_channels,
+            size=part.num_values,
+            norm=mixer.norm,
+        )
+    )
+    plan.sum_of_ranks(GATED, mixer.output, target)
+
+
+def lower_gated_attention(gated: GatedAttention, plan: Lowering, target: str, *, norm: nn.Module | None) -> None:
+    """Write attention whose results pass gates; it adds to ``states``, or fills another register.
+
+    Raises:
+        LoweringError: ranks share it, or the attention has no operator.
+    """
+    if plan.num_ranks > 1:
+        raise plan.refusal("gated attention that ranks share")
+    attention = gated.attention
+    width = attention.num_heads * attention.head_dim
+    plan.gemm(STATES, attention.qkv, "qkv", norm=norm)
+    plan.attend(attention, "qkv", "attended", rotary=plan.rotary)
+    plan.operators.append(
+        Gate(
+            source="attended",
+            gate="qkv",
+            target="attended",
+            column=attention.num_all * attention.head_dim,
+            size=width,
+        )
+    )
+    plan.sum_of_ranks("attended", attention.output, target)
+
+
+def bind_recurrence(
+    operator: Convolve | Scan | Gate,
+    structs: Mapping[str, type[Struct]],
+    number: Mapping[str, int],
+    keep: Callable[[Tensor | None], int | None],
+) -> Struct:
+    """Return ``operator`` as the native program takes it.
+
+    Args:
+        operator: One of the plan.
+        structs: The program's, by name.
+        number: Of each register.
+        keep: Holds on to numbers and says where they are.
+    """
+    if isinstance(operator, Gate):
+        norm = operator.norm
+        kind = "sigmoid_alone"
+        if norm is not None:
+            kind = "norm_then_silu" if norm.is_first else "silu_then_norm"
+        return new(
+            structs["Gate"],
+            source=number[operator.source],
+            gate=number[operator.gate],
+            target=number[operator.target],
+            gate_column=operator.column,
+            kind=kind,
+            size=operator.size,
+            group=operator.size if norm is None else norm.size,
+            weight=None if norm is None else keep(norm.weight),
+            eps=0.0 if norm is None else norm.eps,
+        )
+    mixer, registers = operator.recurrence, (number[operator.source], number[operator.target])
+    part = mixer.part
+    begin = mixer.index * part.num_floats
+    if isinstance(operator, Convolve):
+        return new(
+            structs["Convolve"],
+            source=registers[0],
+            target=registers[1],
+            num_channels=part.num_channels,
+            num_taps=part.num_taps,
+            factors=keep(mixer.taps),
+            bias=keep(mixer.taps_bias),
+            state=begin,
+        )
+    steps = part.num_channels + part.num_values
+    return new(
+        structs["Scan"],
+        source=registers[0],
+        target=registers[1],
+        rule=part.rule,
+        num_heads=part.num_heads,
+        num_groups=part.num_groups,
+        head_dim=part.head_dim,
+        state_size=part.state_size,
+        steps=number[operator.steps],
+        step_column=steps,
+        rate_column=steps + part.num_heads,
+        decay=keep(mixer.decay),
+        step_bias=keep(mixer.step_bias),
+        skip=keep(mixer.skip),
+        key_eps=KEY_EPS,
+        state=begin + part.num_kept_inputs,
+    )

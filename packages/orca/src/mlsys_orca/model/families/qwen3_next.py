@@ -1,0 +1,163 @@
+"""Qwen3-Next (2025): gated delta nets in most layers, attention with gates in the others, experts in all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from mlsys_orca.model import assembly
+from mlsys_orca.model.blocks import Attention
+from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model.families import mamba2, qwen2_moe
+from mlsys_orca.model.family import Family
+from mlsys_orca.model.huggingface_config import config_from_huggingface, require
+from mlsys_orca.model.latent import rows_of
+from mlsys_orca.model.layers import Linear, RMSNorm
+from mlsys_orca.model.operator_reader import OperatorReader
+from mlsys_orca.model.recurrent import GatedAttention, GateNorm, Recurrence
+from mlsys_orca.model.states import RecurrentPart
+from mlsys_orca.model.weights.checkpoint import Layout
+from torch import nn
+
+_STEMS: dict[Layout, dict[str, str]] = {
+    "huggingface": {
+        **qwen2_moe.FAMILY.stems["huggingface"],
+        "qkvz": "model.layers.{}.linear_attn.in_proj_qkvz",
+        "ba": "model.layers.{}.linear_attn.in_proj_ba",
+        "taps": "model.layers.{}.linear_attn.conv1d",
+        "decay": "model.layers.{}.linear_attn.A_log",
+        "step_bias": "model.layers.{}.linear_attn.dt_bias",
+        "gate_norm": "model.layers.{}.linear_attn.norm",
+        "out": "model.layers.{}.linear_attn.out_proj",
+    },
+}
+_DEFAULTS: dict[str, Any] = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "max_position_embeddings": 32768,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 10,
+    "num_experts": 512,
+    "norm_topk_prob": True,
+}
+
+
+def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
+    raw = _DEFAULTS | dict(raw)
+    require(raw, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+    require(raw, "num_hidden_layers", "linear_num_key_heads", "linear_num_value_heads", "full_attention_interval")
+    refuse(bool(raw.get("mlp_only_layers")), "layers without experts beside those with (mlp_only_layers)")
+    refuse(raw.get("decoder_sparse_step", 1) != 1, "layers without experts beside those with (decoder_sparse_step)")
+    refuse(bool(raw.get("attention_bias")), "attention with biases (attention_bias)")
+    mamba2.check_steps(raw)
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        every = raw["full_attention_interval"]
+        kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(raw["num_hidden_layers"])]
+    unknown = set(kinds) - {"full_attention", "linear_attention"}
+    refuse(bool(unknown), f"layers of type {', '.join(map(repr, sorted(unknown)))} (full and linear attention are)")
+    part = RecurrentPart(
+        rule="delta",
+        layers=tuple(kind == "linear_attention" for kind in kinds),
+        num_heads=raw["linear_num_value_heads"],
+        num_groups=raw["linear_num_key_heads"],
+        head_dim=raw["linear_value_head_dim"],
+        state_size=raw["linear_key_head_dim"],
+        num_taps=raw["linear_conv_kernel_dim"],
+    )
+    return config_from_huggingface(
+        raw | {"intermediate_size": raw["moe_intermediate_size"]},
+        "qwen3_next",
+        partial_rotary=True,
+        recurrent=part,
+        num_experts=raw["num_experts"],
+        num_chosen_experts=raw["num_experts_per_tok"],
+        experts_sum_to_one=bool(raw["norm_topk_prob"]),
+        shared_expert_size=raw["shared_expert_intermediate_size"],
+        spans_heads=True,
+    )
+
+
+def _delta_net(config: ModelConfig, read: OperatorReader, index: int) -> Recurrence:
+    part, hidden, at = config.recurrent, config.hidden_size, (index,)
+    assert part is not None
+    heads, groups, values, channels = part.num_heads, part.num_groups, part.num_values, part.num_channels
+    counts = {"qkvz": channels + values, "ba": 2 * heads}
+    both = Linear(read.matrix(counts, hidden, at=at))
+    # The file has group by group: query, key, its heads' values and gates; and its heads' rates, then steps.
+    width = values // groups
+    rows = torch.arange(channels + values).view(groups, -1)
+    queries, keys, own, gates = torch.split(rows, [part.state_size, part.state_size, width, width], dim=1)
+    rates, steps = (channels + values + torch.arange(2 * heads)).view(groups, 2, -1).unbind(1)
+    order = torch.cat([each.flatten() for each in (own, keys, queries, gates, steps, rates)])
+    fp32: dict[str, Any] = {"at": at, "dtype": torch.float32}
+    shared = groups * part.state_size
+    taps = read.tensor("taps", (channels, 1, part.num_taps), **fp32)[:, 0]
+    queries, keys, own = torch.split(taps, [shared, shared, values])
+    return Recurrence(
+        part,
+        sum(part.layers[:index]),
+        input=rows_of(both, order),
+        taps=torch.cat([own, keys, queries]).T.contiguous(),
+        taps_bias=None,
+        decay=-read.unsuffixed("decay", (heads,), **fp32).exp(),
+        step_bias=read.unsuffixed("step_bias", (heads,), **fp32),
+        skip=None,
+        norm=GateNorm(
+            weight=read.tensor("gate_norm", (part.head_dim,), **fp32).repeat(heads),
+            size=part.head_dim,
+            eps=config.norm_eps,
+            is_first=True,
+        ),
+        output=read.linear({"out": hidden}, values, at=at),
+    )
+
+
+def _attention(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+    part, at, size = config.recurrent, (index,), config.head_dim
+    assert part is not None
+    if part.layers[index]:
+        return _delta_net(config, read, index)
+    heads, num_keys = config.num_heads, config.num_kv_heads * size
+    counts = {"q": 2 * heads * size, "k": num_keys, "v": num_keys}
+    all_rows = torch.arange(sum(counts.values()))
+    queries, gates = all_rows[: counts["q"]].view(heads, 2, size).unbind(1)
+    order = torch.cat([queries.flatten(), all_rows[counts["q"] :], gates.flatten()])
+    norms = {"q_norm": heads, "k_norm": config.num_kv_heads}
+    weights = [
+        read.tensor(role, (size,), at=at, dtype=torch.float32).expand(count, -1) + 1 for role, count in norms.items()
+    ]
+    return GatedAttention(
+        Attention(
+            config,
+            index - sum(part.layers[:index]),  # of those that keep keys and values
+            qkv=rows_of(Linear(read.matrix(counts, config.hidden_size, at=at)), order),
+            output=read.linear({"o": config.hidden_size}, heads * size, at=at),
+            qk_norm=RMSNorm(torch.cat(weights), eps=config.norm_eps, dtype=read.dtype),
+        )
+    )
+
+
+FAMILY = Family(
+    from_huggingface=_from_huggingface,
+    from_gguf=None,
+    stems=_STEMS,
+    build=partial(
+        assembly.build,
+        attention=_attention,
+        mlp=qwen2_moe.read_shared_experts,
+        norm=partial(OperatorReader.rms_norm, one_plus=True),
+    ),
+    ignorable_prefixes=("mtp.",),  # what guesses further tokens
+)

@@ -1,0 +1,113 @@
+"""States of recurrent layers: their sizes, and the tensor that has those of all requests.
+
+A recurrent layer (Mamba-2, 2024; gated delta nets, 2024) keeps no keys and values. It keeps a matrix for each head,
+which every token changes, and the last few inputs of a convolution. A request's states of all such layers are one row
+here, its slot, which the scheduler gives and takes back with the request's K/V blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.model.limits import MAX_HEADS, MAX_WIDTH
+
+if TYPE_CHECKING:
+    import torch
+    from mlsys_orca.model.kv_cache import Empty
+    from torch import Tensor
+
+_STATE_ITEMSIZE = 4  # fp32, whatever the model's dtype: errors of a state stay in it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentPart:
+    """Sizes of a model's recurrent layers, all alike."""
+
+    rule: Literal["decay", "delta"]  # a token adds to its head's state; or first takes what the state has for its key
+    layers: tuple[bool, ...]  # [num_layers] whether a layer is recurrent; the others attend
+    num_heads: int
+    num_groups: int  # of neighbouring heads that share a key and a query
+    head_dim: int  # features of a head's values
+    state_size: int  # features of a key
+    num_taps: int  # inputs that a convolution sees, the newest included
+
+    def __post_init__(self) -> None:
+        for name, most in (("num_heads", MAX_HEADS), ("num_groups", MAX_HEADS), ("num_taps", MAX_HEADS)):
+            _check(name, getattr(self, name), most)
+        for name in ("head_dim", "state_size", "num_channels", "num_values"):
+            _check(name, getattr(self, name), MAX_WIDTH)
+        if self.num_heads % self.num_groups:
+            raise InvalidInputError(f"{self.num_heads} recurrent heads cannot share {self.num_groups} keys")
+
+    @property
+    def num_values(self) -> int:
+        """Features of all heads' values."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Features that pass the convolution: values, keys, queries."""
+        return self.num_values + 2 * self.num_groups * self.state_size
+
+    @property
+    def num_kept_inputs(self) -> int:
+        """Floats of a layer's convolution that a state has: [num_taps - 1, num_channels]."""
+        return (self.num_taps - 1) * self.num_channels
+
+    @property
+    def num_floats(self) -> int:
+        """Floats of one layer's state: what its convolution keeps, then [num_heads, head_dim, state_size]."""
+        return self.num_kept_inputs + self.num_values * self.state_size
+
+    @property
+    def num_layers(self) -> int:
+        """Recurrent layers."""
+        return sum(self.layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a request's states."""
+        return self.num_layers * self.num_floats * _STATE_ITEMSIZE
+
+
+class RecurrentStates:
+    """States of all requests.
+
+    Args:
+        part: Their sizes.
+        num_states: Slots: the same as of the scheduler's block tables.
+        device: The model's.
+        empty: Makes a tensor of a shape and a dtype; None: as torch does.
+    """
+
+    def __init__(
+        self,
+        part: RecurrentPart,
+        *,
+        num_states: int,
+        device: torch.device | str = "cpu",
+        empty: Empty | None = None,
+    ) -> None:
+        import torch
+
+        shape = (num_states, part.num_layers, part.num_floats)
+        self.part = part
+        self.floats = torch.empty(shape, device=device) if empty is None else empty(shape, torch.float32)
+
+    def of(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
+        """Return the views of recurrent layer number ``layer`` and one request.
+
+        Returns:
+            The convolution's inputs [num_taps - 1, num_channels], oldest first, and the state [num_heads, head_dim,
+            state_size].
+        """
+        part, own = self.part, self.floats[slot, layer]
+        kept = own[: part.num_kept_inputs].view(part.num_taps - 1, part.num_channels)
+        return kept, own[part.num_kept_inputs :].view(part.num_heads, part.head_dim, part.state_size)
+
+
+def _check(name: str, size: object, most: int) -> None:
+    if type(size) is not int or not 1 <= size <= most:
+        raise InvalidInputError(f"the recurrent layers' {name} is {str(size)[:50]}; it must be from 1 to {most}")

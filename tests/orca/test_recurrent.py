@@ -1,0 +1,316 @@
+"""Recurrent layers: states go with their requests, whatever the company, the cuts, the threads and the policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from mlsys_core.errors import InvalidInputError, MemoryPlanError
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.serving import SimulatedExecutor, simulate
+from mlsys_orca import LLM
+from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
+from mlsys_orca.backends.runner import Runner
+from mlsys_orca.engine.client import EngineConfig
+from mlsys_orca.engine.core import plan_engine
+from mlsys_orca.engine.fit import fit_of
+from mlsys_orca.loading.load import load_model
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.model.adapters import AdaptedDecoder
+from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.model.states import RecurrentPart
+from mlsys_orca.parallel.placement import check_degrees
+from mlsys_orca.scheduling.batch import BatchBuilder
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.request import GenerationRequest, Progress
+from safetensors.torch import save_file
+from torch import Tensor
+
+HIDDEN, VOCAB, LAYERS = 32, 96, 3
+SHAPE: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
+MAMBA2 = SHAPE | {"num_heads": 4, "head_dim": 16, "state_size": 20, "n_groups": 2}
+QWEN3_NEXT = SHAPE | {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "full_attention_interval": 3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
+}
+PROMPTS = [[(7 * i + 5 * j + 3) % VOCAB for j in range(length)] for i, length in enumerate([1, 30, 3, 70, 7])]
+POLICIES: dict[str, dict[str, Any]] = {
+    "orca": {},
+    "paged": {"watermark": 0.0},
+    "chunked": {"max_batch_tokens": 9},
+    "request-level": {"lockstep": False},
+}
+
+
+def shapes_of(kind: str) -> dict[str, tuple[int, ...]]:
+    if kind == "mamba2":
+        found: dict[str, tuple[int, ...]] = {
+            "backbone.embeddings.weight": (VOCAB, HIDDEN),
+            "lm_head.weight": (VOCAB, HIDDEN),
+        }
+        found["backbone.norm_f.weight"] = (HIDDEN,)
+        for i in range(LAYERS):
+            mixer = f"backbone.layers.{i}.mixer."
+            found |= {f"backbone.layers.{i}.norm.weight": (HIDDEN,), f"{mixer}in_proj.weight": (64 + 144 + 4, HIDDEN)}
+            found |= {f"{mixer}conv1d.weight": (144, 1, 4), f"{mixer}conv1d.bias": (144,), f"{mixer}norm.weight": (64,)}
+            found |= {f"{mixer}{each}": (4,) for each in ("A_log", "D", "dt_bias")}
+            found[f"{mixer}out_proj.weight"] = (HIDDEN, 64)
+        return found
+    found = {
+        "model.embed_tokens.weight": (VOCAB, HIDDEN),
+        "lm_head.weight": (VOCAB, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+    }
+    for i in range(LAYERS):
+        layer = f"model.layers.{i}."
+        found |= {f"{layer}{each}_layernorm.weight": (HIDDEN,) for each in ("input", "post_attention")}
+        if i == 2:
+            own = f"{layer}self_attn."
+            found |= {f"{own}q_proj.weight": (128, HIDDEN), f"{own}o_proj.weight": (HIDDEN, 64)}
+            found |= {f"{own}{each}_proj.weight": (32, HIDDEN) for each in "kv"}
+            found |= {f"{own}{each}_norm.weight": (16,) for each in "qk"}
+        else:
+            own = f"{layer}linear_attn."
+            found |= {f"{own}in_proj_qkvz.weight": (48 + 160, HIDDEN), f"{own}in_proj_ba.weight": (8, HIDDEN)}
+            found |= {
+                f"{own}conv1d.weight": (128, 1, 4),
+                f"{own}norm.weight": (20,),
+                f"{own}out_proj.weight": (HIDDEN, 80),
+            }
+            found |= {f"{own}{each}": (4,) for each in ("A_log", "dt_bias")}
+        found |= {f"{layer}mlp.gate.weight": (4, HIDDEN), f"{layer}mlp.shared_expert_gate.weight": (1, HIDDEN)}
+        mlps = {f"experts.{i}": 16 for i in range(4)} | {"shared_expert": 24}
+        for name, inner in mlps.items():
+            found |= {f"{layer}mlp.{name}.{each}_proj.weight": (inner, HIDDEN) for each in ("gate", "up")}
+            found[f"{layer}mlp.{name}.down_proj.weight"] = (HIDDEN, inner)
+    return found
+
+
+def write(path: Path, kind: str, **changes: Any) -> Path:
+    generator = torch.Generator().manual_seed(5)
+    tensors = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes_of(kind).items()}
+    save_file(tensors, path / "model.safetensors")
+    raw = {"model_type": kind} | (MAMBA2 if kind == "mamba2" else QWEN3_NEXT) | changes
+    (path / "config.json").write_text(json.dumps(raw))
+    vocab = {f"t{token_id}": token_id for token_id in range(VOCAB)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "t0")).save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text("{}")
+    return path
+
+
+@pytest.fixture(scope="module", params=["mamba2", "qwen3_next"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def loaded(path: Path) -> LoadedModel:
+    return load_model(path, dtype="fp32", backend="native")
+
+
+@torch.inference_mode()
+def logits_of(model: Any, prompts: Sequence[list[int]], *, most: int = 1000) -> list[Tensor]:
+    """Logits of all tokens, each prompt at most ``most`` tokens at a time, over states that others have left behind."""
+    cache = new_kv_cache(model, num_blocks=8 * len(prompts), num_states=len(prompts))
+    cache.states.floats.fill_(torch.nan)
+    found: list[list[Tensor]] = [[] for _ in prompts]
+    for first in range(0, max(map(len, prompts)), most):
+        builder, pieces = BatchBuilder(), []
+        for i, prompt in enumerate(prompts):
+            if piece := prompt[first : first + most]:
+                table = tuple(range(8 * i, 8 * i + 8))
+                builder.add(
+                    str(i),
+                    piece,
+                    num_computed_tokens=first,
+                    block_table=table,
+                    sampling=None,
+                    state_slot=len(prompts) - 1 - i,
+                )
+                pieces.append((i, len(piece)))
+        rows = range(sum(length for _, length in pieces))
+        inputs = ForwardInputs(builder.build(), block_size=cache.block_size, device="cpu", wanted=rows)
+        parts = torch.split(model(inputs, cache).clone(), [length for _, length in pieces])
+        for (i, _), part in zip(pieces, parts, strict=True):
+            found[i].append(part)
+    return [torch.cat(parts) for parts in found]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_neither_company_nor_cuts_nor_threads_change_a_bit(path: Path, dtype: str) -> None:
+    model: Any = load_model(path, dtype=dtype, backend="native").model
+    assert isinstance(model, NativeDecoder)
+    together = logits_of(model, PROMPTS)
+    assert all(torch.isfinite(each).all() for each in together)
+    for prompt, own in zip(PROMPTS, together, strict=True):
+        assert torch.equal(logits_of(model, [prompt])[0], own)
+    for most in (1, 7, 32):
+        for cut, own in zip(logits_of(model, PROMPTS, most=most), together, strict=True):
+            assert torch.equal(cut, own)
+    for one, own in zip(logits_of(model.with_threads(3), PROMPTS, most=40), together, strict=True):
+        assert torch.equal(one, own)
+    torchs = torch.cat(logits_of(load_model(path, dtype="fp32", backend="torch").model, PROMPTS, most=20))
+    if dtype == "fp32":
+        assert torch.allclose(torch.cat(together), torchs, atol=2e-4, rtol=1e-3)
+    assert torch.corrcoef(torch.stack((torch.cat(together).flatten(), torchs.flatten())))[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantised_products_are_near(path: Path, loaded: LoadedModel, weights: Any) -> None:
+    exact = torch.cat(logits_of(loaded.model, PROMPTS[1:3])).flatten()
+    model = load_model(path, dtype="fp32", backend="native", weights=weights).model
+    rounded = torch.cat(logits_of(model, PROMPTS[1:3])).flatten()
+    assert torch.corrcoef(torch.stack((exact, rounded)))[0, 1] > (0.99 if weights == "int8" else 0.5)
+
+
+def serve(
+    model: Any, policy: str, *, num_states: int, num_blocks: int = 12, progress: int = 0
+) -> tuple[list[tuple[int, ...]], Any, BlockTables]:
+    """Serve all prompts; ``progress``: tokens of an answer that another engine gave, whose states are lost."""
+    tables = BlockTables(num_blocks=num_blocks, num_states=num_states)
+    scheduler: Any = make_scheduler(
+        policy,
+        installed_plugins().registry,
+        block_tables=tables,
+        max_batch_size=4,
+        max_model_len=128,
+        options=POLICIES[policy],
+    )
+    alone = [ANSWERS[model][i][:progress] if progress else () for i in range(len(PROMPTS))]
+    requests = [
+        GenerationRequest(
+            request_id=str(i),
+            prompt_token_ids=tuple(prompt),
+            max_new_tokens=20,
+            progress=Progress(alone[i], (), 0) if progress else None,
+        )
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    runner = Runner(model, new_kv_cache(model, num_blocks=num_blocks, num_states=num_states))
+    served = simulate(
+        scheduler, SimulatedExecutor(lambda _: 1.0, runner.run), [(2.0 * i, each) for i, each in enumerate(requests)]
+    )
+    answers = {each.request_id: each.finished.result.tokens for each in served.requests}
+    return [tuple(token.token_id for token in answers[each.request_id]) for each in requests], scheduler.pool, tables
+
+
+ANSWERS: dict[Any, list[tuple[int, ...]]] = {}
+
+
+def by_recomputing(model: Any) -> list[tuple[int, ...]]:
+    """Greedy answers, each token from a forward of all before it."""
+    if model not in ANSWERS:
+        ANSWERS[model] = []
+        for prompt in PROMPTS:
+            tokens = list(prompt)
+            for _ in range(20):
+                tokens.append(int(logits_of(model, [tokens])[0][-1].argmax()))
+            ANSWERS[model].append(tuple(tokens[len(prompt) :]))
+    return ANSWERS[model]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_gives_the_answers_of_each_alone(loaded: LoadedModel, policy: str) -> None:
+    expected, num_preemptions = by_recomputing(loaded.model), 0
+    for num_states, num_blocks in ((4, 12), (4, 8), (2, 12)):
+        answers, pool, tables = serve(loaded.model, policy, num_states=num_states, num_blocks=num_blocks)
+        assert answers == expected
+        assert pool.num_cached_tokens == 0
+        assert tables.num_free_blocks == num_blocks
+        slots = [tables.state_slot(str(i)) for i in range(num_states) if tables.reserve(str(i), 1)]
+        assert sorted(slots) == list(range(num_states))  # all came back
+        num_preemptions += pool.num_preemptions
+    assert num_preemptions > 0 or policy != "paged"
+
+
+def test_a_request_whose_state_was_lost_is_computed_again(loaded: LoadedModel) -> None:
+    expected = by_recomputing(loaded.model)
+    assert serve(loaded.model, "chunked", num_states=4, progress=6)[0] == expected
+
+
+def test_slots_come_and_go_with_blocks() -> None:
+    tables, digests = BlockTables(num_blocks=8, block_size=2, num_states=2), [b"a", b"b"]
+    first = tables.allocate("a", 4, digests)
+    assert first is not None
+    tables.publish("a", digests, num_computed_tokens=4)
+    assert tables.num_cached_blocks == 0  # a state cannot be shared
+    tables.reserve("b", 2)
+    assert {tables.state_slot("a"), tables.state_slot("b")} == {0, 1}
+    assert tables.allocate("c", 2) is None
+    assert not tables.can_reserve(2)
+    with pytest.raises(MemoryPlanError, match="state"):
+        tables.reserve("c", 2)
+    freed = tables.state_slot("a")
+    tables.free("a")
+    second = tables.allocate("c", 4, digests)
+    assert second is not None
+    assert (second.num_cached_tokens, tables.state_slot("c")) == (0, freed)
+
+
+def test_what_states_cannot_do_is_refused_with_a_reason(path: Path, loaded: LoadedModel) -> None:
+    with pytest.raises(InvalidInputError, match="no speculation"):
+        LLM(path, speculate=2)
+    with pytest.raises(InvalidInputError, match=r"(states of recurrent layers|do)"):
+        check_degrees(loaded.config, tensor_parallel=2, pipeline_parallel=1)
+    with pytest.raises(InvalidInputError, match="states are in one process"):
+        check_degrees(loaded.config, tensor_parallel=1, pipeline_parallel=3)
+    with pytest.raises(InvalidInputError, match="recurrent layers"):
+        AdaptedDecoder(load_model(path, dtype="fp32", backend="torch").model, {})
+
+
+def test_the_plan_has_room_for_states(loaded: LoadedModel) -> None:
+    part, registry = loaded.config.recurrent, installed_plugins().registry
+    assert part is not None
+    shape, _, _ = plan_engine(loaded, EngineConfig(max_batch_size=3, max_model_len=64), 2**30, registry)
+    assert (shape.num_states, shape.restores_blocks) == (3, False)
+    assert shape.kv_nbytes >= 3 * part.nbytes
+    with pytest.raises(InvalidInputError, match="lower --max-batch-size"):
+        plan_engine(loaded, EngineConfig(max_batch_size=64, max_model_len=64), 64 * part.nbytes, registry)
+    fit = fit_of(loaded, available_nbytes=100 * part.nbytes, tokens_per_request=8)
+    assert fit.max_batch_size <= 12
+    assert any(name == "states of recurrent layers" for name, _ in fit.rows())
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("mamba2", {"use_bias": True}, "use_bias"),
+        ("mamba2", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+        ("mamba2", {"n_groups": 3}, "cannot share"),
+        ("mamba2", {"num_heads": 5}, "expand"),
+        ("mamba2", {"hidden_act": "gelu"}, "other than silu"),
+        ("qwen3_next", {"attention_bias": True}, "attention_bias"),
+        ("qwen3_next", {"mlp_only_layers": [1]}, "mlp_only_layers"),
+        ("qwen3_next", {"layer_types": ["linear_attention"]}, "layers are recurrent or not"),
+        ("qwen3_next", {"linear_value_head_dim": 0}, "head_dim"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(
+    tmp_path: Path, kind: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        load_model(write(tmp_path, kind, **changes), backend="native")
+
+
+def test_sizes_of_a_state() -> None:
+    part = RecurrentPart(
+        rule="decay", layers=(True, False), num_heads=4, num_groups=2, head_dim=16, state_size=20, num_taps=4
+    )
+    assert (part.num_channels, part.num_floats, part.nbytes) == (144, 3 * 144 + 64 * 20, 4 * (3 * 144 + 64 * 20))
