@@ -98,6 +98,11 @@ DEEPSEEK = {"kv_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "
     "first_k_dense_replace": 1,
     "num_key_value_heads": 4,
 }
+MINICPM3 = {"kv_lora_rank": 24, "q_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 20} | {
+    "num_key_value_heads": 4,
+    "dim_model_base": 16,
+    "rope_parameters": YARN | {"mscale": 0.8, "mscale_all_dim": 0.6},
+}
 GROUPS = {"q_lora_rank": 32, "n_group": 4, "topk_group": 2}
 MSCALE = {"rope_parameters": YARN | {"mscale": 0.8, "mscale_all_dim": 0.6, "beta_fast": 32, "beta_slow": 1}}
 ONE_SCALE = {
@@ -144,6 +149,8 @@ CASES = {
         "DeepseekV2", SMALL | DEEPSEEK | MSCALE | GROUPS | {"topk_method": "group_limited_greedy", "rms_norm_eps": 1e-5}
     ),
     "deepseek-v3": Case("DeepseekV3", SMALL | DEEPSEEK | ONE_SCALE | GROUPS | {"num_hidden_layers": 3}),
+    "minicpm3": Case("MiniCPM3", SMALL | MINICPM3),
+    "minicpm3-plain": Case("MiniCPM3", SMALL | MINICPM3 | {"q_lora_rank": None, "scale_depth": None}),
     "mamba2": Case("Mamba2", TOKENS | MAMBA2),
     "mamba2-tied": Case("Mamba2", TOKENS | MAMBA2 | {"n_groups": 1, "conv_kernel": 3, "tie_word_embeddings": True}),
     "qwen3-next": Case("Qwen3Next", SMALL | QWEN3_NEXT),

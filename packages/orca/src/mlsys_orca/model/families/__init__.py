@@ -39,6 +39,7 @@ ARCHITECTURES: dict[str, str] = {
     "granite": "mlsys_orca.model.families.granite:FAMILY",
     "llama": "mlsys_orca.model.families.llama:FAMILY",
     "mamba2": "mlsys_orca.model.families.mamba2:FAMILY",
+    "minicpm3": "mlsys_orca.model.families.minicpm3:FAMILY",
     "mistral": "mlsys_orca.model.families.mistral:FAMILY",
     "mixtral": "mlsys_orca.model.families.mixtral:FAMILY",
     "mpt": "mlsys_orca.model.families.mpt:FAMILY",

@@ -54,11 +54,7 @@ def _from_huggingface(raw: Mapping[str, Any], *, is_v3: bool) -> ModelConfig:
     refuse(raw.get("moe_layer_freq", 1) != 1, "layers without experts between those with (moe_layer_freq)")
     refuse(not raw.get("rope_interleave", True), "rotary pairs half a head apart (rope_interleave)")
     rotary, rank = raw["qk_rope_head_dim"], raw["kv_lora_rank"]
-    rope: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     plain, layers, dense = raw["qk_nope_head_dim"], raw["num_hidden_layers"], raw.get("first_k_dense_replace", 0)
-    scale = max(1, plain + rotary) ** -0.5
-    if rope.get("rope_type", rope.get("type", "default")) != "default" and rope.get("mscale_all_dim"):
-        scale *= yarn_amplitude(float(rope["factor"]), rope["mscale_all_dim"]) ** 2
     groups = [(raw.get(key) or 1) if method != "greedy" else 1 for key in ("n_group", "topk_group")]
     return config_from_huggingface(
         {"rms_norm_eps": 1e-6} | raw | {"head_dim": rotary},
@@ -66,7 +62,7 @@ def _from_huggingface(raw: Mapping[str, Any], *, is_v3: bool) -> ModelConfig:
         num_kv_heads=1,
         head_dim=rank + rotary,
         rotary_dim=rotary,
-        attention_scale=scale,
+        attention_scale=scale_of_scores(raw, plain + rotary),
         spans_heads=True,
         latent=LatentPart(query_rank=raw.get("q_lora_rank"), plain_dim=plain, value_dim=raw["v_head_dim"]),
         intermediate_size=raw["moe_intermediate_size"],
@@ -87,7 +83,17 @@ def _from_huggingface(raw: Mapping[str, Any], *, is_v3: bool) -> ModelConfig:
     )
 
 
-def _attention(config: ModelConfig, read: OperatorReader, index: int) -> LatentAttention:
+def scale_of_scores(raw: Mapping[str, Any], size: int) -> float:
+    """Return what multiplies the scores of heads with ``size`` features, stretched as the rotary scaling says."""
+    rope: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    scale: float = max(1, size) ** -0.5
+    if rope.get("rope_type", rope.get("type", "default")) != "default" and rope.get("mscale_all_dim"):
+        scale *= yarn_amplitude(float(rope["factor"]), rope["mscale_all_dim"]) ** 2
+    return scale
+
+
+def read_latents(config: ModelConfig, read: OperatorReader, index: int, *, in_pairs: bool = True) -> LatentAttention:
+    """Read latent attention of layer ``index``; ``in_pairs``: rotary pairs stand beside each other in the file."""
     latent, rotary, at, hidden = config.latent, config.rotary_dim, (index,), config.hidden_size
     assert latent is not None
     assert rotary is not None
@@ -97,7 +103,9 @@ def _attention(config: ModelConfig, read: OperatorReader, index: int) -> LatentA
     else:
         queries = read.linear({"q_up": heads * (plain + rotary)}, latent.query_rank, at=at)
     rows = torch.arange(heads * (plain + rotary)).view(heads, -1)
-    halves = halves_of_pairs(torch.arange(rotary), head_dim=rotary)
+    halves = torch.arange(rotary)
+    if in_pairs:
+        halves = halves_of_pairs(halves, head_dim=rotary)
     down = read.linear({"kv_down": rank + rotary}, hidden, at=at)
     if read.layout == "gguf" and read.has("key_up", at=at):
         key_up = read.tensor("key_up", (heads, rank, plain), at=at)
@@ -142,7 +150,7 @@ FAMILY = Family(
     from_huggingface=partial(_from_huggingface, is_v3=True),
     from_gguf=deepseek2.from_gguf,
     stems=_STEMS,
-    build=partial(assembly.build, attention=_attention, mlp=_mlp),
+    build=partial(assembly.build, attention=read_latents, mlp=_mlp),
     ignorable_prefixes=("model.layers.61.",),  # what guesses further tokens
 )
 V2 = replace(FAMILY, from_huggingface=partial(_from_huggingface, is_v3=False), ignorable_prefixes=())

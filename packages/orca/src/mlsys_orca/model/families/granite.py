@@ -19,7 +19,7 @@ _GGUF_KEYS = frozenset({"attention.scale", "embedding_scale", "logit_scale", "re
 
 
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
-    return _scaled(
+    return scaled(
         config_from_huggingface(raw, "granite", attention_scale=raw.get("attention_multiplier", 1.0)),
         embedding=raw.get("embedding_multiplier", 1.0),
         branch=raw.get("residual_multiplier", 1.0),
@@ -28,7 +28,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _from_gguf(fields: GgufFields) -> ModelConfig:
-    return _scaled(
+    return scaled(
         config_from_gguf(fields, implements=_GGUF_KEYS, attention_scale=fields.get("attention.scale", 0.0) or None),
         embedding=fields.get("embedding_scale", 1.0),
         branch=fields.get("residual_scale", 1.0),
@@ -36,7 +36,12 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     )
 
 
-def _scaled(config: ModelConfig, *, embedding: float, branch: float, logits: float) -> ModelConfig:
+def scaled(config: ModelConfig, *, embedding: float, branch: float, logits: float) -> ModelConfig:
+    """Return ``config`` with the numbers that multiply embeddings, branches, and (below the line) logits.
+
+    Raises:
+        UnsupportedModelError: one is not above 0.
+    """
     for name, number in (("embedding", embedding), ("residual", branch), ("logits", logits)):
         refuse(not number > 0, f"the {name} multiplier {number}, which is not above 0")
     return replace(
