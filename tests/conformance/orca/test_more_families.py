@@ -17,6 +17,7 @@ import pytest
 import torch
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving import SimulatedExecutor, simulate
+from mlsys_orca.backends.drafting import ModelDrafter
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model
@@ -156,6 +157,7 @@ CASES = {
     "qwen3-next": Case("Qwen3Next", SMALL | QWEN3_NEXT),
     "mpt-scaled": Case("Mpt", MPT | {"attn_config": {"softmax_scale": 0.2}}),
 }
+GUESSED = ("gpt-oss", "deepseek-v2", "deepseek-v3", "minicpm3", "qwen3-moe-of-all")
 GGUF = {
     "gemma": "GEMMA",
     "granite": "GRANITE",
@@ -203,7 +205,15 @@ def logits_of(reference: Any, sequences: list[list[int]]) -> torch.Tensor:
     return torch.cat([reference(torch.tensor([sequence])).logits[0] for sequence in sequences])
 
 
-def serve(model: Any, policy: str, **options: Any) -> tuple[list[list[int]], Any, BlockTables]:
+def serve(
+    model: Any,
+    policy: str,
+    *,
+    sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+    num_draft_tokens: int = 0,
+    drafter: ModelDrafter | None = None,
+    **options: Any,
+) -> tuple[list[list[int]], Any, BlockTables]:
     """Serve all prompts, a new one every other iteration; return the answers, the scheduler's pool and the blocks."""
     num_states = None if model.config.recurrent is None else 8
     tables = BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK, num_states=num_states)
@@ -215,9 +225,10 @@ def serve(model: Any, policy: str, **options: Any) -> tuple[list[list[int]], Any
         max_model_len=128,
         options=options,
     )
+    scheduler.pool.num_draft_tokens, scheduler.pool.drafter = num_draft_tokens, drafter
     requests = [
         GenerationRequest(
-            request_id=str(i), prompt_token_ids=tuple(prompt), max_new_tokens=NUM_TOKENS, sampling=SamplingParams()
+            request_id=str(i), prompt_token_ids=tuple(prompt), max_new_tokens=NUM_TOKENS, sampling=sampling
         )
         for i, prompt in enumerate(PROMPTS)
     ]
@@ -253,6 +264,22 @@ def test_torchs_operators_and_bf16_give_nearly_the_same(checkpoint: Checkpoint) 
     for backend in ("native", "torch"):
         rounded = torch.cat(log_probabilities(load_model(checkpoint.path, dtype="bf16", backend=backend), PROMPTS))
         assert torch.corrcoef(torch.stack((exact.flatten(), rounded.flatten())))[0, 1] > 0.98
+
+
+def test_guesses_change_no_answer(checkpoint: Checkpoint) -> None:
+    """By lookup, and by a model: the same in int4, which is right often and not always."""
+    if checkpoint.name not in GUESSED:
+        pytest.skip("one of each attention and each choice of experts is enough; a state takes nothing back")
+    model, nearly = checkpoint.native.model, load_model(checkpoint.path, dtype="fp32", weights="int4").model
+    for sampling in (SamplingParams(), SamplingParams(temperature=0.5, seed=3)):
+        expected, _, _ = serve(model, "paged", sampling=sampling)
+        for drafter in (None, ModelDrafter(nearly, num_blocks=NUM_BLOCKS, vocab_size=VOCAB)):
+            answers, pool, tables = serve(model, "paged", sampling=sampling, num_draft_tokens=3, drafter=drafter)
+            assert answers == expected
+            assert tables.num_free_blocks == NUM_BLOCKS
+            if drafter is not None:
+                assert 0 < pool.num_right < pool.num_guessed
+                assert drafter.tables.num_free_blocks == NUM_BLOCKS
 
 
 def test_a_converted_gguf_computes_as_the_original(checkpoint: Checkpoint, tmp_path: Path) -> None:
