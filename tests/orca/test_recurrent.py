@@ -314,6 +314,13 @@ def test_what_is_not_implemented_is_refused_by_name(
 
 def test_sizes_of_a_state() -> None:
     part = RecurrentPart(
-        rule="decay", layers=(True, False), num_heads=4, num_groups=2, head_dim=16, state_size=20, num_taps=4
+        rule="decay",
+        layers=(True, False),
+        num_heads=4,
+        num_groups=2,
+        head_dim=16,
+        state_size=20,
+        num_taps=4,
+        norm_eps=1e-5,
     )
     assert (part.num_channels, part.num_floats, part.nbytes) == (144, 3 * 144 + 64 * 20, 4 * (3 * 144 + 64 * 20))

@@ -68,6 +68,8 @@ MAMBA2: dict[str, Any] = {
     "chunk_size": 8,
     "initializer_range": 0.3,
 }
+BAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_chunk_size": 8}
+GRANITE_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 56}
 QWEN3_NEXT: dict[str, Any] = {
     "num_hidden_layers": 3,
     "full_attention_interval": 3,
@@ -154,6 +156,19 @@ CASES = {
     "minicpm3-plain": Case("MiniCPM3", SMALL | MINICPM3 | {"q_lora_rank": None, "scale_depth": None}),
     "mamba2": Case("Mamba2", TOKENS | MAMBA2),
     "mamba2-tied": Case("Mamba2", TOKENS | MAMBA2 | {"n_groups": 1, "conv_kernel": 3, "tie_word_embeddings": True}),
+    "bamba": Case("Bamba", SMALL | BAMBA | {"attn_layer_indices": [1], "num_hidden_layers": 3}),
+    "granite-hybrid": Case(
+        "GraniteMoeHybrid",
+        SMALL | BAMBA | GRANITE | GRANITE_EXPERTS | {"layer_types": ["linear_attention", "full_attention"]},
+    ),
+    "granite-hybrid-dense": Case(
+        "GraniteMoeHybrid",
+        SMALL
+        | BAMBA
+        | GRANITE
+        | {"layer_types": ["full_attention", "linear_attention"], "num_local_experts": 0}
+        | {"shared_intermediate_size": 56, "position_embedding_type": "rope"},
+    ),
     "qwen3-next": Case("Qwen3Next", SMALL | QWEN3_NEXT),
     "mpt-scaled": Case("Mpt", MPT | {"attn_config": {"softmax_scale": 0.2}}),
 }

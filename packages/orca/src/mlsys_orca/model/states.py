@@ -8,6 +8,7 @@ here, its slot, which the scheduler gives and takes back with the request's K/V 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Literal
 
 from mlsys_core.errors import InvalidInputError
@@ -32,6 +33,7 @@ class RecurrentPart:
     head_dim: int  # features of a head's values
     state_size: int  # features of a key
     num_taps: int  # inputs that a convolution sees, the newest included
+    norm_eps: float  # of the norm beside the gates, which reads no states
 
     def __post_init__(self) -> None:
         for name, most in (("num_heads", MAX_HEADS), ("num_groups", MAX_HEADS), ("num_taps", MAX_HEADS)):
@@ -40,6 +42,17 @@ class RecurrentPart:
             _check(name, getattr(self, name), MAX_WIDTH)
         if self.num_heads % self.num_groups:
             raise InvalidInputError(f"{self.num_heads} recurrent heads cannot share {self.num_groups} keys")
+
+        if not 0 < self.norm_eps < inf:
+            raise InvalidInputError(f"the recurrent layers' norm_eps is {self.norm_eps}; it must be above 0 and finite")
+
+    def index(self, layer: int) -> int:
+        """Return the number of ``layer`` among the recurrent ones."""
+        return sum(self.layers[:layer])
+
+    def kv_index(self, layer: int) -> int:
+        """Return the number of ``layer`` among those that keep keys and values."""
+        return layer - self.index(layer)
 
     @property
     def num_values(self) -> int:

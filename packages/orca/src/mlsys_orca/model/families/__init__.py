@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # What a file calls its architecture (GGUF general.architecture, config.json model_type) -> the family that runs it.
 ARCHITECTURES: dict[str, str] = {
+    "bamba": "mlsys_orca.model.families.bamba:FAMILY",
     "bloom": "mlsys_orca.model.families.bloom:FAMILY",
     "cohere": "mlsys_orca.model.families.cohere:FAMILY",
     "cohere2": "mlsys_orca.model.families.cohere:COHERE2",
@@ -37,6 +38,7 @@ ARCHITECTURES: dict[str, str] = {
     "gptj": "mlsys_orca.model.families.gptj:FAMILY",
     "gptneox": "mlsys_orca.model.families.gpt_neox:FAMILY",
     "granite": "mlsys_orca.model.families.granite:FAMILY",
+    "granitemoehybrid": "mlsys_orca.model.families.granite_hybrid:FAMILY",
     "llama": "mlsys_orca.model.families.llama:FAMILY",
     "mamba2": "mlsys_orca.model.families.mamba2:FAMILY",
     "minicpm3": "mlsys_orca.model.families.minicpm3:FAMILY",

@@ -71,6 +71,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
         head_dim=raw["head_dim"],
         state_size=raw["state_size"],
         num_taps=raw["conv_kernel"],
+        norm_eps=raw["layer_norm_epsilon"],
     )
     return ModelConfig(
         architecture="mamba2",
@@ -110,7 +111,7 @@ def read_mixer(config: ModelConfig, read: OperatorReader, index: int) -> Recurre
     fp32: dict[str, Any] = {"at": at, "dtype": torch.float32}
     return Recurrence(
         part,
-        sum(part.layers[:index]),
+        part.index(index),
         input=rows_of(first, torch.cat([mixed, gates, steps])),
         taps=read.tensor("taps", (channels, 1, part.num_taps), **fp32)[:, 0].T.contiguous(),
         taps_bias=read.bias("taps", channels, at=at),
@@ -120,7 +121,7 @@ def read_mixer(config: ModelConfig, read: OperatorReader, index: int) -> Recurre
         norm=GateNorm(
             weight=read.tensor("gate_norm", (inner,), **fp32),
             size=inner // part.num_groups,
-            eps=config.norm_eps,
+            eps=part.norm_eps,
             is_first=False,
         ),
         output=read.linear({"out": hidden}, inner, at=at),

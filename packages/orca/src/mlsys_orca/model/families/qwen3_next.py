@@ -50,6 +50,7 @@ _DEFAULTS: dict[str, Any] = {
     "num_experts_per_tok": 10,
     "num_experts": 512,
     "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
 }
 
 
@@ -75,6 +76,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
         head_dim=raw["linear_value_head_dim"],
         state_size=raw["linear_key_head_dim"],
         num_taps=raw["linear_conv_kernel_dim"],
+        norm_eps=raw["rms_norm_eps"],
     )
     return config_from_huggingface(
         raw | {"intermediate_size": raw["moe_intermediate_size"]},
@@ -107,7 +109,7 @@ def _delta_net(config: ModelConfig, read: OperatorReader, index: int) -> Recurre
     queries, keys, own = torch.split(taps, [shared, shared, values])
     return Recurrence(
         part,
-        sum(part.layers[:index]),
+        part.index(index),
         input=rows_of(both, order),
         taps=torch.cat([own, keys, queries]).T.contiguous(),
         taps_bias=None,
@@ -117,7 +119,7 @@ def _delta_net(config: ModelConfig, read: OperatorReader, index: int) -> Recurre
         norm=GateNorm(
             weight=read.tensor("gate_norm", (part.head_dim,), **fp32).repeat(heads),
             size=part.head_dim,
-            eps=config.norm_eps,
+            eps=part.norm_eps,
             is_first=True,
         ),
         output=read.linear({"out": hidden}, values, at=at),
@@ -141,7 +143,7 @@ def _attention(config: ModelConfig, read: OperatorReader, index: int) -> nn.Modu
     return GatedAttention(
         Attention(
             config,
-            index - sum(part.layers[:index]),  # of those that keep keys and values
+            part.kv_index(index),
             qkv=rows_of(Linear(read.matrix(counts, config.hidden_size, at=at)), order),
             output=read.linear({"o": config.hidden_size}, heads * size, at=at),
             qk_norm=RMSNorm(torch.cat(weights), eps=config.norm_eps, dtype=read.dtype),

@@ -1,0 +1,94 @@
+"""Granite 4 (IBM, 2025): Bamba's layers with Granite's multipliers, and experts beside an MLP that all tokens pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from mlsys_orca.model import assembly
+from mlsys_orca.model.blocks import GatedMLP
+from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model.experts import MixtureOfExperts, SharedExpert, choice_of
+from mlsys_orca.model.families import bamba, granite
+from mlsys_orca.model.family import Family
+from mlsys_orca.model.huggingface_config import config_from_huggingface, require
+from mlsys_orca.model.layers import Linear
+from mlsys_orca.model.operator_reader import OperatorReader
+from mlsys_orca.model.weights.checkpoint import Layout
+from torch import nn
+
+_STEMS: dict[Layout, dict[str, str]] = {
+    "huggingface": {
+        **{role: stem for role, stem in bamba.STEMS.items() if role not in ("gate", "up", "down")},
+        "router": "model.layers.{}.block_sparse_moe.router.layer",
+        "products": "model.layers.{}.block_sparse_moe.input_linear",
+        "downs": "model.layers.{}.block_sparse_moe.output_linear",
+        "shared.product": "model.layers.{}.shared_mlp.input_linear",
+        "shared.down": "model.layers.{}.shared_mlp.output_linear",
+    }
+}
+_DEFAULTS: dict[str, Any] = bamba.DEFAULTS | {
+    "rms_norm_eps": 1e-6,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 1024,
+    "intermediate_size": 11008,
+}
+_RECURRENT, _ATTENDING = ("linear_attention", "mamba"), ("full_attention", "attention")
+
+
+def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
+    raw = _DEFAULTS | dict(raw)
+    require(raw, "num_hidden_layers", "num_local_experts", "num_experts_per_tok", "shared_intermediate_size")
+    kinds = raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"] * raw["num_hidden_layers"]
+    unknown = set(kinds) - {*_RECURRENT, *_ATTENDING}
+    refuse(bool(unknown), f"layers of type {', '.join(map(repr, sorted(unknown)))} (mamba and attention are)")
+    positions = raw.get("position_embedding_type")
+    refuse(positions not in (None, "nope", "rope"), f"positions of type {positions!r} (rope and none are)")
+    config = config_from_huggingface(
+        raw,
+        "granitemoehybrid",
+        attention_scale=raw.get("attention_multiplier", 1.0),
+        rotated=None if positions == "rope" else (False,) * raw["num_hidden_layers"],
+        recurrent=bamba.recurrent_part(raw, [kind in _RECURRENT for kind in kinds]),
+        num_experts=raw["num_local_experts"],
+        num_chosen_experts=raw["num_experts_per_tok"] if raw["num_local_experts"] else 0,
+        shared_expert_size=raw["shared_intermediate_size"],
+        spans_heads=True,
+    )
+    return granite.scaled(
+        config,
+        embedding=raw.get("embedding_multiplier", 1.0),
+        branch=raw.get("residual_multiplier", 1.0),
+        logits=raw.get("logits_scaling", 1.0),
+    )
+
+
+def _mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+    hidden, inner, at, count = config.hidden_size, config.intermediate_size, (index,), config.num_experts
+    size = config.shared_expert_size
+    assert size is not None
+    shared = GatedMLP(
+        read.linear({"shared.product": 2 * size}, hidden, at=at),
+        read.linear({"shared.down": hidden}, size, at=at),
+        activation=config.activation,
+    )
+    if not count:
+        return shared
+    products = read.stack("products", count, 2 * inner, hidden, at=at)
+    downs = read.stack("downs", count, hidden, inner, at=at)
+    experts = (
+        GatedMLP(Linear(product), Linear(down), activation=config.activation)
+        for product, down in zip(products, downs, strict=True)
+    )
+    router = read.linear({"router": count}, hidden, at=at)
+    return SharedExpert(MixtureOfExperts(router, experts, choice=choice_of(config)), shared)
+
+
+FAMILY = Family(
+    from_huggingface=_from_huggingface,
+    from_gguf=None,
+    stems=_STEMS,
+    build=partial(assembly.build, attention=bamba.read_branch, mlp=_mlp),
+)
