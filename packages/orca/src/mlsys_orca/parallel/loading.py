@@ -14,7 +14,7 @@ import torch
 from mlsys_core.errors import InvalidInputError, MlsysError
 from torch import Tensor
 
-from mlsys_orca.backends.native.lowering import LoweringError
+from mlsys_orca.backends.native.plan_writer import LoweringError
 from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.loading.load import DTYPES, check_forms, default_dtype, model_files
 from mlsys_orca.loading.loaded import LoadedModel

@@ -10,7 +10,8 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
-from mlsys_orca.backends.native.decoder import NativeDecoder, Results
+from mlsys_orca.backends.native.decoder import NativeDecoder
+from mlsys_orca.backends.native.iteration import Results
 from mlsys_orca.backends.native.kv_cache import NativeKVCache
 from mlsys_orca.backends.native.lookup import look_up_native
 from mlsys_orca.backends.native.packing import Rows

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import weakref
 from collections.abc import Sequence
 from copy import copy
 from ctypes import byref, c_int32, c_void_p
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
-from mlsys_core.errors import InvalidInputError, MemoryPlanError, MlsysError
-from mlsys_core.native import new, warn_without_kernels
+from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.native import warn_without_kernels
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.binding import Binder
 from mlsys_orca.backends.native.factors import Factors
+from mlsys_orca.backends.native.iteration import Iteration, Results
 from mlsys_orca.backends.native.kept import Kept, is_without_memory
 from mlsys_orca.backends.native.kv_cache import NativeKVCache
-from mlsys_orca.backends.native.library import PANEL, address
+from mlsys_orca.backends.native.library import PANEL
 from mlsys_orca.backends.native.lookup import look_up_native
-from mlsys_orca.backends.native.lowering import LoweringError, lower
+from mlsys_orca.backends.native.lowering import lower
 from mlsys_orca.backends.native.packing import Rows
+from mlsys_orca.backends.native.plan_writer import LoweringError
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.kv_cache import Empty, KVCache, kv_dtype_name
@@ -49,16 +49,6 @@ _ADDERS = {  # by struct
     "Scan": "orca_add_scan",
     "Gate": "orca_add_gate",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """Memory that a run fills for the sampled rows. Owner: the caller."""
-
-    logits: Tensor  # fp32 [num_sampled, columns], rows apart by any stride; [num_sampled, 0]: not wanted
-    largest: NDArray[np.int64] | None = None  # [num_sampled] where each row's largest logit is; None: not wanted
-    peaks: NDArray[np.float32] | None = None  # [num_sampled] those logits; None: not wanted
-    has_head: bool = True  # False: the plan ends with the states
 
 
 class _Program(c_void_p):
@@ -165,70 +155,19 @@ class NativeDecoder:
         Raises:
             MemoryPlanError: a request's block table is too short for its tokens.
         """
-        spans, tables = [], list[int]()
-        for request in inputs.batch.requests:
-            if len(request.block_table) * PANEL < request.context_len:
-                raise MemoryPlanError(
-                    f"{len(request.block_table)} K/V blocks of {PANEL} do not hold {request.context_len} tokens"
-                )
-            spans.append((request.start, request.stop, request.context_len, len(tables), request.state_slot))
-            tables.extend(request.block_table)
         highest = max(request.context_len for request in inputs.batch.requests) - 1
         rotated: Sequence[tuple[Tensor | None, Tensor | None]] = [(None, None)]
         if self._factors:
             rotated = [factors(inputs.positions, highest) for factors in self._factors]
-        wanted = inputs.wanted if results.has_head else []
-        arrays = [np.array(values, dtype=np.int32) for values in (spans, tables, wanted)]
+        iteration = Iteration(inputs, states, rotated, kv_cache, results)
         return all(
-            self._run_rows(first, stop, arrays, states, rotated, results, kv_cache)
-            for first, stop in _even_parts(inputs.batch.num_tokens, most_rows())
+            self._run_rows(iteration, first, stop) for first, stop in _even_parts(iteration.num_rows, most_rows())
         )
 
-    def _run_rows(
-        self,
-        first: int,
-        stop: int,
-        arrays: Sequence[NDArray[np.int32]],
-        states: Tensor,
-        rotated: Sequence[tuple[Tensor | None, Tensor | None]],
-        results: Results,
-        kv_cache: NativeKVCache,
-    ) -> bool:
-        """Run rows ``first`` to ``stop`` of the iteration through all layers; those before them have been run.
-
-        ``arrays`` are of the iteration: spans [n, 5], block tables one after another, the sampled rows, ascending.
-        """
-        spans, tables, wanted = arrays
-        states_kept = None if kv_cache.states is None else kv_cache.states.floats
-        own = spans[(spans[:, 0] < stop) & (spans[:, 1] > first)]
-        own[:, 2] -= np.maximum(own[:, 1] - stop, 0)  # the context that the last of these rows sees
-        own[:, :2] = own[:, :2].clip(first, stop) - first
-        begin, end = np.searchsorted(wanted, [first, stop]).tolist()
-        sampled = wanted[begin:end] - first
-        parts = [[None if part is None else part[first:stop] for part in pair] for pair in rotated]
-        factors = [(c_void_p * len(parts))(*map(address, each)) for each in zip(*parts, strict=True)]
-        batch = new(
-            self._native.structs["Batch"],
-            num_rows=stop - first,
-            num_spans=len(own),
-            num_sampled=len(sampled),
-            spans=own.ctypes.data,
-            block_tables=tables.ctypes.data,
-            sampled=sampled.ctypes.data,
-            cos=ctypes.addressof(factors[0]),
-            sin=ctypes.addressof(factors[1]),
-            states=states[first:stop].data_ptr(),
-            logits=results.logits[begin:end].data_ptr() if results.logits.numel() else None,
-            keys=kv_cache.keys.data_ptr(),
-            values=kv_cache.values.data_ptr(),
-            num_layers=self.config.num_kv_layers,
-            cache=kv_cache.kind,
-            seconds=None if self.seconds is None else self.seconds.ctypes.data,
-            largest=None if results.largest is None else results.largest[begin:end].ctypes.data,
-            peaks=None if results.peaks is None else results.peaks[begin:end].ctypes.data,
-            logits_stride=results.logits.stride(0),
-            states_of_requests=None if states_kept is None else states_kept.data_ptr(),
-            state_stride=0 if states_kept is None else states_kept.stride(0),
+    def _run_rows(self, iteration: Iteration, first: int, stop: int) -> bool:
+        """Run rows ``first`` to ``stop`` of the iteration through all layers; those before them have been run."""
+        batch, _held = iteration.batch(
+            first, stop, self._native, num_layers=self.config.num_kv_layers, seconds=self.seconds
         )
         return bool(self._native.orca_run(self._program, byref(batch)))
 

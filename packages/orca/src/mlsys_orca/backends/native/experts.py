@@ -7,22 +7,20 @@ experts' are one operator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mlsys_orca.backends.native.plan import STATES, Combine, Grouped, Reduce, Route
+from mlsys_orca.backends.native.plan_writer import LoweringError, PlanWriter
 from mlsys_orca.model.blocks import GatedMLP
 from mlsys_orca.model.experts import MixtureOfExperts, SharedExpert
 from mlsys_orca.model.layers import Linear
-from mlsys_orca.model.weights.quantized import QuantizedMatrix
 from torch import Tensor, nn, stack
-
-if TYPE_CHECKING:
-    from mlsys_orca.backends.native.lowering import Lowering
 
 ENTRIES, RESULTS, SHARED = "entries", "results", "shared"
 
 
-def lower_experts(mlp: MixtureOfExperts | SharedExpert, plan: Lowering, target: str, *, norm: nn.Module | None) -> None:
+def lower_experts(
+    mlp: MixtureOfExperts | SharedExpert, plan: PlanWriter, target: str, *, norm: nn.Module | None
+) -> None:
     """Write experts that read ``states``; they add to ``states``, or fill another register.
 
     Raises:
@@ -31,7 +29,7 @@ def lower_experts(mlp: MixtureOfExperts | SharedExpert, plan: Lowering, target: 
     experts = mlp.experts if isinstance(mlp, SharedExpert) else mlp
     mlps = [each for each in experts.experts if isinstance(each, GatedMLP)]
     if len(mlps) != len(experts.experts):
-        raise plan.refusal("experts other than gated MLPs")
+        raise LoweringError("experts other than gated MLPs")
     first, chosen, routing = mlps[0], experts.choice.num_chosen, plan.new_routing()
     gates = plan.alike((each.gate_up for each in mlps), "experts")
     downs = plan.alike((each.down for each in mlps), "experts")
@@ -90,12 +88,3 @@ def lower_experts(mlp: MixtureOfExperts | SharedExpert, plan: Lowering, target: 
 def _biases(linears: Sequence[Linear]) -> Tensor | None:
     biases = [linear.bias for linear in linears if linear.bias is not None]
     return stack(biases).float() if biases else None
-
-
-def form_of(linear: Linear) -> tuple[object, ...]:
-    """Return what products of one operator have in common."""
-    weight = linear.weight
-    if not isinstance(weight, QuantizedMatrix):
-        return (linear.in_features, linear.out_features, weight.dtype, linear.bias is None)
-    of_codes = (weight.codes.dtype, weight.scales.dtype, weight.offsets is None, weight.group_size, weight.block_size)
-    return (linear.in_features, linear.out_features, *of_codes, linear.bias is None)

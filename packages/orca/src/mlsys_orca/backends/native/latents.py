@@ -6,24 +6,20 @@ are the same features before they turn.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mlsys_orca.backends.native.plan import STATES, Grouped
+from mlsys_orca.backends.native.plan_writer import LoweringError, PlanWriter
 from mlsys_orca.model.latent import LatentAttention
 from torch import nn
 
-if TYPE_CHECKING:
-    from mlsys_orca.backends.native.lowering import Lowering
 
-
-def lower_latents(attention: LatentAttention, plan: Lowering, target: str, *, norm: nn.Module | None) -> None:
+def lower_latents(attention: LatentAttention, plan: PlanWriter, target: str, *, norm: nn.Module | None) -> None:
     """Write latent attention that reads ``states``; it adds to ``states``, or fills another register.
 
     Raises:
         LoweringError: products of heads differ in form, or ranks share them.
     """
     if plan.num_ranks > 1:
-        raise plan.refusal("latent attention that ranks share")
+        raise LoweringError("latent attention that ranks share")
     core, turned = attention.core, attention.rotary_dim
     heads, width = core.num_heads, core.head_dim
     plan.write("qkv", (heads + 1) * width)

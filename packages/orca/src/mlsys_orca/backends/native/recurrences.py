@@ -6,27 +6,24 @@ Between :mod:`.lowering` and :mod:`.binding`, which call it, and the operators o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from mlsys_core.native import Struct, new
 from mlsys_orca.backends.native.plan import STATES, Convolve, Gate, Scan
+from mlsys_orca.backends.native.plan_writer import LoweringError, PlanWriter
 from mlsys_orca.model.recurrent import KEY_EPS, GatedAttention, Recurrence
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from mlsys_orca.backends.native.lowering import Lowering
 
 PROJECTED, CONVOLVED, SCANNED, GATED = "projected", "convolved", "scanned", "let_through"
 
 
-def lower_recurrence(mixer: Recurrence, plan: Lowering, target: str, *, norm: nn.Module | None) -> None:
+def lower_recurrence(mixer: Recurrence, plan: PlanWriter, target: str, *, norm: nn.Module | None) -> None:
     """Write a recurrent layer's part that reads ``states``; it adds to ``states``, or fills another register.
 
     Raises:
         LoweringError: ranks share it.
     """
     if plan.num_ranks > 1:
-        raise plan.refusal("a recurrent layer that ranks share")
+        raise LoweringError("a recurrent layer that ranks share")
     part = mixer.part
     plan.gemm(STATES, mixer.input, PROJECTED, norm=norm)
     plan.write(CONVOLVED, part.num_channels)
@@ -47,14 +44,14 @@ def lower_recurrence(mixer: Recurrence, plan: Lowering, target: str, *, norm: nn
     plan.sum_of_ranks(GATED, mixer.output, target)
 
 
-def lower_gated_attention(gated: GatedAttention, plan: Lowering, target: str, *, norm: nn.Module | None) -> None:
+def lower_gated_attention(gated: GatedAttention, plan: PlanWriter, target: str, *, norm: nn.Module | None) -> None:
     """Write attention whose results pass gates; it adds to ``states``, or fills another register.
 
     Raises:
         LoweringError: ranks share it, or the attention has no operator.
     """
     if plan.num_ranks > 1:
-        raise plan.refusal("gated attention that ranks share")
+        raise LoweringError("gated attention that ranks share")
     attention = gated.attention
     width = attention.num_heads * attention.head_dim
     plan.gemm(STATES, attention.qkv, "qkv", norm=norm)
