@@ -68,11 +68,11 @@ def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: 
     if loaded.draft is not None:  # which keeps keys and values of its own
         per_token += kv_nbytes_per_token(loaded.draft.config, loaded.draft.model.dtype)
     wanted = -(-max_model_len // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * config.max_batch_size  # in whole blocks
-    left = int(available_nbytes * CACHE_SHARE) - state_nbytes(loaded, config)
-    if left < 0 and config.num_kv_tokens is None:
+    states = state_nbytes(loaded, config)
+    if (left := int(available_nbytes * CACHE_SHARE) - states) < 0 and config.num_kv_tokens is None:
         raise InvalidInputError(
-            f"the states of {config.max_batch_size} requests take {state_nbytes(loaded, config) / 2**20:.0f} MiB, more "
-            f"than a quarter of the {available_nbytes / 2**20:.0f} MiB there are: lower --max-batch-size"
+            f"the states of {config.max_batch_size} requests take {states / 2**20:.0f} MiB, more than a quarter of the "
+            f"{available_nbytes / 2**20:.0f} MiB there are: lower --max-batch-size"
         )
     fits = left // per_token if per_token else wanted
     num_tokens = config.num_kv_tokens or min(wanted, fits)
@@ -139,20 +139,15 @@ def plan_engine(
         is_batch_invariant=is_native,
         streams_tokens=getattr(scheduler, "streams_tokens", True),
         goes_on=pool_of(scheduler) is not None,
-        # A state that an iteration was changing is lost with its worker: its request is computed again.
-        restores_blocks=num_states is None
-        and pool_of(scheduler) is not None
-        and getattr(scheduler, "restores_blocks", False),
+        restores_blocks=num_states is None  # a state that an iteration was changing is lost with its worker
+        and getattr(scheduler, "restores_blocks", False)
+        and pool_of(scheduler) is not None,
     )
     return shape, block_tables, scheduler
 
 
 def _check_recurrent(loaded: LoadedModel, config: EngineConfig, scheduler: GenerationScheduler) -> None:
-    """Refuse what cannot be done with states: they go forward only, and come with the pool's batches.
-
-    Raises:
-        InvalidInputError: it is asked for.
-    """
+    """Refuse what cannot be done with states: they go forward only, and come with the pool's batches."""
     if loaded.draft is not None and loaded.draft.config.recurrent is not None:
         raise InvalidInputError(
             f"{loaded.draft.name} cannot guess: a recurrent model's state cannot take back tokens that were wrong"
@@ -161,7 +156,7 @@ def _check_recurrent(loaded: LoadedModel, config: EngineConfig, scheduler: Gener
         return
     if config.num_draft_tokens:
         raise InvalidInputError(
-            f"{loaded.name} is recurrent, and a state cannot take back guesses that were wrong: no speculation"
+            f"{loaded.name} is recurrent, and its state cannot take back wrong guesses: no speculation"
         )
     if pool_of(scheduler) is None:
         raise InvalidInputError(f"policy {config.policy!r} keeps no RequestPool, which gives requests their states")

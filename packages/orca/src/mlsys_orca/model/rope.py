@@ -197,3 +197,12 @@ def longrope_amplitude(factor: float, original_max_positions: int) -> float:
         1.1902
     """
     return 1.0 if factor <= 1 else sqrt(1 + log(factor) / log(original_max_positions))
+
+
+def scale_of_scores(raw: Mapping[str, Any], size: int) -> float:
+    """Return what multiplies the scores of heads with ``size`` features, stretched as the rotary scaling says."""
+    rope: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    scale: float = max(1, size) ** -0.5
+    if rope.get("rope_type", rope.get("type", "default")) != "default" and rope.get("mscale_all_dim"):
+        scale *= yarn_amplitude(float(rope["factor"]), rope["mscale_all_dim"]) ** 2
+    return scale

@@ -17,7 +17,7 @@ from mlsys_orca.model.huggingface_config import config_from_huggingface, require
 from mlsys_orca.model.latent import LatentAttention, rows_of
 from mlsys_orca.model.layers import Linear, RMSNorm, halves_of_pairs
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.rope import yarn_amplitude
+from mlsys_orca.model.rope import scale_of_scores
 from mlsys_orca.model.weights.checkpoint import Layout
 from torch import nn
 
@@ -81,15 +81,6 @@ def _from_huggingface(raw: Mapping[str, Any], *, is_v3: bool) -> ModelConfig:
             group_score="two_largest" if is_v3 else "largest",
         ),
     )
-
-
-def scale_of_scores(raw: Mapping[str, Any], size: int) -> float:
-    """Return what multiplies the scores of heads with ``size`` features, stretched as the rotary scaling says."""
-    rope: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    scale: float = max(1, size) ** -0.5
-    if rope.get("rope_type", rope.get("type", "default")) != "default" and rope.get("mscale_all_dim"):
-        scale *= yarn_amplitude(float(rope["factor"]), rope["mscale_all_dim"]) ** 2
-    return scale
 
 
 def read_latents(config: ModelConfig, read: OperatorReader, index: int, *, in_pairs: bool = True) -> LatentAttention:

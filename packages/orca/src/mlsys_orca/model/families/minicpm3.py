@@ -11,6 +11,7 @@ from mlsys_orca.model.config import LatentPart, ModelConfig, refuse
 from mlsys_orca.model.families import deepseek, granite
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.huggingface_config import config_from_huggingface, require
+from mlsys_orca.model.rope import scale_of_scores
 from mlsys_orca.model.weights.checkpoint import Layout
 
 _STEMS: dict[Layout, dict[str, str]] = {
@@ -45,7 +46,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
         num_kv_heads=1,
         head_dim=rank + rotary,
         rotary_dim=rotary,
-        attention_scale=deepseek.scale_of_scores(raw, plain + rotary),
+        attention_scale=scale_of_scores(raw, plain + rotary),
         spans_heads=True,
         latent=LatentPart(query_rank=raw["q_lora_rank"], plain_dim=plain, value_dim=values),
     )

@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 from mlsys_orca.model import assembly
-from mlsys_orca.model.blocks import Attention
 from mlsys_orca.model.config import ModelConfig, refuse
-from mlsys_orca.model.families import mamba2, qwen2_moe
+from mlsys_orca.model.families import mamba2, qwen2_moe, qwen3
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.huggingface_config import config_from_huggingface, require
 from mlsys_orca.model.latent import rows_of
-from mlsys_orca.model.layers import Linear, RMSNorm
+from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.recurrent import GatedAttention, GateNorm, Recurrence
+from mlsys_orca.model.recurrent import GateNorm, Recurrence
 from mlsys_orca.model.states import RecurrentPart
 from mlsys_orca.model.weights.checkpoint import Layout
 from torch import nn
@@ -127,28 +126,11 @@ def _delta_net(config: ModelConfig, read: OperatorReader, index: int) -> Recurre
 
 
 def _attention(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
-    part, at, size = config.recurrent, (index,), config.head_dim
+    part = config.recurrent
     assert part is not None
     if part.layers[index]:
         return _delta_net(config, read, index)
-    heads, num_keys = config.num_heads, config.num_kv_heads * size
-    counts = {"q": 2 * heads * size, "k": num_keys, "v": num_keys}
-    all_rows = torch.arange(sum(counts.values()))
-    queries, gates = all_rows[: counts["q"]].view(heads, 2, size).unbind(1)
-    order = torch.cat([queries.flatten(), all_rows[counts["q"] :], gates.flatten()])
-    norms = {"q_norm": heads, "k_norm": config.num_kv_heads}
-    weights = [
-        read.tensor(role, (size,), at=at, dtype=torch.float32).expand(count, -1) + 1 for role, count in norms.items()
-    ]
-    return GatedAttention(
-        Attention(
-            config,
-            part.kv_index(index),
-            qkv=rows_of(Linear(read.matrix(counts, config.hidden_size, at=at)), order),
-            output=read.linear({"o": config.hidden_size}, heads * size, at=at),
-            qk_norm=RMSNorm(torch.cat(weights), eps=config.norm_eps, dtype=read.dtype),
-        )
-    )
+    return qwen3.read_gated_attention(config, read, index, kv_index=part.kv_index(index))
 
 
 FAMILY = Family(
