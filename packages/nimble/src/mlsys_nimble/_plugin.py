@@ -45,6 +45,11 @@ def mlsys_register_kernels() -> Iterable[KernelSpec]:
             factory="mlsys_nimble.backends.cpu.library:KERNELS_BF16",
         ),
         KernelSpec(
+            name="nimble-kernels-int8",
+            help="Products of quantised models.",
+            factory="mlsys_nimble.backends.cpu.library:KERNELS_INT8",
+        ),
+        KernelSpec(
             name="nimble-executor",
             help="Replay of a schedule on worker threads.",
             factory="mlsys_nimble.backends.cpu.replay:EXECUTOR",

@@ -19,7 +19,8 @@ from mlsys_nimble.capture.repeat import capture_checked
 from mlsys_nimble.capture.watched import Questions
 from mlsys_nimble.errors import refuse_or_blame
 from mlsys_nimble.ir import trees
-from mlsys_nimble.ir.operators import Aten
+from mlsys_nimble.ir.operators import Aten, Convolution, Dequantise, Linear, Pointwise, Quantise
+from mlsys_nimble.ir.program import Program, ValueId
 from mlsys_nimble.options import Options
 from mlsys_nimble.prepared import Prepared
 from mlsys_nimble.ranged import Ranged, RangedCalls, Ranges
@@ -33,8 +34,8 @@ _CHANGED = (
 
 
 _QUANTISED = (
-    "the model is quantised. Nimble has no int8 products: they run in float32 on the rounded values, which gives the "
-    "model's results at float32's speed or less%s"
+    "the model is quantised, but %d of its products run in float32 on rounded values%s. Products of whole numbers need "
+    "int8 weights whose zero points are 0, by tensor or by output channel, and constant biases"
 )
 
 
@@ -211,11 +212,28 @@ class PreparedCalls:
 
     def _told(self, prepared: Prepared) -> Prepared:
         """Warn, once, of a model that will not be as fast as it is meant to be."""
-        if prepared.captured.is_quantised and not self._has_warned:
+        num_floats, num_torch = _rounded(prepared.captured.program, prepared.program)
+        if num_floats + num_torch and not self._has_warned:
             self._has_warned = True
-            num_torch = sum(isinstance(operator.kind, Aten) for operator in prepared.program.operators)
-            _LOG.warning(_QUANTISED, f"; torch runs {num_torch} of its operators" if num_torch else "")
+            _LOG.warning(_QUANTISED, num_floats, f"; torch runs {num_torch} operators" if num_torch else "")
         return prepared
+
+
+def _rounded(captured: Program, program: Program) -> tuple[int, int]:
+    """Return the number of float products of rounded values, and of quantised operators that torch runs."""
+    targets = [each.kind.target for each in program.operators if isinstance(each.kind, Aten)]
+    num_torch = sum(target.startswith(("quantized_decomposed.", "aten._int_mm")) for target in targets)
+    if not any(isinstance(each.kind, Quantise | Dequantise) for each in captured.operators):
+        return 0, num_torch
+    producers = {value: operator.kind for operator in program.operators for value in operator.outputs}
+
+    def is_rounded(value: ValueId) -> bool:
+        kind = producers.get(value)
+        rounds = isinstance(kind, Pointwise) and any(step.op == "round" for step in kind.steps)
+        return rounds or isinstance(kind, Dequantise)
+
+    products = [each for each in program.operators if isinstance(each.kind, Convolution | Linear)]
+    return sum(is_rounded(each.inputs[0]) for each in products), num_torch
 
 
 def _hollow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> trees.Flat | None:

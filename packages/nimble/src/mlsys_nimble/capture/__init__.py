@@ -30,7 +30,6 @@ class Captured:
     results: Results
     device: torch.device
     reads_values: bool  # the model's Python code read values of constants
-    is_quantised: bool = False  # it rounds to int8 or from it
 
 
 def capture(
@@ -113,7 +112,7 @@ def capture(
         constants=builder.constants,
         mutations=tuple((old.value, new.value) for old, new in tracer.mutations()),
     )
-    return Captured(program, indices, results, device, tracer.reads_values, builder.is_quantised)
+    return Captured(program, indices, results, device, tracer.reads_values)
 
 
 def _refuse_elsewhere(result: Any, device: torch.device, beside: Sequence[torch.Tensor]) -> None:

@@ -106,8 +106,7 @@ class Builder:
         self.operators: list[Operator] = []
         self.constants: dict[ValueId, torch.Tensor] = {}
         self.site = Site()  # of the operators being emitted
-        self.is_quantised = False  # an operator quantises or dequantises
-        self.codes: dict[ValueId, Ref] = {}  # by quantised value: the same whole numbers as float32
+        self.parameters: dict[tuple[ValueId, ValueId], Ref] = {}  # by scale and zero point: both, as float32
         self._fixed: set[ValueId] = set()
         self._num_named: dict[str, int] = {}
         self._producer: dict[ValueId, Operator] = {}

@@ -17,6 +17,7 @@ from mlsys_nimble.ir.program import ITEMSIZE, Operator, Program, ValueType
 _CASTING = (kinds.Cast, kinds.Pointwise, kinds.Embedding, kinds.Gather, kinds.ScatterAdd, kinds.Reduce, kinds.Softmax)
 _INDICES = ("int64", "int32")
 MAX_NUMEL = 1 << 40  # of one value
+MAX_TERMS = (2**31 - 1) // (255 * 128) // 2  # products of codes in an int32: half, as the zero point is taken off apart
 Shape = tuple[int, ...]
 
 
@@ -81,6 +82,10 @@ def _fits(operator: Operator, inputs: Sequence[ValueType], out: ValueType) -> bo
     """Return whether the kind gives a value of this type from inputs of these types."""
     kind = operator.kind
     shapes = [each.shape for each in inputs]
+    if isinstance(kind, kinds.IntegerProduct):
+        return _integers(kind, inputs, out)
+    if isinstance(kind, kinds.Quantise | kinds.Dequantise | kinds.ChooseScale):
+        return _coded(kind, inputs, out)
     epilogue = getattr(kind, "epilogue", kinds.NOTHING)
     if epilogue.has_residual:
         *shapes, residual = shapes
@@ -148,6 +153,46 @@ def _fits(operator: Operator, inputs: Sequence[ValueType], out: ValueType) -> bo
         case kinds.Cast() | kinds.Copy():
             return x == out.shape
     return False  # of training
+
+
+_PARAMETERS = ValueType((2,), "float32")
+
+
+def _coded(
+    kind: kinds.Quantise | kinds.Dequantise | kinds.ChooseScale, inputs: Sequence[ValueType], out: ValueType
+) -> bool:
+    x, *rest = inputs
+    if isinstance(kind, kinds.ChooseScale):
+        return x.dtype == "float32" and x.numel > 0 and out == _PARAMETERS and not rest and kind.least < kind.most
+    codes, floats = (out, x) if isinstance(kind, kinds.Quantise) else (x, out)
+    is_sound = codes.dtype in ("uint8", "int8") and floats.dtype == "float32" and x.shape == out.shape
+    lowest = 0 if codes.dtype == "uint8" else -128
+    return is_sound and rest == [_PARAMETERS] * kind.is_dynamic and _is_range(kind.codes, lowest)
+
+
+def _is_range(codes: kinds.Codes, lowest: int) -> bool:
+    inside = lowest <= codes.least <= codes.most <= lowest + 255 and lowest <= codes.zero_point <= lowest + 255
+    return inside and codes.scale > 0
+
+
+def _integers(kind: kinds.IntegerProduct, inputs: Sequence[ValueType], out: ValueType) -> bool:
+    """Return whether codes fit a product, and no sum leaves int32."""
+    every = [each for each in (kind.x, kind.residual, kind.result) if each is not None]
+    if not all(_is_range(each, 0) for each in every):
+        return False
+    residual = ["float32" if kind.residual is None else "uint8"] * kind.epilogue.has_residual
+    dtypes = ["uint8", "int8", "float32", *["float32"] * (kind.main.has_bias + kind.is_dynamic), *residual]
+    result = "float32" if kind.result is None else "uint8"
+    weight, columns = inputs[1].shape, inputs[1].shape[:1]
+    if [each.dtype for each in inputs] != dtypes or out.dtype != result or prod(weight[1:]) > MAX_TERMS:
+        return False
+    shapes = [columns] * (1 + kind.main.has_bias) + [(2,)] * kind.is_dynamic + [out.shape] * len(residual)
+    if [each.shape for each in inputs[2:]] != shapes:
+        return False
+    x = inputs[0].shape
+    if isinstance(kind.main, kinds.Linear):
+        return len(weight) == 2 and x[-1] == weight[1] and (*x[:-1], *columns) == out.shape
+    return _convolved(kind.main, x, weight) == out.shape
 
 
 def _expands(shape: Shape, wanted: Shape) -> bool:

@@ -73,6 +73,61 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class Codes:
+    """Whole numbers that stand for floats: ``(code - zero_point) * scale``."""
+
+    scale: float
+    zero_point: int
+    least: int  # smallest and largest code that rounding gives
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantise:
+    """Rounding to codes: x float32, parameters? (scale, zero point) float32 [2]; -> uint8 or int8."""
+
+    codes: Codes
+    is_dynamic: bool = False  # scale and zero point are the parameters, the range that of ``codes``
+
+
+@dataclass(frozen=True, slots=True)
+class Dequantise:
+    """Floats of codes: x uint8 or int8, parameters? float32 [2]; -> float32."""
+
+    codes: Codes
+    is_dynamic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseScale:
+    """Scale and zero point for the range of x, as ``choose_qparams`` of PT2E; x float32 -> float32 [2]."""
+
+    least: int
+    most: int
+    eps: float  # smallest scale
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerProduct:
+    """Convolution or linear of codes, with exact sums in int32; the epilogue is in float32.
+
+    x uint8, weight int8 and scales float32 [O] (constants), bias? [O], parameters? of x float32 [2], residual?;
+    -> codes of ``result``, or float32. The scales are the weight's.
+    """
+
+    main: Convolution | Linear
+    x: Codes
+    is_dynamic: bool = False  # scale and zero point of x are the parameters
+    residual: Codes | None = None  # None: float32
+    result: Codes | None = None
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """Return the epilogue, of the product in floats."""
+        return self.main.epilogue
+
+
+@dataclass(frozen=True, slots=True)
 class MatMul:
     """Batched product: a [*batch, M, K], b [*batch, K, N], both computed; -> [*batch, M, N] times ``scale``."""
 
@@ -285,6 +340,10 @@ Kind: TypeAlias = (
     Convolution
     | Separable
     | Linear
+    | Quantise
+    | Dequantise
+    | ChooseScale
+    | IntegerProduct
     | MatMul
     | Gemm
     | WeightGradient

@@ -13,6 +13,7 @@ from mlsys_nimble.passes.constants import fold_constants
 from mlsys_nimble.passes.dead_code import remove_dead_code
 from mlsys_nimble.passes.elementwise import fuse_elementwise
 from mlsys_nimble.passes.epilogues import fuse_epilogues
+from mlsys_nimble.passes.integers import find_integers, fuse_codes
 from mlsys_nimble.passes.messages import fuse_messages
 from mlsys_nimble.passes.separable import fuse_separables
 from mlsys_nimble.passes.subexpressions import share_subexpressions
@@ -21,6 +22,7 @@ from mlsys_nimble.passes.views import simplify_views
 Pass = Callable[[Program], Program]
 
 PASSES: tuple[Pass, ...] = (  # in order; a pass that others give new work appears twice
+    find_integers,
     fold_constants,
     remove_dead_code,
     simplify_views,
@@ -30,6 +32,7 @@ PASSES: tuple[Pass, ...] = (  # in order; a pass that others give new work appea
     fold_borders,
     fuse_epilogues,
     fuse_messages,
+    fuse_codes,
     fuse_elementwise,
     fuse_epilogues,
     fuse_separables,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
-from mlsys_nimble.ir.operators import Activation, Convolution, Epilogue, Linear, Pointwise, Pool
+from mlsys_nimble.ir.operators import Activation, Convolution, Epilogue, IntegerProduct, Kind, Linear, Pointwise, Pool
 from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.passes.rewrite import Rewriter
 
@@ -25,17 +25,23 @@ def fuse_epilogues(program: Program) -> Program:
             continue
         for value in _latest_first(operator):
             main = rewriter.sole_producer(value)
-            if main is None or not isinstance(main.kind, Convolution | Linear | Pool):
+            if main is None or not isinstance(main.kind, Convolution | Linear | Pool | IntegerProduct):
                 continue
             epilogue = _extended(main.kind.epilogue, operator)
             if epilogue is None:
                 continue
             residual = tuple(other for other in operator.inputs if other != value)
-            kind = replace(main.kind, epilogue=epilogue)
+            kind = _with(main.kind, epilogue)
             rewriter.replace(position, replace(operator, kind=kind, inputs=main.inputs + residual, name=main.name))
             rewriter.drop(main)
             break
     return rewriter.build()
+
+
+def _with(kind: Convolution | Linear | Pool | IntegerProduct, epilogue: Epilogue) -> Kind:
+    if isinstance(kind, IntegerProduct):
+        return replace(kind, main=replace(kind.main, epilogue=epilogue))
+    return replace(kind, epilogue=epilogue)
 
 
 def _latest_first(operator: Operator) -> list[ValueId]:

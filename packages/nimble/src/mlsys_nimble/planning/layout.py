@@ -23,6 +23,7 @@ from mlsys_nimble.ir.operators import (
     Convolution,
     Copy,
     Expand,
+    IntegerProduct,
     Kind,
     Linear,
     Permute,
@@ -174,12 +175,13 @@ class _Walk:
 
     def _result_order(self, operator: Operator, value: ValueId) -> Order:
         rank = len(self.values[value].shape)
-        match operator.kind:
+        kind = _in_floats(operator.kind)
+        match kind:
             case Convolution() | Separable() | Pool():
                 return channels_last(rank)
             case Attention():  # heads are concatenated next
                 return (0, 2, 1, 3)
-        if isinstance(operator.kind, ROW_MAJOR):
+        if isinstance(kind, ROW_MAJOR):
             return row_major(rank)
         for source in operator.inputs:  # the rest takes any order: that of the first input that is as large
             kept = self.values[source].shape
@@ -201,9 +203,10 @@ def _input_order(program: Program, value: ValueId) -> Order:
             operator = program.operators[index]
             if _takes_planes(operator.kind, operator.inputs.index(read), program.values[read].shape):
                 continue
-            if isinstance(operator.kind, Convolution | Separable | Pool):
+            kind = _in_floats(operator.kind)
+            if isinstance(kind, Convolution | Separable | Pool):
                 return channels_last(rank)
-            if isinstance(operator.kind, (*VIEWS, *ROW_MAJOR, Attention)):
+            if isinstance(kind, (*VIEWS, *ROW_MAJOR, Attention)):
                 continue
             fresh = [result for result in operator.outputs if result not in seen]
             seen.update(fresh)
@@ -216,11 +219,18 @@ def _takes_planes(kind: Kind, index: int, shape: Shape) -> bool:
     return isinstance(kind, Convolution) and index == 0 and kind.groups == 1 and shape[1] <= BAND_CHANNELS
 
 
+def _in_floats(kind: Kind) -> Kind:
+    """Return the kind whose order of dimensions a kind has."""
+    return kind.main if isinstance(kind, IntegerProduct) else kind
+
+
 def _need(operator: Operator, index: int, shape: Shape) -> tuple[Test, Order] | None:
     """Return the test that an input's strides must pass and the order to copy it into if not; None: any strides do."""
-    kind, rank = operator.kind, len(shape)
-    if _takes_planes(kind, index, shape):
+    if _takes_planes(operator.kind, index, shape):
         return None
+    kind, rank = _in_floats(operator.kind), len(shape)
+    if isinstance(operator.kind, IntegerProduct):  # without scales and parameters
+        index -= (index > 1) + (operator.kind.is_dynamic and index > 2 + operator.kind.main.has_bias)
     match kind:
         case Convolution() if index == 0 or index > 1 + kind.has_bias:
             return lambda shape, strides: is_inner(1, shape, strides), channels_last(rank)
@@ -298,7 +308,7 @@ class _Joining:
     def _can_be_made(self, value: ValueId, place: Place) -> bool:
         """Return whether the operator that makes a value can write it with the strides of ``place``."""
         operator, shape = self.program.operators[self.producers[value]], self.program.values[value].shape
-        match operator.kind:
+        match _in_floats(operator.kind):
             case Aten():
                 return False
             case Reshape():  # a copy, which views the result in its input's shape

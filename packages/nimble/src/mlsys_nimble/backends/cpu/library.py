@@ -28,6 +28,7 @@ _HERE = Path(__file__).parent
 _HEADERS = (*sorted(_HERE.glob("*.h")), _HERE.parents[1] / "state" / "digest.h")
 KERNELS = Source(_HERE / "kernels.cpp", headers=_HEADERS, flags=FLAGS, compile_s=15)
 KERNELS_BF16 = Source(_HERE / "kernels_bf16.cpp", headers=_HEADERS, flags=FLAGS, compile_s=6)
+KERNELS_INT8 = Source(_HERE / "kernels_int8.cpp", headers=_HEADERS, flags=FLAGS, compile_s=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,14 @@ def load_bf16(flags: tuple[str, ...] = ()) -> Any:
     """Load the library whose linears and convolutions keep their weights in bf16; see :func:`load`."""
     library = load(flags, source=KERNELS_BF16)
     library.weight_dtype = torch.bfloat16
+    return library
+
+
+@cache
+def load_int8(flags: tuple[str, ...] = ()) -> Any:
+    """Load the library of kernels of codes; see :func:`load`."""
+    library = bind(KERNELS_INT8.load(flags))
+    expect(library, MAX_RANK=MAX_RANK, SPACE=SPACE, Dtype=DTYPES)
     return library
 
 

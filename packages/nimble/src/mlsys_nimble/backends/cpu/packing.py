@@ -200,3 +200,68 @@ def pack_row(values: Tensor, lanes: int) -> Tensor:
 def pack_table(table: Tensor) -> Tensor:
     """Return a table of embeddings as contiguous float32; the tensor's own memory if it is that."""
     return table.detach().float().contiguous()
+
+
+def _words(matrix: Tensor, words: int) -> Tensor:
+    """Lay out int8 codes [..., LANES, 4] as the exact sums read them (mlsys/dot.h); flat bytes."""
+    if words == 1:
+        return matrix.contiguous().reshape(-1)
+    pairs: Tensor = matrix[..., [0, 2, 1, 3]].to(torch.int16).reshape(*matrix.shape[:-1], words, 2)
+    return pairs.transpose(-2, -3).contiguous().reshape(-1).view(torch.int8)
+
+
+def _integers_size(weight: Tensor, groups: int, lanes: int, words: int) -> tuple[int, torch.dtype]:
+    terms = -(-prod(weight.shape[1:]) // 4) * 4
+    return groups * _whole(weight.shape[0] // groups, lanes) * terms * words, torch.int8
+
+
+@_packs(_integers_size)
+def pack_integers(weight: Tensor, groups: int, lanes: int, words: int) -> Tensor:
+    """Pack codes [O, C/groups, *kernel] as flat [groups][panels][K / 4][vectors][words][lanes]; panels of 2 vectors."""
+    rows = weight.detach().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(2, 3).flatten(2)
+    columns, terms = rows.shape[1:]
+    padded = torch.zeros(groups, _whole(columns, lanes), -(-terms // 4) * 4, dtype=torch.int8)
+    padded[:, :columns, :terms] = rows
+    made = []
+    for group in padded:
+        quads = [panel.reshape(-1, lanes, panel.shape[1] // 4, 4) for panel in torch.split(group, 2 * lanes)]
+        made += [_words(each.permute(2, 0, 1, 3), words) for each in quads]
+    return torch.cat(made)
+
+
+def _in_quads(values: Tensor, lanes: int) -> Tensor:
+    """Order channels [C, ...] as [blocks, 4, lanes, ...]: channel 16 l + 4 i + j is lane 4 l + j of vector i."""
+    block = 4 * lanes
+    padded = values.new_zeros(_whole(values.shape[0], block), *values.shape[1:])
+    padded[: values.shape[0]] = values
+    return padded.reshape(-1, lanes // 4, 4, 4, *values.shape[1:]).transpose(1, 2).flatten(2, 3)
+
+
+def _depthwise_size(weight: Tensor, lanes: int, words: int) -> tuple[int, torch.dtype]:
+    rows = -(-weight.shape[2] // 4) * 4
+    return _whole(weight.shape[0], 4 * lanes) * rows * weight.shape[3] * words, torch.int8
+
+
+@_packs(_depthwise_size)
+def pack_integer_depthwise(weight: Tensor, lanes: int, words: int) -> Tensor:
+    """Pack codes [C, 1, H, W] as flat [blocks][H / 4][W][4][words][lanes]."""
+    channels, _, height, width = weight.shape
+    padded = torch.zeros(channels, -(-height // 4) * 4, width, dtype=torch.int8)
+    padded[:, :height] = weight.detach()[:, 0]
+    blocks = _in_quads(padded, lanes).reshape(-1, 4, lanes, padded.shape[1] // 4, 4, width)
+    return _words(blocks.permute(0, 3, 5, 1, 2, 4), words)
+
+
+@_packs(lambda values, lanes: (_whole(values.numel(), 4 * lanes), values.dtype))
+def pack_quads(values: Tensor, lanes: int) -> Tensor:
+    """Pack a value of each channel as flat [blocks][4][lanes]."""
+    return _in_quads(values.detach(), lanes).reshape(-1).contiguous()
+
+
+@_packs(lambda values, groups, lanes: (groups * _whole(values.numel() // groups, lanes), values.dtype))
+def pack_values(values: Tensor, groups: int, lanes: int) -> Tensor:
+    """Pack a value of each output channel as [groups][channels, padded with zeros to whole vectors]."""
+    columns = values.numel() // groups
+    padded = torch.zeros(groups, _whole(columns, lanes), dtype=values.dtype)
+    padded[:, :columns] = values.detach().reshape(groups, columns)
+    return padded

@@ -82,16 +82,16 @@ def _lower_linear(call: Call) -> Kernel | None:
     weight, bias = call.weights[1], call.weights[2] if call.kind.has_bias else None
     if weight is None or (call.kind.has_bias and bias is None):
         return None
-    residual = _rows(call.inputs[-1]) if call.kind.epilogue.has_residual else None
+    residual = rows(call.inputs[-1]) if call.kind.epilogue.has_residual else None
     return convolutions.linear(
-        call.kind, _rows(call.inputs[0]), weight, bias, _rows(call.out), residual=residual, library=call.library
+        call.kind, rows(call.inputs[0]), weight, bias, rows(call.out), residual=residual, library=call.library
     )
 
 
-def _rows(view: View) -> View:
+def rows(view: View) -> View:
     """Return a view [*, K] as [rows, K]; the layout ensures that rows are equally far apart."""
-    rows = 1
+    count = 1
     for size in view.shape[:-1]:
-        rows *= size
+        count *= size
     lead = [stride for size, stride in zip(view.shape[:-1], view.strides[:-1], strict=True) if size != 1]
-    return view.reshaped((rows, view.shape[-1]), (lead[-1] if lead else view.shape[-1], view.strides[-1]))
+    return view.reshaped((count, view.shape[-1]), (lead[-1] if lead else view.shape[-1], view.strides[-1]))

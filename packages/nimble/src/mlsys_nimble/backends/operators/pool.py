@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from mlsys_nimble.backends.cpu import integers
 from mlsys_nimble.backends.cpu.images import image, in_space
 from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View, load
 from mlsys_nimble.backends.reference.epilogue import with_epilogue
@@ -47,13 +48,18 @@ def _pool(kind: kinds.Pool, inputs: tuple[ValueType, ...], result: ValueType) ->
             shares_on[y.device] = shares.to(y.device)
         return y / shares_on[y.device]
 
+    if result.dtype == "uint8":  # torch has none of bytes
+        return lambda x: run_max(x.float()).to(torch.uint8)
     return with_epilogue(kind.epilogue, run_max if kind.op == "max" else run_average)
 
 
-@FAMILY.lowering(kinds.Pool, dtypes=FLOAT32)
+@FAMILY.lowering(kinds.Pool, dtypes=FLOAT32 | {"uint8"})
 def _lower_pool(call: Call) -> Kernel | None:
     if len(call.out.shape) > SPACE + 2:
         return None
+    if call.out.dtype == "uint8":
+        is_maximum = call.kind.op == "max" and call.kind.epilogue == kinds.NOTHING
+        return integers.codes_pool(call.kind, call.inputs[0], call.out) if is_maximum else None
     return pool(
         call.kind, call.inputs[0], call.out, residual=call.inputs[-1] if call.kind.epilogue.has_residual else None
     )
