@@ -10,6 +10,8 @@ from lightgbm import LGBMClassifier, LGBMRegressor
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel import WindTunnelClassifier, WindTunnelRegressor, translate
 from mlsys_windtunnel.export.artifact import load, save
+from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
+from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
 from mlsys_windtunnel.finetune.beside import Scaling, fit_linear, fit_perceptron
 from mlsys_windtunnel.finetune.makers import drawn_options
 from mlsys_windtunnel.finetune.members import with_members
@@ -62,8 +64,13 @@ def test_members_are_one_sum_of_scores(labels, tmp_path, monkeypatch):
     got = joined.module.decision_function(FRAME) if labels == 2 else np.log(joined.module.predict_proba(FRAME))
     np.testing.assert_allclose(got - (0 if labels == 2 else got.mean(1, keepdims=True)), total, atol=1e-5)
     assert joined.shares == EACH
-    again = load(save(joined.module, tmp_path))
-    np.testing.assert_allclose(again.predict_proba(FRAME), joined.module.predict_proba(FRAME), atol=1e-12)
+    files = [
+        load(save(joined.module, tmp_path / "folder")),
+        load_onnx(export_onnx(joined.module, tmp_path / "m.onnx", methods=["predict_proba"])),
+        load_pt2(export_pt2(joined.module, tmp_path / "m.pt2", methods=["predict_proba"])),
+    ]
+    for again in files:
+        np.testing.assert_allclose(again.predict_proba(FRAME), joined.module.predict_proba(FRAME), atol=1e-12)
 
 
 class _Weights:
