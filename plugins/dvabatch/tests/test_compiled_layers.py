@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +83,14 @@ def test_new_weights_are_packed_anew():
     model.load_state_dict(other.state_dict())
     assert torch.equal(answers(model), answers(other))
     assert not torch.equal(answers(model), before)
+
+
+@torch.inference_mode()
+def test_copies_and_pickles_pack_their_own():
+    model = encoder(SMALL)
+    before = answers(model)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(answers(again), before)
 
 
 def test_other_widths_and_dtypes_run_as_torchs_operators():

@@ -230,6 +230,10 @@ class BertStages(nn.Module):
         moved: Self = apply(*arguments, **options)
         return moved
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles are made of: packed layers are addresses, and are packed again."""
+        return {**self.__dict__, "_native": None}
+
     def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
         """Load weights; see :meth:`torch.nn.Module.load_state_dict`."""
         self._native = None
