@@ -190,6 +190,35 @@ def test_linears_whose_scales_each_call_measures():
             torch.testing.assert_close(prepared(x * factor), expected, rtol=0, atol=0.008 * float(expected.abs().max()))
 
 
+class Measured(nn.Module):
+    """Floats of codes, rounded to a scale that is measured: not the codes, though theirs is 1."""
+
+    def forward(self, codes: Tensor) -> Tensor:
+        x = ops.dequantize_per_tensor(codes, 1.0, 0, 0, 255, torch.uint8)
+        scale, zero = ops.choose_qparams(x, 0, 255, 1e-6, torch.uint8)
+        again = ops.quantize_per_tensor(x, scale, zero, 0, 255, torch.uint8)
+        y: Tensor = ops.dequantize_per_tensor(again, scale, zero, 0, 255, torch.uint8)
+        return y
+
+
+class Narrow(nn.Module):
+    """Codes that may lie beyond the range to which they are rounded again."""
+
+    def forward(self, codes: Tensor) -> Tensor:
+        how = (0.5, 3, 0, 127, torch.uint8)
+        x = ops.dequantize_per_tensor(codes, *how)
+        joined = torch.cat([x, ops.dequantize_per_tensor(codes.flip(0), *how)], 1)
+        pair = [ops.dequantize_per_tensor(ops.quantize_per_tensor(each, *how), *how) for each in (x, joined)]
+        return torch.cat(pair, 1)
+
+
+@pytest.mark.parametrize("model", [Measured(), Narrow()])
+def test_rounding_that_changes_codes_is_kept(model: nn.Module):
+    codes = torch.randint(0, 256, (2, 8), dtype=torch.uint8)
+    codes[0, 0] = 200
+    torch.testing.assert_close(Nimble(model).prepare(codes)(codes), model(codes))
+
+
 def test_products_that_stay_floats_are_said_once(caplog: pytest.LogCaptureFixture):
     class Skewed(Layer):  # a weight with zero points
         def forward(self, x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from mlsys_nimble.ir.operators import (
 from mlsys_nimble.ir.program import Operator, Program, ValueId, ValueType
 from mlsys_nimble.passes.rewrite import Rewriter
 
+_WHOLE = {"uint8": (0, 255), "int8": (-128, 127)}
 _PER_CHANNEL = "quantized_decomposed.dequantize_per_channel.default"
 
 
@@ -131,14 +132,16 @@ def _scales(rewriter: Rewriter, source: Operator, codes: torch.Tensor) -> torch.
 
 
 def _quantise_before(rewriter: Rewriter, position: int, operator: Operator, kind: Quantise) -> None:
+    if kind.is_dynamic:  # its scale comes at the call
+        return
     before = rewriter.producer(operator.inputs[0])
-    if before is not None and _gives(before, kind.codes) and rewriter.kept.isdisjoint(operator.outputs):
+    if before is not None and _gives(rewriter, before, kind.codes) and rewriter.kept.isdisjoint(operator.outputs):
         codes = before.inputs[0]
         if rewriter.type(codes) == rewriter.type(operator.outputs[0]):
             rewriter.substitute(operator, codes)
         return
     main = rewriter.sole_producer(operator.inputs[0])
-    if main is None or kind.is_dynamic or rewriter.type(operator.outputs[0]).dtype != "uint8":
+    if main is None or rewriter.type(operator.outputs[0]).dtype != "uint8":
         return
     if isinstance(main.kind, IntegerProduct):
         if main.kind.result is None:
@@ -150,17 +153,31 @@ def _quantise_before(rewriter: Rewriter, position: int, operator: Operator, kind
     sources = [rewriter.producer(value) for value in main.inputs]
     if not is_maximum and not isinstance(main.kind, (*VIEWS, Concat)):
         return
-    if all(source is not None and _gives(source, kind.codes) for source in sources):
+    if all(source is not None and _gives(rewriter, source, kind.codes) for source in sources):
         read = tuple(source.inputs[0] for source in sources if source is not None)
         if all(rewriter.type(value).dtype == "uint8" for value in read):
             rewriter.replace(position, replace(operator, name=main.name, kind=main.kind, inputs=read))
             rewriter.drop(main)
 
 
-def _gives(source: Operator, codes: Codes) -> bool:
+def _gives(rewriter: Rewriter, source: Operator, codes: Codes) -> bool:
     """Return whether quantising the result gives the codes that ``source`` reads."""
     kind = source.kind
-    return isinstance(kind, Dequantise) and not kind.is_dynamic and kind.codes == codes
+    is_same = isinstance(kind, Dequantise) and not kind.is_dynamic and kind.codes == codes
+    return is_same and _are_within(rewriter, source.inputs[0], codes)
+
+
+def _are_within(rewriter: Rewriter, value: ValueId, codes: Codes) -> bool:
+    """Return whether no code of a value is beyond the least and the most: rounding again would bring it back."""
+    if (codes.least, codes.most) == _WHOLE[rewriter.type(value).dtype]:
+        return True
+    source = rewriter.producer(value)
+    if source is None:
+        return False
+    if isinstance(source.kind, (*VIEWS, Concat, Pool)):
+        return all(_are_within(rewriter, read, codes) for read in source.inputs)
+    made = source.kind.codes if isinstance(source.kind, Quantise) else getattr(source.kind, "result", None)
+    return made is not None and codes.least <= made.least and made.most <= codes.most
 
 
 def _read_residual(rewriter: Rewriter, position: int, operator: Operator, kind: IntegerProduct) -> None:
