@@ -8,7 +8,7 @@ DISTS  := packages/core packages/nimble packages/orca packages/windtunnel plugin
 CODE   := packages plugins tests scripts benchmarks examples
 TORCH  := torch==2.13.0
 XDIST  ?= -n 2
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest $(XDIST) --dist loadgroup
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest $(XDIST) --dist loadgroup --max-worker-restart 0
 # What is skipped where a peer is not installed. Nets of timm run beside a torchvision that need not load: apart.
 PEER_TESTS := tests/windtunnel/converters/test_xgboost.py tests/windtunnel/converters/test_catboost.py \
   tests/windtunnel/converters/test_imbalanced.py tests/windtunnel/test_polars.py \

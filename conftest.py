@@ -136,6 +136,12 @@ def _required(report: Any) -> Any:
     return report
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tell of a failure at once, on standard error: a run that is cut off has no list of them at its end."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid}, {report.when}:\n{report.longreprtext[-4000:]}", file=sys.__stderr__, flush=True)
+
+
 _resident = {"bytes": 0}  # when memory was last given back
 
 

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 import os
 import select
+import signal
+import subprocess
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import psutil
+
+
+def end(process: Any, timeout_s: float = 120.0) -> int:
+    """Ask a process to end, one that a signal has stopped as well; return its exit code.
+
+    Args:
+        process: A :class:`subprocess.Popen`, or what a warm process has started.
+        timeout_s: How long it may take; then it is killed.
+
+    Raises:
+        AssertionError: it had to be killed.
+    """
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        process.send_signal(number)
+    try:
+        return int(process.wait(timeout_s))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise AssertionError(f"process {process.pid} had to be killed") from None
 
 
 def await_ends(processes: Iterable[psutil.Process], timeout_s: float | None = None) -> list[psutil.Process]:

@@ -15,6 +15,7 @@ import httpx
 
 from tests.docs.blocks import blocks_of
 from tests.docs.run_page import on_free_ports
+from tests.processes import end
 
 _STAYS = re.compile(r"mlsys orca (serve|worker) ")
 
@@ -36,7 +37,7 @@ def run_quickstart(heading: str) -> str:
         for command in re.split(r"(?<!\\)\n", block.text.strip()):
             if _STAYS.search(command):
                 started.append(subprocess.Popen(["bash", "-c", f"exec {command}"], env=environment))
-                atexit.register(_end, started[-1])
+                atexit.register(end, started[-1])
                 continue
             if started:
                 _wait(f"http://127.0.0.1:{port[1]}/health/ready", started)
@@ -57,8 +58,3 @@ def _wait(url: str, started: list[subprocess.Popen[bytes]]) -> None:
         except httpx.HTTPError:
             pass
         time.sleep(0.05)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    process.wait()

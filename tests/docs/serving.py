@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 
+from tests.processes import end
+
 
 def serving(command: str) -> None:
     """Start ``mlsys ...`` and return when it is ready; it ends with this process.
@@ -24,7 +26,7 @@ def serving(command: str) -> None:
     words = shlex.split(command)
     port = words[words.index("--port") + 1]
     server = subprocess.Popen([str(Path(sys.executable).with_name("mlsys")), *words[1:]])
-    atexit.register(_end, server)
+    atexit.register(end, server)
     _wait(f"http://127.0.0.1:{port}", server)
 
 
@@ -47,8 +49,3 @@ def _wait(url: str, server: subprocess.Popen[bytes] | None) -> None:
         except httpx.HTTPError:
             pass
         time.sleep(0.05)
-
-
-def _end(server: subprocess.Popen[bytes]) -> None:
-    server.terminate()
-    server.wait()

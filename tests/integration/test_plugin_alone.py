@@ -55,7 +55,10 @@ def test_there_is_only_core_and_the_plugin(plugin: str, python: Path):
     assert plugin in listed.stdout
 
 
+@pytest.mark.timeout(1200)  # hundreds of tests in one
 def test_its_own_tests_pass(plugin: str, python: Path):
-    tested = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"plugins/{plugin}/tests")
+    tested = run(
+        python, "-m", "pytest", "-q", "--quick", "-p", "no:cacheprovider", "-p", "no:xdist", f"plugins/{plugin}/tests"
+    )
     assert tested.returncode == 0, tested.stdout[-3000:]
     assert " passed" in tested.stdout

@@ -19,7 +19,7 @@ from tests.installed import installed_model
 from tests.orca.conftest import tiny_metadata, write_gguf
 from tests.orca.parallel.places import write_checkpoint
 from tests.orca.survival.clients import Server
-from tests.processes import await_ends
+from tests.processes import await_ends, end
 from tests.warm import Warm
 
 NUM_LAYERS, HIDDEN, VOCAB = 6, 128, 260
@@ -100,8 +100,7 @@ def start(six_layers: Path) -> Iterator[Callable[..., Any]]:
         finally:
             if process.poll() is None:
                 children = psutil.Process(process.pid).children(recursive=True)
-            process.terminate()
-            process.wait()
+            end(process)
             process.stdout.close()
             assert not await_ends(children, timeout_s=20)
         assert set(Path("/dev/shm").iterdir()) <= before
@@ -110,7 +109,7 @@ def start(six_layers: Path) -> Iterator[Callable[..., Any]]:
     warm.close()
 
 
-def ranks_of(server: Server) -> list[psutil.Process]:
-    """Return the ranks of all groups of a server, by age."""
-    found = psutil.Process(server.process.pid).children(recursive=True)
+def ranks_of(holder: Any) -> list[psutil.Process]:
+    """Return the ranks of all groups of a server, or of a node, by age."""
+    found = psutil.Process(getattr(holder, "process", holder).pid).children(recursive=True)
     return sorted((each for each in found if each.name() == "mlsys-rank"), key=lambda each: each.pid)

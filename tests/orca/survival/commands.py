@@ -15,7 +15,7 @@ from typing import IO, Any
 import httpx
 import psutil
 
-from tests.processes import await_ends
+from tests.processes import await_ends, end
 
 MLSYS = [sys.executable, "-m", "mlsys_core", "orca"]
 
@@ -62,6 +62,5 @@ def served(*arguments: str) -> Iterator[Served]:
             yield server
         finally:
             children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-            process.terminate()
-            process.wait()
+            end(process)
         await_ends(children)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
 from tests.orca.survival.clients import Server, answers, bodies
-from tests.processes import await_ends
+from tests.processes import await_ends, end
 from tests.warm import Warm
 
 
@@ -37,8 +37,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., An
             children = psutil.Process(process.pid).children(recursive=True)
             yield server
         finally:
-            process.terminate()
-            process.wait()
+            end(process)
             process.stdout.close()
         await_ends(children)  # nobody is left
 

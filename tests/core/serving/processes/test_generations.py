@@ -26,7 +26,7 @@ import pytest
 from mlsys_core.serving.processes import can_supervise
 
 from tests.certificates import make_certificates
-from tests.processes import await_ends
+from tests.processes import await_ends, end
 
 pytestmark = pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
 
@@ -134,8 +134,7 @@ def serving(settings: str = "{}", *arguments: str) -> Iterator[Server]:
             if process.poll() is None:
                 children = psutil.Process(process.pid).children(recursive=True)
         finally:
-            process.terminate()
-            process.wait()
+            end(process)
     await_ends(children)  # nobody is left
 
 

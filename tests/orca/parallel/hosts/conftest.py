@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.orca.survival.clients import Server
-from tests.processes import await_ends
+from tests.processes import await_ends, end
 from tests.warm import Started, Warm
 
 
@@ -46,7 +46,7 @@ class Nodes:
                 everyone += psutil.Process(process.pid).children(recursive=True)
                 process.terminate()
         for process in self.processes:
-            process.wait()
+            end(process)
             process.stdout.close()
         assert not await_ends(everyone, timeout_s=20)
 
@@ -83,11 +83,14 @@ def nodes(six_layers: Path, tmp_path: Path, warm_node: Warm) -> Iterator[Nodes]:
 def start_hosts(start: Any, nodes: Nodes) -> Callable[..., Any]:
     """``with start_hosts(2, **options) as server``: a server of two nodes, of which this machine's is one.
 
-    With ``control_only`` it is none. ``spares`` more nodes join. All end with the server, without an error.
+    With ``control_only`` it is none. ``spares`` more nodes join. All end with the server, without an error; with
+    ``may_lose`` one that the server had given up may find no server to join again.
     """
 
     @contextmanager
-    def started(number: int, *, spares: int = 0, model: Path | None = None, **options: Any) -> Iterator[HostServer]:
+    def started(
+        number: int, *, spares: int = 0, may_lose: bool = False, model: Path | None = None, **options: Any
+    ) -> Iterator[HostServer]:
         nodes.model = model or nodes.model
         for _ in range(number + spares - (not options.get("control_only"))):
             nodes.add()
@@ -98,6 +101,6 @@ def start_hosts(start: Any, nodes: Nodes) -> Callable[..., Any]:
             yield HostServer(server.process, server.port, nodes)
         for process in nodes.processes:
             if process.poll() != -9:  # killed by the test
-                assert process.wait(20) == 0
+                assert process.wait(60) in ((0, 1) if may_lose else (0,))
 
     return started

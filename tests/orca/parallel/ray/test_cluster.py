@@ -19,6 +19,7 @@ import pytest
 from mlsys_core.serving.processes import can_supervise
 
 from tests.orca.survival.clients import Server, answers, bodies
+from tests.processes import end
 
 pytest.importorskip("ray", reason="Ray has no wheel for this Python or processor")
 pytestmark = [
@@ -60,8 +61,7 @@ def server(cluster: Any, six_layers: Path, tmp_path: Path) -> Iterator[Server]:
             time.sleep(0.1)
         yield Server(process, int(ready[1]))
     finally:
-        process.terminate()
-        process.wait()
+        end(process)
         print(words.read_text())
     while node_processes():  # their actors end with the server's launcher
         time.sleep(0.1)
