@@ -50,7 +50,7 @@ def run(
         valid_rows: Its validation rows.
         test_rows: Its test rows; 0: all.
         epochs: Of every network.
-        trees: Of LightGBM within the sources; the paper has 100.
+        trees: Of LightGBM within the sources and DeepGBM; the paper has 100.
         journal: Name of the file of finished fits, ``JOURNAL.jsonl`` in the context's folder.
         dry_run: Print the cells that would run first, and exit.
 

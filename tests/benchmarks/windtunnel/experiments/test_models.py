@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from mlsys_bench.windtunnel.experiments.codes import code_task
+from mlsys_bench.windtunnel.experiments.codes import code_task, encode_task
 from mlsys_bench.windtunnel.experiments.data import Part, Task
+from mlsys_bench.windtunnel.experiments.deepgbm import tree_table
 from mlsys_bench.windtunnel.experiments.networks import Mlp, SharedLinear, TabM, bin_shares
 from mlsys_bench.windtunnel.experiments.outside import OUTSIDE, Budget
-from mlsys_bench.windtunnel.experiments.sources import least_count, make_source
+from mlsys_bench.windtunnel.experiments.sources import least_count, least_counts, make_columns, make_source
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from sklearn.metrics import roc_auc_score
@@ -93,10 +94,30 @@ def test_outside_models_learn(task: Task, name: str):
     if model.package is not None and importlib.util.find_spec(model.package) is None:
         pytest.skip(f"{model.package} is not installed")
     options = SMALL.get(name, {"lr": 1e-2})
-    valid, test = model.fit(code_task(task), options, Budget(epochs=60, num_threads=1, seed=0))
+    valid, test = model.fit(code_task(task), options, Budget(epochs=45, num_threads=1, seed=0, num_trees=20))
     assert len(valid) == len(test) == 400
     assert ((test >= 0) & (test <= 1)).all()
     assert roc_auc_score(task.test.target, test) > 0.9
+
+
+def test_deepgbm_learns_from_a_preparations_columns(task: Task):
+    coded = encode_task(task, "pre2")
+    assert coded.train.numbers.shape == (1500, 2 + 5 + 6)  # as the sources have them
+    assert coded.cardinalities == (31,)
+    expected = make_columns(task, "pre2").fit(task.train.frame).transform(task.test.frame)
+    assert np.array_equal(coded.test.numbers, expected)
+    budget = Budget(epochs=15, num_threads=1, seed=0, num_trees=10)
+    _, test = OUTSIDE["deepgbm"].fit(coded, {"lr": 1e-2}, budget)
+    assert roc_auc_score(task.test.target, test) > 0.9
+    # the trees, and what learns from them, read the prepared columns alone
+    assert tree_table(coded.test, coded) is coded.test.numbers
+
+
+def test_rare_categories_are_left_out_as_the_preparation_does(task: Task):
+    counts = task.train.frame["town"].value_counts()
+    least = least_counts(task, "pre3")["town"]
+    assert encode_task(task, "pre3").cardinalities == (1 + int((counts >= least).sum()),)
+    assert least_counts(task, "pre1") == {"town": 25}
 
 
 def test_members_start_apart_and_share_weights():

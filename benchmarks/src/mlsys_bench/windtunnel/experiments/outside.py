@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsys_bench.windtunnel.experiments import boosted
+from mlsys_bench.windtunnel.experiments.sources import NUM_TREES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,6 +35,7 @@ class Budget:
     epochs: int  # of networks
     num_threads: int
     seed: int
+    num_trees: int = NUM_TREES  # of the trees that a network distils
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,12 @@ def _network(name: str) -> Callable[..., tuple[Scores, Scores]]:
 def _deepgbm(task: CodedTask, options: Mapping[str, Any], budget: Budget) -> tuple[Scores, Scores]:
     import torch
 
-    from mlsys_bench.windtunnel.experiments.deepgbm import DeepGbm, leaf_indices
+    from mlsys_bench.windtunnel.experiments.deepgbm import DeepGbm, leaf_indices, tree_table
     from mlsys_bench.windtunnel.experiments.sources import make_trees
 
     torch.manual_seed(budget.seed)
-    trees = make_trees(seed=budget.seed, num_threads=budget.num_threads)
-    trees.fit(boosted.frame_of(task.train, task, "int64"), task.train.target)
+    trees = make_trees(seed=budget.seed, num_threads=budget.num_threads, num_trees=budget.num_trees)
+    trees.fit(tree_table(task.train, task), task.train.target)
     model = DeepGbm(task, trees)
     leaves = leaf_indices(trees, task.train, task)
     target = torch.from_numpy(task.train.target).float()

@@ -37,7 +37,9 @@ class Row:
 
     dataset: str
     model: str  # "source", one of windtunnel.TRANSLATIONS, or an outside model
-    pre: str = "-"  # "-": the model takes raw columns; an outside model with "pre4" or "pre5" takes its counts, too
+    # "-": the model takes raw columns. An outside model takes these and the counts of "pre4" or "pre5"; DeepGBM takes
+    # the columns of "pre1" to "pre3"
+    pre: str = "-"
     pipe: str = "-"
     fraction: float = 1.0  # of the training rows
 
@@ -104,6 +106,7 @@ def _rows(table: str, dataset: str) -> Iterator[Row]:
         for pre in PRES:
             for pipe in PIPES:
                 yield from (Row(dataset, model, pre, pipe) for model in ("source", "windtunnel"))
+            yield Row(dataset, "deepgbm", pre)
     elif table == "5.4":
         for pre in ("pre2", "pre3"):
             yield from (Row(dataset, model, pre, "pipe2") for model in ("source", "gbdt2nn", "windtunnel"))

@@ -16,10 +16,10 @@ import numpy as np
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_bench.harness.journal import Journal
-from mlsys_bench.windtunnel.experiments.codes import code_task
+from mlsys_bench.windtunnel.experiments.codes import code_task, encode_task
 from mlsys_bench.windtunnel.experiments.data import Part, Task, load_task
 from mlsys_bench.windtunnel.experiments.outside import OUTSIDE, Budget
-from mlsys_bench.windtunnel.experiments.plan import Cell, NumCandidates, Result, Row, Setting, next_cells
+from mlsys_bench.windtunnel.experiments.plan import PRES, Cell, NumCandidates, Result, Row, Setting, next_cells
 from mlsys_bench.windtunnel.experiments.sources import make_source
 from mlsys_bench.windtunnel.experiments.windtunnel import TRANSLATIONS
 
@@ -114,8 +114,9 @@ def run_cell(cell: Cell, setting: Setting, *, num_threads: int) -> Result:
     note: dict[str, Any] = {}
     if row.model in OUTSIDE:
         options = candidates(row)[cell.candidate]
-        budget = Budget(epochs=setting.epochs, num_threads=num_threads, seed=cell.seed)
-        valid, test = OUTSIDE[row.model].fit(code_task(outside_columns(task, row.pre)), options, budget)
+        budget = Budget(setting.epochs, num_threads, cell.seed, setting.num_trees)
+        coded = encode_task(task, row.pre) if row.pre in PRES else code_task(outside_columns(task, row.pre))
+        valid, test = OUTSIDE[row.model].fit(coded, options, budget)
         note = {"options": dict(options)}
     else:
         source = _source(row.dataset, cell.seed, sizes, row.fraction, row.pre, row.pipe, setting.num_trees, num_threads)

@@ -99,11 +99,18 @@ def make_columns(task: Task, pre: str) -> Any:
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
     bins = KBinsDiscretizer(NUM_BINS, encode="ordinal", quantile_method="averaged_inverted_cdf", subsample=None)
     steps.append(("bins", make_pipeline(bins, TwoHotEncoder(min_frequency=LEAST_COUNT_PRE3)), numbers))
-    for name in words:
-        least = least_count(task.train.frame[name], share=RARE_SHARE, least=LEAST_COUNT_PRE3)
+    for name, least in least_counts(task, pre).items():
         steps.append((name, TwoHotEncoder(min_frequency=least), [name]))
     steps.append(("means", TargetEncoder(target_type="binary", cv=folds), words))
     return ColumnTransformer(steps)
+
+
+def least_counts(task: Task, pre: str) -> dict[str, int]:
+    """Return the number of training rows that a preparation asks of a category to keep it, by column of words."""
+    if pre != "pre3":
+        return dict.fromkeys(task.words, LEAST_COUNT)
+    frame = task.train.frame
+    return {name: least_count(frame[name], share=RARE_SHARE, least=LEAST_COUNT_PRE3) for name in task.words}
 
 
 def least_count(column: pd.Series[Any], *, share: float, least: int) -> int:

@@ -39,7 +39,7 @@ def bench(
     valid_rows: Annotated[int, typer.Option(min=100, help="Validation rows of flights-3m.")] = 60_000,
     test_rows: Annotated[int, typer.Option(min=0, help="Test rows of flights-3m; 0: all.")] = 0,
     epochs: Annotated[int, typer.Option(min=1, help="Of every network.")] = 7,
-    trees: Annotated[int, typer.Option(min=1, help="Of LightGBM within the sources; the paper has 100.")] = 100,
+    trees: Annotated[int, typer.Option(min=1, help="Of LightGBM in sources and DeepGBM; the paper has 100.")] = 100,
     threads: Threads = 1,
     device: Device = "cpu",
     out: Out = RESULTS,
