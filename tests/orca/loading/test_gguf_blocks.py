@@ -7,8 +7,9 @@ from mlsys_orca.model.weights.gguf_blocks import GROUPED, quantized_matrix
 
 Q = GGMLQuantizationType
 KINDS = {"Q4_0": (4, 32), "Q4_1": (4, 32), "Q5_0": (8, 32), "Q5_1": (8, 32), "Q8_0": (8, 32)}
-KINDS |= {"Q4_K": (4, 32), "Q5_K": (8, 32), "Q6_K": (8, 16), "MXFP4": (8, 32)}
-FACTORS = {"Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "MXFP4": []}  # others: [0]
+KINDS |= {"Q2_K": (4, 16), "Q3_K": (8, 16), "Q4_K": (4, 32), "Q5_K": (8, 32), "Q6_K": (8, 16), "MXFP4": (8, 32)}
+FACTORS = {"Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2]}  # others: [0]
+FACTORS |= {"Q2_K": [80, 82], "Q3_K": [108], "Q6_K": [208], "MXFP4": []}
 
 
 def random_blocks(kind: GGMLQuantizationType, num_blocks: int, seed: int, *, largest: float = 0.01) -> np.ndarray:
@@ -45,6 +46,8 @@ BITS = {
     "Q5_0": 8.5,
     "Q5_1": 9,
     "Q8_0": 8.5,
+    "Q2_K": 5.125,
+    "Q3_K": 8.5625,
     "Q4_K": 4.625,
     "Q5_K": 8.625,
     "Q6_K": 8.5625,

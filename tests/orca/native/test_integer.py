@@ -16,7 +16,7 @@ from mlsys_orca.model.weights.quantized import QuantizedMatrix, pack_nibbles
 from numpy.typing import NDArray
 from torch import Tensor
 
-BLOCKS = ["q4_k", "q5_k", "q6_k"]
+BLOCKS = ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
 FORMS = ["nibbles", "q4_0", "q4_1", "bytes", "bytes-offsets", "nibbles-16", "bytes-16", "bytes-offsets-16"]
 ROWS = (1, 2, 5, 7, 13, 40)
 
@@ -57,19 +57,25 @@ def matrix_of(form: str, columns: int, depth: int) -> QuantizedMatrix:
 
 def k_quant_of(form: str, columns: int, depth: int) -> QuantizedMatrix:
     """A matrix as K-quants are: small whole scales, and factors of blocks; its first rows have the largest sums."""
-    group, low, high = {"q4_k": (32, 0, 16), "q5_k": (32, 0, 32), "q6_k": (16, -32, 32)}[form]
+    group, low, high = {
+        "q2_k": (16, 0, 4),
+        "q3_k": (16, -4, 4),
+        "q4_k": (32, 0, 16),
+        "q5_k": (32, 0, 32),
+        "q6_k": (16, -32, 32),
+    }[form]
     codes = torch.randint(low, high, (columns, depth), dtype=torch.int8)
     codes[0] = high - 1
     codes[-1] = low
-    least = -128 if form == "q6_k" else 0
-    scales = torch.randint(least, 128 if form == "q6_k" else 64, (columns, depth // group), dtype=torch.int8)
-    scales[0] = -128 if form == "q6_k" else 63
+    least, most = (-128, 128) if low else (0, 64)
+    scales = torch.randint(least, most, (columns, depth // group), dtype=torch.int8)
+    scales[0] = least or most - 1
     factors = (torch.rand(columns, depth // gcd(depth, 256)) * 1e-3).half()
     parts: dict[str, Any] = {"offsets": None}
-    if form != "q6_k":
+    if not low:
         offsets = torch.randint(0, 64, scales.shape, dtype=torch.int8)
         parts = {"offsets": offsets, "offset_factors": -(torch.rand(factors.shape) * 1e-2).half()}
-    kept = pack_nibbles(codes.view(torch.uint8)) if form == "q4_k" else codes
+    kept = pack_nibbles(codes.view(torch.uint8)) if form in ("q2_k", "q4_k") else codes
     return QuantizedMatrix(codes=kept, scales=scales, factors=factors, **parts)
 
 
@@ -156,7 +162,7 @@ def test_a_product_is_numpys_to_the_bit_whatever_the_rows(
             assert torch.equal(some, whole[first : first + rows]), (rows, first)
 
 
-@pytest.mark.parametrize("form", ["q4_0", "bytes-offsets-16", "q4_k", "q6_k"])
+@pytest.mark.parametrize("form", ["q4_0", "bytes-offsets-16", "q3_k", "q4_k", "q6_k"])
 @pytest.mark.parametrize("strange", [float("inf"), float("-inf"), float("nan")])
 def test_what_is_not_finite_stays_so_and_stays_in_its_row(native: Any, run: Any, form: str, strange: float) -> None:
     matrix = matrix_of(form, 40, 96)

@@ -72,7 +72,8 @@ def stored_as(tensors: dict[str, Any], kind: str) -> dict[str, Any]:
         return stored_as(tensors, "Q4_K") | stored_as(values, "Q6_K")
     quantization = gguf.GGMLQuantizationType[kind]
     block_len, block_nbytes = gguf.GGML_QUANT_SIZES[quantization]
-    scales = {"Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}  # bytes of a block where an fp16 factor is
+    # Bytes of a block where an fp16 factor is.
+    scales = {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
     generator = np.random.default_rng(9)
 
     def blocks_of(shape: tuple[int, int]) -> Any:
@@ -129,7 +130,7 @@ def test_threads_change_no_bit(checkpoints: Any, threads: int) -> None:
     assert_equal(run_places(path, batches, ranks=2, stages=1, num_threads=threads, dtype="bf16"), expected)
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_K_M", "F16"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K", "Q4_K_M", "F16"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_ggufs_blocks_are_cut_between_groups(make_gguf: Any, kind: str, dtype: str) -> None:
     path = make_gguf(BLOCKS, tensors=stored_as(tensors_of(8, 4, 32, 2 * 256, hidden=256, seed=3), kind))

@@ -10,28 +10,33 @@
 
 namespace orca {
 
-// Panels of codes of 4, 5 or 6 bits in quads. A line is two quads of nibbles as in Int4Quads; with 5 bits 8 quads, then a
-// vector whose bytes have the fifth bit of each; with 6 bits 4 quads, then the higher two bits of each.
+// Panels of codes of 2 to 6 bits in quads. A line has planes of 2 bits (codes of 2 and 3) or of 4, as many quads to a vector as
+// 8 bits hold; then a vector whose bytes have what the planes leave of each quad.
 template <int BITS>
 struct BlockPanel : Scales {
     using Dot = ScaledDot<BITS>;
-    static constexpr int GROUP = BITS == 6 ? 16 : 32;  // features of a group
-    static constexpr int QUADS = BITS == 4 ? 2 : BITS == 5 ? 8 : 4;  // of a line
-    static constexpr int VECTORS = QUADS / 2 + (BITS > 4);
+    static constexpr int GROUP = BITS == 4 || BITS == 5 ? 32 : 16;                // features of a group
+    static constexpr int QUADS = BITS == 4 ? 2 : BITS == 3 || BITS == 5 ? 8 : 4;  // of a line
+    static constexpr int WIDTH = BITS < 4 ? 2 : 4, REST = BITS - WIDTH;           // bits of a plane, and what they leave
+    static constexpr int SHARED = 8 / WIDTH;                                      // quads of a vector
+    static constexpr int VECTORS = QUADS / SHARED + (REST > 0);
     const uint8_t* codes;
     const int64_t next;  // as Int4Quads'
     BlockPanel(const Matrix& m, int panel, int begin = 0)
         : Scales(m, panel, begin), codes((const uint8_t*)m.codes + ((int64_t)panel * m.K + begin) * PANEL / 8 * BITS),
           next((int64_t)TILE_OF_PANELS * m.K * PANEL / 8 * BITS) {}
-    // Quad `quad` of those that begin with line `line`.
-    vi read(int64_t line, int quad, int v) const {
+    // Quad `quad` of those that begin with quad `first`, with which a group does.
+    vi read(int64_t first, int quad, int v) const {
+        const int64_t line = first / QUADS;
+        const int begin = QUADS > GROUP / QUAD ? first % QUADS : 0;  // where a line holds more than a group
         const uint8_t* at = codes + ((line + quad / QUADS) * VECTORS * PANEL + v * LANES) * QUAD;
         const int q = quad % QUADS;
-        const vu two = load_as<vu>(at + q / 2 * PANEL * QUAD), low = (q % 2 ? two >> 4 : two) & 0x0f0f0f0fu;
-        if constexpr (BITS == 4) return (vi)low;
-        const vu rest = load_as<vu>(at + QUADS / 2 * PANEL * QUAD);
-        if constexpr (BITS == 5) return (vi)(low | ((q < 4 ? rest << (4 - q) : rest >> (q - 4)) & 0x10101010u));
-        return (vi)(low | ((q < 2 ? rest << (4 - 2 * q) : rest >> (2 * q - 4)) & 0x30303030u));
+        const vu plane = load_as<vu>(at + (begin / SHARED + q / SHARED) * PANEL * QUAD);
+        const vu low = (plane >> (q % SHARED * WIDTH)) & bytes((1 << WIDTH) - 1);
+        if constexpr (REST == 0) return (vi)low;
+        const vu rest = load_as<vu>(at + QUADS / SHARED * PANEL * QUAD) >> (begin * REST);
+        const int left = WIDTH - REST * q;
+        return (vi)(low | ((left > 0 ? rest << left : rest >> -left) & bytes(((1 << REST) - 1) << WIDTH)));
     }
     void prefetch(int64_t line) const {
         const uint8_t* at = codes + next + line * VECTORS * PANEL * QUAD;
@@ -48,6 +53,7 @@ struct BlockPanel : Scales {
     vf factor(const uint16_t* from, int block, int v) const { return load_halves(from + block * PANEL + v * LANES); }
 
   private:
+    static constexpr uint32_t bytes(uint32_t byte) { return 0x01010101u * byte; }
     static vi small(const char* from, int64_t group, int v) {
         return load_ints((const int8_t*)from + group * PANEL + v * LANES);
     }
@@ -76,11 +82,11 @@ template <class Panel, int MR, int PANELS>
     for (int block = begin; block < end; block++) {
         vi total[MR][WIDE] = {};
         for (int64_t g = (int64_t)block * groups; g < (int64_t)(block + 1) * groups; g++) {
-            const int64_t quad = g * GROUP_QUADS, line = quad / Panel::QUADS;
+            const int64_t quad = g * GROUP_QUADS;
             vi scale[WIDE];
             for (int j = 0; j < WIDE; j++) scale[j] = Dot::factors(panels[j / VECS].scale(g, j % VECS));
             for (int p = 0; p < PANELS; p++) {
-                for (int i = 0; i < GROUP_QUADS / Panel::QUADS; i++) panels[p].prefetch(line + i);
+                for (int q = 0; q < GROUP_QUADS; q += Panel::QUADS) panels[p].prefetch((quad + q) / Panel::QUADS);
                 panels[p].prefetch_group(g);
             }
 #pragma GCC unroll 4
@@ -89,7 +95,7 @@ template <class Panel, int MR, int PANELS>
 #pragma GCC unroll 8
                 for (int q = step; q < step + STEPS; q++) {
                     vi weights[WIDE];
-                    for (int j = 0; j < WIDE; j++) weights[j] = panels[j / VECS].read(line, q, j % VECS);
+                    for (int j = 0; j < WIDE; j++) weights[j] = panels[j / VECS].read(quad, q, j % VECS);
 #pragma GCC unroll 16
                     for (int r = 0; r < MR; r++) {
                         const vi x = splat_int(rows.at(r, quad + q));

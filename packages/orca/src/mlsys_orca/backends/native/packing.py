@@ -18,6 +18,7 @@ Rows = Literal["int8", "float"]  # the form in which rows meet packed codes
 
 _LEAST_BLOCK = 32  # features of a block of groups, in the kernels
 _ROWS_AT_ONCE = 512  # that are brought into planes: what that takes beside stays small
+_CENTRES = {3: 4, 6: 32}  # of signed codes in blocks, by their bits
 _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -36,7 +37,7 @@ class PackedLinear:
     factors: Tensor | None = None  # fp16 [panels, blocks, 16]
     offset_factors: Tensor | None = None  # as factors
     takes_bf16: bool = False  # rows and decoded codes may be rounded to bf16
-    centre: int = 0  # is subtracted from codes of 4 to 6 bits
+    centre: int = 0  # is subtracted from codes of 3 to 6 bits
 
     @property
     def nbytes(self) -> int:
@@ -117,7 +118,7 @@ def _pack_quads(weight: QuantizedMatrix, bias: Tensor | None, *, is_gated: bool)
     if weight.factors is not None:
         if (bits := _bits_of_blocks(weight)) is not None:
             codes = _planes(weight.unpacked_codes(), bits)
-            return _packed(f"int{bits}_quads", weight, codes, bias, is_gated, centre=32 if bits == 6 else 0)
+            return _packed(f"int{bits}_quads", weight, codes, bias, is_gated, centre=_CENTRES.get(bits, 0))
         weight = weight.without_factors()
     if weight.bits == 8:
         return _packed("int8_quads", weight, (weight.codes.view(torch.uint8) ^ 128).view(torch.int32), bias, is_gated)
@@ -130,27 +131,38 @@ def _pack_quads(weight: QuantizedMatrix, bias: Tensor | None, *, is_gated: bool)
 
 def _bits_of_blocks(weight: QuantizedMatrix) -> int | None:
     """Return the bits in which the kernels of blocks take the codes; None: in none."""
-    if weight.bits == 4:
-        return 4 if weight.group_size == 32 else None
-    low, high = torch.aminmax(weight.codes) if weight.codes.numel() else (0, 0)
+    if weight.bits == 4 and weight.group_size == 32:
+        return 4
+    low, high = torch.aminmax(weight.unpacked_codes()) if weight.codes.numel() else (0, 0)
     if weight.group_size == 32:
         return 5 if low >= 0 and high < 32 else None
-    return 6 if low >= -32 and high < 32 and weight.offsets is None else None
+    if weight.bits == 4:
+        return 2 if high < 4 else None
+    signed = (bits for bits, centre in _CENTRES.items() if -centre <= low and high < centre)
+    return next(signed, None) if weight.offsets is None else None
 
 
 def _planes(codes: Tensor, bits: int) -> Tensor:
-    """Return codes [rows, K] as int32 [rows, K * bits / 32]: quads of nibbles, then what these leave (BlockPanel)."""
-    num_quads = {4: 2, 5: 8, 6: 4}[bits]
-    planes = []
+    """Return codes [rows, K] as int32 [rows, K * bits / 32]: planes of quads, then what these leave (BlockPanel)."""
+    num_quads = {2: 4, 3: 8, 4: 2, 5: 8, 6: 4}[bits]
+    width = 2 if bits < 4 else 4
+    packed = []
     for rows in torch.split(codes, _ROWS_AT_ONCE):
-        raised = rows.view(torch.uint8) + (32 if bits == 6 else 0)
+        raised = rows.view(torch.uint8) + _CENTRES.get(bits, 0)
         quads = raised.view(len(rows), -1, num_quads, 4)
-        line = [quads[:, :, i] & 15 | quads[:, :, i + 1] << 4 for i in range(0, num_quads, 2)]
-        if bits > 4:
-            rest = [quads[:, :, i] >> 4 << (bits - 4) * i for i in range(num_quads)]
-            line.append(torch.stack(rest).sum(0, dtype=torch.uint8))
-        planes.append(torch.stack(line, dim=2).view(len(rows), -1).view(torch.int32))
-    return torch.cat(planes)
+        low, rest = quads & (1 << width) - 1, quads >> width
+        line = _beside(low, width)
+        if bits > width:
+            line = torch.cat((line, _beside(rest, bits - width)), dim=2)
+        packed.append(line.view(len(rows), -1).view(torch.int32))
+    return torch.cat(packed)
+
+
+def _beside(quads: Tensor, width: int) -> Tensor:
+    """Return as many neighbouring quads as a byte holds in one: uint8 [rows, lines, n, 4] -> [rows, lines, m, 4]."""
+    rows, lines, num_quads, _ = quads.shape
+    places = torch.arange(0, min(8, width * num_quads), width, dtype=torch.uint8)[:, None]
+    return (quads.view(rows, lines, -1, len(places), 4) << places).sum(3, dtype=torch.uint8)
 
 
 def _packed(

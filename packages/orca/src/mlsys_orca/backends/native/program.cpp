@@ -240,6 +240,8 @@ class Program {
             case INT8: return quantised(Form<Int8Panel>());
             case INT4: return quantised(Form<Int4Panel>());
             case INT8_QUADS: return use(Form<Int8Quads>());
+            case INT2_QUADS: return use(Form<BlockPanel<2>>());
+            case INT3_QUADS: return use(Form<BlockPanel<3>>());
             case INT4_QUADS: return op.matrix.factors ? use(Form<BlockPanel<4>>()) : use(Form<Int4Quads>());
             case INT5_QUADS: return use(Form<BlockPanel<5>>());
             case INT6_QUADS: return use(Form<BlockPanel<6>>());

@@ -37,7 +37,7 @@ inline vi as_pairs(vi low, vi high) { return (low & splat_int(0xffff)) | (vi)((v
 template <int BITS>
 struct ScaledDot {
 #if MLSYS_DOT_PAIRS
-    static constexpr int STEPS = BITS == 4 ? 8 : BITS == 5 ? 4 : 2;  // that an int16 holds, at most
+    static constexpr int STEPS = BITS <= 4 ? 8 : BITS == 5 ? 4 : 2;  // that an int16 holds, at most
     static vi factors(vi small) { return as_pairs(small, small); }
     static vi add_scaled(vi total, vi sum, vi factor) { return total + mlsys::multiply_int16(sum, factor); }
 #else

@@ -22,7 +22,9 @@ constexpr bool HAS_PAIRS = true;
 constexpr bool HAS_PAIRS = false;
 #endif
 
-MLSYS_ENUM(Kind, F32, BF16, INT8, INT4, BF16_PAIRS, INT8_QUADS, INT4_QUADS, INT5_QUADS, INT6_QUADS);  // quads: integer.h
+// In quads: integer.h.
+MLSYS_ENUM(
+    Kind, F32, BF16, INT8, INT4, BF16_PAIRS, INT8_QUADS, INT2_QUADS, INT3_QUADS, INT4_QUADS, INT5_QUADS, INT6_QUADS);
 
 // What the caller describes, as it arrives through ctypes.
 struct Matrix {
@@ -39,11 +41,9 @@ struct Matrix {
     int32_t block_size;          // input features that share a factor; whole numbers are summed over them
     int32_t has_halves;          // scales and offsets are fp16, else fp32
     int32_t takes_bf16;          // INT8 and INT4: rows and decoded weights may be rounded to bf16
-    int32_t centre;              // of codes of 4 to 6 bits
+    int32_t centre;              // of codes of 3 to 6 bits
     int32_t panels() const { return (N + PANEL - 1) / PANEL; }
-    bool is_in_quads() const {
-        return kind == INT8_QUADS || kind == INT4_QUADS || kind == INT5_QUADS || kind == INT6_QUADS;
-    }
+    bool is_in_quads() const { return kind >= INT8_QUADS; }
     // Features of a quantised row that share a scale.
     int scaled_together() const { return factors ? block_size : group_size; }
     bool is_in_pairs() const {

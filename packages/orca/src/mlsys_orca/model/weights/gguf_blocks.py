@@ -125,15 +125,43 @@ def _q5_k(blocks: Tensor) -> Groups:
     return Groups((low | high).view(torch.int8), *_k_scales(blocks))
 
 
+def _twos(codes: Tensor) -> Tensor:
+    """Split 64 bytes per block into 2-bit codes [num_blocks, 2, 4, 32].
+
+    Either half of a block has 32 of the bytes: bits 2n and 2n + 1 of byte i for value 32n + i.
+    """
+    return codes.reshape(-1, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3
+
+
+def _q2_k(blocks: Tensor) -> Groups:
+    """Read 16 bytes with a scale in the low half and a minimum in the high one, codes, and a factor (fp16) of each."""
+    small, codes = blocks[:, :16, None], _twos(blocks[:, 16:80]).reshape(-1, 16, 16)
+    factors, of_minima = (_half(blocks, start).half() for start in (80, 82))
+    return Groups(codes, (small & 15).view(torch.int8), (small >> 4).view(torch.int8), factors, -of_minima)
+
+
+def _q3_k(blocks: Tensor) -> Groups:
+    """Read 32 bytes whose bit n is the third bit of value 32n + i, codes, 16 scales in 12 bytes, and a factor (fp16).
+
+    Codes are centred at 4, scales at 32: their low halves are in the first eight bytes as in :func:`_nibbles`, the two
+    high bits of four neighbours in those of one position of the other four bytes.
+    """
+    high = blocks[:, None, :32] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
+    codes = (_twos(blocks[:, 32:96]) | high.view(-1, 2, 4, 32) << 2).view(torch.int8) - 4
+    low, top = _nibbles(blocks[:, 96:104]).view(-1, 16), blocks[:, None, 104:108]
+    top = top >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3
+    scales = (low | top.reshape(-1, 16) << 4).view(torch.int8) - 32
+    return Groups(codes.reshape(-1, 16, 16), scales[..., None], None, _half(blocks, 108).half())
+
+
 def _q6_k(blocks: Tensor) -> Groups:
     """Read 128 bytes of low halves, 64 of two high bits each, 16 signed scales and a factor (fp16), centred at 32.
 
-    Either half of a block has 64 and 32 of those bytes: low halves of values 0-63, high halves of 64-127; and bits 2n
-    and 2n + 1 of byte i for value 32n + i.
+    Either half of a block has 64 of those bytes: low halves of values 0-63, high halves of 64-127; and as in
+    :func:`_twos`.
     """
     low = _nibbles(blocks[:, :128].reshape(-1, 64)).view(-1, 2, 4, 32)
-    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3
-    codes = (low | high << 4).view(torch.int8) - 32
+    codes = (low | _twos(blocks[:, 128:192]) << 4).view(torch.int8) - 32
     scales = blocks[:, 192:208].contiguous().view(torch.int8)[..., None]
     return Groups(codes.view(-1, 16, 16), scales, None, _half(blocks, 208).half())
 
@@ -163,6 +191,8 @@ GROUPED: dict[GGMLQuantizationType, Callable[[Tensor], Groups]] = {
     GGMLQuantizationType.Q5_0: _q5_0,
     GGMLQuantizationType.Q5_1: _q5_1,
     GGMLQuantizationType.Q8_0: _q8_0,
+    GGMLQuantizationType.Q2_K: _q2_k,
+    GGMLQuantizationType.Q3_K: _q3_k,
     GGMLQuantizationType.Q4_K: _q4_k,
     GGMLQuantizationType.Q5_K: _q5_k,
     GGMLQuantizationType.Q6_K: _q6_k,
