@@ -12,7 +12,7 @@ from mlsys_bench.dvabatch.encoder import cases, check_equal, peak_table
 from mlsys_bench.dvabatch.overhead import closed_loop_s
 from mlsys_bench.dvabatch.subjects import Costed, Timed
 from mlsys_bench.dvabatch.vision import Stepping, VisionBench, at_load, buffer_pairs, stepping
-from mlsys_bench.dvabatch.workloads import GLUE_LIKE, backlog, lengths_like, poisson_trace
+from mlsys_bench.dvabatch.workloads import backlog, lengths_like, poisson_trace
 from mlsys_core.errors import MlsysError
 from mlsys_dvabatch.executors.runner import StageRunner
 from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
@@ -91,11 +91,3 @@ def test_the_closed_loop_measures_both():
     zero_s, dva_s = closed_loop_s(model, parse_stages("1+1,1+1"), LoadOperatorPolicy(), payload(5), num=3)
     assert zero_s > 0
     assert dva_s > 0
-
-
-@pytest.mark.parametrize("workload", list(GLUE_LIKE))
-def test_length_sets(workload: str):
-    median, _, low, high = GLUE_LIKE[workload]
-    lengths = lengths_like(workload, 2000)
-    assert low <= min(lengths) <= max(lengths) <= high
-    assert abs(np.median(lengths) - median) <= max(1.0, 0.1 * median)

@@ -20,8 +20,8 @@ from mlsys_dvabatch.stages.profile import profile_operators
 
 from mlsys_bench.dvabatch import encoder, vision
 from mlsys_bench.dvabatch.cases import Outcome, delay_batch
+from mlsys_bench.dvabatch.lengths import GLUE_LIKE
 from mlsys_bench.dvabatch.overhead import closed_loop_s
-from mlsys_bench.dvabatch.workloads import GLUE_LIKE
 
 _NOTE = (
     "One core. Encoder: every batch of every case is run, its answers compared, and it takes the processor time "
@@ -78,6 +78,7 @@ def _encoder(context: BenchContext, body: Body, data: dict[str, object], workloa
         by_workload[workload] = encoder.peaks(bench, workload, num)
     if by_workload:
         body.append(encoder.peak_table(by_workload))
+    data["lengths"] = {w: GLUE_LIKE[w].described() for w in workloads}
     data["encoder_peak_rps"] = {w: {o.case: o.throughput_rps for o in all_} for w, all_ in by_workload.items()}
     for case, workload in itertools.product(("DelayBatch", "Policy I, cost-aware"), ("RTE", "SST-2")):
         if workload not in by_workload:

@@ -10,29 +10,12 @@ import numpy as np
 from mlsys_core.serving import ServeRequest
 from mlsys_core.workload import Poisson
 
-# Like the ten workloads of GLUE: lognormal token counts (median, sigma, least, most), after Figure 4 and the data's own
-# descriptions. No GLUE data comes with this package.
-GLUE_LIKE: dict[str, tuple[float, float, int, int]] = {
-    "CoLA": (9, 0.40, 3, 47),
-    "SST-2": (11, 0.75, 3, 66),
-    "MRPC": (53, 0.25, 20, 103),
-    "STS-B": (27, 0.50, 10, 125),
-    "QQP": (28, 0.45, 8, 330),
-    "MNLI": (36, 0.50, 5, 440),
-    "QNLI": (46, 0.50, 12, 512),
-    "RTE": (62, 0.55, 12, 290),
-    "WNLI": (36, 0.45, 13, 108),
-    "AX": (23, 0.65, 6, 121),
-}
-# A few texts have most of the tokens, as documents among queries.
-LIKE = GLUE_LIKE | {"long-tailed": (24, 1.1, 3, 256)}
+from mlsys_bench.dvabatch.lengths import LIKE
 
 
 def lengths_like(workload: str, num: int, seed: int = 0, most: int = 512) -> list[int]:
-    """Draw the token counts of ``num`` requests, log-normal like those of a name of :data:`LIKE`."""
-    median, sigma, low, high = LIKE[workload]
-    drawn = np.random.default_rng(seed).lognormal(np.log(median), sigma, num)
-    return [int(length) for length in np.clip(np.round(drawn), low, min(high, most))]
+    """Draw the token counts of ``num`` requests, like those of a name of :data:`.lengths.LIKE`."""
+    return LIKE[workload].sample(num, seed, most)
 
 
 def poisson_trace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlsys_bench.dvabatch.lengths import GLUE_LIKE
 from mlsys_bench.figures.results import best, load, number, processor, table
 
 _POLICY = "Policy I, cost-aware"
@@ -19,7 +20,7 @@ MODELS = {
 def encoder(*names: str) -> str:
     """Return requests a second with all requests waiting, then average latencies by load, for each policy."""
     rows = []
-    cases = list(load(names[0])["encoder_peak_rps"]["SST-2"])
+    cases = list(next(iter(load(names[0])["encoder_peak_rps"].values())))
     for name in names:
         results = load(name)
         for lengths, peaks in results["encoder_peak_rps"].items():
@@ -47,15 +48,37 @@ def gains(*names: str) -> str:
         results = load(name)
         for lengths, peaks in results["encoder_peak_rps"].items():
             static = max(value for case, value in peaks.items() if case.startswith("at most"))
-            found = results[f"encoder_latency_{lengths}_at_0.6_of_{_POLICY}"]
+            found = results.get(f"encoder_latency_{lengths}_at_0.6_of_{_POLICY}")  # None: only peaks were measured
             for case in (_POLICY, "token-packed"):
-                averages = [f"{found[case]['mean_s'] / found[base]['mean_s'] - 1:.0%}" for base in _BASELINES]
+                averages = [f"{found[case]['mean_s'] / found[base]['mean_s'] - 1:.0%}" if found else ""
+                            for base in _BASELINES]  # fmt: skip
                 ratios = [f"{peaks[case] / peaks['DelayBatch']:.2f}x", f"{peaks[case] / static:.2f}x"]
                 rows.append([processor(name), lengths, case.removesuffix(", cost-aware"), *ratios, *averages])
     return table([*columns, "average at 0.6, to ZeroBatch", "to DelayBatch"], rows)
 
 
 _BASELINES = ("ZeroBatch", "DelayBatch")
+
+
+def lengths() -> str:
+    """Return the samplers of texts' lengths beside the published means; no measurement."""
+    rows = []
+    for name, of in GLUE_LIKE.items():
+        assert of.published is not None
+        drawn = of.sample(20_000)
+        rows.append(
+            [
+                name,
+                f"{of.published.mean_text_nbytes:.0f}",
+                f"{of.published.mean_tokens:.1f}",
+                f"{sum(drawn) / len(drawn):.1f}",
+                number(of.median),
+                f"{of.sigma:.2f}",
+                f"{of.least} to {of.most}",
+            ]
+        )
+    columns = ["like", "published mean, bytes", "in tokens", "sampler's mean", "median", "sigma", "ends"]
+    return table(columns, rows)
 
 
 def vision(*names: str) -> str:
