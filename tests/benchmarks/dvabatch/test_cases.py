@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from mlsys_bench.dvabatch.cases import Case, Outcome, run_case
+from mlsys_bench.dvabatch.cases import Outcome, run_case
 from mlsys_bench.dvabatch.encoder import cases, check_equal, peak_table
 from mlsys_bench.dvabatch.overhead import closed_loop_s
 from mlsys_bench.dvabatch.subjects import Costed, Timed
-from mlsys_bench.dvabatch.vision import Stepping, VisionBench, at_load, buffer_pairs, stepping
+from mlsys_bench.dvabatch.vision import VisionBench, at_load, buffer_pairs
 from mlsys_bench.dvabatch.workloads import backlog, lengths_like, poisson_trace
 from mlsys_core.errors import MlsysError
 from mlsys_dvabatch.executors.runner import StageRunner
@@ -69,21 +69,6 @@ def test_vision_cases():
     assert [outcome.case for outcome in outcomes][:2] == ["ZeroBatch", "DelayBatch"]
     assert outcomes[2].mean_s <= outcomes[0].mean_s
     assert set(buffer_pairs(bench, num=40)) == {1, 2, 3, 4}
-
-
-def test_a_load_rises_in_one_run_until_requests_take_too_long():
-    program = program_of(nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
-    bench = VisionBench("small", program, parse_stages("2+0.5,2+0.5,2+0.5"))
-    run = stepping(bench, Case("DVABatch", LoadOperatorPolicy), num_per_step=25)
-    assert len(run.latencies_s) == 21 * 25
-    assert run.rates[0] == pytest.approx(bench.peak_rps / 20)
-    assert run.rates[-1] > bench.peak_rps
-    assert run.highest_rps(100.0) == run.rates[-1] > run.highest_rps(0.02)
-
-
-def test_the_highest_load_is_that_before_the_first_bad_step():
-    run = Stepping((1.0, 2.0, 3.0), 2, (0.1, 0.1, 0.1, 0.9, 0.1, 0.1))
-    assert [run.highest_rps(qos_s) for qos_s in (1.0, 0.5, 0.05)] == [3.0, 1.0, 0.0]
 
 
 def test_the_closed_loop_measures_both():

@@ -19,9 +19,10 @@ from mlsys_dvabatch.scheduling.policies.planner import TASK_S
 from mlsys_dvabatch.stages.profile import profile_operators
 
 from mlsys_bench.dvabatch import encoder, vision
-from mlsys_bench.dvabatch.cases import Outcome, delay_batch
+from mlsys_bench.dvabatch.cases import Outcome
 from mlsys_bench.dvabatch.lengths import GLUE_LIKE
 from mlsys_bench.dvabatch.overhead import closed_loop_s
+from mlsys_bench.dvabatch.stepping import Stepping, record
 
 _NOTE = (
     "One core. Encoder: every batch of every case is run, its answers compared, and it takes the processor time "
@@ -30,7 +31,7 @@ _NOTE = (
     f"{TASK_S * 1e6:.0f} us more, for loop and threads. Loads of vision models are parts of what batches of the best "
     "size can do."
 )
-PARTS = ("all", "encoder", "vision", "overhead")
+PARTS = ("all", "encoder", "vision", "stepping", "overhead")
 Body = list[str | Table | Figure | Dialogue]
 
 
@@ -39,7 +40,7 @@ def run(context: BenchContext, *, part: str = "all", lengths: tuple[str, ...] = 
 
     Args:
         context: where it prints and how long it may take.
-        part: of :data:`PARTS`; "overhead" is the closed loop alone.
+        part: of :data:`PARTS`; "stepping" is the rising load alone, "overhead" the closed loop alone.
         lengths: of the encoder's texts, names of :data:`GLUE_LIKE`; none: all, or two if it is to be quick.
 
     Raises:
@@ -58,8 +59,10 @@ def run(context: BenchContext, *, part: str = "all", lengths: tuple[str, ...] = 
         data: dict[str, object] = {"load_average": os.getloadavg()[0]}
         if part in ("all", "vision"):
             _vision(context, body, data)
-        if part != "vision":
+        if part in ("all", "encoder", "overhead"):
             _encoder(context, body, data, () if part == "overhead" else lengths)
+        if part == "stepping":
+            _stepping(context, body, data, lengths)
     finally:
         torch.set_num_threads(threads)
     return Section("DVABatch", body, data=data)
@@ -104,10 +107,10 @@ def _encoder(context: BenchContext, body: Body, data: dict[str, object], workloa
 
 
 def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
-    names = ["unet", "linknet", "vgg19-weights"] + ([] if context.is_quick else ["vgg19", "resnet152"])
+    names = _nets(context)
     num = 800 if context.is_quick else 1200
     averages: dict[str, dict[str, float | None]] = {}
-    pairs, peaks, stages = {}, {}, {}
+    pairs, rising, stages = {}, {}, {}
     for name in names:
         context.console.print(f"{name}: slicing and measuring")
         bench = vision.measure_model(name, is_quick=context.is_quick)
@@ -123,10 +126,9 @@ def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
         body.append(Table(["load", *_HEADERS], rows, f"{name}, 4 stages (Figures 14, 16, 18)"))
         pairs[name] = vision.buffer_pairs(bench, num=num)
         qos_s = vision.qos_s(bench.costs)
-        cases = [delay_batch(window_s), next(case for case in vision.policies(bench.costs) if case.name == "DVABatch")]
-        rising = {case.name: vision.stepping(bench, case, num_per_step=num // 3) for case in cases}
-        peaks[name] = {case: run.highest_rps(qos_s) for case, run in rising.items()} | {"qos_s": qos_s}
-        body.append(_by_request(name, rising, qos_s))
+        runs = vision.stepping(bench, window_s, num_per_step=num // 3)
+        rising[name] = record(runs, qos_s)
+        body.append(_by_request(name, runs, qos_s))
         if name in ("linknet", "resnet152"):
             sizes = (1, 4, 16) if context.is_quick else (1, 4, 16, 64)
             operators = profile_operators(bench.program, batch_sizes=sizes)
@@ -134,21 +136,52 @@ def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
     body.append(Figure(plot.to_svg(plot.bars(averages, ylabel="average latency (ms)")), "Average latency (Figure 14)"))
     body.append(_by_number("buffer pairs", pairs, "Average latency at load 0.9, ms, Policy III (Figure 19)"))
     body.append(_by_number("stages", stages, "Average latency at load 0.9, ms (Figure 20)"))
-    rows = [
-        [name, *(f"{value:.1f}" for key, value in found.items() if key != "qos_s"), f"{found['qos_s'] * 1e3:.0f}"]
-        for name, found in peaks.items()
-    ]
-    body.append(
-        Table(
-            ["model", "DelayBatch", "DVABatch", "QoS (ms)"],
-            rows,
-            "Highest step of load within the QoS target, req/s (Figure 15)",
-        )
-    )
-    data.update(buffer_pairs=_text_keys(pairs), stages=_text_keys(stages), stepping=peaks)
+    body.append(_highest(rising))
+    data.update(buffer_pairs=_text_keys(pairs), stages=_text_keys(stages), stepping=rising)
 
 
-def _by_request(name: str, runs: dict[str, vision.Stepping], qos_s: float) -> Figure:
+def _nets(context: BenchContext) -> list[str]:
+    return ["unet", "linknet", "vgg19-weights"] + ([] if context.is_quick else ["vgg19", "resnet152"])
+
+
+def _stepping(context: BenchContext, body: Body, data: dict[str, object], workloads: Sequence[str]) -> None:
+    """Run the rising load alone: nets, then the encoder with each set's lengths, all by measured costs."""
+    num, rising = 100 if context.is_quick else 400, {}
+    for name in _nets(context):
+        context.console.print(f"{name}: slicing and measuring")
+        bench = vision.measure_model(name, is_quick=context.is_quick)
+        qos_s = vision.qos_s(bench.costs)
+        runs = vision.stepping(bench, vision.tuned_window_s(bench, num), num_per_step=num)
+        rising[name] = record(runs, qos_s)
+        body.append(_by_request(name, runs, qos_s))
+    try:
+        texts = encoder.EncoderBench(settings().cache_dir, is_quick=context.is_quick)
+    except MissingDependencyError as error:
+        body.append(f"Encoder: missing. {error}")
+        workloads = ()
+    for workload in workloads:
+        name = f"{texts.name}, lengths like {workload}"
+        context.console.print(name)
+        qos_s, runs = encoder.stepping(texts, workload, num_per_step=num)
+        rising[name] = record(runs, qos_s)
+        body.append(_by_request(name, runs, qos_s))
+    body.append(_highest(rising))
+    data["stepping"] = rising
+
+
+def _highest(rising: dict[str, Any]) -> Table:
+    rows = []
+    for name, found in rising.items():
+        delay, own = (case["highest_rps"] for case in found["cases"].values())
+        in_paper = (f"{case['highest_paper_rps']:.0f}" for case in found["cases"].values())
+        gain = f"{own / delay:.2f}x" if delay else ""
+        rows.append([name, f"{delay:.1f}", f"{own:.1f}", gain, *in_paper, f"{found['qos_s'] * 1e3:.0f}"])
+    columns = ["model", "DelayBatch", "DVABatch", "gain", "of 4,000: DelayBatch", "DVABatch", "QoS (ms)"]
+    caption = "Highest step of load within the QoS target, req/s, and the step's rate in the paper (Figures 15, 17)"
+    return Table(columns, rows, caption)
+
+
+def _by_request(name: str, runs: dict[str, Stepping], qos_s: float) -> Figure:
     one = next(iter(runs.values()))
     steps = range(one.num_per_step, len(one.latencies_s), one.num_per_step)
     drawn = plot.by_request({case: run.latencies_s for case, run in runs.items()}, steps=steps, limit_s=qos_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import numpy as np
 from mlsys_dvabatch.scheduling.costs import StageCosts, TableCosts, least_request_s, remaining_s
 from mlsys_dvabatch.scheduling.policies.load import LazyPolicy, LoadOperatorPolicy, LoadPolicy
 from mlsys_dvabatch.scheduling.policies.operator import OperatorPolicy
@@ -18,10 +17,9 @@ from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import open_program
 
 from mlsys_bench.dvabatch.cases import Case, Outcome, best_static, delay_batch, run_case, zero_batch
+from mlsys_bench.dvabatch.stepping import QOS_S, Stepping, serve_rising
 from mlsys_bench.dvabatch.subjects import Costed
-from mlsys_bench.dvabatch.workloads import poisson_trace, stepping_trace
-
-QOS_S = 0.2
+from mlsys_bench.dvabatch.workloads import poisson_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,27 +112,11 @@ def stage_counts(bench: VisionBench, operators: OperatorProfile, *, num: int) ->
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Stepping:
-    """A run under a load that rises step by step."""
-
-    rates: tuple[float, ...]  # requests per second of each step
-    num_per_step: int
-    latencies_s: tuple[float, ...]  # in order of arrival
-
-    def highest_rps(self, qos_s: float) -> float:
-        """Return the highest load, in requests per second, up to which 99 of 100 requests stay within ``qos_s``.
-
-        Loads are tried in rising order; the search ends at the first that fails. 0: all fail.
-        """
-        by_step = np.percentile(np.reshape(self.latencies_s, (len(self.rates), self.num_per_step)), 99, axis=1)
-        too_long = np.flatnonzero(by_step > qos_s)
-        num_good = int(too_long[0]) if len(too_long) else len(self.rates)
-        return self.rates[num_good - 1] if num_good else 0.0
-
-
-def stepping(bench: VisionBench, case: Case, *, num_per_step: int) -> Stepping:
-    """Serve a load that rises by a twentieth of the peak a step, to one step beyond it (Figure 15)."""
-    rates = tuple(bench.peak_rps * step / 20 for step in range(1, 22))
-    outcome = run_case(case, Costed(bench.costs, TASK_S), stepping_trace(rates, num_per_step))
-    return Stepping(rates, num_per_step, outcome.latencies_s)
+def stepping(bench: VisionBench, window_s: float, *, num_per_step: int) -> dict[str, Stepping]:
+    """Serve the paper's rising load with DelayBatch and DVABatch (Figure 15); return the runs by case."""
+    chosen = next(case for case in policies(bench.costs) if case.name == "DVABatch")
+    subject = Costed(bench.costs, TASK_S)
+    return {
+        case.name: serve_rising(case, subject, bench.peak_rps, num_per_step=num_per_step)
+        for case in (delay_batch(window_s), chosen)
+    }

@@ -29,12 +29,18 @@ def poisson_trace(
     ]
 
 
-def stepping_trace(rates: Sequence[float], num_per_step: int) -> list[tuple[float, ServeRequest[Any]]]:
-    """Return ``num_per_step`` requests of length 1 at each of ``rates`` per second, one after another (Figure 15)."""
+def stepping_trace(
+    rates: Sequence[float], num_per_step: int, workload: str | None = None
+) -> list[tuple[float, ServeRequest[Any]]]:
+    """Return ``num_per_step`` requests at each of ``rates`` per second, one step after another (Figure 15).
+
+    Their lengths are like those of ``workload``; None: all are 1.
+    """
     trace: list[tuple[float, ServeRequest[Any]]] = []
     for step, rate in enumerate(rates):
         begin = trace[-1][0] if trace else 0.0
-        for at, request in poisson_trace(rate, [1] * num_per_step, lambda _: None, seed=step):
+        lengths = [1] * num_per_step if workload is None else lengths_like(workload, num_per_step, seed=step)
+        for at, request in poisson_trace(rate, lengths, lambda _: None, seed=step):
             trace.append((begin + at, replace(request, request_id=str(len(trace)))))
     return trace
 
