@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from mlsys_windtunnel.backends.direct.beside import beside_form
 from mlsys_windtunnel.checks.values import is_tame
 from mlsys_windtunnel.modules.base import Classifier, Regressor
 from mlsys_windtunnel.modules.columns.columns import Scale, Select
 from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
 from mlsys_windtunnel.modules.columns.impute import Impute
 from mlsys_windtunnel.modules.columns.scale import Chain, ElementwiseAffine, Rescale
+from mlsys_windtunnel.modules.combine.beside import Beside
 from mlsys_windtunnel.modules.linear.linear import Affine
 from mlsys_windtunnel.modules.linear.native import Guard, NativeLinear, Weights
 from mlsys_windtunnel.modules.native import kernel
-from mlsys_windtunnel.modules.tree.heads import TreeClassifier
+from mlsys_windtunnel.modules.tree.heads import OUTPUTS, Mapped, TreeClassifier
 from mlsys_windtunnel.modules.tree.native import native_form
 from mlsys_windtunnel.modules.tree.trees import Trees
 from torch import Tensor, nn
@@ -204,12 +207,29 @@ def _chain(module: nn.Sequential) -> Form | None:
     return run if len(steps) == len(module) else None
 
 
+def _mapped(module: Mapped) -> Form | None:
+    """Return the form of mapped scores; the function stays torch's, so that the bits are its own."""
+    scores = form(module.body) if type(module.body) in (Beside, Trees) else None
+    if scores is None or (module.output == "identity" and module.slope == 1):
+        return scores
+    function, slope = OUTPUTS[module.output], module.slope
+
+    def run(x: Floats) -> Floats:
+        with torch.inference_mode():
+            result: Floats = function(torch.from_numpy(scores(x)) * slope).numpy()
+        return result
+
+    return run
+
+
 _MAKERS: dict[type[nn.Module], Callable[[Any], Form | None]] = {
     Affine: _affine,
+    Beside: beside_form,
     Chain: lambda module: _chain(module.steps),
     Classifier: _body,
     ElementwiseAffine: _elementwise_affine,
     Impute: _impute,
+    Mapped: _mapped,
     Regressor: _body,
     Rescale: _rescale,
     Scale: _scale,

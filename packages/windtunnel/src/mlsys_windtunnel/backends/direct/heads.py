@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from mlsys_windtunnel.backends.direct.beside import TreesAndNetworks
 from mlsys_windtunnel.backends.direct.forms import Floats, Form
 from mlsys_windtunnel.modules.base import Classifier, PredictorModule, Regressor
 from mlsys_windtunnel.modules.linear.native import NativeLinear
@@ -41,7 +42,7 @@ def _of_classes(predictor: Classifier, scores: Form, *, slope: float) -> dict[st
     if decides != "likeliest":  # else rounding of probabilities decides, which is the module's affair
         found["predict"] = _likeliest(scores) if len(predictor.classes) > 2 else _second(scores, decides)
     if len(predictor.classes) > 2:
-        if predictor.link == "softmax":
+        if predictor.link == "softmax" and not isinstance(scores, TreesAndNetworks):  # whose bits are torch's
             found["predict_proba"] = _softmax(scores, slope)
     elif predictor.link == "logistic" and isinstance(scores, NativeTrees | NativeLinear):
         found["predict_proba"] = partial(scores, slope=slope)

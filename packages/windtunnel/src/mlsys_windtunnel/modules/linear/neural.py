@@ -41,7 +41,7 @@ class Layers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[rows, outputs]``."""
         for number, layer in enumerate(self.layers, start=1):
-            x = _activate(layer(x), self.last if number == len(self.layers) else self.hidden)
+            x = activate(layer(x), self.last if number == len(self.layers) else self.hidden)
         return x
 
 
@@ -84,7 +84,8 @@ class Constant(nn.Module):
         return self.values.expand(x.shape[0], -1)
 
 
-def _activate(x: Tensor, activation: Activation) -> Tensor:
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """Return the activation of each number."""
     if activation == "identity":
         return x
     if activation == "logistic":

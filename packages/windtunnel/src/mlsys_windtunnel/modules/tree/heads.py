@@ -16,7 +16,7 @@ from torch import Tensor, nn
 Decision = Literal["positive", "non-negative", "likeliest"]
 Output = Literal["identity", "exp", "logistic", "log1p-exp", "signed-square", "softmax", "likeliest", "positive"]
 
-_OUTPUTS: dict[Output, Callable[[Tensor], Tensor]] = {
+OUTPUTS: dict[Output, Callable[[Tensor], Tensor]] = {
     "identity": lambda scores: scores,
     "exp": torch.exp,
     "logistic": torch.sigmoid,
@@ -123,7 +123,7 @@ class Mapped(OperatorModule):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return ``[rows, outputs]``."""
-        return _OUTPUTS[self.output](self.body(*inputs) * self.slope)
+        return OUTPUTS[self.output](self.body(*inputs) * self.slope)
 
 
 class RawScores(Regressor):
