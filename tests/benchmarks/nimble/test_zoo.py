@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from mlsys_bench.harness.race import Outcome
-from mlsys_bench.nimble import cases, zoo, zoo_nets
+from mlsys_bench.nimble import cases, one_by_one, zoo, zoo_nets
 from mlsys_core.bench import BenchContext
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.report import Table
@@ -69,7 +69,7 @@ def test_a_net_that_fails_is_named_and_losses_lead(tmp_path: Path, monkeypatch: 
             raise MlsysError("it ended")
         return {company: outcomes(*speeds[name]) for company in zoo.COMPANY}
 
-    monkeypatch.setattr(zoo, "run_in_child", race)
+    monkeypatch.setattr(one_by_one, "run_in_child", race)
     section = zoo.run(quick(tmp_path), nets=("mlp", "lstm", "gru"))
     table = section.body[0]
     assert isinstance(table, Table)
@@ -90,7 +90,7 @@ def test_a_run_that_was_cut_goes_on_with_the_nets_that_are_left(tmp_path: Path, 
         raced.append(arguments["model"])
         return {company: outcomes(2.0, 1.0) for company in zoo.COMPANY}
 
-    monkeypatch.setattr(zoo, "run_in_child", race)
+    monkeypatch.setattr(one_by_one, "run_in_child", race)
     with pytest.raises(KeyboardInterrupt):
         zoo.run(quick(tmp_path), nets=("mlp", "gru", "lstm"))
     written = json.loads((tmp_path / "nimble-zoo.json").read_text())["results"]

@@ -36,6 +36,7 @@ _WHAT = {
     "nimble-operator-bound": "Nets of small operators",
     "nimble-training": "Training steps",
     "nimble-zoo": "Nets that nobody tuned for, alone and in company",
+    "nimble-int8": "Quantised nets beside peers' int8",
     "nimble-dynamic": "One preparation at many sizes",
     "nimble-weights": "Cost of noticing changed weights",
     "nimble": "Nets against peers",

@@ -1,4 +1,4 @@
-"""Nimble's tables of nets that nobody tuned for, and of many sizes: losses first."""
+"""Nimble's tables of nets that nobody tuned for, of many sizes, and of int8: losses first."""
 
 from __future__ import annotations
 
@@ -45,6 +45,24 @@ def sizes(name: str) -> str:
     lines.append(["geometric mean", "", "", "", "", "", *(f"**{mean:.2f}x**" for mean in means), ""])
     columns = ["net", "size", "best peer", "its ms", "Nimble", "this size alone", "over the peer", "over alone"]
     return table([*columns, "a new size, ms"], lines)
+
+
+def int8(name: str) -> str:
+    """Return each quantised form of Nimble's beside the fastest int8 peer, with accuracy against own float32."""
+    rows = []
+    for net, race in load(name)["nets"].items():
+        peer = race["best_peer"]
+        for form, over in race["over_best_peer"].items():
+            pair = [race["cases"][case] for case in (peer, form)]
+            gain = race["cases"]["Nimble, float32"]["median_s"] / pair[1]["median_s"]
+            ratios = [f"**{over:.2f}x**", f"{gain:.2f}x"]
+            ms = [number(1e3 * case["median_s"]) for case in pair]
+            errors = [f"{case['accuracy'][key]:.3f}" for key in ("mean_error", "top1") for case in pair]
+            rows.append((over, [net, form.rpartition(", ")[2], peer, *ms, *ratios, *errors]))
+    rows.sort(key=lambda row: row[0])
+    columns = ["net", "Nimble's", "best peer", "its ms", "Nimble", "over the peer", "over own float32"]
+    errors = [f"{what}: {whose}" for what in ("mean error", "top-1") for whose in ("peer", "Nimble")]
+    return table([*columns, *errors], [line for _, line in rows])
 
 
 def _best_peer(cases: Mapping[str, Any]) -> str:

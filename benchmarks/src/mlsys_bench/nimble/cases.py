@@ -19,6 +19,7 @@ from mlsys_nimble.nets.blocks import Net
 from torch.utils._pytree import tree_leaves
 
 from mlsys_bench.harness.race import Case, LeftOut
+from mlsys_bench.nimble import runtimes
 from mlsys_bench.nimble.summary import EAGER, OURS, OURS_SINGLE, OURS_TRUSTING
 
 
@@ -78,13 +79,7 @@ def aot_inductor(subject: Subject) -> Case:
 
 def onnx_runtime(subject: Subject) -> Case:
     """Run it in ONNX Runtime, whose threads spin within a run, where that helps, and stop with it."""
-    runtime = importlib.import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = subject.num_threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # errors
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    session = runtime.InferenceSession(str(_onnx(subject)), options, providers=["CPUExecutionProvider"])
+    session = runtimes.session(onnx_file(subject), subject.num_threads)
     names = [one.name for one in session.get_inputs()]
     feeds = {name: x.numpy() for name, x in zip(names, subject.net.inputs, strict=True)}
     return Case(lambda: session.run(None, feeds), list)
@@ -93,13 +88,7 @@ def onnx_runtime(subject: Subject) -> Case:
 def openvino(subject: Subject) -> Case:
     """Run it in OpenVINO for latency, in float32; inputs and results are shared, not copied."""
     package = importlib.import_module("openvino")
-    core = package.Core()
-    settings = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": subject.num_threads,
-        "INFERENCE_PRECISION_HINT": "f32",
-    }
-    compiled_model = core.compile_model(core.read_model(str(_onnx(subject))), "CPU", settings)
+    compiled_model = runtimes.compiled(package.Core().read_model(str(onnx_file(subject))), subject.num_threads)
     own = threading.local()  # a request serves one caller at a time
 
     def call() -> Any:
@@ -170,7 +159,7 @@ def _channels_last(subject: Subject) -> Net:
     return Net(module, tuple(x.to(memory_format=torch.channels_last) for x in subject.net.inputs))
 
 
-def _onnx(subject: Subject) -> Path:
+def onnx_file(subject: Subject) -> Path:
     """Return the net as an ONNX file, exported once."""
     path = subject.cache_dir / f"net-{torch.__version__}.onnx"
     if not path.exists():

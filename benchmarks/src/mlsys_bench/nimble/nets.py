@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlsys_core.report import Section
     from mlsys_nimble.nets.blocks import Net
 
-    from mlsys_bench.nimble.cases import Maker
+    from mlsys_bench.nimble.cases import Maker, Subject
 
 NETS = (
     *("six-branch", "mlp", "gru", "resnet20-cifar", "darts", "nasnet-mobile", "mobilenet-v2"),
@@ -148,11 +148,23 @@ def makers_of(
     ``num_callers`` threads may call Nimble at once; peers need not be told. ``makers`` None: all of
     :data:`mlsys_bench.nimble.cases.MAKERS`.
     """
+    from mlsys_bench.nimble.cases import MAKERS, SLOW_TO_PREPARE, left_out_of_quick, nimble
+
+    subject = subject_of(model, num_threads, cache_dir, trust_code)
+    chosen = dict(makers or MAKERS) | {OURS: nimble(use_multi_stream=True, num_callers=num_callers)}
+    return subject.net, {
+        name: partial(left_out_of_quick if is_quick and name in SLOW_TO_PREPARE else make, subject)
+        for name, make in chosen.items()
+    }
+
+
+def subject_of(model: str, num_threads: int, cache_dir: str, trust_code: bool) -> Subject:
+    """Load a net, set up this process for its race, and compile Nimble's kernels."""
     import torch
     from mlsys_nimble.nets.blocks import settle
     from mlsys_nimble.nets.resolve import load_model
 
-    from mlsys_bench.nimble.cases import MAKERS, SLOW_TO_PREPARE, Subject, build_kernels, left_out_of_quick, nimble
+    from mlsys_bench.nimble.cases import Subject, build_kernels
     from mlsys_bench.nimble.zoo_nets import let_torchvision_load
 
     torch.set_num_threads(num_threads)
@@ -165,15 +177,10 @@ def makers_of(
         net.module.eval()
     folder = Path(cache_dir) / f"{_as_file_name(model)}-{_fingerprint(net.module)}"
     folder.mkdir(parents=True, exist_ok=True)
-    subject = Subject(net, num_threads, folder)
     print(f"{model}: Nimble's kernels, compiled on first use", flush=True)
     with suppress(Exception):  # whatever it is, Nimble's own turn tells it
         build_kernels()
-    chosen = dict(makers or MAKERS) | {OURS: nimble(use_multi_stream=True, num_callers=num_callers)}
-    return net, {
-        name: partial(left_out_of_quick if is_quick and name in SLOW_TO_PREPARE else make, subject)
-        for name, make in chosen.items()
-    }
+    return Subject(net, num_threads, folder)
 
 
 def exact_results(net: Net) -> list[torch.Tensor]:

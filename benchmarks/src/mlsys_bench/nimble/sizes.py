@@ -16,6 +16,7 @@ from mlsys_bench.harness.child import run_in_child
 from mlsys_bench.harness.machine import LoadMeter
 from mlsys_bench.harness.race import Case, Outcome, Outcomes, fastest, race, speed_up
 from mlsys_bench.harness.text import geometric_mean, milliseconds, status_of, times, untimed
+from mlsys_bench.nimble import runtimes
 from mlsys_bench.nimble.summary import EAGER, EAGER_TIMES, OURS, PEERS, TOLERANCE
 
 if TYPE_CHECKING:
@@ -210,28 +211,11 @@ class _Contestants:
         return str(self._path)
 
     def _onnx_runtime(self) -> Callable[..., Any]:
-        runtime = importlib.import_module("onnxruntime")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = self._num_threads, 1
-        options.log_severity_level = 3
-        session = runtime.InferenceSession(self._onnx(), options, providers=["CPUExecutionProvider"])
-        names = [one.name for one in session.get_inputs()]
-        return lambda *inputs: session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
+        return runtimes.onnx_runtime(self._onnx(), self._num_threads)
 
     def _openvino(self) -> Callable[..., Any]:
         package = importlib.import_module("openvino")
-        core = package.Core()
-        hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-        settings = {**hints, "INFERENCE_NUM_THREADS": self._num_threads}
-        request = core.compile_model(core.read_model(self._onnx()), "CPU", settings).create_infer_request()
-
-        def call(*inputs: torch.Tensor) -> list[Any]:
-            for index, x in enumerate(inputs):
-                request.set_input_tensor(index, package.Tensor(x.numpy(), shared_memory=True))
-            request.infer()
-            return [tensor.data.copy() for tensor in request.output_tensors]
-
-        return call
+        return runtimes.openvino(package.Core().read_model(self._onnx()), self._num_threads)
 
 
 def report(

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mlsys_bench.harness.child import run_in_child
-from mlsys_bench.harness.machine import LoadMeter
 from mlsys_bench.harness.race import Outcome, Outcomes, fastest, speed_up
 from mlsys_bench.harness.text import geometric_mean, status_of, times, untimed
 from mlsys_bench.nimble.summary import OURS, OURS_TRUSTING, PEERS, TOLERANCE
@@ -59,45 +57,27 @@ def run(
             threads or time; nothing has run.
     """
     from mlsys_core.bench import write_results
-    from mlsys_core.environment import describe_environment
     from mlsys_core.errors import MlsysError
 
-    from mlsys_bench.harness.journal import Journal
     from mlsys_bench.nimble.nets import race_settings
+    from mlsys_bench.nimble.one_by_one import race_each
 
     settings = race_settings(context, nets or NETS, peers, trust_code)
     budget_s = QUICK_SECONDS if context.is_quick else SECONDS
-    setting = {"num_threads": context.num_threads, "budget_s": budget_s, "commit": describe_environment().get("commit")}
-    journal = Journal(context.output_dir / f"{NAME}.jsonl", setting, key="net")
     races: dict[str, dict[str, Outcomes]] = {}
     loads: dict[str, str] = {}
-    with context.console.status("") as status:
-        for number, name in enumerate(settings.nets, 1):
-            title = _title(name)
-            if name not in journal.finished:
-                step = f"{number} of {len(settings.nets)}: {title}"
-                if not context.console.is_terminal:
-                    context.console.print(f"{step} ...")
-                try:
-                    with LoadMeter() as meter:
-                        found = run_in_child(
-                            "mlsys_bench.nimble.zoo:race_net",
-                            settings.arguments(name) | {"budget_s": budget_s, "turn_s": TURN_S},
-                            python=settings.python,
-                            env=settings.env,
-                            say=lambda text, step=step: status.update(f"{step}: {text}"),  # type: ignore[misc]
-                        )
-                except MlsysError as error:  # of some fifty nets the others go on; the next run tries it again
-                    races[title] = {COMPANY[0]: {OURS: Outcome("does not run", str(error))}}
-                    continue
-                journal.add({"net": name, "load": str(meter.load), "found": found})
-            record = journal.finished[name]
-            loads[title] = record["load"]
-            races[title] = {
-                company: {case: Outcome(**fields) for case, fields in outcomes.items()}
-                for company, outcomes in record["found"].items()
-            }
-            write_results(NAME, report(races, context.num_threads, loads), context)
+    function = "mlsys_bench.nimble.zoo:race_net"
+    for name, record in race_each(context, NAME, function, settings, budget_s=budget_s, turn_s=TURN_S):
+        title = _title(name)
+        if isinstance(record, MlsysError):  # of some fifty nets the others go on
+            races[title] = {COMPANY[0]: {OURS: Outcome("does not run", str(record))}}
+            continue
+        loads[title] = record["load"]
+        races[title] = {
+            company: {case: Outcome(**fields) for case, fields in outcomes.items()}
+            for company, outcomes in record["found"].items()
+        }
+        write_results(NAME, report(races, context.num_threads, loads), context)
     return report(races, context.num_threads, loads)
 
 

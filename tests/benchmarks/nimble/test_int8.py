@@ -1,0 +1,85 @@
+"""The race in int8: a small one whose peers are missing but one, accuracy beside each own float form, losses first."""
+
+from __future__ import annotations
+
+import io
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from mlsys_bench.harness.race import Outcome
+from mlsys_bench.nimble import int8, int8_cases
+from mlsys_core.bench import BenchContext
+from mlsys_core.report import Table
+from mlsys_nimble.nets.blocks import Net
+from rich.console import Console
+
+
+def test_a_race_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(int8, "QUICK_SECONDS", 0.0)
+    context = BenchContext(Console(file=io.StringIO()), True, "cpu", 1, tmp_path)
+    section = int8.run(context, nets=("mlp",), peers=sys.executable)
+    found = section.data["nets"]["mlp"]
+    needs = {"Nimble": ("torchao",), "OpenVINO": ("openvino", "nncf"), "ONNX Runtime": ("onnxruntime", "onnx")}
+    for contestant, packages in needs.items():
+        one = found["cases"][f"{contestant}, static"]
+        if absent := [name for name in packages if find_spec(name) is None]:
+            assert one["status"] == "not installed"
+            assert f"{contestant}, static: not installed (no package {absent[0]}) on mlp" in section.body
+        else:
+            assert one["status"] == "timed"
+            assert 0 < one["accuracy"]["max_error"] < 0.5  # sixteen layers of random weights, ten results
+    assert found["cases"]["Nimble, float32"]["status"] == "timed"
+    assert "Nimble, dynamic" not in found["cases"]  # for nets of whole numbers
+    assert section.status == "ok"
+
+
+def test_inputs_are_like_the_examples():
+    ids, mask = torch.tensor([[0, 7, 3]]), torch.ones(1, 3, dtype=torch.int64)
+    net = Net(torch.nn.Identity(), (ids, mask))
+    first, second = int8_cases.drawn(net, 2, seed=2)
+    assert int8_cases.is_text(net)
+    assert not int8_cases.is_text(Net(torch.nn.Identity(), (ids, torch.ones(1))))
+    assert all(set(each[0].flatten().tolist()) <= set(range(8)) for each in (first, second))
+    assert torch.equal(first[1], mask)
+    assert torch.equal(int8_cases.drawn(net, 1, seed=2)[0][0], first[0])
+
+
+def test_errors_of_known_results():
+    wanted = torch.tensor([[1.0, -2.0], [3.0, 2.0]])
+    got = torch.tensor([[1.0, -1.0], [2.0, 2.5]])
+    assert int8.errors([([got], [wanted])]) == {
+        "max_error": pytest.approx(1 / 3),
+        "mean_error": pytest.approx(2.5 / 8),
+        "top1": 0.5,
+    }
+    assert int8.distance([got], [wanted]) == pytest.approx((1 + 1 + 0.25) ** 0.5 / 18**0.5)
+    assert int8.distance([got[:1]], [wanted]) == float("inf")
+
+
+def test_another_net_than_eagers_is_off():
+    assert not int8.is_off({"from_eager": 0.019, "eager_moved": None})
+    assert int8.is_off({"from_eager": 0.021, "eager_moved": None})
+    assert not int8.is_off({"from_eager": 0.08, "eager_moved": 0.04})
+    assert not int8.is_off({})
+
+
+def timed(seconds: float) -> Outcome:
+    return Outcome("timed", turns_s=((seconds,) * 3,) * 2)
+
+
+def test_losses_lead_and_the_best_peer_may_have_another_form():
+    won = {"Nimble, float32": timed(4.0), "Nimble, static": timed(1.0), "OpenVINO, static": timed(2.0)}
+    lost = {"Nimble, static": timed(2.0), "Nimble, dynamic": timed(4.0), "ONNX Runtime, dynamic": timed(1.0)}
+    accuracy = {"won": {"Nimble, static": {"max_error": 0.1, "mean_error": 0.01, "top1": 1.0}}, "lost": {}}
+    section = int8.report({"won": won, "lost": lost}, accuracy, 2, {})
+    table = section.body[0]
+    assert isinstance(table, Table)
+    assert [list(row) for row in table.rows] == [
+        ["lost", "Nimble, dynamic", "ONNX Runtime, dynamic", "1e+03", "4e+03", "0.25x", "-"],
+        ["lost", "Nimble, static", "ONNX Runtime, dynamic", "1e+03", "2e+03", "0.50x", "-"],
+        ["won", "Nimble, static", "OpenVINO, static", "2e+03", "1e+03", "2.00x", "4.00x"],
+    ]
+    assert section.data["over_best_peer"] == pytest.approx(1.0)
