@@ -90,6 +90,11 @@ SUITES = {
         "windtunnel.tables:run",
         ("cpu",),
     ),
+    "windtunnel-sets": (
+        "Records, columns and categories of the experiments' data sets; also mlsys windtunnel bench 5.2.",
+        "windtunnel.sets:run",
+        ("cpu",),
+    ),
     "windtunnel-coverage": (
         "What translates, and how exactly, beside skl2onnx and Hummingbird; also mlsys windtunnel bench coverage.",
         "windtunnel.coverage.suite:run",

@@ -60,6 +60,7 @@ _WHAT = {
     "windtunnel-infer": "Exact answers against peers",
     "windtunnel-public": "Fine-tuning and members beside a tuned LightGBM",
     "windtunnel-search": "Fine-tuning options on validation rows",
+    "windtunnel-sets": "Data sets of the experiments: records, columns, categories",
     "windtunnel-tables": "Tables of the experiments, one line a fit",
 }
 

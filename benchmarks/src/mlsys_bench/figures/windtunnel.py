@@ -183,6 +183,31 @@ def preparations(name: str) -> str:
     return table(["columns", "", "source", "WindTunnel", "GBDT2NN", "cold, the best of three rates"], rows)
 
 
+_DISSERTATION_SETS = (  # table 5.2; millions of records and of categories to the digits that it has
+    ("Flight", "21.6M", "", 2, 6, "694", "", 0.204),
+    ("Avazu", "40.4M", "", 0, 23, "8.93M", "", 0.170),
+    ("Criteo", "45.8M", "", 13, 26, "30.8M", "", 0.256),
+)
+
+
+def sets(name: str) -> str:
+    """Return records, columns and categories of the data sets, after those of the dissertation."""
+    theirs = [
+        [f"{data}, the dissertation's", *(str(value) for value in facts), f"{positive:.1%}"]
+        for data, *facts, positive in _DISSERTATION_SETS
+    ]
+    ours = [
+        [
+            data,
+            *(f"{facts[each]:,}" for each in ("records", "train", "numbers", "categories", "unique", "kept")),
+            "" if facts["positive"] is None else f"{facts['positive']:.1%}",
+        ]
+        for data, facts in load(name)["results"].items()
+    ]
+    columns = ["data", "records", "training records", "columns of numbers", "of categories", "categories in training"]
+    return table([*columns, "of 25 rows or more", "positive"], theirs + ours)
+
+
 def search(name: str) -> str:
     """Return validation scores by epoch, the start first, for each set of options; what all share is left out."""
     lines = load(name)[1:]
