@@ -1,6 +1,10 @@
 """A training step, forward and backward, by eager PyTorch, torch.compile and Nimble: milliseconds, and gradients first.
 
     mlsys bench nimble-training nets=resnet20-cifar seconds=20 --threads 2
+    mlsys bench nimble-training nets=vit-small,gpt2-small batch=8 --threads 2
+
+Each net that is done is a line of ``nimble-training.jsonl`` in the context's folder, until all are done: a run that was
+cut goes on.
 
 Every case gets its own copy of the net and the same batch. Before anything is timed, the gradients of a step are
 compared with those of a step in float64, and with eager's own distance from it; for that comparison activations with
@@ -15,67 +19,31 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
+from mlsys_core.environment import describe_environment
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.profiling.turns import take_turns
 from mlsys_nimble import Nimble
-from mlsys_nimble.nets.registry import net as net_of
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mlsys_bench.harness.journal import Journal
 from mlsys_bench.harness.race import Outcome, speed_up, timed
 from mlsys_bench.harness.text import rows_section
+from mlsys_bench.nimble.training_nets import NETS
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
     from mlsys_core.report import Section
 
 TOLERANCE = 1e-5  # of the largest gradient; or three times as far from float64 as eager is
-CLASSES = 10
 CASES = ("eager", "eager, channels last", "torch.compile", "Nimble")
 QUICK_CASES = ("eager", "Nimble")
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
-
-
-class Transformer(nn.Module):
-    """A small encoder over 64 tokens: four layers of width 128."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(1000, 128)
-        layers = [nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True) for _ in range(4)]
-        self.layers, self.head = nn.ModuleList(layers), nn.Linear(128, CLASSES)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens ``[N, 64]`` of int64 to ``[N, 10]``."""
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        result: Tensor = self.head(x.mean(1))
-        return result
-
-
-def _image_net(name: str, size: int) -> Callable[[int], tuple[nn.Module, Tensor]]:
-    def make(batch: int) -> tuple[nn.Module, Tensor]:
-        module = net_of(name).module
-        for part in module.modules():
-            if isinstance(part, nn.BatchNorm2d):
-                part.momentum = 0.1
-        return module, torch.randn(batch, 3, size, size)
-
-    return make
-
-
-NETS: dict[str, Callable[[int], tuple[nn.Module, Tensor]]] = {
-    "resnet20-cifar": _image_net("resnet20-cifar", 32),
-    "mobilenet-v2": _image_net("mobilenet-v2", 32),
-    "efficientnet-b0": _image_net("efficientnet-b0", 32),
-    "transformer": lambda batch: (Transformer(), torch.randint(0, 1000, (batch, 64))),
-}
 
 
 @dataclass(frozen=True)
@@ -166,9 +134,8 @@ def compare(name: str, cases: Sequence[str], module: nn.Module, x: Tensor, targe
 def race(name: str, *, cases: Sequence[str], batch: int, seconds: float, clock: Callable[[], float]) -> list[Row]:
     """Measure all cases on one net."""
     torch.manual_seed(0)
-    module, x = NETS[name](batch)
+    module, x, target = NETS[name](batch)
     module.train().requires_grad_(True)
-    target = torch.randint(0, CLASSES, (batch,))
     found = compare(name, cases, smooth(copy.deepcopy(module)), x, target)
     steps = {case: step for case, (_, step) in steps_of(cases, module, x, target).items()}
     for step in steps.values():
@@ -186,7 +153,7 @@ def race(name: str, *, cases: Sequence[str], batch: int, seconds: float, clock: 
 def run(
     context: BenchContext,
     *,
-    nets: tuple[str, ...] = tuple(NETS),
+    nets: tuple[str, ...] = ("resnet20-cifar", "mobilenet-v2", "efficientnet-b0", "transformer"),
     batch: int = 32,
     seconds: float = 20.0,
     clock: str = "wall",
@@ -195,7 +162,7 @@ def run(
 
     Args:
         context: The suite's context.
-        nets: Names in :data:`NETS`.
+        nets: Names in :data:`mlsys_bench.nimble.training_nets.NETS`.
         batch: Examples of a step.
         seconds: Of turns for each net.
         clock: ``wall``, or ``processor`` for the process's own time, with one thread.
@@ -209,9 +176,16 @@ def run(
     if context.is_quick:
         nets, batch, seconds = nets[:1], 4, 0.0
     torch.set_num_threads(context.num_threads)
+    setting = {"threads": context.num_threads, "batch": batch, "seconds": seconds, "clock": clock}
+    setting["commit"] = describe_environment().get("commit")
+    journal = Journal(context.output_dir / "nimble-training.jsonl", setting, key="net")
     rows = []
     for name in nets:
-        context.console.print(f"{name} ...")
-        cases = QUICK_CASES if context.is_quick else CASES
-        rows += race(name, cases=cases, batch=batch, seconds=seconds, clock=CLOCKS[clock])
+        if name not in journal.finished:
+            context.console.print(f"{name} ...")
+            cases = QUICK_CASES if context.is_quick else CASES
+            found = race(name, cases=cases, batch=batch, seconds=seconds, clock=CLOCKS[clock])
+            journal.add({"net": name, "rows": [asdict(row) for row in found]})
+        rows += [Row(**row) for row in journal.finished[name]["rows"]]
+    journal.path.unlink(missing_ok=True)
     return rows_section("Nimble: training steps", rows, threads=context.num_threads, clock=clock)
