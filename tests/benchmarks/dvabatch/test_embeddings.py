@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from mlsys_bench.dvabatch import embeddings
-from mlsys_bench.dvabatch.embeddings import OURS, Contestant, compare, contestants, race
+from mlsys_bench.dvabatch.agreement import agreement, nearest_kept, sentences
+from mlsys_bench.dvabatch.embeddings import INT8, OURS, Contestant, compare, contestants, race
 from mlsys_core.errors import MlsysError
 
 PEER = """
@@ -50,6 +51,35 @@ def test_contestants_take_turns_and_are_compared():
 
 def test_peers_that_are_not_installed_are_named(tmp_path: Path):
     entered, missing = contestants(tmp_path, 1, tmp_path / "no")
-    assert [each.name for each in entered] == [OURS]
+    assert [each.name for each in entered] == [OURS, INT8]
+    assert entered[1].command == [*entered[0].command, "int8"]
     assert set(missing) == {*embeddings.PEERS, *embeddings.ABSENT}
     assert "install.sh embeddings" in missing["fastembed"]
+
+
+def test_int8_may_differ_a_little_and_tells_how_much_of_a_search_stays():
+    expected = np.random.default_rng(0).normal(size=(40, 16))
+    near = expected + np.random.default_rng(1).normal(size=expected.shape) * 0.02
+    assert 0.99 < compare(INT8, near, expected) < 0.99999
+    with pytest.raises(MlsysError, match="gives other vectors"):
+        compare(OURS, near, expected)
+    assert nearest_kept(expected, expected) == 1.0
+    assert 0.8 < nearest_kept(near, expected) < 1.0
+    found = agreement(near, expected)
+    assert found["least_cosine"] == compare(INT8, near, expected) < found["mean_cosine"] < 1
+    assert found["nearest_10_kept"] == nearest_kept(near, expected)
+    turned = expected[np.random.default_rng(2).permutation(40)]
+    assert nearest_kept(turned, expected) < 0.5
+
+
+def test_sentences_are_plain_text_of_pages(tmp_path: Path):
+    said = "Each of these sentences is long enough to be read."
+    (tmp_path / "a.md").write_text(
+        f"# A title that is not taken here.\n{said}\n| A table is no sentence of any text. |\n"
+    )
+    (tmp_path / "b.md").write_text(
+        f"{said} A second one is here, and it has no `code` at all.\n```\n{said}x\n```\nShort.\n"
+    )
+    (tmp_path / "c.md").write_text("Another page has another sentence of some length.\n")
+    assert sentences(tmp_path, 9) == [said, "Another page has another sentence of some length."]
+    assert sentences(tmp_path, 1) == [said]

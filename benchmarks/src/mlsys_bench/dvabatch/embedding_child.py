@@ -1,6 +1,6 @@
 """Our side of ``dvabatch-embeddings``: the encoder behind DVABatch's engine, texts on stdin, vectors to files.
 
-    python -m mlsys_bench.dvabatch.embedding_child FOLDER THREADS
+    python -m mlsys_bench.dvabatch.embedding_child FOLDER THREADS [WEIGHTS]
 
 The protocol is that of ``benchmarks/peers/embeddings/peer.py``; the batch size is the policy's own.
 """
@@ -29,11 +29,12 @@ class Embedder:
     Args:
         folder: Of the encoder.
         threads: Cores to use.
+        weights: As of ``mlsys dvabatch serve --weights``.
     """
 
-    def __init__(self, folder: str, threads: int) -> None:
+    def __init__(self, folder: str, threads: int, weights: str = "float") -> None:
         torch.set_num_threads(threads)
-        prepared = prepare(folder, settings().cache_dir)
+        prepared = prepare(folder, settings().cache_dir, weights=weights)
         self._served = ServedModel(prepared.loaded, prepared.costs, prepared.policy, num_threads=threads)
         self._numbers = itertools.count()
         self._runner = asyncio.Runner()
@@ -74,7 +75,7 @@ def main() -> None:
     """Answer line by line."""
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what is printed otherwise is no answer
-    embed = Embedder(sys.argv[1], int(sys.argv[2]))
+    embed = Embedder(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
     print(json.dumps({"is_ready": True}), file=said, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)

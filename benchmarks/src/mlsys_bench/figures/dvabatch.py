@@ -189,16 +189,18 @@ def exits(name: str) -> str:
 def embeddings(name: str) -> str:
     """Return each library's embeddings a second and latencies beside ours, by lengths; losses first."""
     rows = []
+    has_kept = False  # of files written since int8 is a contestant
     for lengths, found in load(name).items():
         if not isinstance(found, dict) or "DVABatch" not in found:
             continue
+        has_kept = "nearest_kept" in found["DVABatch"]
         ours = found["DVABatch"]["per_s"]
         for library, row in found.items():
             cells = [f"{row['processor_ms_a_text']:.1f}", f"{row['p50_ms']:.0f}", f"{row['p99_ms']:.0f}"]
             at = f"{row['rate_per_s']:.0f}/s"
             ratio = "" if library == "DVABatch" else f"{ours / row['per_s']:.2f}x"
-            cosine = f"{row['least_cosine']:.7f}"
-            rows.append((ours / row["per_s"], [lengths, library, f"{row['per_s']:.1f}", ratio, *cells, at, cosine]))
+            agrees = [f"{row['least_cosine']:.7f}", *([f"{row['nearest_kept']:.1%}"] if has_kept else [])]
+            rows.append((ours / row["per_s"], [lengths, library, f"{row['per_s']:.1f}", ratio, *cells, at, *agrees]))
     columns = [
         "lengths like",
         "",
@@ -209,6 +211,7 @@ def embeddings(name: str) -> str:
         "p99 ms",
         "at",
         "least cosine",
+        *(["nearest 10 kept"] if has_kept else []),
     ]
     return table(columns, [cells for _, cells in sorted(rows, key=lambda row: (row[1][0], row[0]))])
 

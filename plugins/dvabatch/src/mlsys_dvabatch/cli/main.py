@@ -105,6 +105,9 @@ def serve(
         typer.Option(help="How sure: confidence (largest share), margin (lead over the second), entropy (1: none)."),
     ] = "confidence",
     mask: Mask = None,
+    weights: Annotated[
+        str, typer.Option(help="float, or int8: an encoder's products in whole numbers, faster and less exact.")
+    ] = "float",
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
     instances: Instances = None,
     device: Device = "cpu",
@@ -142,6 +145,7 @@ def serve(
         exit_confidence=exit_confidence,
         exit_rule=exit_rule,
         mask=mask,
+        weights=weights,
         device=get_device(device),
     )
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys dvabatch")

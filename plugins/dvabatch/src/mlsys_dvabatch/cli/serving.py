@@ -38,6 +38,7 @@ class Loading:
     exit_confidence: float
     exit_rule: str
     mask: str | None
+    weights: str
     device: Device
 
     def prepared(self, argument: str) -> Prepared:
@@ -53,6 +54,7 @@ class Loading:
             device=self.device,
             slice_at=self.slice_at,
             mask=self.mask,
+            weights=self.weights,
             trust_code=self.trust_code,
         )
 

@@ -71,6 +71,7 @@ def prepare(
     exit_confidence: float = 0.9,
     exit_rule: str = "confidence",
     mask: str | None = None,
+    weights: str = "float",
     device: Device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Prepared:
@@ -92,6 +93,7 @@ def prepare(
         exit_confidence=exit_confidence if batching.policy == "early-exit" else None,
         exit_rule=exit_rule,
         mask=mask,
+        weights=weights,
         device=device,
     )
     if compiler is not None and isinstance(loaded.model, BertStages):
@@ -109,6 +111,8 @@ def prepare_loaded(
     """Profile a loaded model unless that was done before, and make its policy. Raises as :func:`prepare`."""
     name, policy, max_batch_size = loaded.name, batching.policy, batching.max_batch_size
     loaded.model.isolation.require(max_batch_size)
+    if isinstance(loaded.model, BertStages) and loaded.model.weights != "float" and policy not in ("auto", "packed"):
+        raise InvalidInputError(f"{name}: --weights {loaded.model.weights} is for packed batches: give --policy packed")
     if policy in WHOLE:  # these ask for no costs
         costs = profiled(loaded, cache_dir, max_batch_size=1, progress=progress)
         return Prepared(loaded, costs, _whole(batching), policy)

@@ -17,7 +17,7 @@ from mlsys_core.plugins.specs import ModelLoaderSpec
 from mlsys_dvabatch.scheduling.costs import TableCosts, catch_up_s, unit_name
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.models.bert_folder import load_bert
-from mlsys_dvabatch.stages.models.config import BERT_BASE, BERT_LARGE, MINILM, BertConfig
+from mlsys_dvabatch.stages.models.config import BERT_BASE, BERT_LARGE, MINILM, BertConfig, Weights
 from mlsys_dvabatch.stages.models.vision import SHAPES
 from mlsys_dvabatch.stages.profile import boundary_nbytes, profile_operators
 from mlsys_dvabatch.stages.slicing.exits import ExitingModel
@@ -108,6 +108,7 @@ def load(
     exit_confidence: float | None = None,
     exit_rule: str = "confidence",
     mask: str | None = None,
+    weights: str = "float",
     device: Device | None = None,
 ) -> Loaded:
     """Load a model by name: an encoder, a vision model with random weights, a ``.pt2`` or ``.onnx`` file.
@@ -126,6 +127,7 @@ def load(
         exit_confidence: of a model whose requests leave at the first output that is so sure; None: they run to its end.
         exit_rule: by which an output's certainty is measured.
         mask: input that is 0 in the padding of a program whose requests have several lengths; None: found by trying.
+        weights: "int8": products of a packed encoder multiply whole numbers, which is faster and a little less exact.
 
     Raises:
         InvalidInputError: there is no such model, it is damaged, or cannot be cut so.
@@ -136,7 +138,7 @@ def load(
     torch_device = "cpu" if device is None else device.torch_name
     if name in ENCODERS:
         torch.manual_seed(0)
-        encoder = BertStages(ENCODERS[name], num_stages or 2, is_packed=is_packed).eval()
+        encoder = BertStages(ENCODERS[name], num_stages or 2, is_packed=is_packed, weights=_weights(weights)).eval()
         return Loaded(name, encoder.to(torch_device), device=device)
     given: dict[str, Any] = {
         "stages": num_stages,
@@ -146,6 +148,7 @@ def load(
         "slice_at": slice_at if slice_at != "time" else None,
         "exit_confidence": exit_confidence,
         "mask": mask,
+        "weights": _weights(weights) if weights != "float" else None,
         "exit_rule": exit_rule if exit_confidence is not None and exit_rule != "confidence" else None,
     }
     context = LoadContext(
@@ -202,9 +205,20 @@ def load_graph(path: Path, context: LoadContext) -> Loaded:
 
 def load_encoder(path: Path, context: LoadContext) -> Loaded:
     """Load the folder of a BERT-like encoder; DVABatch's own loader. Encoders are cut between layers."""
-    options = context.taken("stages", "shape", "packed", "compiler", "slice_at", "exit_confidence", "exit_rule")
+    options = context.taken(
+        "stages", "shape", "packed", "compiler", "slice_at", "exit_confidence", "exit_rule", "weights"
+    )
     model = load_bert(path, num_stages=options.get("stages") or 2, is_packed=options.get("packed", False))
+    model.weights = options.get("weights", "float")
     return Loaded(path.name, model.to(get_device(context.device).torch_name), path)
+
+
+def _weights(form: str) -> Weights:
+    if form == "float":
+        return "float"
+    if form == "int8":
+        return "int8"
+    raise InvalidInputError(f"--weights {form!r}: give float or int8")
 
 
 def cuts_at(slice_at: str, program: Program, num_stages: int) -> list[int]:

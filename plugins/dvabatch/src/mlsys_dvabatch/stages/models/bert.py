@@ -13,7 +13,7 @@ from mlsys_core.serving.isolation import Draw, Kind
 from mlsys_core.serving.request import ServeRequest
 from mlsys_dvabatch.stages.activations import Packed, Padded, to_host
 from mlsys_dvabatch.stages.isolation import IsolationCheck
-from mlsys_dvabatch.stages.models.config import BertConfig
+from mlsys_dvabatch.stages.models.config import BertConfig, Weights
 from mlsys_dvabatch.stages.models.layers import ACTIVATIONS, Head, Layer, Places, bias_of, norm_of, rotations
 from mlsys_dvabatch.stages.models.native.layers import CompiledLayers, compiled_layers
 from mlsys_dvabatch.stages.models.pooling import pool_packed, pool_padded
@@ -31,15 +31,19 @@ class BertStages(nn.Module):
         config: shape.
         num_stages: 1 to the number of layers.
         is_packed: without padding.
+        weights: "int8": the products of packed layers multiply whole numbers; padded batches have no such form.
 
     Raises:
         InvalidInputError: it cannot be cut so.
     """
 
-    def __init__(self, config: BertConfig, num_stages: int = 2, *, is_packed: bool = False) -> None:
+    def __init__(
+        self, config: BertConfig, num_stages: int = 2, *, is_packed: bool = False, weights: Weights = "float"
+    ) -> None:
         super().__init__()
         self.config = config
         self.is_packed = is_packed
+        self.weights = weights
         self._native: tuple[CompiledLayers | None] | None = None  # packed layers once they were asked for
         size = config.hidden_size
         self.words = nn.Embedding(config.vocab_size, size)
@@ -70,7 +74,7 @@ class BertStages(nn.Module):
     def with_form(self, *, is_packed: bool, num_stages: int | None = None) -> BertStages:
         """Return a model with the same weights, packed or not."""
         with torch.device("meta"):
-            other = BertStages(self.config, num_stages or self.num_stages, is_packed=is_packed)
+            other = BertStages(self.config, num_stages or self.num_stages, is_packed=is_packed, weights=self.weights)
         other.load_state_dict(self.state_dict(), assign=True)
         return other.eval()
 
@@ -215,13 +219,15 @@ class BertStages(nn.Module):
         """Return a text that tells apart forms of the same weights that differ in speed; "" for padded batches."""
         if not self.is_packed:
             return ""
-        return " packed" if self._compiled() is None else " packed, compiled"
+        if self._compiled() is None:
+            return " packed"
+        return " packed, compiled" if self.weights == "float" else f" packed, compiled, {self.weights}"
 
     def _compiled(self) -> CompiledLayers | None:
         """Return the layers for the compiled loops, packed at the first call; None: torch's operators run."""
         if self._native is None:
             layers: Any = list(self.layers)
-            self._native = (compiled_layers(layers, self.config),)
+            self._native = (compiled_layers(layers, self.config, self.weights),)
         return self._native[0]
 
     def _apply(self, *arguments: Any, **options: Any) -> Self:

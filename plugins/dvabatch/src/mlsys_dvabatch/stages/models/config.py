@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from mlsys_dvabatch.stages.models.sentence import SentenceForm
+
+Weights = Literal["float", "int8"]  # in which the products of packed layers run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,29 +1,15 @@
-// GEMM of a block of rows and a packed weight, with what follows the sum.
+// GEMM of a block of rows and a packed weight, in floats or codes, with what follows the sum.
 #pragma once
 
-#include <mlsys/gemm.h>
-#include <mlsys/layout.h>
-#include <mlsys/math.h>
+#include "codes.h"
 
 #include <algorithm>
 
 namespace encoder {
 
-using namespace mlsys;
-
-constexpr int VECS = LANES == 16 ? 3 : 2;
-constexpr int NR = VECS * LANES;              // columns of a panel
 constexpr int MAX_MR = LANES == 16 ? 8 : 6;   // rows whose sums fit the registers beside a panel's weights
 constexpr int KC = 4096 / NR;                 // features at once: their 16 KiB of a panel stay in the first-level cache
 constexpr int BLOCK = 64;                     // rows that pass all weights of a layer while they stay in the second-level cache
-
-// A weight [K, N] as panels [N / NR][K][NR]; columns beyond the last are zero.
-struct Matrix {
-    const float* panels;
-    const float* bias;  // [panels * NR]
-    int64_t K, N;
-};
-MLSYS_STRUCT(Matrix, panels, bias, K, N);
 
 template <int MR>
 inline void multiply_tile(const float* a, int64_t lda, int64_t K, const float* panel, float* sums) {
@@ -50,14 +36,26 @@ inline void multiply_rows(int mr, const float* a, int64_t lda, int64_t K, const 
 template <class Finish>
 inline void multiply(const float* a, int64_t lda, int M, const Matrix& weight, float* c, int64_t ldc, Finish&& finish) {
     alignas(64) float sums[BLOCK * NR];
+    static thread_local CodedRows coded;
+    const int64_t groups = weight.K / GROUP;
+    if (weight.codes) quantise(a, lda, M, weight.K, coded);
     for (int64_t column = 0; column < weight.N; column += NR) {
         for (int row = 0; row < M; row++)
             for (int v = 0; v < NR; v += LANES) store(sums + row * NR + v, load(weight.bias + column + v));
-        const float* panel = weight.panels + column * weight.K;
-        for (int64_t k = 0; k < weight.K; k += KC)
-            for_row_groups(M, MAX_MR, [&](int row, int mr) {
-                multiply_rows(mr, a + row * lda + k, lda, std::min<int64_t>(KC, weight.K - k), panel + k * NR, sums + row * NR);
+        if (weight.codes) {
+            const uint8_t* codes = weight.codes + column * weight.K;
+            const float* scales = weight.scales + column * groups;
+            for_row_groups(M, CODED_MR, [&](int row, int mr) {
+                multiply_coded_rows(mr, coded, row, groups, codes, scales, sums + row * NR);
             });
+        } else {
+            const float* panel = weight.panels + column * weight.K;
+            for (int64_t k = 0; k < weight.K; k += KC)
+                for_row_groups(M, MAX_MR, [&](int row, int mr) {
+                    multiply_rows(
+                        mr, a + row * lda + k, lda, std::min<int64_t>(KC, weight.K - k), panel + k * NR, sums + row * NR);
+                });
+        }
         const int64_t width = std::min<int64_t>(NR, weight.N - column);
         for (int row = 0; row < M; row++)
             for (int64_t v = 0; v < width; v += LANES)

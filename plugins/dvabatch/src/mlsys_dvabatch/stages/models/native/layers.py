@@ -8,10 +8,10 @@ from ctypes import addressof, byref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from mlsys_core.errors import KernelUnavailableError
+from mlsys_core.errors import InvalidInputError, KernelUnavailableError
 from mlsys_core.memory.pages import advise_huge_pages
 from mlsys_core.native import new, warn_without_kernels
-from mlsys_dvabatch.stages.models.config import BertConfig
+from mlsys_dvabatch.stages.models.config import BertConfig, Weights
 from mlsys_dvabatch.stages.models.native import library
 from torch import Tensor, nn
 
@@ -25,10 +25,11 @@ ACTIVATIONS = {
     "relu": "relu",
     "silu": "silu",
 }
+GROUP = 32  # features of a weight that share a scale
 WIDEST = 16  # numbers of the widest vector of any machine: rows that are no multiple of it run as torch's operators
 
 
-def compiled_layers(layers: Sequence[Layer], config: BertConfig) -> CompiledLayers | None:
+def compiled_layers(layers: Sequence[Layer], config: BertConfig, weights: Weights = "float") -> CompiledLayers | None:
     """Return the layers for the compiled loops; None where torch's operators run.
 
     They do for other devices and dtypes, for widths that are no whole vectors, and for want of kernels.
@@ -36,15 +37,31 @@ def compiled_layers(layers: Sequence[Layer], config: BertConfig) -> CompiledLaye
     Args:
         layers: All of the encoder's, on any device and of any dtype.
         config: Their shape.
+        weights: "float", or "int8": products of whole numbers.
+
+    Raises:
+        InvalidInputError: "int8" cannot be had: only the compiled loops have it, for widths of whole groups.
     """
+    found = _compiled_layers(layers, config, weights)
+    if found is None and weights == "int8":
+        raise InvalidInputError(
+            "--weights int8 needs an encoder in fp32 on the CPU, a C++ compiler, and widths that are multiples of "
+            f"{GROUP} (heads: of {WIDEST}): leave it out to run in floats"
+        )
+    return found
+
+
+def _compiled_layers(layers: Sequence[Layer], config: BertConfig, weights: Weights) -> CompiledLayers | None:
     weight = layers[0].up.weight
     widths = (config.hidden_size, config.hidden_size // config.num_heads, config.intermediate_size)
     if not weight.is_cpu or weight.dtype is not torch.float32 or any(width % WIDEST for width in widths):
         return None
     if config.activation not in ACTIVATIONS:
         return None
+    if weights == "int8" and (config.hidden_size % GROUP or config.intermediate_size % GROUP):
+        return None
     try:
-        return CompiledLayers(layers, config)
+        return CompiledLayers(layers, config, weights=weights)
     except KernelUnavailableError as error:
         warn_without_kernels("DVABatch's encoders", "torch's operators run", error)
         return None
@@ -57,13 +74,22 @@ class CompiledLayers:
         layers: All of the encoder's, float32 on the CPU.
         config: Their shape.
         flags: For the compiler; see :func:`.library.load`.
+        weights: "int8": weights and rows are quantised, a scale for each 32 features, and whole numbers multiplied.
 
     Raises:
         KernelUnavailableError: There is no C++ compiler.
     """
 
-    def __init__(self, layers: Sequence[Layer], config: BertConfig, flags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        config: BertConfig,
+        flags: tuple[str, ...] = (),
+        *,
+        weights: Weights = "float",
+    ) -> None:
         self._library = library.load(flags)
+        self.weights = weights
         self._kept: list[Tensor] = []  # what the structures point into
         self._thetas = sorted(set(config.thetas))
         structs = self._library.structs
@@ -130,18 +156,18 @@ class CompiledLayers:
     def _matrix(self, linear: nn.Linear) -> dict[str, Any]:
         width = self._library.encoder_columns()
         num_panels = -(-linear.out_features // width)
-        weight, panels = linear.weight.detach().contiguous(), torch.empty(num_panels, linear.in_features, width)
-        advise_huge_pages(panels.data_ptr(), panels.nbytes)
-        self._library.encoder_pack(weight.data_ptr(), panels.data_ptr(), linear.in_features, linear.out_features)
         bias = torch.zeros(num_panels * width)
         if linear.bias is not None:
             bias[: linear.out_features] = linear.bias.detach()
-        return {
-            "panels": self._keep(panels),
-            "bias": self._keep(bias),
-            "K": linear.in_features,
-            "N": linear.out_features,
-        }
+        shape = {"bias": self._keep(bias), "K": linear.in_features, "N": linear.out_features}
+        weight = linear.weight.detach().contiguous()
+        if self.weights == "int8":
+            codes, scales = (self._keep(each) for each in pack_codes(weight, width))
+            return {**shape, "panels": None, "codes": codes, "scales": scales}
+        panels = torch.empty(num_panels, linear.in_features, width)
+        advise_huge_pages(panels.data_ptr(), panels.nbytes)
+        self._library.encoder_pack(weight.data_ptr(), panels.data_ptr(), linear.in_features, linear.out_features)
+        return {**shape, "panels": self._keep(panels), "codes": None, "scales": None}
 
     def _norm(self, norm: nn.Module) -> dict[str, Any]:
         tensors = (getattr(norm, name, None) for name in ("weight", "bias"))
@@ -151,6 +177,42 @@ class CompiledLayers:
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise a weight as GGUF's q8_0 does, with scales in fp32.
+
+    Args:
+        weight: fp32 [N, K], K a multiple of :data:`GROUP`.
+
+    Returns:
+        Codes from -127 to 127 in fp32 [N, K], and scales [N, K / 32].
+    """
+    groups = weight.reshape(len(weight), -1, GROUP)
+    scales = groups.abs().amax(-1) / 127
+    codes = (groups / scales.clamp(min=1e-30)[..., None]).round().clamp(-127, 127)
+    return codes.reshape(weight.shape), scales
+
+
+def pack_codes(weight: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Quantise a weight and pack it for products of whole numbers.
+
+    Args:
+        weight: fp32 [N, K].
+        width: Columns of a panel.
+
+    Returns:
+        Codes with 128 added, uint8 [panels, K / 4, width, 4], and scales, fp32 [panels, K / 32, width]. Columns beyond
+        the last have scales of 0.
+    """
+    codes, scales = quantised(weight)
+    rest = -len(weight) % width
+    codes = torch.nn.functional.pad(codes + 128, (0, 0, 0, rest), value=128).to(torch.uint8)
+    scales = torch.nn.functional.pad(scales, (0, 0, 0, rest))
+    return (
+        codes.reshape(-1, width, weight.shape[1] // 4, 4).transpose(1, 2).contiguous(),
+        scales.reshape(-1, width, weight.shape[1] // GROUP).transpose(1, 2).contiguous(),
+    )
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Any:
