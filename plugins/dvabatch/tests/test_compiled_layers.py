@@ -178,6 +178,14 @@ def test_codes_of_a_weight_are_gguf_s():
     assert spread[0, :, 5:].abs().sum() == 0
 
 
+@pytest.mark.parametrize("strange", [float("inf"), float("nan")])
+def test_a_weight_that_is_not_finite_has_no_codes(strange: float):
+    weight = torch.randn(4, 64)
+    weight[2, 40] = strange
+    with pytest.raises(InvalidInputError, match="not finite"):
+        quantised(weight)
+
+
 def test_what_cannot_run_in_whole_numbers_is_refused():
     for model in (encoder(SMALL), encoder(WIDE).double()):  # 48 features are no groups of 32
         model.weights = "int8"

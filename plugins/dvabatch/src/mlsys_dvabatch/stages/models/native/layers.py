@@ -187,9 +187,14 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         Codes from -127 to 127 in fp32 [N, K], and scales [N, K / 32].
+
+    Raises:
+        InvalidInputError: A value is not finite.
     """
     groups = weight.reshape(len(weight), -1, GROUP)
     scales = groups.abs().amax(-1) / 127
+    if not scales.isfinite().all():
+        raise InvalidInputError("a weight that is not finite has no int8 codes: leave --weights int8 out")
     codes = (groups / scales.clamp(min=1e-30)[..., None]).round().clamp(-127, 127)
     return codes.reshape(weight.shape), scales
 
