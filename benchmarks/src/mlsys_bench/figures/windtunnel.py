@@ -35,7 +35,7 @@ _PIPES = {
 Scores = dict[int, float]  # test scores by seed
 
 
-class _Key(NamedTuple):
+class Key(NamedTuple):
     """The fits that differ by candidate and seed alone."""
 
     data: str
@@ -54,12 +54,12 @@ class _Fits(NamedTuple):
     test: Scores
 
 
-def _journal(name: str) -> dict[_Key, _Fits]:
+def fits_of(name: str) -> dict[Key, _Fits]:
     """Return the fits of a journal by what was fitted."""
-    found: dict[_Key, dict[int, dict[int, tuple[float, float]]]] = {}
+    found: dict[Key, dict[int, dict[int, tuple[float, float]]]] = {}
     for line in load(name)[1:]:
         *parts, candidate, seed = line["cell"].split("/")
-        candidates = found.setdefault(_Key(*parts), {}).setdefault(int(candidate[9:]), {})
+        candidates = found.setdefault(Key(*parts), {}).setdefault(int(candidate[9:]), {})
         candidates[int(seed[4:])] = (line["valid"], line["test"])
     return {key: _chosen(candidates, is_error="movielens" in key.data) for key, candidates in found.items()}
 
@@ -88,7 +88,7 @@ def _short(value: float, digits: int) -> str:
     return re.sub(r"^(-?)0\.", r"\1.", text)
 
 
-def _points(ours: Scores, theirs: Scores) -> str:
+def points_above(ours: Scores, theirs: Scores) -> str:
     """Return how far ``ours`` is above ``theirs`` in points, on the seeds that both have."""
     gains = [100 * (ours[seed] - theirs[seed]) for seed in ours if seed in theirs]
     return _with_error(gains, 2) if gains else ""
@@ -96,13 +96,13 @@ def _points(ours: Scores, theirs: Scores) -> str:
 
 def held_out_scores(name: str, data: str) -> dict[str, dict[int, float]]:
     """Return the test scores by seed of each model, by its name without marks."""
-    found = {key: value for key, value in _journal(name).items() if key.data == data and key.share == "1"}
+    found = {key: value for key, value in fits_of(name).items() if key.data == data and key.share == "1"}
     return {_title(key).replace("**", "").partition(", L4")[0]: value.test for key, value in found.items()}
 
 
 def fits(name: str, data: str = "flights-3m") -> str:
     """Return the test scores by seed, their mean, and how far WindTunnel is above each."""
-    found = {key: value for key, value in _journal(name).items() if key.data == data and key.share == "1"}
+    found = {key: value for key, value in fits_of(name).items() if key.data == data and key.share == "1"}
     seeds = sorted({seed for value in found.values() for seed in value.test})
     rows = []
     order = list(_NAMES)
@@ -111,7 +111,7 @@ def fits(name: str, data: str = "flights-3m") -> str:
         found.items(), key=lambda item: (item[0].pipe == "-", item[0].pipe, order.index(item[0].model))
     ):
         ours = translations.get(key.pipe, next(iter(translations.values())))
-        gain = "" if key.model == "windtunnel" else _points(ours.test, value.test)
+        gain = "" if key.model == "windtunnel" else points_above(ours.test, value.test)
         cells = [_score(value.test[seed]) if seed in value.test else "" for seed in seeds]
         chosen = f"{value.candidate + 1} ({value.num_candidates} tried)"
         validation = _score(min(value.valid.items())[1])
@@ -120,7 +120,7 @@ def fits(name: str, data: str = "flights-3m") -> str:
     return table([*columns, "WindTunnel above, points"], rows)
 
 
-def _title(key: _Key) -> str:
+def _title(key: Key) -> str:
     pipe = {"pipe1": ", logistic regression"}.get(key.pipe, "")
     return _NAMES[key.model] + pipe
 
@@ -129,7 +129,7 @@ def gains(*names: str) -> str:
     """Return means over seeds of each source and its translation, and what is gained."""
     rows = []
     for name in names:
-        journal = _journal(name)
+        journal = fits_of(name)
         for key, ours in journal.items():
             theirs = journal.get(key._replace(model="source"))
             if key.model == "windtunnel" and theirs is not None and key.data != "flights-3m":
@@ -152,7 +152,7 @@ def gains(*names: str) -> str:
 
 def levels(name: str) -> str:
     """Return test scores by share of the training rows and level, over the seeds that all levels have."""
-    journal = _journal(name)
+    journal = fits_of(name)
     models = ["source", "L1", "L2", "L3", "windtunnel"]
     rows = []
     for share in dict.fromkeys(key.share for key in journal):
@@ -172,7 +172,7 @@ def levels(name: str) -> str:
 
 def preparations(name: str) -> str:
     """Return test scores, validation in brackets, by columns, model and start; of one seed."""
-    journal = _journal(name)
+    journal = fits_of(name)
     models = ["source", "windtunnel", "gbdt2nn", "cold"]
     rows = []
     for columns, pipe in dict.fromkeys((key.columns, key.pipe) for key in journal):
@@ -181,31 +181,6 @@ def preparations(name: str) -> str:
         cells = [f"{_score(fitted[m].test[0])} ({_score(fitted[m].valid[0])})" if m in fitted else "" for m in models]
         rows.append([columns.title(), _PIPES[pipe], *best(cells, values, lowest=False)])
     return table(["columns", "", "source", "WindTunnel", "GBDT2NN", "cold, the best of three rates"], rows)
-
-
-_DISSERTATION_SETS = (  # table 5.2; millions of records and of categories to the digits that it has
-    ("Flight", "21.6M", "", 2, 6, "694", "", 0.204),
-    ("Avazu", "40.4M", "", 0, 23, "8.93M", "", 0.170),
-    ("Criteo", "45.8M", "", 13, 26, "30.8M", "", 0.256),
-)
-
-
-def sets(name: str) -> str:
-    """Return records, columns and categories of the data sets, after those of the dissertation."""
-    theirs = [
-        [f"{data}, the dissertation's", *(str(value) for value in facts), f"{positive:.1%}"]
-        for data, *facts, positive in _DISSERTATION_SETS
-    ]
-    ours = [
-        [
-            data,
-            *(f"{facts[each]:,}" for each in ("records", "train", "numbers", "categories", "unique", "kept")),
-            "" if facts["positive"] is None else f"{facts['positive']:.1%}",
-        ]
-        for data, facts in load(name)["results"].items()
-    ]
-    columns = ["data", "records", "training records", "columns of numbers", "of categories", "categories in training"]
-    return table([*columns, "of 25 rows or more", "positive"], theirs + ours)
 
 
 def search(name: str) -> str:
