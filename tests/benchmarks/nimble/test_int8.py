@@ -60,8 +60,8 @@ def test_errors_of_known_results():
 
 
 def test_another_net_than_eagers_is_off():
-    assert not int8.is_off({"from_eager": 0.019, "eager_moved": None})
-    assert int8.is_off({"from_eager": 0.021, "eager_moved": None})
+    assert not int8.is_off({"from_eager": 0.019, "eager_moved": 0.001})
+    assert int8.is_off({"from_eager": 0.021, "eager_moved": 0.001})
     assert not int8.is_off({"from_eager": 0.08, "eager_moved": 0.04})
     assert not int8.is_off({})
 
@@ -83,3 +83,13 @@ def test_losses_lead_and_the_best_peer_may_have_another_form():
         ["won", "Nimble, static", "OpenVINO, static", "2e+03", "1e+03", "2.00x", "4.00x"],
     ]
     assert section.data["over_best_peer"] == pytest.approx(1.0)
+
+
+def test_eagers_own_sensitivity_is_found_with_whole_inputs_too() -> None:
+    table = torch.nn.Embedding(8, 16)
+    before = table.weight.clone()
+    with torch.no_grad():
+        found = int8._beside_eager(lambda ids: [2 * table(ids)], table, (torch.arange(4),))
+    assert found["from_eager"] == pytest.approx(1.0)
+    assert 0 < found["eager_moved"] < 1e-5
+    assert torch.equal(table.weight, before)
