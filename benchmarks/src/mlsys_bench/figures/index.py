@@ -29,6 +29,7 @@ _WHAT = {
     "dvabatch-ideal": "Lowest average latency of any joining schedule",
     "dvabatch-over-http": "A sentence encoder behind five servers",
     "dvabatch-overhead": "One request at a time",
+    "dvabatch-stepping": "A load that rises in steps, nets and texts",
     "dvabatch-vision": "Operator and load diversity: vision nets under each policy",
     "front-peers": "Five servers of the Open Inference Protocol",
     "nimble-nasnet-mobile": "A net with branches on a GPU",
