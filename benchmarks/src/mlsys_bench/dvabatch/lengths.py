@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-BYTES_PER_TOKEN = 4.6  # of English in BERT's uncased word pieces; by hand: 4.4 of our documentation, 4.7 to 4.9 of papers
+BYTES_PER_TOKEN = 4.6  # of English in BERT's word pieces; by hand: 4.4 of our documentation, 4.7 to 4.9 of papers
 _OFFSET, _LABEL, _INDEX = 4, 8, 4  # bytes of Arrow's columns for each example: each text's end, its label and number
 
 

@@ -116,8 +116,8 @@ def stepping(name: str) -> str:
     """Return the highest rates within the QoS target while the load rises, least gains first; "+": all rates were."""
     rows = []
     for model, found in load(name)["stepping"].items():
-        cases, last = list(found["cases"].values()), found["paper_rps"][-1]
-        cells = [f"{one['highest_rps']:.1f}{'+' * (one['highest_paper_rps'] >= last)}" for one in cases]
+        cases, last = list(found["cases"].values()), found["rates_rps"][-1]
+        cells = [f"{one['highest_rps']:.1f}{'+' * (one['highest_rps'] >= last)}" for one in cases]
         gain = cases[1]["highest_rps"] / cases[0]["highest_rps"]
         title = MODELS.get(model, model.replace("all-minilm-l6-v2", "MiniLM"))
         rows.append((gain, [title, f"{found['qos_s'] * 1e3:.0f}", *cells, f"{gain:.2f}x"]))
