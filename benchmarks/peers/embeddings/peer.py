@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 Embed = Callable[[list[str], int], np.ndarray[Any, Any]]
+LONGEST = 256  # tokens of a text, as the encoder's own sentence-transformers form has it; the rest is cut off
 TOKENIZER = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -47,6 +48,8 @@ def exported(folder: Path) -> Path:
     for name in TOKENIZER:
         if (folder / name).is_file():
             shutil.copy(folder / name, to / name)
+    config = to / "tokenizer_config.json"  # fastembed reads the limit there
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_max_length": LONGEST}))
     model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
 
     class States(torch.nn.Module):
@@ -98,7 +101,7 @@ def onnxruntime(folder: Path, threads: int) -> Embed:
     session = ort.InferenceSession(str(to / "model.onnx"), options, providers=["CPUExecutionProvider"])
     tokenizer = Tokenizer.from_file(str(to / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(256)
+    tokenizer.enable_truncation(LONGEST)
 
     def embed(texts: list[str], batch_size: int) -> np.ndarray[Any, Any]:
         ids = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
