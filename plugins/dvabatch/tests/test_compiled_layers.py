@@ -52,6 +52,18 @@ def answers(model: BertStages, lengths: tuple[int, ...] = LENGTHS, *, seed: int 
     return values.tokens
 
 
+def assert_bits_stay_in_company(model: BertStages) -> None:
+    """Assert that a text's answer is the same alone and beside others, and all answers on three threads."""
+    together = answers(model)
+    assert torch.equal(answers(model, LENGTHS[:1]), together[:1])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(answers(model), together)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("flags", BUILDS.values(), ids=BUILDS)
 @pytest.mark.parametrize("form", FORMS)
 @torch.inference_mode()
@@ -68,14 +80,7 @@ def test_layers_give_what_torchs_give(form: str, flags: tuple[str, ...]):
 def test_a_text_has_the_same_bits_alone_in_company_and_on_any_number_of_threads(form: str):
     model = encoder(FORMS[form])
     assert model._compiled() is not None
-    together = answers(model)
-    assert torch.equal(answers(model, LENGTHS[:1]), together[:1])
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        assert torch.equal(answers(model), together)
-    finally:
-        torch.set_num_threads(before)
+    assert_bits_stay_in_company(model)
 
 
 @torch.inference_mode()
@@ -152,14 +157,7 @@ def test_whole_numbers_give_what_rounded_floats_give(form: str, flags: tuple[str
 @torch.inference_mode()
 def test_a_text_in_whole_numbers_has_the_same_bits_alone_and_in_company(form: str):
     model = coded(CODED[form])
-    together = answers(model)
-    assert torch.equal(answers(model, LENGTHS[:1]), together[:1])
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        assert torch.equal(answers(model), together)
-    finally:
-        torch.set_num_threads(before)
+    assert_bits_stay_in_company(model)
 
 
 def test_codes_of_a_weight_are_gguf_s():

@@ -68,14 +68,14 @@ def artifact(folder: Path) -> Case:
 def description(folder: Path) -> Case:
     """The host's part that stands beside a program in ``.pt2`` and ONNX files."""
     from mlsys_windtunnel.convert.translation import translate
-    from mlsys_windtunnel.export import program
+    from mlsys_windtunnel.export import exported, program
 
     module = translate(_pipeline())
     seed = program.describe(module, program.Answers(module, ["predict", "predict_proba"]).names).encode()
 
     def parse(made: Input) -> None:
         assert isinstance(made, bytes)
-        program.restore(made.decode(errors="replace"), lambda table: [table], Path("x.pt2"))
+        exported.restore(made.decode(errors="replace"), lambda table: [table], Path("x.pt2"))
 
     return Case([seed], parse, ("os:system", "frontend", "classes", "float64", "answers", "flat", "outputs", "predict"))
 

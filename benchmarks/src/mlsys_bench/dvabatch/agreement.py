@@ -1,4 +1,4 @@
-"""How far vectors agree with a reference's: cosines, and what a search among them returns."""
+"""Measure how far vectors agree with a reference's: cosines, and what a search among them returns."""
 
 from __future__ import annotations
 
@@ -34,11 +34,18 @@ def nearest_kept(vectors: NDArray[Any], expected: NDArray[Any], most: int = 10) 
     most, orders = min(most, len(vectors) - 1), []
     for each in (vectors, expected):
         unit = each / np.linalg.norm(each, axis=1, keepdims=True)
-        cosines = unit @ unit.T
-        np.fill_diagonal(cosines, -2)
-        orders.append(np.argsort(-cosines, axis=1, kind="stable")[:, :most])
+        alike = unit @ unit.T
+        np.fill_diagonal(alike, -2)
+        orders.append(np.argsort(-alike, axis=1, kind="stable")[:, :most])
     pairs = zip(*(each.tolist() for each in orders), strict=True)
     return float(np.mean([len(set(ours) & set(theirs)) / most for ours, theirs in pairs]))
+
+
+def cosines(vectors: NDArray[Any], expected: NDArray[Any]) -> NDArray[Any]:
+    """Return each vector's cosine to the expected one: two of [texts, features] -> [texts]."""
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
+    found: NDArray[Any] = (vectors * expected).sum(1) / lengths
+    return found
 
 
 def agreement(vectors: NDArray[Any], expected: NDArray[Any]) -> dict[str, float]:
@@ -48,11 +55,10 @@ def agreement(vectors: NDArray[Any], expected: NDArray[Any]) -> dict[str, float]
         vectors: Of a contestant, [texts, features].
         expected: Of the reference, in the same order.
     """
-    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
-    cosines = (vectors * expected).sum(1) / lengths
+    found = cosines(vectors, expected)
     return {
-        "least_cosine": float(cosines.min()),
-        "mean_cosine": float(cosines.mean()),
+        "least_cosine": float(found.min()),
+        "mean_cosine": float(found.mean()),
         "nearest_1_kept": nearest_kept(vectors, expected, 1),
         "nearest_10_kept": nearest_kept(vectors, expected),
     }

@@ -29,7 +29,7 @@ from mlsys_core.report import Section, Table
 from mlsys_core.workload import Poisson
 from numpy.typing import NDArray
 
-from mlsys_bench.dvabatch.agreement import agreement, nearest_kept, sentences
+from mlsys_bench.dvabatch.agreement import agreement, cosines, nearest_kept, sentences
 from mlsys_bench.dvabatch.lengths import LIKE
 from mlsys_bench.dvabatch.over_http import texts_like
 from mlsys_bench.harness.child import environment
@@ -165,8 +165,7 @@ def compare(name: str, vectors: NDArray[Any], expected: NDArray[Any]) -> float:
     """
     if vectors.shape != expected.shape:
         raise MlsysError(f"{name} gives vectors {list(vectors.shape)}, expected {list(expected.shape)}")
-    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
-    least = float(((vectors * expected).sum(1) / lengths).min())
+    least = float(cosines(vectors, expected).min())
     if not least > (LEAST_INT8_COSINE if name == INT8 else LEAST_COSINE):
         raise MlsysError(f"{name} gives other vectors: a cosine of {least:.6f}")
     return least
@@ -235,7 +234,7 @@ def race(entered: Sequence[Contestant], texts: Sequence[str], rounds: int) -> di
     Raises:
         MlsysError: One gives other vectors.
     """
-    cosines, kept, expected = {}, {}, None
+    least, kept, expected = {}, {}, None
     for each in entered:
         if each.name in (OURS, INT8):
             each.embed(texts)
@@ -243,7 +242,7 @@ def race(entered: Sequence[Contestant], texts: Sequence[str], rounds: int) -> di
             each.tune(texts)
         _, vectors = each.embed(texts)
         expected = vectors if expected is None else expected
-        cosines[each.name] = compare(each.name, vectors, expected)
+        least[each.name] = compare(each.name, vectors, expected)
         kept[each.name] = nearest_kept(vectors, expected)
     spent: dict[str, list[dict[str, float]]] = {each.name: [] for each in entered}
     for _ in range(rounds):
@@ -262,7 +261,7 @@ def race(entered: Sequence[Contestant], texts: Sequence[str], rounds: int) -> di
             "processor_ms_a_text": statistics.median(turn["processor_s"] for turn in spent[each.name])
             * 1e3
             / len(texts),
-            "least_cosine": cosines[each.name],
+            "least_cosine": least[each.name],
             "nearest_kept": kept[each.name],
             "batch_size": each.batch_size,
             "rate_per_s": rate,

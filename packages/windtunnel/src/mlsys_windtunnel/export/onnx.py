@@ -19,6 +19,7 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 
 from mlsys_windtunnel.checks.table import is_frame
 from mlsys_windtunnel.export import program
+from mlsys_windtunnel.export.exported import TIES, ExportedPipeline, restore
 from mlsys_windtunnel.export.host_plan import plan_host, types_of
 from mlsys_windtunnel.export.onnx_rows import ColumnsPipeline, refusal_of
 from mlsys_windtunnel.host.raw_table import Table
@@ -172,7 +173,7 @@ def _describe(model: Any, key: str, value: str) -> None:
     entry.key, entry.value = key, value
 
 
-def load_onnx(path: Path | str, *, num_threads: int | None = None) -> program.ExportedPipeline | ColumnsPipeline:
+def load_onnx(path: Path | str, *, num_threads: int | None = None) -> ExportedPipeline | ColumnsPipeline:
     """Load an ONNX file that :func:`export_onnx` wrote; onnxruntime runs it on the CPU, with the host's part.
 
     Args:
@@ -207,12 +208,12 @@ def load_onnx(path: Path | str, *, num_threads: int | None = None) -> program.Ex
             raise InvalidInputError(f"{path} does not run in onnxruntime ({_line(error)})") from error
         return result
 
-    pipeline = program.restore(description, lambda table: run(None, {program.INPUT: table}), path)
+    pipeline = restore(description, lambda table: run(None, {program.INPUT: table}), path)
     return pipeline if "columns" not in metadata else _of_columns(pipeline, metadata, session, run, path)
 
 
 def _of_columns(
-    pipeline: program.ExportedPipeline, metadata: dict[str, str], session: Any, run: Any, path: Path
+    pipeline: ExportedPipeline, metadata: dict[str, str], session: Any, run: Any, path: Path
 ) -> ColumnsPipeline:
     """Return a pipeline over raw columns; its description has the host's part, its metadata the inputs."""
     try:
@@ -221,11 +222,11 @@ def _of_columns(
             for each in json.loads(metadata["columns"])
         ]
         given = [output.name for output in session.get_outputs()]
-        answers = [name for name in pipeline.answers if name != program.TIES]
+        answers = [name for name in pipeline.answers if name != TIES]
         return ColumnsPipeline(
             run=run,
             outputs=dict(zip(answers, given, strict=False)),
-            has_ties=program.TIES in given,
+            has_ties=TIES in given,
             columns=columns,
             classes=pipeline.classes,
             frontend=pipeline.frontend,

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.checks.table import check_method, no_rows
+from mlsys_windtunnel.export.exported import TIES
 from mlsys_windtunnel.export.host_parts import MISSING_TEXTS, ColumnType
-from mlsys_windtunnel.export.program import TIES
 from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.host.lookup import is_missing
 from mlsys_windtunnel.host.raw_table import NamedTable, PlainTable, Table, numbers

@@ -17,41 +17,12 @@ from torch import Tensor, nn
 
 from mlsys_windtunnel.backends.direct.watch import checks_of, frontier_checks
 from mlsys_windtunnel.checks.values import Contract
-from mlsys_windtunnel.export.exported import (
-    FORMAT,
-    MAIN,
-    READABLE,
-    TIES,
-    VERSION,
-    ExportedPipeline,
-    Program,
-    restore,
-)
+from mlsys_windtunnel.export.exported import FORMAT, MAIN, TIES, VERSION
 from mlsys_windtunnel.export.host_parts import Code, Codes, HostPlan
 from mlsys_windtunnel.export.plain import Writer
 from mlsys_windtunnel.module import METHODS, WindTunnelModule
 from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
 from mlsys_windtunnel.modules.network import Network, Refusal
-
-__all__ = [
-    "FORMAT",
-    "INPUT",
-    "MAIN",
-    "READABLE",
-    "TIES",
-    "VERSION",
-    "Answers",
-    "ExportedPipeline",
-    "Program",
-    "default_methods",
-    "describe",
-    "example",
-    "export_error",
-    "flat_answers",
-    "restore",
-    "tracing",
-    "whole_codes",
-]
 
 INPUT = "x"
 

@@ -20,6 +20,7 @@ from mlsys_core.pt2.places import without_places
 from mlsys_core.pt2.program import load_program
 
 from mlsys_windtunnel.export import program
+from mlsys_windtunnel.export.exported import ExportedPipeline, restore
 from mlsys_windtunnel.export.host_parts import HostPlan
 from mlsys_windtunnel.export.host_plan import plan_host
 from mlsys_windtunnel.module import WindTunnelModule
@@ -156,7 +157,7 @@ def _own_empty_tensors(exported: torch.export.ExportedProgram) -> None:
                 tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-def load_pt2(path: Path | str, *, trust_code: bool = False) -> program.ExportedPipeline:
+def load_pt2(path: Path | str, *, trust_code: bool = False) -> ExportedPipeline:
     """Load a ``.pt2`` file that :func:`export_pt2` wrote, with the host's part: raw rows in, answers out.
 
     Nothing in the file is run or unpickled, so it may come from a stranger.
@@ -181,4 +182,4 @@ def load_pt2(path: Path | str, *, trust_code: bool = False) -> program.ExportedP
             result = run(torch.from_numpy(table))
         return [tensor.detach().numpy() for tensor in (result if isinstance(result, tuple | list) else [result])]
 
-    return program.restore(saved.extra[HOST_FILE], answers, path)
+    return restore(saved.extra[HOST_FILE], answers, path)

@@ -22,7 +22,7 @@ constexpr bool HAS_PAIRS = true;
 constexpr bool HAS_PAIRS = false;
 #endif
 
-// In quads: integer.h.
+// Those in quads come last: integer.h.
 MLSYS_ENUM(
     Kind, F32, BF16, INT8, INT4, BF16_PAIRS, INT8_QUADS, INT2_QUADS, INT3_QUADS, INT4_QUADS, INT5_QUADS, INT6_QUADS);
 
