@@ -126,6 +126,7 @@ def parameters_of(body: ChatCompletionRequest, service: ModelService) -> tuple[G
         prefix="chatcmpl",
         model=body.model,
         prompts=[prepared.prompt],
+        images=prepared.images,
         max_new_tokens=body.max_completion_tokens or body.max_tokens,
         sampling=service.sampling_of(body, num_logprobs=body.num_logprobs),
         seed=body.seed,

@@ -10,14 +10,33 @@ from mlsys_core.serving.http.bodies import Body, Neutral
 from pydantic import Field, model_validator
 
 from mlsys_orca.api.fields import MAX_CHOICES, MAX_MESSAGES
+from mlsys_orca.api.images import Detail, SentImage, content_of
 from mlsys_orca.api.intake import bounded_json
 
 
 class TextPart(Body):
-    """A part of a message's content; only text is implemented."""
+    """A text of a message's content."""
 
     type: Literal["text"]
     text: str
+
+
+class ImageUrl(Body):
+    """An image: a data URL, since nothing is fetched."""
+
+    url: str
+    detail: Detail | None = None
+
+
+class ImagePart(Body):
+    """An image of a message's content."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+Content = Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class CalledFunction(Body):
@@ -46,7 +65,7 @@ class Message(Body):
         "function_call": (None,),
     }
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    content: str | Content | None = None
     name: str | None = Field(default=None, max_length=256)  # for templates that show it
     tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_CHOICES, fail_fast=True)] | None = None
     tool_call_id: str | None = Field(default=None, max_length=256)
@@ -60,13 +79,19 @@ class Message(Body):
             raise ValueError("'tool_calls' belongs to an assistant's message")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("'tool_call_id' goes with the role 'tool', and with no other")
+        if self.role != "user" and any(isinstance(part, ImagePart) for part in self.parts):
+            raise ValueError(f"an 'image_url' belongs to a user's message, not to one of the role {self.role!r}")
         return self
+
+    @property
+    def parts(self) -> list[ContentPart]:
+        """The content, if it is in parts."""
+        return self.content if isinstance(self.content, list) else []
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates expect it; a developer message is a system message to models."""
-        parts = self.content if isinstance(self.content, list) else []
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in parts)
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        content = self.content if isinstance(self.content, str) else content_of(map(_handed_on, self.parts))
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.name is not None:
             message["name"] = self.name
         if self.tool_call_id is not None:
@@ -78,6 +103,10 @@ class Message(Body):
                 shown_call(call.id, call.function.name, call.function.arguments) for call in self.tool_calls
             ]
         return message
+
+
+def _handed_on(part: ContentPart) -> str | SentImage:
+    return part.text if isinstance(part, TextPart) else SentImage(part.image_url.url, part.image_url.detail)
 
 
 def shown_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:

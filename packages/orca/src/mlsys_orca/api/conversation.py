@@ -16,6 +16,8 @@ from mlsys_orca.api.answer_reader import AnswerForm
 from mlsys_orca.api.reasoning import Effort, effort_variables, marks_of
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.tools import Notation, call_grammar, need_notation
+from mlsys_orca.scheduling.images import PlacedImage
+from mlsys_orca.text.chat_template import last_text
 from mlsys_orca.text.guides import Grammar, grammar_of, reasoned
 
 _TAIL = 24  # of a prompt's tokens: more than the beginning of any answer has
@@ -55,6 +57,7 @@ class Prepared:
     """A prompt, and what its answer will be."""
 
     prompt: list[int]  # token ids
+    images: tuple[PlacedImage, ...]  # of the prompt
     grammar: Grammar | None
     form: AnswerForm
     has_control_marks: bool  # the marks of calls or of reasoning are control tokens, whose text must not be left out
@@ -73,13 +76,14 @@ def prepare(conversation: Conversation, service: ModelService) -> Prepared:
     has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in conversation.messages)
     notation = need_notation(source) if tools.functions or has_calls else None
     variables = effort_variables(conversation.effort, known=known, marks=marks) | (conversation.variables or {})
-    prompt = service.encode_chat(
+    prompted = service.encode_chat(
         conversation.messages,
         tools=[_shown(function) for function in tools.functions] or None,
         variables=variables,
         begins_turn=conversation.begins_turn,
         continues=conversation.continues,
     )
+    prompt = prompted.token_ids
     grammar, is_open, is_over = _grammar(conversation, notation), False, False
     if marks is not None:
         said = _begun(conversation, tokenizer.decode(prompt[-_TAIL:], skip_special=False))
@@ -99,7 +103,7 @@ def prepare(conversation: Conversation, service: ModelService) -> Prepared:
     has_control_marks = notation == "mistral" or (
         marks is not None and (bool(marks.direct) or marks.end in tokenizer.control_tokens)
     )
-    return Prepared(prompt, grammar, form, has_control_marks)
+    return Prepared(prompt, prompted.images, grammar, form, has_control_marks)
 
 
 def _shown(function: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +112,7 @@ def _shown(function: dict[str, Any]) -> dict[str, Any]:
 
 def _begun(conversation: Conversation, tail: str) -> str:
     """Return the text in the prompt at whose end the answer begins."""
-    return str(conversation.messages[-1]["content"]) if conversation.continues else tail.rstrip()
+    return last_text(conversation.messages[-1]) if conversation.continues else tail.rstrip()
 
 
 def _grammar(conversation: Conversation, notation: Notation | None) -> Grammar | None:

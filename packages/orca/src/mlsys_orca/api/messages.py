@@ -92,6 +92,7 @@ def parameters_of(body: MessagesRequest, service: ModelService) -> tuple[Generat
         prefix="msg",
         model=body.model,
         prompts=[prepared.prompt],
+        images=prepared.images,
         max_new_tokens=body.max_tokens,
         sampling=SamplingParams(temperature=body.temperature, top_k=body.top_k_or_none, top_p=body.top_p),
         grammar=prepared.grammar,

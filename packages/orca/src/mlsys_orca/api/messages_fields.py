@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from mlsys_core.serving.http.bodies import Body, Neutral
@@ -9,6 +10,7 @@ from pydantic import Field, model_validator
 
 from mlsys_orca.api.conversation import Conversation, ToolUse
 from mlsys_orca.api.fields import MAX_MESSAGES, Sampled, StopStrings
+from mlsys_orca.api.images import SentImage, content_of
 from mlsys_orca.api.reasoning import Effort
 
 _CALLER: Neutral = {"caller": (None, {"type": "direct"}), "cache_control": (None,), "toolset_name": (None,)}
@@ -20,6 +22,22 @@ class TextBlock(Body):
     neutral: ClassVar[Neutral] = {"cache_control": (None,), "citations": (None, [])}
     type: Literal["text"]
     text: str
+
+
+class ImageData(Body):
+    """An image's file in base64; nothing is fetched, so no address is taken."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class ImageBlock(Body):
+    """An image."""
+
+    neutral: ClassVar[Neutral] = {"cache_control": (None,)}
+    type: Literal["image"]
+    source: ImageData
 
 
 class ThinkingBlock(Body):
@@ -58,7 +76,7 @@ class ToolResultBlock(Body):
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": _text(self.content)}
 
 
-Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+Block = Annotated[TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
 
 
 class Turn(Body):
@@ -70,8 +88,8 @@ class Turn(Body):
     @model_validator(mode="after")
     def _has_blocks_of_its_role(self) -> Turn:
         for block in self.content if isinstance(self.content, list) else ():
-            if isinstance(block, ToolResultBlock) and self.role == "assistant":
-                raise ValueError("a 'tool_result' belongs to a user's message")
+            if isinstance(block, ToolResultBlock | ImageBlock) and self.role == "assistant":
+                raise ValueError(f"a block of type {block.type!r} belongs to a user's message")
             if isinstance(block, ToolUseBlock | ThinkingBlock) and self.role == "user":
                 raise ValueError(f"a block of type {block.type!r} belongs to an assistant's message")
         return self
@@ -82,12 +100,20 @@ class Turn(Body):
             return [{"role": self.role, "content": self.content}]
         blocks = self.content
         results = [block.for_template() for block in blocks if isinstance(block, ToolResultBlock)]
-        message: dict[str, Any] = {"role": self.role, "content": _text(blocks)}
+        message: dict[str, Any] = {"role": self.role, "content": content_of(_shown(blocks))}
         if calls := [block.for_template() for block in blocks if isinstance(block, ToolUseBlock)]:
             message["tool_calls"] = calls
         if thoughts := "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock)):
             message["reasoning_content"] = thoughts
         return [*results, message] if message["content"] or not results else results
+
+
+def _shown(blocks: list[Any]) -> Iterator[str | SentImage]:
+    for block in blocks:
+        if isinstance(block, TextBlock):
+            yield block.text
+        elif isinstance(block, ImageBlock):
+            yield SentImage(f"data:{block.source.media_type};base64,{block.source.data}")
 
 
 def _text(content: str | list[Any]) -> str:

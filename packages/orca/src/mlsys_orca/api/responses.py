@@ -69,6 +69,7 @@ class Asked:
             prefix="resp",
             model=body.model,
             prompts=[prepared.prompt],
+            images=prepared.images,
             max_new_tokens=body.max_output_tokens,
             sampling=SamplingParams(temperature=body.temperature, top_k=body.top_k_or_none, top_p=body.top_p),
             grammar=prepared.grammar,

@@ -11,6 +11,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 from mlsys_orca.api.chat_messages import shown_call
 from mlsys_orca.api.conversation import Conversation, ToolUse
 from mlsys_orca.api.fields import MAX_MESSAGES, Labelled
+from mlsys_orca.api.images import Detail, SentImage, content_of
 from mlsys_orca.api.reasoning import Effort
 
 Status = Literal["completed", "incomplete", "in_progress"]
@@ -26,7 +27,20 @@ class InputText(Body):
     text: str
 
 
-Content = str | Annotated[list[InputText], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+class InputImage(Body):
+    """An image of a message: a data URL, since nothing is fetched and no file is kept."""
+
+    neutral: ClassVar[Neutral] = {"file_id": (None,)}
+    type: Literal["input_image"]
+    image_url: str
+    detail: Detail | None = None
+
+
+Texts = str | Annotated[list[InputText], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+Parts = Annotated[
+    list[Annotated[InputText | InputImage, Field(discriminator="type")]],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+]
 
 
 class InputMessage(Body):
@@ -34,9 +48,15 @@ class InputMessage(Body):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    content: str | Parts
     id: str | None = Field(default=None, max_length=256)  # of an earlier answer's; nothing hangs on it
     status: Status | None = None  # likewise, as in the next classes
+
+    @model_validator(mode="after")
+    def _has_parts_of_its_role(self) -> InputMessage:
+        if self.role != "user" and any(isinstance(part, InputImage) for part in self.content):
+            raise ValueError(f"an 'input_image' belongs to a user's message, not to one of the role {self.role!r}")
+        return self
 
 
 class InputCall(Body):
@@ -57,7 +77,7 @@ class InputCallOutput(Body):
     neutral: ClassVar[Neutral] = {"caller": (None, {"type": "direct"}), "namespace": (None,)}
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=256)
-    output: Content
+    output: Texts
     name: str | None = Field(default=None, max_length=256)
     id: str | None = Field(default=None, max_length=256)
     status: Status | None = None
@@ -273,10 +293,20 @@ def messages_of(items: Sequence[InputItem], instructions: str | None) -> list[di
             answer()["content"] += _text(item.content)
         else:
             role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": _text(item.content)})
+            messages.append({"role": role, "content": _content(item.content)})
         is_answer = messages[-1]["role"] == "assistant"
     return messages
 
 
-def _text(content: str | list[InputText]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _content(content: str | Sequence[InputText | InputImage]) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    return content_of(
+        part.text if isinstance(part, InputText) else SentImage(part.image_url, part.detail) for part in content
+    )
+
+
+def _text(content: str | Sequence[InputText | InputImage]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.text for part in content if isinstance(part, InputText))

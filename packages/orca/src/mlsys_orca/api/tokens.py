@@ -83,7 +83,7 @@ def _tokens(body: TokenizeRequest, service: ModelService) -> Tokens:
     tokenizer = service.loaded.tokenizer
     if body.messages is not None:
         messages = [message.for_template() for message in body.messages]
-        ids = service.encode_chat(messages, variables=body.chat_template_kwargs)
+        ids = service.encode_chat(messages, variables=body.chat_template_kwargs).token_ids
     else:
         ids = tokenizer.encode(body.prompt or "", add_bos=body.add_special_tokens)
     texts = [tokenizer.decode([token_id], skip_special=False) for token_id in ids] if body.return_token_strs else None

@@ -136,6 +136,7 @@ def plan_engine(
         adapters=dict(loaded.adapters) or {name: name for name in getattr(loaded.model, "adapters", ())},
         takes_adapters=loaded.takes_adapters,
         has_encoder=loaded.config.encoder is not None,
+        takes_images=loaded.images is not None,
         is_batch_invariant=is_native,
         streams_tokens=getattr(scheduler, "streams_tokens", True),
         goes_on=pool_of(scheduler) is not None,

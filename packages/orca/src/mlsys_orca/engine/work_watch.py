@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # a model that is not divided starts without them
 
 _log = logging.getLogger(__name__)
 _CAUSE_S = 5.0  # for word of what a rank died of
+_TILE_S = 30.0  # that an encoder may take to read a tile of an image; large ones take 4 s on a quiet core
 
 
 class WorkWatch:
@@ -52,7 +53,8 @@ class WorkWatch:
         """Note that an iteration has run."""
         now = time.perf_counter()
         self.ran_s = now - seconds, now
-        self.deadline.note(batch.num_tokens, seconds)
+        if not batch.num_tiles:  # what an encoder takes says nothing about tokens
+            self.deadline.note(batch.num_tokens, seconds)
         self._reach("computed")
 
     def told(self, batch: IterationBatch) -> None:
@@ -90,7 +92,8 @@ class WorkWatch:
             return
         handles = [int(part.request_id) for batch in self._flying for part in batch.requests]
         num_tokens = max(batch.num_tokens for batch in self._flying)
-        self._box.begin(handles, limit_s=self.deadline.limit_s(num_tokens))
+        num_tiles = sum(batch.num_tiles for batch in self._flying)
+        self._box.begin(handles, limit_s=self.deadline.limit_s(num_tokens) + _TILE_S * num_tiles)
 
 
 def die_with(group: Group | HostGroup) -> None:

@@ -6,9 +6,10 @@ pickled weights are refused as everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.backends.transformers.attention import RAGGED, register
 from mlsys_orca.backends.transformers.config import read_transformers_config
 from mlsys_orca.backends.transformers.decoder import TransformersDecoder
+from mlsys_orca.backends.transformers.image_reader import ImageReader, Vision
 from mlsys_orca.backends.transformers.layout import attention_layout
+from mlsys_orca.backends.transformers.vision import ImageEncoder, text_part
 from mlsys_orca.model.attention import AttentionOptions
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.weights.checkpoint import Progress, WeightForm
 from mlsys_orca.model.weights.safetensors_file import SafetensorsDirectory
+from mlsys_orca.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Fallback:
     source: Any  # transformers' configuration
     config: ModelConfig
     options: tuple[AttentionOptions, ...]  # by layer
+    vision: Vision | None = None  # None: it reads text alone
 
     def load(
         self,
@@ -60,13 +65,17 @@ class Fallback:
             )
         import transformers
 
-        from_pretrained: Any = transformers.AutoModelForCausalLM.from_pretrained
+        whole: Any = transformers.AutoModelForCausalLM
+        attention: Any = RAGGED
+        if self.vision is not None:
+            whole = transformers.AutoModelForImageTextToText
+            attention = {"text_config": RAGGED, "vision_config": "sdpa"}  # whole tiles of one size
         files = SafetensorsDirectory(self.path)
         with _no_progress_bar():
-            module, found = from_pretrained(
+            module, found = whole.from_pretrained(
                 self.path,
                 config=self.source,
-                attn_implementation=RAGGED,
+                attn_implementation=attention,
                 dtype=dtype,
                 use_safetensors=True,
                 local_files_only=True,
@@ -81,12 +90,22 @@ class Fallback:
                     f"{kind.replace('_', ' ')}: {names[0]}{more}"
                 )
         module.to(device).eval()
-        decoder = TransformersDecoder(module, self.config, options=self.options, dtype=dtype, device=device)
+        encoder = None
+        if self.vision is not None:
+            encoder, module = ImageEncoder(module, self.vision), text_part(module)
+        decoder = TransformersDecoder(
+            module, self.config, options=self.options, dtype=dtype, device=device, encoder=encoder
+        )
         decoder.verify()
         if progress:
             nbytes = sum(map(files.nbytes, files.names))
             progress(nbytes, nbytes)
         return decoder
+
+    @property
+    def image_reader(self) -> Callable[[Tokenizer], ImageReader] | None:
+        """Maker of what reads images for the model; None: it reads text alone."""
+        return None if self.vision is None else partial(ImageReader, self.vision)
 
 
 def open_fallback(path: Path, raw: Mapping[str, Any]) -> Fallback:
@@ -96,11 +115,11 @@ def open_fallback(path: Path, raw: Mapping[str, Any]) -> Fallback:
         UnsupportedModelError: the ragged attention and the K/V cache can't run it; the message names the part.
         MissingDependencyError: ``transformers`` is not installed.
     """
-    source, max_positions = read_transformers_config(path, raw)
+    whole, source, max_positions = read_transformers_config(path, raw)
     register()
     layout = attention_layout(source, max_positions)
     config = ModelConfig(
-        architecture=source.model_type,
+        architecture=whole.model_type,
         vocab_size=source.vocab_size,
         hidden_size=source.hidden_size,
         intermediate_size=getattr(source, "intermediate_size", None) or 4 * source.hidden_size,
@@ -111,7 +130,8 @@ def open_fallback(path: Path, raw: Mapping[str, Any]) -> Fallback:
         max_positions=max_positions,
         norm_eps=getattr(source, "rms_norm_eps", None) or 1e-5,
     )
-    return Fallback(path, source, config, layout.options)
+    vision = None if whole is source else Vision.of(path, whole)
+    return Fallback(path, whole, config, layout.options, vision)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_orca.backends.transformers.image_reader import ImageReader
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
 from mlsys_orca.loading.text_part import TextPart, text_config
 from mlsys_orca.model.config import ModelConfig, UnsupportedModelError
@@ -61,7 +62,7 @@ def load_huggingface(
     check_numbers(raw)
     generation = read_json(path / "generation_config.json", optional=True)
     begins = {key: generation[key] for key in _BEGINS if generation.get(key) is not None}
-    config, load = _route(path, read, raw | begins)
+    config, load, new_reader = _route(path, read, raw | begins)
     options = read_json(path / "tokenizer_config.json", optional=True)
     tokenizer = read_tokenizer(path, options, end_ids=generation.get("eos_token_id", raw.get("eos_token_id")))
     template = template_source(path, options)
@@ -76,13 +77,17 @@ def load_huggingface(
             top_k=generation.get("top_k") if generation.get("do_sample") else None,
             top_p=generation.get("top_p") if generation.get("do_sample") else None,
         ),
+        images=None if new_reader is None else new_reader(tokenizer),
     )
 
 
 def _route(
     path: Path, read: Callable[..., DecoderModel], raw: dict[str, Any]
-) -> tuple[ModelConfig, Callable[..., DecoderModel]]:
-    """Return the configuration and the loader of what runs the model: a family of ours or ``transformers``."""
+) -> tuple[ModelConfig, Callable[..., DecoderModel], Callable[[Tokenizer], ImageReader] | None]:
+    """Return the configuration and the loader of what runs the model: a family of ours or ``transformers``.
+
+    The third makes what reads images for the model; None: it reads text alone.
+    """
     part, whole = text_config(raw), raw
     raw = part or raw
     architecture = raw["model_type"]
@@ -101,8 +106,8 @@ def _route(
         else:
             _log.info("%s runs by our own forward for %s", path.name, architecture)
             if part:
-                return config, lambda **options: _load_text_part(path, whole, family, config, read, options)
-            return config, lambda **options: read(family, config, open_weights(path, raw), **options)
+                return config, lambda **options: _load_text_part(path, whole, family, config, read, options), None
+            return config, lambda **options: read(family, config, open_weights(path, raw), **options), None
     if read is not Family.load:
         raise InvalidInputError(
             f"{path} runs through transformers, since no forward of ours has {missing}, and cannot be divided: "
@@ -118,7 +123,7 @@ def _route(
             f"{error.what}, which is not implemented"
         ) from error
     _log.info("%s runs through transformers, which is slower: no forward of ours has %s", path.name, missing)
-    return fallback.config, fallback.load
+    return fallback.config, fallback.load, fallback.image_reader
 
 
 def _load_text_part(
@@ -184,7 +189,7 @@ def template_source(path: Path, options: dict[str, Any]) -> str | None:
     if (path / "chat_template.jinja").is_file():
         with readable(path / "chat_template.jinja"):
             return (path / "chat_template.jinja").read_text(encoding="utf-8")
-    source = options.get("chat_template")
+    source = read_json(path / "chat_template.json", optional=True).get("chat_template") or options.get("chat_template")
     if isinstance(source, list):  # several by name
         named = [entry for entry in source if isinstance(entry, dict)]
         source = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)

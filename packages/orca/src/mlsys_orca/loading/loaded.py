@@ -10,6 +10,7 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_orca.backends.native.decoder import NativeDecoder
+from mlsys_orca.backends.transformers.image_reader import ImageReader
 from mlsys_orca.loading.rows import RowsChoice
 from mlsys_orca.model.adapters import AdaptedDecoder
 from mlsys_orca.model.config import ModelConfig
@@ -65,6 +66,7 @@ class LoadedModel:
     rows: RowsChoice | None = None  # the form in which rows meet packed weights; None: torch's operators run it
     device: str = "cpu"  # the registered name of the device that the model runs on
     draft: LoadedModel | None = None  # a small model of the same tokenizer, which guesses; None: none
+    images: ImageReader | None = None  # for the front; None: the model reads text alone
 
     @property
     def is_native(self) -> bool:
@@ -86,4 +88,5 @@ class LoadedModel:
         if isinstance(self.model, NativeDecoder):
             return self.model.nbytes + weights_nbytes(self.model.embedding)
         module: Any = getattr(self.model, "module", self.model)  # transformers' model is inside ours
-        return weights_nbytes(module)
+        encoder: Any = getattr(self.model, "encoder", None)  # of images, beside it
+        return weights_nbytes(module) + (0 if encoder is None else weights_nbytes(encoder.module))

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_orca.scheduling.images import PlacedImage
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -123,6 +125,7 @@ class SliceDetails:
     num_draft_tokens: int = 0  # the slice's last tokens, guessed: each stays if it is what would have been sampled
     num_prompt_logprobs: int | None = None  # as SamplingParams'; None: none are wanted
     adapter: str | None = None  # whose weights are added to the model's; None: nobody's
+    images: tuple[PlacedImage, ...] = ()  # those with features among the slice's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,14 @@ class IterationBatch:
     def num_tokens(self) -> int:
         """Rows of the flattened batch."""
         return len(self.token_ids)
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of images that an encoder may have to read."""
+        if self.is_plain:
+            return 0
+        details = (request.details for request in self.requests)
+        return sum(placed.image.num_tiles for each in details if each is not None for placed in each.images)
 
     @property
     def sampled(self) -> tuple[RequestSlice, ...]:

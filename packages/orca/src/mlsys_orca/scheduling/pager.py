@@ -66,7 +66,7 @@ class Pager:
     def _admit(self, sequence: SequenceState, builder: BatchBuilder) -> bool:
         request, digests = sequence.request, sequence.digests
         if self._prefix_caching and not request.num_encoder_tokens:
-            extend_digests(digests, sequence.token_ids, self._block_tables.block_size, root=root_of(request.adapter))
+            self._extend(sequence)
         if request.sampling.num_prompt_logprobs is not None:
             digests = []  # what is not computed has no logits
         while True:
@@ -116,8 +116,13 @@ class Pager:
     def _publish(self, sequence: SequenceState) -> None:
         if sequence.request.num_encoder_tokens:
             return
-        root = root_of(sequence.request.adapter)
-        extend_digests(sequence.digests, sequence.token_ids, self._block_tables.block_size, root=root)
+        self._extend(sequence)
         self._block_tables.publish(
             sequence.request.request_id, sequence.digests, num_computed_tokens=sequence.num_computed_tokens
         )
+
+    def _extend(self, sequence: SequenceState) -> None:
+        """Note the digests of the request's full blocks."""
+        request, block_size = sequence.request, self._block_tables.block_size
+        root = root_of(request.adapter)
+        extend_digests(sequence.digests, sequence.token_ids, block_size, root=root, images=request.images)

@@ -14,13 +14,23 @@ from hashlib import blake2b
 
 from mlsys_core.memory import BlockId, Blocks
 
+from mlsys_orca.scheduling.images import PlacedImage, mark_of
+
 _DIGEST_NBYTES = 32  # who could make two prompts collide would read another's answer: as wide as that needs
 
 
-def extend_digests(digests: list[bytes], token_ids: Sequence[int], block_size: int, *, root: bytes = b"") -> None:
+def extend_digests(
+    digests: list[bytes],
+    token_ids: Sequence[int],
+    block_size: int,
+    *,
+    root: bytes = b"",
+    images: Sequence[PlacedImage] = (),
+) -> None:
     """Append to ``digests`` those of the full blocks of ``token_ids`` that it does not have yet: a hash chain.
 
-    ``root`` begins the chain: whatever else keys and values depend on.
+    ``root`` begins the chain: whatever else keys and values depend on. A block with features of ``images`` has a digest
+    of these as well, so prompts of one text and two images part where the images do.
 
     Example:
         >>> first, second = [], []
@@ -32,7 +42,9 @@ def extend_digests(digests: list[bytes], token_ids: Sequence[int], block_size: i
     for index in range(len(digests), len(token_ids) // block_size):
         tokens = array("q", token_ids[index * block_size : (index + 1) * block_size])
         parent = digests[-1] if digests else root
-        digests.append(blake2b(parent + tokens.tobytes(), digest_size=_DIGEST_NBYTES).digest())
+        mark = mark_of(images, index * block_size, (index + 1) * block_size) if images else b""
+        kind = b"images" if mark else b""  # a text's digest is no digest with a mark, whatever root it begins with
+        digests.append(blake2b(mark + parent + tokens.tobytes(), digest_size=_DIGEST_NBYTES, person=kind).digest())
 
 
 def root_of(adapter: str | None) -> bytes:

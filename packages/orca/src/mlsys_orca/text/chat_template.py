@@ -99,7 +99,7 @@ class ChatTemplate:
                 f"the model's chat template has no variable {unknown[0]!r} that could be set (there are: "
                 f"{', '.join(sorted(self._variables)) or 'none'})"
             )
-        if continues and not (isinstance(content := messages[-1].get("content"), str) and content):
+        if continues and not last_text(messages[-1]):
             raise InvalidInputError("the last message cannot be continued: its 'content' is no text")
         known = {
             **self._special_tokens,
@@ -145,6 +145,19 @@ class ChatTemplate:
             for start in (0, 1)
         ]
         return [token_id for index in range(len(pieces)) for token_id in found[index % 2][index // 2]]
+
+
+def last_text(message: Mapping[str, Any]) -> str:
+    """Return the text at the end of a message, whose content is a text or a list of parts; empty if there is none.
+
+    Example:
+        >>> last_text({"content": [{"type": "text", "text": "Hi"}]})
+        'Hi'
+    """
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        content = content[-1].get("text") if content and isinstance(content[-1], Mapping) else None
+    return content if isinstance(content, str) else ""
 
 
 def _json_only(value: Any) -> Any:

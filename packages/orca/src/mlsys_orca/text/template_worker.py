@@ -97,7 +97,11 @@ def _render(request: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("messages", "tools"):
             known[name] = _map_text(known[name], lambda text: _fence(control, text))
     if request.get("continues"):
-        known["messages"][-1]["content"] += _HERE
+        message = known["messages"][-1]
+        if isinstance(message["content"], str):
+            message["content"] += _HERE
+        else:
+            message["content"][-1]["text"] += _HERE
     pieces, num_chars = [], 0
     for piece in template.generate(known, strftime_now=now.strftime):
         num_chars += len(piece)

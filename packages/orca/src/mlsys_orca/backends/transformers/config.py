@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_orca.backends.transformers.image_reader import VISION_ARCHITECTURES
 from mlsys_orca.model.config import UnsupportedModelError, refuse
 from mlsys_orca.model.huggingface_config import refuse_common
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
-def read_transformers_config(path: Path, raw: Mapping[str, Any]) -> tuple[Any, int]:
-    """Return the configuration, and the tokens of context in which it is exact.
+def read_transformers_config(path: Path, raw: Mapping[str, Any]) -> tuple[Any, Any, int]:
+    """Return the configuration, that of its text part, and the tokens of context in which this is exact.
+
+    A model of text alone is its own text part; of others those are taken whose images :mod:`.vision` reads.
 
     Rotary scaling that depends on the length of the batch it is computed in would make an answer depend on its
     neighbours: ``dynamic`` and ``longrope`` are cut to the context in which they change nothing.
@@ -31,9 +34,11 @@ def read_transformers_config(path: Path, raw: Mapping[str, Any]) -> tuple[Any, i
         MissingDependencyError: ``transformers`` is not installed.
     """
     refuse(raw.get("quantization_config") is not None, "weights quantised by other tools (quantization_config)")
-    refuse_common(raw)
-    for key, what in _OTHERWISE.items():
-        refuse(bool(raw.get(key)), f"{what} ({key})")
+    text = raw.get("text_config")
+    for part in (raw, text if isinstance(text, dict) else {}):
+        refuse_common(part)
+        for key, what in _OTHERWISE.items():
+            refuse(bool(part.get(key)), f"{what} ({key})")
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -42,7 +47,7 @@ def read_transformers_config(path: Path, raw: Mapping[str, Any]) -> tuple[Any, i
             'pip install "mlsys-orca[transformers]"'
         ) from error
     try:
-        config: Any = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        whole: Any = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except (ValueError, OSError) as error:
         if raw["model_type"] in transformers.CONFIG_MAPPING:  # it has the architecture, and this is none of it
             said = (str(error).strip().splitlines() or [""])[-1][:200]
@@ -51,8 +56,10 @@ def read_transformers_config(path: Path, raw: Mapping[str, Any]) -> tuple[Any, i
             f"an architecture that transformers {transformers.__version__} does not have, and code from the "
             "model's directory is never run"
         ) from error
-    refuse(bool(config.is_encoder_decoder), "an encoder beside the decoder")
-    refuse(config.get_text_config() is not config, "more than a text model (pictures or sound)")
+    refuse(bool(whole.is_encoder_decoder), "an encoder beside the decoder")
+    config: Any = whole.get_text_config()
+    is_read = config is whole or whole.model_type in VISION_ARCHITECTURES
+    refuse(not is_read, f"more than a text model, or one that sees as {' or '.join(VISION_ARCHITECTURES)} do")
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
     refuse(bool(unknown), f"layers of type {', '.join(map(repr, unknown))} (full and sliding attention are)")
     max_positions = getattr(config, "max_position_embeddings", None)
@@ -66,7 +73,7 @@ def read_transformers_config(path: Path, raw: Mapping[str, Any]) -> tuple[Any, i
             max_positions = min(max_positions, original)
             rope["rope_type"] = "default"
     config.use_cache = False
-    return config, max_positions
+    return whole, config, max_positions
 
 
 # Keys of config.json that make a model something else than a stack of attention and MLPs.

@@ -56,5 +56,6 @@ def chain_of(request: GenerationRequest, block_size: int) -> list[bytes]:
     """Return the digests of the prompt's full blocks, as prefix caches have them; none, if the request shares none."""
     chain: list[bytes] = []
     if not request.num_encoder_tokens and request.sampling.num_prompt_logprobs is None:
-        extend_digests(chain, request.prompt_token_ids, block_size, root=root_of(request.adapter))
+        root = root_of(request.adapter)
+        extend_digests(chain, request.prompt_token_ids, block_size, root=root, images=request.images)
     return chain
