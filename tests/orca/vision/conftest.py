@@ -54,10 +54,6 @@ def write_model(path: Path, architecture: str, tokenizer: str) -> Path:
     (path / "tokenizer_config.json").write_text(
         json.dumps({**special, "pad_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"})
     )
-    if architecture == "smolvlm":
-        (path / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    else:
-        (path / "chat_template.jinja").write_text(TEMPLATE)
     ends = backend.token_to_id("<end_of_utterance>")
     text = {
         "model_type": "llama",
@@ -99,7 +95,15 @@ def write_model(path: Path, architecture: str, tokenizer: str) -> Path:
     processor = getattr(transformers, f"{names[architecture]}ImageProcessorPil")(
         size={"longest_edge": 3 * SIDE}, max_image_size={"longest_edge": SIDE}
     )
-    processor.save_pretrained(path)
+    if architecture == "smolvlm":  # files as older versions wrote them
+        processor.save_pretrained(path)
+        (path / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    else:
+        tokens = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"), **special)
+        whole = transformers.Idefics3Processor(
+            processor, tokens, image_seq_len=(SIDE // PATCH // FACTOR) ** 2, chat_template=TEMPLATE
+        )
+        whole.save_pretrained(path)
     return path
 
 

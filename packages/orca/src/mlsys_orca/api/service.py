@@ -20,7 +20,7 @@ from mlsys_orca.api.front import Front
 from mlsys_orca.api.identity import Identity
 from mlsys_orca.api.images import Prompt, SentImage, has_images, lift_images, place_images, read_images
 from mlsys_orca.api.text_stream import TextDelta, TextOptions, stream_text
-from mlsys_orca.backends.transformers.image_reader import VISION_ARCHITECTURES
+from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
 from mlsys_orca.engine.client import EngineClient
 from mlsys_orca.engine.embedding import TextEncoder
 from mlsys_orca.engine.streams import TokenStream

@@ -19,13 +19,14 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.backends.transformers.attention import RAGGED, register
 from mlsys_orca.backends.transformers.config import read_transformers_config
 from mlsys_orca.backends.transformers.decoder import TransformersDecoder
-from mlsys_orca.backends.transformers.image_reader import ImageReader, Vision
+from mlsys_orca.backends.transformers.image_rules import Vision
 from mlsys_orca.backends.transformers.layout import attention_layout
 from mlsys_orca.backends.transformers.vision import ImageEncoder, text_part
 from mlsys_orca.model.attention import AttentionOptions
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.weights.checkpoint import Progress, WeightForm
 from mlsys_orca.model.weights.safetensors_file import SafetensorsDirectory
+from mlsys_orca.text.image_reader import ImageReader
 from mlsys_orca.text.tokenizer import Tokenizer
 
 

@@ -15,7 +15,6 @@ import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_orca.backends.transformers.image_reader import ImageReader
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
 from mlsys_orca.loading.text_part import TextPart, text_config
 from mlsys_orca.model.config import ModelConfig, UnsupportedModelError
@@ -27,6 +26,7 @@ from mlsys_orca.model.weights.checkpoint import Progress, WeightForm
 from mlsys_orca.model.weights.damage import MAX_INDEX_NBYTES, json_object, readable
 from mlsys_orca.model.weights.quantized_directory import open_weights
 from mlsys_orca.text.chat_template import ChatTemplate
+from mlsys_orca.text.image_reader import ImageReader
 from mlsys_orca.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)

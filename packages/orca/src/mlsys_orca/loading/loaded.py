@@ -10,13 +10,13 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_orca.backends.native.decoder import NativeDecoder
-from mlsys_orca.backends.transformers.image_reader import ImageReader
 from mlsys_orca.loading.rows import RowsChoice
 from mlsys_orca.model.adapters import AdaptedDecoder
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.weights.quantized import weights_nbytes
 from mlsys_orca.text.chat_template import ChatTemplate
+from mlsys_orca.text.image_reader import ImageReader
 from mlsys_orca.text.tokenizer import Tokenizer
 
 

@@ -1,6 +1,6 @@
 """Images of a prompt as everything below the front sees them: pixels by a digest, and the tokens that stand for them.
 
-The front reads an image into tiles (:mod:`mlsys_orca.backends.transformers.image_reader`); scheduler, wire and caches
+The front reads an image into tiles (:mod:`mlsys_orca.text.image_reader`); scheduler, wire and caches
 carry them as they are; the model's encoder turns them into features, which replace the embeddings of those tokens
 (:mod:`mlsys_orca.backends.transformers.vision`). Pure.
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
-from mlsys_orca.backends.transformers.image_reader import VISION_ARCHITECTURES
+from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
 from mlsys_orca.model.config import UnsupportedModelError, refuse
 from mlsys_orca.model.huggingface_config import refuse_common
 
