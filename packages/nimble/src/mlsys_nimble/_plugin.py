@@ -41,7 +41,7 @@ def mlsys_register_kernels() -> Iterable[KernelSpec]:
         ),
         KernelSpec(
             name="nimble-kernels-bf16",
-            help="Products with weights in bf16.",
+            help="Products with weights in bf16, and of bf16 pairs.",
             factory="mlsys_nimble.backends.cpu.library:KERNELS_BF16",
         ),
         KernelSpec(

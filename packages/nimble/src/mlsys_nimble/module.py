@@ -82,6 +82,10 @@ class Nimble(nn.Module):
             raise InvalidInputError(
                 "dynamic needs the native executor, without training; without dynamic every size is prepared"
             )
+        if training and chosen.precision != "fp32":
+            raise InvalidInputError(
+                f"precision is {chosen.precision!r}, for inference alone; train in bf16 under torch.autocast"
+            )
         self._how = None
         self._arm(How(chosen, training=training, falls_back=fallback == "eager", ranges=ranges))
         assert self._calls is not None

@@ -8,6 +8,10 @@ from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 
+BF16, BF16_PAIRS = "bf16", "bf16-pairs"
+# Of linears and convolutions (docs/nimble-cpu.md): "bf16" rounds the weights, "bf16-pairs" their inputs as well.
+PRECISIONS = ("fp32", BF16, BF16_PAIRS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -21,7 +25,7 @@ class Options:
     winograd: int = 4  # the largest tile for 3x3 convolutions in the native executor: 0, 2 or 4 (docs/nimble-cpu.md)
     kernels: str = "triton"  # of the CUDA executor: "triton", "inductor" or "aten" (docs/nimble-cuda.md)
     rematerialises: bool = True  # training: recompute cheap values in the backward pass (min-cut)
-    precision: str = "fp32"  # "bf16" rounds the weights of linears and convolutions to it (docs/nimble-cpu.md)
+    precision: str = "fp32"  # one of PRECISIONS
     weights: str = "bytes"  # how a change is detected: by "bytes", "samples" or "versions" (docs/nimble.md)
     optimises: bool = True  # run the passes; without them the program has the model's operators
 
@@ -29,8 +33,13 @@ class Options:
         for name in ("max_schedules", "max_concurrency"):
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.precision not in ("fp32", "bf16"):
-            raise InvalidInputError(f"precision is {self.precision!r}; it may be 'fp32' or 'bf16'")
+        if self.precision not in PRECISIONS:
+            names = ", ".join(map(repr, PRECISIONS))
+            raise InvalidInputError(f"precision is {self.precision!r}; it may be one of {names}")
+        if self.precision == BF16_PAIRS and self.executor == "cuda":
+            raise InvalidInputError(
+                f"precision {BF16_PAIRS!r} is for CPUs; on a GPU use model.bfloat16(), or precision 'bf16'"
+            )
         if self.weights not in ("bytes", "samples", "versions"):
             raise InvalidInputError(f"weights is {self.weights!r}; it may be 'bytes', 'samples' or 'versions'")
         if self.winograd not in (0, 2, 4):

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.memory.trim import ReturnsMemory, return_freed_memory
 from mlsys_core.posix import num_cores
 
@@ -18,10 +19,11 @@ from mlsys_nimble.errors import CaptureError, refuse
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import Program
 from mlsys_nimble.ir.resized import split
-from mlsys_nimble.options import Options
-from mlsys_nimble.passes import PassReport, optimise
-from mlsys_nimble.passes.precision import round_weights
+from mlsys_nimble.options import BF16, BF16_PAIRS, Options
+from mlsys_nimble.passes import PASSES, PassReport, optimise
+from mlsys_nimble.passes.precision import multiply_pairs, round_weights
 from mlsys_nimble.passes.rewrite import is_random
+from mlsys_nimble.passes.separable import fuse_separables
 from mlsys_nimble.ranged import Ranged
 from mlsys_nimble.state.forks import renew_in_forks
 from mlsys_nimble.state.weights import Watch, copied_constants
@@ -49,9 +51,18 @@ class Prepared:
         self.program: Program = split_program.main if split_program else captured.program
         self.reports: tuple[PassReport, ...] = ()
         if options.optimises:
-            self.program, self.reports = optimise(self.program)
-        if options.precision == "bf16":
+            is_apart = options.precision == BF16_PAIRS  # separable convolutions, fused, have no product of pairs
+            passes = tuple(one for one in PASSES if not (is_apart and one is fuse_separables))
+            self.program, self.reports = optimise(self.program, passes)
+        if options.precision in (BF16, BF16_PAIRS):
             self.program = round_weights(self.program)
+        if options.precision == BF16_PAIRS:
+            if captured.device.type != "cpu":
+                raise InvalidInputError(
+                    f"precision {BF16_PAIRS!r} is for CPUs, and the model is on {captured.device}; "
+                    f"use model.bfloat16(), or precision {BF16!r}"
+                )
+            self.program = multiply_pairs(self.program)
         self._options = options
         self._extra: dict[str, Any] = {}  # options of the executor of many sizes
         if ranged and split_program:

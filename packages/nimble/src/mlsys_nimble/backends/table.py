@@ -18,7 +18,18 @@ from mlsys_nimble.ir.program import Operator, ValueId, ValueType
 if TYPE_CHECKING:
     from mlsys_nimble.backends.cpu.library import Kernel, View
 
-FAMILIES = ("batch_norm", "convolution", "indexing", "integers", "matmul", "pointwise", "pool", "rows", "shapes")
+FAMILIES = (
+    "batch_norm",
+    "bf16",
+    "convolution",
+    "indexing",
+    "integers",
+    "matmul",
+    "pointwise",
+    "pool",
+    "rows",
+    "shapes",
+)
 FLOAT32 = frozenset({"float32"})  # of kernels that compute in single precision
 
 Run: TypeAlias = Callable[..., Any]  # inputs -> the result (a sequence of them, for an operator of several)

@@ -86,6 +86,10 @@ def _fits(operator: Operator, inputs: Sequence[ValueType], out: ValueType) -> bo
         return _integers(kind, inputs, out)
     if isinstance(kind, kinds.Quantise | kinds.Dequantise | kinds.ChooseScale):
         return _coded(kind, inputs, out)
+    if isinstance(kind, kinds.Bf16Product):
+        kind = kind.main
+        if out.dtype != "float32":
+            return False
     epilogue = getattr(kind, "epilogue", kinds.NOTHING)
     if epilogue.has_residual:
         *shapes, residual = shapes

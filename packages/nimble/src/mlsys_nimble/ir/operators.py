@@ -128,6 +128,21 @@ class IntegerProduct:
 
 
 @dataclass(frozen=True, slots=True)
+class Bf16Product:
+    """Convolution or linear whose input is rounded to bf16; sums and epilogue are in float32.
+
+    Inputs and result are those of ``main``, float32. The weight is a constant whose values bf16 holds.
+    """
+
+    main: Convolution | Linear
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """Return the epilogue, which is that of ``main``."""
+        return self.main.epilogue
+
+
+@dataclass(frozen=True, slots=True)
 class MatMul:
     """Batched product: a [*batch, M, K], b [*batch, K, N], both computed; -> [*batch, M, N] times ``scale``."""
 
@@ -344,6 +359,7 @@ Kind: TypeAlias = (
     | Dequantise
     | ChooseScale
     | IntegerProduct
+    | Bf16Product
     | MatMul
     | Gemm
     | WeightGradient

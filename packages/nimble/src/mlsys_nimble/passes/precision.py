@@ -1,11 +1,11 @@
-"""Loss of precision on request: weights of linears and convolutions rounded to bf16."""
+"""Loss of precision on request: weights of linears and convolutions rounded to bf16, and their inputs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from mlsys_nimble.ir.operators import Convolution, Kind, Linear, Separable
-from mlsys_nimble.ir.program import Program, ValueId
+from mlsys_nimble.ir.operators import Bf16Product, Convolution, Kind, Linear, Separable
+from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.passes.dead_code import remove_dead_code
 
 
@@ -15,14 +15,14 @@ def round_weights(program: Program) -> Program:
     Sums, biases and values between operators keep their precision. An executor may then keep the weights in
     half the memory without a further loss.
     """
-    changed = {buffer for buffer, _ in program.mutations}
+    fixed = _fixed(program)
     values, constants, operators = list(program.values), dict(program.constants), list(program.operators)
     rounded: dict[ValueId, ValueId] = {}  # the rounded value of a weight; others may still read the weight itself
     for index, operator in enumerate(operators):
         inputs = list(operator.inputs)
         for number in _weights(operator.kind):
             weight = inputs[number]
-            if weight not in program.constants or weight in changed or values[weight].dtype != "float32":
+            if weight not in fixed:
                 continue
             if weight not in rounded:
                 rounded[weight] = len(values)
@@ -32,6 +32,31 @@ def round_weights(program: Program) -> Program:
         operators[index] = replace(operator, inputs=tuple(inputs))
     made = replace(program, values=tuple(values), operators=tuple(operators), constants=constants)
     return remove_dead_code(made)
+
+
+def multiply_pairs(program: Program) -> Program:
+    """Round the inputs of linears and convolutions to bf16 as well, after :func:`round_weights`.
+
+    Those whose weights are not constant keep float32 inputs, and so do convolutions of one channel a group, which have
+    few products.
+    """
+    fixed = _fixed(program)
+
+    def changed(operator: Operator) -> Operator:
+        kind = operator.kind
+        if not isinstance(kind, Convolution | Linear) or operator.inputs[1] not in fixed:
+            return operator
+        if isinstance(kind, Convolution) and program.values[operator.inputs[1]].shape[1] == 1:
+            return operator
+        return replace(operator, kind=Bf16Product(kind))
+
+    return replace(program, operators=tuple(map(changed, program.operators)))
+
+
+def _fixed(program: Program) -> set[ValueId]:
+    """Return the float32 constants that no call changes."""
+    changed = {buffer for buffer, _ in program.mutations}
+    return {value for value in program.constants if value not in changed and program.values[value].dtype == "float32"}
 
 
 def _weights(kind: Kind) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from mlsys_nimble.ir.operators import (
     VIEWS,
     Aten,
     Attention,
+    Bf16Product,
     Concat,
     Convolution,
     Copy,
@@ -221,7 +222,7 @@ def _takes_planes(kind: Kind, index: int, shape: Shape) -> bool:
 
 def _in_floats(kind: Kind) -> Kind:
     """Return the kind whose order of dimensions a kind has."""
-    return kind.main if isinstance(kind, IntegerProduct) else kind
+    return kind.main if isinstance(kind, IntegerProduct | Bf16Product) else kind
 
 
 def _need(operator: Operator, index: int, shape: Shape) -> tuple[Test, Order] | None:

@@ -13,9 +13,6 @@
 
 namespace nimble {
 
-constexpr int SPACE = 3;  // depth, height, width
-MLSYS_CONSTANTS(SPACE);
-
 struct Convolution {
     View x, residual, out;  // [N, C, D, H, W]
     const Weight* weights;  // [groups][panels][taps][C / groups][panel]

@@ -2,21 +2,17 @@
 // sums are the same on every machine and however the work is cut.
 //
 // A panel is 1 or 2 vectors of output columns; four neighbouring features of each column stand together. The pixels of
-// a window are gathered to rows of features in scratch, a block of output pixels at a time: bytes are few. Padding is the
-// zero point. Rows of a linear, and of a 1x1 window, are read where they lie.
+// a window are gathered to rows of features in scratch, a block of output pixels at a time (windows.h): bytes are few. Padding
+// is the zero point. Rows of a linear, and of a 1x1 window, are read where they lie.
 #pragma once
 
-#include <algorithm>
-
-#include <mlsys/gemm.h>
-
 #include "codes.h"
+#include "windows.h"
 
 namespace nimble {
 
-constexpr int SPACE = 3;  // depth, height, width
 constexpr int DOT_WORDS = ByteDot::WORDS;
-MLSYS_CONSTANTS(SPACE, DOT_WORDS);
+MLSYS_CONSTANTS(DOT_WORDS);
 
 struct IntegerConvolution {
     View x, residual, out;   // [N, C, D, H, W]; x uint8
@@ -35,16 +31,11 @@ MLSYS_STRUCT(
     IntegerConvolution, x, residual, out, parameters, weights, scales, bias, sums, kernel, stride, before, dilation, groups,
     zero_point, codes, epilogue);
 
-constexpr int PANEL_VECS = 2;
 #if defined(MLSYS_DOT_PAIRS) && MLSYS_LANES == 8
 constexpr int MAX_ROWS = 4;  // of a tile; the registers hold their sums
 #else
 constexpr int MAX_ROWS = LANES == 16 ? 12 : 6;
 #endif
-constexpr int BLOCK_ROWS = 192;
-constexpr int LEAST_ROWS = 2 * MAX_ROWS;
-constexpr int BLOCK_NBYTES = 256 << 10;  // of their features, in the second-level cache
-constexpr int ENOUGH_UNITS = 16;
 
 constexpr int COPIED = 32;  // bytes at once; there is room for as many behind what is written
 
@@ -61,117 +52,40 @@ inline void copy_bytes(uint8_t* to, const uint8_t* from, int64_t count, const ui
     for (count &= 3; count; count--) *to++ = *from++;
 }
 
+// Codes to rows of codes.
+struct CopyCodes {
+    using From = uint8_t;
+    using To = uint8_t;
+    const uint8_t* stop;  // of the memory that may be read
+    int32_t zero_point;
+
+    void pad(uint8_t* to, int64_t count) const { std::memset(to, zero_point, count); }
+    void run(uint8_t* to, const uint8_t* from, int64_t count) const { copy_bytes(to, from, count, stop); }
+    void apart(uint8_t* to, const uint8_t* from, int64_t count, int64_t gap) const {
+        for (int64_t i = 0; i < count; i++) to[i] = from[i * gap];
+    }
+    void end(uint8_t* to, const uint8_t* stop) const { std::memset(to, 0, stop - to); }
+};
+
 class IntegerConvolutionKernel : public Kernel {
   public:
-    explicit IntegerConvolutionKernel(const IntegerConvolution& c) : c(c), finish(c.codes, c.epilogue) {
-        channels = c.x.shape[1] / c.groups;
-        N = c.out.shape[1] / c.groups;
-        vecs = (N + LANES - 1) / LANES;
-        panels = (vecs + PANEL_VECS - 1) / PANEL_VECS;
-        const int64_t K = (int64_t)c.kernel[0] * c.kernel[1] * c.kernel[2] * channels;
-        quads = (K + 3) / 4;
-        pixels = c.out.shape[0] * c.out.shape[2] * c.out.shape[3] * c.out.shape[4];
+    explicit IntegerConvolutionKernel(const IntegerConvolution& c)
+        : c(c), finish(c.codes, c.epilogue), windows(c, {4, MAX_ROWS, 192, 256 << 10, 2 * MAX_ROWS, true, COPIED}) {
+        units = windows.units;
+        scratch_nbytes = windows.scratch_nbytes;
         read = 1;
         for (int d = 0; d < 5; d++) read += (c.x.shape[d] - 1) * c.x.strides[d];
-        is_direct = K % 4 == 0 && K == channels && c.x.strides[1] == 1;
-        for (int d = 0; d < SPACE; d++) is_direct &= c.before[d] == 0 && c.x.shape[2 + d] >= (c.out.shape[2 + d] - 1) * c.stride[d] + 1;
-        const int64_t fitting = BLOCK_NBYTES / (4 * std::max<int64_t>(quads, 1));
-        int64_t limit = std::clamp<int64_t>(fitting, LEAST_ROWS, BLOCK_ROWS);
-        while (limit > LEAST_ROWS && (pixels + limit - 1) / limit * c.groups * panels < ENOUGH_UNITS) limit -= MAX_ROWS;
-        blocks = (pixels + limit - 1) / limit;
-        block_rows = (pixels + blocks - 1) / blocks;
-        block_rows = (block_rows + MAX_ROWS - 1) / MAX_ROWS * MAX_ROWS;
-        blocks = (pixels + block_rows - 1) / block_rows;
-        sets = std::clamp<int64_t>((ENOUGH_UNITS + blocks * c.groups - 1) / (blocks * c.groups), 1, panels);
-        units = blocks * c.groups * sets;
-        places_nbytes = (block_rows * sizeof(Place) + 63) / 64 * 64;
-        scratch_nbytes = places_nbytes + (is_direct ? 0 : block_rows * quads * 4 + COPIED);
     }
 
     void run(int64_t begin, int64_t end, void* scratch) const override {
-        Place* places = (Place*)scratch;
-        uint8_t* gathered = (uint8_t*)scratch + places_nbytes;
-        const uint8_t* x = c.x.as<const uint8_t>();
         const float* parameters = c.parameters.rank ? c.parameters.as<const float>() : nullptr;
         const int32_t zero_point = parameters ? (int32_t)parameters[1] : c.zero_point;
-        int64_t placed = -1, made = -1;
-        for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t set = unit % sets, group = unit / sets % c.groups, block = unit / sets / c.groups;
-            const int64_t first = block * block_rows;
-            const int rows = (int)std::min(block_rows, pixels - first);
-            if (placed != block) place(first, rows, places);
-            placed = block;
-            if (!is_direct && made != unit / sets) gather(x + group * channels * c.x.strides[1], places, rows, zero_point, gathered);
-            made = unit / sets;
-            for (int64_t panel = panels * set / sets; panel < panels * (set + 1) / sets; panel++)
-                multiply_panel(
-                    x + group * channels, gathered, places, rows, group, panel, zero_point, parameters ? parameters[0] : 1.0f);
-        }
+        const CopyCodes copy{c.x.as<const uint8_t>() + read, zero_point};
+        const auto multiply = [&](auto... where) { multiply_panel(where..., zero_point, parameters ? parameters[0] : 1.0f); };
+        windows.run(begin, end, scratch, copy, multiply);
     }
 
   private:
-    struct Place {
-        int64_t out, residual, x;  // in elements; x: of the pixel that a 1x1 window reads
-        int32_t n, at[SPACE];
-    };
-
-    void place(int64_t first, int rows, Place* to) const {
-        int64_t rest = first;
-        int32_t at[4];  // n, z, y, x
-        for (int d = 3; d >= 1; d--) at[d] = rest % c.out.shape[1 + d], rest /= c.out.shape[1 + d];
-        at[0] = rest;
-        for (int r = 0; r < rows; r++, to++) {
-            to->n = at[0];
-            to->out = at[0] * c.out.strides[0], to->residual = at[0] * c.residual.strides[0], to->x = at[0] * c.x.strides[0];
-            for (int d = 0; d < SPACE; d++) {
-                to->at[d] = at[1 + d];
-                to->out += at[1 + d] * c.out.strides[2 + d];
-                to->residual += at[1 + d] * c.residual.strides[2 + d];
-                to->x += (int64_t)at[1 + d] * c.stride[d] * c.x.strides[2 + d];
-            }
-            for (int d = 3; d >= 0; d--) {
-                if (++at[d] < c.out.shape[d ? 1 + d : 0] || d == 0) break;
-                at[d] = 0;
-            }
-        }
-    }
-
-    // Rows of features, the window's columns closest after the channels.
-    void gather(const uint8_t* x, const Place* places, int rows, int32_t zero_point, uint8_t* to) const {
-        const int64_t row = quads * 4, pixel = c.x.strides[4];
-        const uint8_t* const end = c.x.as<const uint8_t>() + read;
-        const bool is_run = c.dilation[2] == 1 && pixel == channels && c.x.strides[1] == 1;
-        for (int r = 0; r < rows; r++, to += row) {
-            uint8_t* next = to;
-            const Place& place = places[r];
-            const int64_t left = (int64_t)place.at[2] * c.stride[2] - c.before[2];
-            for (int kz = 0; kz < c.kernel[0]; kz++)
-                for (int ky = 0; ky < c.kernel[1]; ky++) {
-                    const int64_t z = (int64_t)place.at[0] * c.stride[0] - c.before[0] + kz * c.dilation[0];
-                    const int64_t y = (int64_t)place.at[1] * c.stride[1] - c.before[1] + ky * c.dilation[1];
-                    const int64_t count = c.kernel[2] * channels;
-                    if (z < 0 || z >= c.x.shape[2] || y < 0 || y >= c.x.shape[3]) {
-                        std::memset(next, zero_point, count);
-                        next += count;
-                        continue;
-                    }
-                    const uint8_t* from = x + place.n * c.x.strides[0] + z * c.x.strides[2] + y * c.x.strides[3];
-                    if (is_run && left >= 0 && left + c.kernel[2] <= c.x.shape[4]) {
-                        copy_bytes(next, from + left * pixel, count, end);
-                        next += count;
-                        continue;
-                    }
-                    for (int kx = 0; kx < c.kernel[2]; kx++, next += channels) {
-                        const int64_t w = left + kx * c.dilation[2];
-                        if (w < 0 || w >= c.x.shape[4]) std::memset(next, zero_point, channels);
-                        else if (c.x.strides[1] == 1) copy_bytes(next, from + w * pixel, channels, end);
-                        else for (int64_t i = 0; i < channels; i++) next[i] = from[w * pixel + i * c.x.strides[1]];
-                    }
-                }
-            std::memset(next, 0, to + row - next);
-        }
-    }
-
     struct Tile {
         const uint8_t* rows[MAX_ROWS];
         const char* residuals[MAX_ROWS];  // null: there is none
@@ -187,26 +101,26 @@ class IntegerConvolutionKernel : public Kernel {
     void multiply_panel(
         const uint8_t* x, const uint8_t* gathered, const Place* places, int rows, int64_t group, int64_t panel,
         int32_t zero_point, float scale) const {
-        const int64_t first = panel * PANEL_VECS, column = first * LANES, padded = group * vecs * LANES + column;
-        const int some = (int)std::min<int64_t>(PANEL_VECS, vecs - first);
+        const int64_t first = panel * PANEL_VECS, column = first * LANES, padded = group * windows.vecs * LANES + column;
+        const int some = (int)std::min<int64_t>(PANEL_VECS, windows.vecs - first);
         Tile tile;
-        tile.weights = c.weights + padded * quads * DOT_WORDS;
+        tile.weights = c.weights + padded * windows.words * DOT_WORDS;
         tile.scales = c.scales + padded;
         tile.bias = c.bias + padded;
         tile.sums = c.sums + padded;
         tile.zero_point = zero_point;
         tile.scale = scale;
-        tile.N = (int)std::min<int64_t>(N - column, some * LANES);
-        char* out = c.out.as<char>() + (group * N + column) * finish.out_size();
-        const char* residual = finish.has_residual() ? c.residual.as<const char>() + (group * N + column) * finish.residual_size() : nullptr;
+        tile.N = (int)std::min<int64_t>(windows.N - column, some * LANES);
+        char* out = c.out.as<char>() + (group * windows.N + column) * finish.out_size();
+        const char* residual = finish.has_residual() ? c.residual.as<const char>() + (group * windows.N + column) * finish.residual_size() : nullptr;
         for_row_groups(rows, MAX_ROWS, [&](int row, int count) {
             for (int r = 0; r < count; r++) {
                 const Place& place = places[row + r];
-                tile.rows[r] = is_direct ? x + place.x : gathered + (row + r) * quads * 4;
+                tile.rows[r] = windows.is_direct ? x + place.x : gathered + (row + r) * windows.row;
                 tile.outs[r] = out + place.out * finish.out_size();
                 tile.residuals[r] = residual ? residual + place.residual * finish.residual_size() : nullptr;
             }
-            multiply_of(count, some)(tile, quads, finish);
+            multiply_of(count, some)(tile, windows.words, finish);
         });
     }
 
@@ -285,9 +199,8 @@ class IntegerConvolutionKernel : public Kernel {
 
     const IntegerConvolution c;
     const Finish finish;
-    int64_t channels, N, vecs, panels, quads, pixels;  // of a group; quads: of features, four each
-    int64_t blocks, block_rows, sets, places_nbytes, read;  // read: bytes from the first to behind the last of x
-    bool is_direct;
+    const Windows<IntegerConvolution> windows;
+    int64_t read;  // bytes from the first to behind the last of x
 };
 
 }  // namespace nimble

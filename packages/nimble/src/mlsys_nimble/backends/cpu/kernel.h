@@ -13,7 +13,8 @@ namespace nimble {
 using namespace mlsys;
 
 constexpr int MAX_RANK = 6;
-MLSYS_CONSTANTS(MAX_RANK);
+constexpr int SPACE = 3;  // depth, height, width
+MLSYS_CONSTANTS(MAX_RANK, SPACE);
 
 inline vi lane_numbers() {
     vi numbers{};

@@ -229,6 +229,26 @@ def pack_integers(weight: Tensor, groups: int, lanes: int, words: int) -> Tensor
     return torch.cat(made)
 
 
+def _pairs_size(weight: Tensor, groups: int, lanes: int) -> tuple[int, torch.dtype]:
+    return groups * _whole(weight.shape[0] // groups, lanes) * _whole(prod(weight.shape[1:]), 2), torch.bfloat16
+
+
+@_packs(_pairs_size)
+def pack_pairs(weight: Tensor, groups: int, lanes: int) -> Tensor:
+    """Pack a weight [O, C/groups, *kernel] in bf16, [groups][panels][K / 2][vectors][lanes][2]; panels of 2 vectors."""
+    rows = weight.detach().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(2, 3).flatten(2)
+    columns, terms = rows.shape[1:]
+    padded = torch.zeros(groups, _whole(columns, lanes), _whole(terms, 2), dtype=torch.bfloat16)
+    padded[:, :columns, :terms] = rows
+    made = []
+    for group in padded:
+        pairs = [panel.reshape(-1, lanes, panel.shape[1] // 2, 2) for panel in torch.split(group, 2 * lanes)]
+        made += [each.permute(2, 0, 1, 3).reshape(-1) for each in pairs]
+    packed = torch.cat(made)
+    shared = _SHARED.get()
+    return packed if shared is None else shared.pages.place(packed)
+
+
 def _in_quads(values: Tensor, lanes: int) -> Tensor:
     """Order channels [C, ...] as [blocks, 4, lanes, ...]: channel 16 l + 4 i + j is lane 4 l + j of vector i."""
     block = 4 * lanes

@@ -95,3 +95,9 @@ def rows(view: View) -> View:
         count *= size
     lead = [stride for size, stride in zip(view.shape[:-1], view.strides[:-1], strict=True) if size != 1]
     return view.reshaped((count, view.shape[-1]), (lead[-1] if lead else view.shape[-1], view.strides[-1]))
+
+
+def pixels(view: View) -> View:
+    """Return rows [*, K] as a line of pixels [1, K, rows]."""
+    found = rows(view)
+    return found.reshaped((1, *found.shape[::-1]), (0, *found.strides[::-1]))

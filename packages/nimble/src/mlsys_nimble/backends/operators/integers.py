@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from mlsys_nimble.backends.cpu import integers
-from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View
-from mlsys_nimble.backends.operators import convolution
+from mlsys_nimble.backends.cpu.library import SPACE, Kernel
+from mlsys_nimble.backends.operators.convolution import pixels
 from mlsys_nimble.backends.table import Call, Family, Run, dtype_of, find, weights_of
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import ValueType
@@ -97,14 +97,8 @@ def _lower_product(call: Call) -> Kernel | None:
     residual = call.inputs[-1] if kind.epilogue.has_residual else None
     parameters = call.inputs[3 + kind.main.has_bias] if kind.is_dynamic else None
     if isinstance(kind.main, kinds.Linear):
-        x, out = _pixels(x), _pixels(out)
-        residual = None if residual is None else _pixels(residual)
+        x, out = pixels(x), pixels(out)
+        residual = None if residual is None else pixels(residual)
         main = kinds.Convolution((1,), ((0, 0),), (1,), 1, kind.main.has_bias, kind.main.epilogue)
         kind, weight = replace(kind, main=main), weight[:, :, None]
     return integers.product(kind, x, weight, scales, bias, out, parameters=parameters, residual=residual)
-
-
-def _pixels(view: View) -> View:
-    """View rows [*, K] as a line of pixels [1, K, rows]."""
-    rows = convolution.rows(view)
-    return rows.reshaped((1, *rows.shape[::-1]), (0, *rows.strides[::-1]))
