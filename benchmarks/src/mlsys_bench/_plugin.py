@@ -27,6 +27,7 @@ SUITES = {
     "nimble-beside": ("Nets beside busy processes, other pools and other callers.", "nimble.beside:run", ("cpu",)),
     "nimble-dynamic": ("One preparation at many sizes, beside peers with dynamic axes.", "nimble.sizes:run", ("cpu",)),
     "nimble-int8": ("Quantised nets beside ONNX Runtime's and OpenVINO's int8.", "nimble.int8:run", ("cpu",)),
+    "nimble-bf16": ("Nets in bf16 beside peers' bf16, with errors.", "nimble.bf16:run", ("cpu",)),
     "nimble-zoo": ("Nets nobody named, of torchvision's and timm's, beside peers.", "nimble.zoo:run", ("cpu",)),
     "nimble-kernels": ("Convolutions and linears by layer, beside oneDNN.", "nimble.kernels:run", ("cpu",)),
     "nimble-training": ("Training steps beside eager and torch.compile.", "nimble.training:run", ("cpu",)),

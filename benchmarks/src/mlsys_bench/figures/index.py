@@ -37,6 +37,7 @@ _WHAT = {
     "nimble-operator-bound": "Nets of small operators",
     "nimble-training": "Training steps",
     "nimble-zoo": "Nets that nobody tuned for, alone and in company",
+    "nimble-bf16": "Nets in bf16 beside peers' bf16",
     "nimble-int8": "Quantised nets beside peers' int8",
     "nimble-dynamic": "One preparation at many sizes",
     "nimble-weights": "Cost of noticing changed weights",

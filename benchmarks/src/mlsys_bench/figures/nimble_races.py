@@ -1,4 +1,4 @@
-"""Nimble's tables of nets that nobody tuned for, of many sizes, and of int8: losses first."""
+"""Nimble's tables of nets that nobody tuned for, of many sizes, of int8 and of bf16: losses first."""
 
 from __future__ import annotations
 
@@ -63,6 +63,33 @@ def int8(name: str) -> str:
     columns = ["net", "Nimble's", "best peer", "its ms", "Nimble", "over the peer", "over own float32"]
     errors = [f"{what}: {whose}" for what in ("mean error", "top-1") for whose in ("peer", "Nimble")]
     return table([*columns, *errors], [line for _, line in rows])
+
+
+def bf16(name: str) -> str:
+    """Return each net's contestants in bf16, with mean errors against eager float32 beside their milliseconds."""
+    nets = load(name)["nets"]
+    forms = list(
+        dict.fromkeys(case for race in nets.values() for case in race["cases"] if not case.endswith("float32"))
+    )
+    forms.sort(key=lambda form: not form.startswith(OURS))
+    rows = []
+    for net, race in nets.items():
+        over = max(ratio for ratio in race["over_best_peer"].values() if ratio)
+        cases = race["cases"]
+        floats = [number(1e3 * cases[f"{whose}, float32"]["median_s"]) for whose in (OURS, "OpenVINO", "ONNX Runtime")]
+        cells = [_with_error(cases.get(form)) for form in forms]
+        rows.append((over, [net.rpartition(":")[2], race["best_peer"], f"**{over:.2f}x**", *cells, " / ".join(floats)]))
+    rows.sort(key=lambda row: row[0])
+    lines = [line for _, line in rows]
+    mean = geometric_mean(over for over, _ in rows)
+    lines.append(["geometric mean", "", f"**{mean:.2f}x**", *("" for _ in forms), ""])
+    return table(["net", "best peer", "over it", *forms, "float32: Nimble / OpenVINO / ONNX Runtime"], lines)
+
+
+def _with_error(case: Mapping[str, Any] | None) -> str:
+    if case is None or not case.get("median_s"):
+        return case["status"] if case else "-"
+    return f"{number(1e3 * case['median_s'])} ({case['accuracy']['mean_error']:.4f})"
 
 
 def _best_peer(cases: Mapping[str, Any]) -> str:

@@ -47,20 +47,20 @@ def eager(subject: Subject) -> Case:
 
 def channels_last(subject: Subject) -> Case:
     """Call the module in the layout of memory that convolutions like."""
-    module, inputs = _channels_last(subject)
+    module, inputs = in_channels_last(subject)
     return _case(lambda: module(*inputs))
 
 
 def compiled(subject: Subject) -> Case:
     """Compile with frozen weights; images channels last."""
-    net = _channels_last(subject) if _is_image(subject.net) else subject.net
+    net = in_channels_last(subject) if is_image(subject.net) else subject.net
     call = torch.compile(copy.deepcopy(net.module), options={"freezing": True})
     return _case(lambda: call(*net.inputs))
 
 
 def compiled_with_tuning(subject: Subject) -> Case:
     """Compile with frozen weights, products and convolutions chosen by measurement; images channels last."""
-    net = _channels_last(subject) if _is_image(subject.net) else subject.net
+    net = in_channels_last(subject) if is_image(subject.net) else subject.net
     call = torch.compile(copy.deepcopy(net.module), options={"freezing": True, "max_autotune": True})
     return _case(lambda: call(*net.inputs))
 
@@ -69,7 +69,7 @@ def aot_inductor(subject: Subject) -> Case:
     """Compile ahead of time into a package of machine code, which is called without Python's guards."""
     inductor: Any = importlib.import_module("torch._inductor")
     path = subject.cache_dir / f"aoti-{torch.__version__}-{subject.num_threads}.pt2"
-    net = _channels_last(subject) if _is_image(subject.net) else subject.net
+    net = in_channels_last(subject) if is_image(subject.net) else subject.net
     if not path.exists():
         program = torch.export.export(net.module, net.inputs)
         inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs={"freezing": True})
@@ -148,12 +148,14 @@ def build_kernels() -> None:
     Nimble(torch.nn.ReLU()).prepare(torch.zeros(1))
 
 
-def _is_image(net: Net) -> bool:
+def is_image(net: Net) -> bool:
+    """Return whether a net's first input is a batch of images."""
     return net.inputs[0].dim() == 4
 
 
-def _channels_last(subject: Subject) -> Net:
-    if not _is_image(subject.net):
+def in_channels_last(subject: Subject) -> Net:
+    """Return a net of images in the layout that convolutions like."""
+    if not is_image(subject.net):
         raise LeftOut("its input is no image")
     module = copy.deepcopy(subject.net.module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Net(module, tuple(x.to(memory_format=torch.channels_last) for x in subject.net.inputs))
@@ -161,9 +163,13 @@ def _channels_last(subject: Subject) -> Net:
 
 def onnx_file(subject: Subject) -> Path:
     """Return the net as an ONNX file, exported once."""
-    path = subject.cache_dir / f"net-{torch.__version__}.onnx"
+    return exported(subject.net, subject.cache_dir / f"net-{torch.__version__}.onnx")
+
+
+def exported(net: Net, path: Path) -> Path:
+    """Export a net to an ONNX file, unless it is there; return the file."""
     if not path.exists():
-        program = torch.onnx.export(subject.net.module, subject.net.inputs, dynamo=True, verbose=False)
+        program = torch.onnx.export(net.module, net.inputs, dynamo=True, verbose=False)
         assert program is not None
         partial = path.with_suffix(".partial")
         program.save(str(partial), external_data=False)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mlsys_bench.harness.race import Case, Outcome, Outcomes, admit, fastest, speed_up, timed
-from mlsys_bench.harness.text import geometric_mean, milliseconds, status_of, times, untimed
+from mlsys_bench.harness.race import Case, Outcome, Outcomes, admit, timed
+from mlsys_bench.nimble.accuracy import FLOAT, Forms, distance, errors, report_of
 from mlsys_bench.nimble.summary import OURS
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
     from mlsys_core.report import Section
-    from torch import Tensor, nn
+    from torch import nn
 
     from mlsys_bench.nimble.cases import Subject
     from mlsys_bench.nimble.int8_cases import Function, Inputs
@@ -23,9 +22,14 @@ NAME = "nimble-int8"
 NETS = ("mobilenet-v2", "resnet50", "minilm-l6", "bert-base")
 QUICK_NETS = ("mobilenet-v2", "minilm-l6")
 CONTESTANTS = (OURS, "ONNX Runtime", "OpenVINO")
-FLOAT, STATIC, DYNAMIC = "float32", "static", "dynamic"
+STATIC, DYNAMIC = "static", "dynamic"
 OUR_FORMS = (f"{OURS}, {STATIC}", f"{OURS}, {DYNAMIC}")
-PEER_FORMS = tuple(f"{peer}, {form}" for peer in CONTESTANTS[1:] for form in (STATIC, DYNAMIC))
+FORMS = Forms(
+    "in int8",
+    OUR_FORMS,
+    tuple(f"{peer}, {form}" for peer in CONTESTANTS[1:] for form in (STATIC, DYNAMIC)),
+    "each one's own float32",
+)
 SECONDS, QUICK_SECONDS = 40.0, 8.0  # of turns for each net
 NUM_CALIBRATION, NUM_HELD_OUT = 8, 16  # inputs; a quarter in quick runs
 FLOAT_TOLERANCE, TOLERANCE = 1e-3, 0.5  # root mean square from float64's results over theirs; int8: no other net
@@ -48,27 +52,13 @@ def run(
     Raises:
         InvalidInputError: ``peers`` has no Python, a net is not there, or the journal is of another setting.
     """
-    from mlsys_core.bench import write_results
-    from mlsys_core.errors import MlsysError
-
     from mlsys_bench.nimble.nets import race_settings
-    from mlsys_bench.nimble.one_by_one import race_each
+    from mlsys_bench.nimble.one_by_one import race_with_accuracy
 
     settings = race_settings(context, nets or (QUICK_NETS if context.is_quick else NETS), peers, trust_code)
     budget_s = QUICK_SECONDS if context.is_quick else SECONDS
-    races: dict[str, Outcomes] = {}
-    accuracy: dict[str, dict[str, Any]] = {}
-    loads: dict[str, str] = {}
     function = "mlsys_bench.nimble.int8:race_net"
-    for name, record in race_each(context, NAME, function, settings, budget_s=budget_s):
-        if isinstance(record, MlsysError):
-            races[name], accuracy[name] = {OUR_FORMS[0]: Outcome("does not run", str(record))}, {}
-            continue
-        found = record["found"]
-        races[name] = {case: Outcome(**fields) for case, fields in found["outcomes"].items()}
-        accuracy[name], loads[name] = found["accuracy"], record["load"]
-        write_results(NAME, report(races, accuracy, context.num_threads, loads), context)
-    return report(races, accuracy, context.num_threads, loads)
+    return race_with_accuracy(context, NAME, function, settings, budget_s=budget_s, ours=OUR_FORMS[0], report=report)
 
 
 def race_net(
@@ -169,35 +159,6 @@ class _Forms:
         return found
 
 
-def errors(pairs: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> dict[str, float]:
-    """Return how far int8's first results are from float's.
-
-    ``max_error`` is over the largest value, ``mean_error`` over the mean absolute value; ``top1`` is the share of rows
-    whose largest entry is the same.
-    """
-    import torch
-
-    got, wanted = (
-        torch.stack([torch.as_tensor(each[0]).double() for each in side]) for side in zip(*pairs, strict=True)
-    )
-    off = (got - wanted).abs()
-    return {
-        "max_error": float(off.max() / wanted.abs().max()),
-        "mean_error": float(off.mean() / wanted.abs().mean()),
-        "top1": float((got.argmax(-1) == wanted.argmax(-1)).double().mean()),
-    }
-
-
-def distance(results: Sequence[Any], expected: Sequence[Tensor]) -> float:
-    """Return the root mean square of the differences over the expected values', the largest of all results."""
-    import torch
-
-    found = [torch.as_tensor(result).double() for result in results]
-    if [one.shape for one in found] != [one.shape for one in expected]:
-        return math.inf
-    return max(float((a - b).norm() / b.double().norm()) for a, b in zip(found, expected, strict=True))
-
-
 def is_off(accuracy: Mapping[str, Any]) -> bool:
     """Return whether Nimble's int8 is another net than eager's: further than its own sensitivity to rounding."""
     return bool(accuracy.get("from_eager", 0.0) > max(EAGER_TOLERANCE, 3 * accuracy.get("eager_moved", 0.0)))
@@ -223,50 +184,8 @@ def _moved(graph: nn.Module, inputs: Inputs, by: float) -> Any:
     return found
 
 
-def ratios(outcomes: Outcomes) -> dict[str, float | None]:
-    """Return the fastest int8 peer's time over ours, by our form."""
-    peer = outcomes.get(fastest(outcomes, PEER_FORMS) or "")
-    return {form: speed_up(outcomes[form], peer) for form in OUR_FORMS if form in outcomes}
-
-
 def report(
     races: Mapping[str, Outcomes], accuracy: Mapping[str, Mapping[str, Any]], num_threads: int, loads: Mapping[str, str]
 ) -> Section:
     """Return the races with the losses first, each case's accuracy, and all figures as data."""
-    from mlsys_core.report import Section, Table
-
-    over = {(net, form): ratio for net, outcomes in races.items() for form, ratio in ratios(outcomes).items()}
-    rows = []
-    for net, form in sorted(over, key=lambda key: over[key] or 0.0):
-        outcomes = races[net]
-        peer = fastest(outcomes, PEER_FORMS)
-        ms = [milliseconds(outcomes.get(name)) for name in (peer or "", form)]
-        gain = speed_up(outcomes.get(form), outcomes.get(f"{OURS}, {FLOAT}"))
-        rows.append([net, form, peer or "-", *ms, times(over[net, form]), times(gain)])
-    columns = ["net", "Nimble's form", "best peer", "its ms", "Nimble's", "over", "over own float32"]
-    errors_of = [
-        [net, case, milliseconds(outcomes[case]), *(f"{found[key]:.3g}" for key in ("max_error", "mean_error", "top1"))]
-        for net, outcomes in races.items()
-        for case, found in accuracy[net].items()
-    ]
-    mean = geometric_mean(
-        max((ratio for ratio in ratios(one).values() if ratio), default=None) for one in races.values()
-    )
-    body: list[Any] = [
-        Table(columns, rows, "Median milliseconds a call in int8, losses first"),
-        Table(["net", "case", "ms", "max error", "mean error", "top-1"], errors_of, "Beside each one's own float32"),
-        f"{times(mean)} the best peer's int8 by the faster form of each net, geometric mean.",
-        *(f"During the race on {net}: {load}" for net, load in loads.items()),
-        *untimed(races),
-    ]
-    nets = {
-        net: {
-            "cases": {case: {**one.to_json(), "accuracy": accuracy[net].get(case)} for case, one in outcomes.items()},
-            "best_peer": fastest(outcomes, PEER_FORMS),
-            "over_best_peer": ratios(outcomes),
-        }
-        for net, outcomes in races.items()
-    }
-    data = {"num_threads": num_threads, "loads": dict(loads), "over_best_peer": mean, "nets": nets}
-    status = status_of(races, OURS, ("differs", "does not run"))
-    return Section("Nimble in int8", body, status=status, data=data)
+    return report_of(FORMS, races, accuracy, num_threads, loads)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from mlsys_core.errors import MlsysError
 
 from mlsys_bench.harness.child import run_in_child
 from mlsys_bench.harness.machine import LoadMeter
+from mlsys_bench.harness.race import Outcome, Outcomes
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
+    from mlsys_core.report import Section
 
     from mlsys_bench.nimble.nets import RaceSettings
 
@@ -61,3 +63,40 @@ def race_each(
                     continue
                 journal.add({"net": name, "load": str(meter.load), "found": found})
             yield name, journal.finished[name]
+
+
+def race_with_accuracy(
+    context: BenchContext,
+    suite: str,
+    function: str,
+    settings: RaceSettings,
+    *,
+    budget_s: float,
+    ours: str,
+    report: Callable[[dict[str, Outcomes], dict[str, dict[str, Any]], int, dict[str, str]], Section],
+) -> Section:
+    """Race on each net and report: outcomes and accuracy by net and case. Results are written after each net.
+
+    Args:
+        context: As for :func:`race_each`.
+        suite: As for :func:`race_each`.
+        function: As for :func:`race_each`; what it finds has ``outcomes``, their fields by case, and ``accuracy``.
+        settings: As for :func:`race_each`.
+        budget_s: Seconds of turns for each net.
+        ours: Case that is told to have failed where a whole race did.
+        report: Makes the section of races, accuracy, number of threads and loads.
+    """
+    from mlsys_core.bench import write_results
+
+    races: dict[str, Outcomes] = {}
+    accuracy: dict[str, dict[str, Any]] = {}
+    loads: dict[str, str] = {}
+    for name, record in race_each(context, suite, function, settings, budget_s=budget_s):
+        if isinstance(record, MlsysError):
+            races[name], accuracy[name] = {ours: Outcome("does not run", str(record))}, {}
+            continue
+        found = record["found"]
+        races[name] = {case: Outcome(**fields) for case, fields in found["outcomes"].items()}
+        accuracy[name], loads[name] = found["accuracy"], record["load"]
+        write_results(suite, report(races, accuracy, context.num_threads, loads), context)
+    return report(races, accuracy, context.num_threads, loads)

@@ -20,9 +20,9 @@ def session(path: str | Path, num_threads: int) -> Any:
     return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def compiled(model: Any, num_threads: int) -> Any:
-    """Return an OpenVINO model compiled for latency; what is not int8 is in float32."""
-    hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+def compiled(model: Any, num_threads: int, precision: str = "f32") -> Any:
+    """Return an OpenVINO model compiled for latency; what is not int8 is in ``precision``."""
+    hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
     settings = {**hints, "INFERENCE_NUM_THREADS": num_threads}
     return importlib.import_module("openvino").Core().compile_model(model, "CPU", settings)
 
@@ -34,10 +34,10 @@ def onnx_runtime(path: str | Path, num_threads: int) -> Callable[..., list[Any]]
     return lambda *inputs: list(ready.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)}))
 
 
-def openvino(model: Any, num_threads: int) -> Callable[..., list[Any]]:
+def openvino(model: Any, num_threads: int, precision: str = "f32") -> Callable[..., list[Any]]:
     """Return a function of tensors that runs an OpenVINO model and returns arrays; inputs are shared, not copied."""
     package = importlib.import_module("openvino")
-    request = compiled(model, num_threads).create_infer_request()
+    request = compiled(model, num_threads, precision).create_infer_request()
 
     def call(*inputs: torch.Tensor) -> list[Any]:
         for index, x in enumerate(inputs):

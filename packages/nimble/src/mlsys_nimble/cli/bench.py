@@ -27,6 +27,9 @@ def bench(
     int8: Annotated[
         bool, typer.Option("--int8", help="Quantised nets beside ONNX Runtime's and OpenVINO's int8, with accuracy.")
     ] = False,
+    bf16: Annotated[
+        bool, typer.Option("--bf16", help="Nets in bf16 beside torch's, OpenVINO's and ONNX Runtime's, with errors.")
+    ] = False,
     quick: Quick = False,
     peers: Annotated[
         str | None,
@@ -45,11 +48,12 @@ def bench(
     core, right after other libraries' calls, and from four threads at once, by medians and 99th percentiles.
     With --dynamic one preparation serves sentences of 1 to 512 tokens or 1 to 64 images. With --zoo nets that nobody
     tuned for are timed, alone and beside a busy process a core. With --int8 nets that torchao, ONNX Runtime and NNCF
-    quantise are timed, and compared with each library's own float32.
+    quantise are timed, and compared with each library's own float32. With --bf16 nets are timed in bf16, and compared
+    with eager float32.
 
     Example: mlsys nimble bench --nets darts,nasnet-mobile --threads 2
     """
-    asked = {"zoo": zoo, "dynamic": dynamic, "beside": beside, "int8": int8}
+    asked = {"zoo": zoo, "dynamic": dynamic, "beside": beside, "int8": int8, "bf16": bf16}
     if sum(asked.values()) > 1:
         names = " and ".join(f"--{name}" for name, is_asked in asked.items() if is_asked)
         raise InvalidInputError(f"{names}: give one of them at a time")
