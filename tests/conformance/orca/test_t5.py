@@ -312,6 +312,7 @@ def test_a_completion_is_what_the_encoder_made_of_the_prompt(directory: tuple[Pa
 
 def test_an_engine_refuses_requests_for_another_kind_of_model(directory: tuple[Path, Any]) -> None:
     service = make_service(load_model(directory[0], dtype="fp32"), "t5", EngineConfig(max_model_len=128))
+    assert service.loaded.weights_nbytes > (directory[0] / "model.safetensors").stat().st_size // 2
 
     async def generate() -> None:
         async for _ in service.engine.generate(

@@ -91,11 +91,11 @@ class Fallback:
                     f"{kind.replace('_', ' ')}: {names[0]}{more}"
                 )
         module.to(device).eval()
-        encoder = None
+        images = None
         if self.vision is not None:
-            encoder, module = ImageEncoder(module, self.vision), text_part(module)
+            images, module = ImageEncoder(module, self.vision), text_part(module)
         decoder = TransformersDecoder(
-            module, self.config, options=self.options, dtype=dtype, device=device, encoder=encoder
+            module, self.config, options=self.options, dtype=dtype, device=device, images=images
         )
         decoder.verify()
         if progress:

@@ -85,8 +85,9 @@ class LoadedModel:
         """Memory of the weights, before torch's path packs what it multiplies by."""
         if isinstance(self.model, DividedModel):
             return self.model.nbytes
+        images: Any = getattr(self.model, "images", None)  # the encoder of images
+        sight = 0 if images is None else weights_nbytes(images.module)
         if isinstance(self.model, NativeDecoder):
-            return self.model.nbytes + weights_nbytes(self.model.embedding)
+            return self.model.nbytes + weights_nbytes(self.model.embedding) + sight
         module: Any = getattr(self.model, "module", self.model)  # transformers' model is inside ours
-        encoder: Any = getattr(self.model, "encoder", None)  # of images, beside it
-        return weights_nbytes(module) + (0 if encoder is None else weights_nbytes(encoder.module))
+        return weights_nbytes(module) + sight

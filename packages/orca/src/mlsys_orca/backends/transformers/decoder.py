@@ -39,7 +39,7 @@ class TransformersDecoder:
         options: Options of each layer's attention.
         dtype: Dtype of weights, keys and values.
         device: Where they are.
-        encoder: Encoder of images, if the model has one.
+        images: Encoder of images, if the model has one.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class TransformersDecoder:
         options: tuple[AttentionOptions, ...],
         dtype: torch.dtype,
         device: torch.device,
-        encoder: ImageEncoder | None = None,
+        images: ImageEncoder | None = None,
     ) -> None:
         self.module: Any = module
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.encoder = encoder
+        self.images = images
         self._options = options
         self._takes_rows = "logits_to_keep" in signature(module.forward).parameters
         for parent in list(module.modules()):
@@ -85,10 +85,10 @@ class TransformersDecoder:
 
     def _tokens(self, inputs: ForwardInputs) -> dict[str, Tensor]:
         """Return the tokens as the model takes them: ids, or embeddings if there are images among them."""
-        if self.encoder is None or not inputs.batch.num_tiles:
+        if self.images is None or not inputs.batch.num_tiles:
             return {"input_ids": inputs.token_ids[None]}
         embeddings = self.module.get_input_embeddings()(inputs.token_ids)
-        return {"inputs_embeds": self.encoder.place(inputs.batch, embeddings)[None]}
+        return {"inputs_embeds": self.images.place(inputs.batch, embeddings)[None]}
 
     @torch.inference_mode()
     def verify(self) -> None:
@@ -118,8 +118,8 @@ class TransformersDecoder:
                 f"{_TOLERANCES[self.dtype]} is allowed"
             )
         self._require_isolated()
-        if self.encoder is not None:
-            self.encoder.verify()
+        if self.images is not None:
+            self.images.verify()
 
     def _require_isolated(self) -> None:
         """See by value that no request's logits depend on others of its batch: core's check, as for other executors.
