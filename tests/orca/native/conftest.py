@@ -28,7 +28,7 @@ class Ragged:
     values: Tensor
     cos: Tensor | None = None
     sin: Tensor | None = None
-    cache: str = "floats"  # program.cpp: CacheKind
+    cache: str = "floats"  # kv_layout.h: CacheKind
 
 
 def run_operator(
