@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.engine.engine import Engine, EngineConfig, plan_kv_tokens
@@ -23,3 +25,5 @@ def test_memory_bounds_the_slots_and_too_little_is_refused(loaded: LoadedModel) 
     assert plan_kv_tokens(loaded, config, available_nbytes=100 * 4 * per_token) == 100, "a quarter of the memory"
     with pytest.raises(InvalidInputError, match="50 K/V slots cannot hold one request of 64 tokens"):
         plan_kv_tokens(loaded, config, available_nbytes=50 * 4 * per_token)
+    with pytest.raises(InvalidInputError, match=r"lower --max-model-len, or raise --kv-tokens$"):
+        plan_kv_tokens(loaded, replace(config, num_kv_tokens=50), available_nbytes=100 * 4 * per_token)

@@ -77,9 +77,10 @@ def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: 
     fits = left // per_token if per_token else wanted
     num_tokens = config.num_kv_tokens or min(wanted, fits)
     if num_tokens < max_model_len:
+        more = "free memory" if config.num_kv_tokens is None else "raise --kv-tokens"
         raise InvalidInputError(
             f"{num_tokens} K/V slots cannot hold one request of {max_model_len} tokens "
-            f"({per_token * max_model_len / 2**20:.0f} MiB): lower --max-model-len, or free memory"
+            f"({per_token * max_model_len / 2**20:.0f} MiB): lower --max-model-len, or {more}"
         )
     return num_tokens
 
