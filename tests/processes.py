@@ -8,6 +8,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -41,6 +43,15 @@ def await_ends(processes: Iterable[psutil.Process], timeout_s: float | None = No
     """
     until = None if timeout_s is None else time.monotonic() + timeout_s
     return [process for process in processes if not _ends(process, until)]
+
+
+def abandoned(files: Iterable[Path]) -> set[Path]:
+    """Return those of ``files`` that are there and mapped by no process: whoever made them has left them behind."""
+    mapped = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # the process has ended
+            mapped |= {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/dev/shm/" in line}
+    return {file for file in files if file.exists() and str(file) not in mapped}
 
 
 def _ends(process: psutil.Process, until: float | None) -> bool:

@@ -19,7 +19,7 @@ from tests.installed import installed_model
 from tests.orca.conftest import tiny_metadata, write_gguf
 from tests.orca.parallel.places import write_checkpoint
 from tests.orca.survival.clients import Server
-from tests.processes import await_ends, end
+from tests.processes import abandoned, await_ends, end
 from tests.warm import Warm
 
 NUM_LAYERS, HIDDEN, VOCAB = 6, 128, 260
@@ -103,7 +103,7 @@ def start(six_layers: Path) -> Iterator[Callable[..., Any]]:
             end(process)
             process.stdout.close()
             assert not await_ends(children, timeout_s=20)
-        assert set(Path("/dev/shm").iterdir()) <= before
+        assert not abandoned(set(Path("/dev/shm").iterdir()) - before)  # other programs of the machine make files, too
 
     yield started
     warm.close()
