@@ -18,7 +18,7 @@ AGENT_TESTS := tests/integration/orca/test_agents.py tests/integration/orca/test
 VISION_TESTS := tests/nimble/nets/test_timm.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup wheels release-check pythons publish-dry-run version demo test test-all fuzz test-peers test-agents oracles mutants lint types fmt bench figures soak soak-dvabatch docs browser test-gpu sanitize bench-gpu proto lock lock-models clean
+.PHONY: help setup kernels wheels release-check pythons publish-dry-run version demo test test-all fuzz test-peers test-agents oracles mutants lint types fmt bench figures soak soak-dvabatch docs browser test-gpu sanitize bench-gpu proto lock lock-models clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,10 +56,13 @@ $(VENV)/.flights: $(VENV)/.installed
 demo: setup $(VENV)/.flights  ## Chat with a real model through our own server; ends in report/demo.html
 	$(VENV)/bin/mlsys demo
 
+kernels: setup  ## Compile the kernels in all builds that the tests run, a core each
+	@$(PY) scripts/compile_kernels.py
+
 test: setup  ## Run the tests in minutes: representatives of large grids, nothing slow
 	$(PYTEST) --quick -m "not gpu and not browser and not slow"
 
-test-all: setup  ## Run all tests but those for a GPU or a browser, as CI does
+test-all: setup kernels  ## Run all tests but those for a GPU or a browser, as CI does
 	$(PYTEST) -m "not gpu and not browser"
 
 lint: setup  ## Ruff, formatting, and the repository's own boundaries
