@@ -77,7 +77,7 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pixels, self.planes = nn.Conv2d(3, 32, 3, stride=2, bias=False), nn.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.pixels, self.planes = nn.Conv2d(3, 32, 4, stride=2, bias=False), nn.Conv2d(32, 32, 3, padding=1, groups=32)
         self.mixed, self.head = nn.Conv2d(32, 40, 1), nn.Linear(40, 12)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from mlsys_nimble.ir.operators import Bf16Product, Convolution, Kind, Linear, Separable
 from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.passes.dead_code import remove_dead_code
+
+LEAST_TERMS = 32  # products of a convolution's result, from which on its inputs are rounded
 
 
 def round_weights(program: Program) -> Program:
@@ -37,8 +40,8 @@ def round_weights(program: Program) -> Program:
 def multiply_pairs(program: Program) -> Program:
     """Round the inputs of linears and convolutions to bf16 as well, after :func:`round_weights`.
 
-    Those whose weights are not constant keep float32 inputs, and so do convolutions of one channel a group, which have
-    few products.
+    Those whose weights are not constant keep float32 inputs. So do convolutions of one channel a group, and of few
+    products a result: to round would take longer than to multiply.
     """
     fixed = _fixed(program)
 
@@ -46,7 +49,8 @@ def multiply_pairs(program: Program) -> Program:
         kind = operator.kind
         if not isinstance(kind, Convolution | Linear) or operator.inputs[1] not in fixed:
             return operator
-        if isinstance(kind, Convolution) and program.values[operator.inputs[1]].shape[1] == 1:
+        channels, *kernel = program.values[operator.inputs[1]].shape[1:]
+        if isinstance(kind, Convolution) and (channels == 1 or channels * prod(kernel) < LEAST_TERMS):
             return operator
         return replace(operator, kind=Bf16Product(kind))
 
