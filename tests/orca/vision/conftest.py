@@ -28,7 +28,7 @@ TEMPLATE = (  # in the manner of the architecture's own: contents are lists of p
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
 MARKS = ["<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>"]
-ARCHITECTURES = ("smolvlm", "idefics3")
+ARCHITECTURES = ("smolvlm", "idefics3", "idefics3-helium")  # the last has a text part that no family of ours has
 
 
 def tokenizer_json() -> str:
@@ -55,14 +55,16 @@ def write_model(path: Path, architecture: str, tokenizer: str) -> Path:
         json.dumps({**special, "pad_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"})
     )
     ends = backend.token_to_id("<end_of_utterance>")
+    architecture, _, text_type = architecture.partition("-")
     text = {
-        "model_type": "llama",
+        "model_type": text_type or "llama",
         "vocab_size": backend.get_vocab_size(),
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        "head_dim": 8,
         "max_position_embeddings": 2048,
         "initializer_range": 0.3,
         "pad_token_id": backend.token_to_id("<|im_end|>"),

@@ -241,7 +241,7 @@ class EngineCore:
         model = loaded.model
         if isinstance(model, NativeDecoder):
             model = model.with_threads(config.num_threads)
-            self._num_torch_threads = 1
+            self._num_torch_threads = 1 if loaded.images is None else config.num_threads  # an encoder of images
         if config.compiler is not None:
             compiler = find_module_compiler(config.compiler, registry)
             model = compile_decodes(model, compiler, config.max_batch_size)

@@ -72,7 +72,7 @@ class Fallback:
             whole = transformers.AutoModelForImageTextToText
             attention = {"text_config": RAGGED, "vision_config": "sdpa"}  # whole tiles of one size
         files = SafetensorsDirectory(self.path)
-        with _no_progress_bar():
+        with quiet_transformers():
             module, found = whole.from_pretrained(
                 self.path,
                 config=self.source,
@@ -83,13 +83,7 @@ class Fallback:
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-        for kind in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
-            if names := sorted(map(str, found.get(kind) or ())):
-                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                raise InvalidInputError(
-                    f"{self.path}: its weights and its configuration do not belong together, "
-                    f"{kind.replace('_', ' ')}: {names[0]}{more}"
-                )
+        check_found(self.path, found)
         module.to(device).eval()
         images = None
         if self.vision is not None:
@@ -135,15 +129,33 @@ def open_fallback(path: Path, raw: Mapping[str, Any]) -> Fallback:
     return Fallback(path, whole, config, layout.options, vision)
 
 
+def check_found(path: Path, found: Mapping[str, Any]) -> None:
+    """See that ``transformers`` found the weights it looked for in directory ``path``, and no others.
+
+    Raises:
+        InvalidInputError: it did not.
+    """
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
+        if names := sorted(map(str, found.get(kind) or ())):
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise InvalidInputError(
+                f"{path}: its weights and its configuration do not belong together, "
+                f"{kind.replace('_', ' ')}: {names[0]}{more}"
+            )
+
+
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
+    """Have ``transformers`` load without a bar and a report; what it found is judged here."""
     import transformers
 
     logging: Any = transformers.utils.logging
-    shows = logging.is_progress_bar_enabled()
+    shows, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shows:
             logging.enable_progress_bar()

@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
 from mlsys_orca.loading.text_part import TextPart, text_config
 from mlsys_orca.model.config import ModelConfig, UnsupportedModelError
@@ -28,6 +30,9 @@ from mlsys_orca.model.weights.quantized_directory import open_weights
 from mlsys_orca.text.chat_template import ChatTemplate
 from mlsys_orca.text.image_reader import ImageReader
 from mlsys_orca.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from mlsys_orca.loading.vision import SeeingModel
 
 _log = logging.getLogger(__name__)
 # What a decoder that follows an encoder begins and ends with: generation_config.json overrules config.json.
@@ -97,6 +102,11 @@ def _route(
             "or mlsys_orca.engine.embedding.load_encoder"
         )
     missing = f"the architecture {architecture!r}"
+    if architecture in VISION_ARCHITECTURES and read is Family.load:
+        if (seeing := _open_seeing(path, raw)) is not None:
+            _log.info("%s runs by our own forward, and its encoder of images through transformers", path.name)
+            return seeing.config, seeing.load, partial(ImageReader, seeing.vision)
+        missing += " with this text part"
     if architecture in ARCHITECTURES:
         try:
             family = model_family(architecture)
@@ -124,6 +134,15 @@ def _route(
         ) from error
     _log.info("%s runs through transformers, which is slower: no forward of ours has %s", path.name, missing)
     return fallback.config, fallback.load, fallback.image_reader
+
+
+def _open_seeing(path: Path, raw: dict[str, Any]) -> SeeingModel | None:
+    from mlsys_orca.loading.vision import open_seeing
+
+    try:
+        return open_seeing(path, raw)
+    except UnsupportedModelError as error:
+        raise InvalidInputError(f"{path} can't be served: it needs {error.what}, which is not implemented") from error
 
 
 def _load_text_part(

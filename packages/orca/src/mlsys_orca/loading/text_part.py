@@ -7,6 +7,7 @@ alone: Gemma 3 from 4B on and Mistral Small 3.1 and 3.2.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mlsys_orca.model.huggingface_config import refuse_common
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from mlsys_orca.model.weights.quantized import QuantizedMatrix
 
-_PREFIX = "language_model."  # of the names of the text part's tensors
+_ALONE = MappingProxyType({"language_model.": ""})
 _ARCHITECTURES = {"gemma3": "gemma3_text", "mistral3": "mistral"}  # the whole's -> its text part's
 
 
@@ -39,16 +40,23 @@ class TextPart:
 
     Args:
         whole: The directory.
+        prefixes: Beginnings of the names of its tensors, and what they would be alone.
     """
 
-    def __init__(self, whole: Checkpoint) -> None:
+    def __init__(self, whole: Checkpoint, *, prefixes: Mapping[str, str] = _ALONE) -> None:
         self.layout: Layout = whole.layout
         self._whole = whole
+        self._names = {
+            alone + name.removeprefix(prefix): name
+            for prefix, alone in prefixes.items()
+            for name in whole.names
+            if name.startswith(prefix)
+        }
 
     @property
     def names(self) -> frozenset[str]:
         """Every tensor's name."""
-        return frozenset(name.removeprefix(_PREFIX) for name in self._whole.names if name.startswith(_PREFIX))
+        return frozenset(self._names)
 
     @property
     def has_head(self) -> bool:
@@ -57,16 +65,16 @@ class TextPart:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the tensor's shape."""
-        return self._whole.shape(_PREFIX + name)
+        return self._whole.shape(self._names.get(name, name))
 
     def nbytes(self, name: str) -> int:
         """Return the tensor's size in the file, in bytes."""
-        return self._whole.nbytes(_PREFIX + name)
+        return self._whole.nbytes(self._names.get(name, name))
 
     def read_into(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
         """Copy the tensor into ``out``, cast to its dtype."""
-        self._whole.read_into(_PREFIX + name, out, cut)
+        self._whole.read_into(self._names.get(name, name), out, cut)
 
     def quantized(self, name: str, cut: Cut | None = None) -> QuantizedMatrix | None:
         """Return the tensor's codes and scales, if the directory has them."""
-        return self._whole.quantized(_PREFIX + name, cut)
+        return self._whole.quantized(self._names.get(name, name), cut)

@@ -48,7 +48,8 @@ class ImageEncoder:
                 first, last = placed.between(part.num_computed_tokens, part.context_len)
                 offset = part.start - part.num_computed_tokens
                 rows = torch.tensor([offset + position for position in placed.positions[first:last]])
-                embeddings[rows.to(embeddings.device)] = self.features(placed.image, first, last)
+                found = self.features(placed.image, first, last)
+                embeddings[rows.to(embeddings.device)] = found.to(embeddings.dtype)
         return embeddings
 
     def features(self, image: ImagePixels, first: int, last: int) -> Tensor:
