@@ -228,5 +228,33 @@ def test_traces_that_are_not_exported_are_off_and_stay_so(served: SimpleNamespac
         http.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
     with pytest.raises(InferenceServerException, match="--otlp-endpoint"):
         grpc.update_trace_settings(settings={"trace_rate": "2"})
-    with pytest.raises(InferenceServerException, match="one model"):
-        grpc.get_trace_settings("twice")
+    for client in (http, grpc):
+        assert client.get_trace_settings("twice") == client.get_trace_settings()
+        client.update_trace_settings(settings={"trace_level": ["OFF"]})  # as they are
+        with pytest.raises(InferenceServerException, match="one model"):
+            client.update_trace_settings("twice", settings={"trace_level": ["OFF"]})
+        with pytest.raises(InferenceServerException, match="no model 'nope'"):
+            client.get_trace_settings("nope")
+
+
+def test_a_program_may_forget_what_it_has_not_got(served: SimpleNamespace) -> None:
+    for wire, client in served.clients.items():
+        assert not (
+            client.get_cuda_shared_memory_status() if wire == "http" else client.get_cuda_shared_memory_status().regions
+        )
+        client.unregister_cuda_shared_memory()
+        client.unregister_system_shared_memory()
+        with pytest.raises(InferenceServerException, match="shared memory of GPUs"):
+            client.register_cuda_shared_memory("x", b"AAAA", 0, 8)
+        inputs = [served.modules[wire].InferInput("x", [1, 1], "FP32")]
+        inputs[0].set_shared_memory("nowhere", 4)
+        with pytest.raises(InferenceServerException) as error:
+            client.infer("twice", inputs)
+        assert error.value.status() in ("404", "StatusCode.NOT_FOUND")
+
+
+def test_grpc_has_its_own_health_service(served: SimpleNamespace) -> None:
+    client = served.clients["grpc"]
+    check = client._channel.unary_unary("/grpc.health.v1.Health/Check")
+    assert list(check(b"")) == [8, 1]  # HealthCheckResponse: status SERVING
+    assert served.clients["http"].is_server_ready()

@@ -41,7 +41,6 @@ BAD_REQUESTS: dict[str, tuple[Any, str]] = {
         "input 'b' has 2 rows, other inputs have 1",
     ),
     "unknown output": ({"inputs": [GOOD], "outputs": [{"name": "z"}]}, "has no output 'z'; its outputs are 'sum'"),
-    "output twice": ({"inputs": [GOOD], "outputs": [{"name": "sum"}] * 2}, "an output is asked for twice"),
     "id": ({"inputs": [GOOD], "id": 7}, "'id' of the request is a string, got int"),
     "parameters": ({"inputs": [GOOD], "parameters": []}, "'parameters' of the request is an object"),
     "parameter null": ({"inputs": [GOOD], "parameters": {"x": None}}, "got nothing"),

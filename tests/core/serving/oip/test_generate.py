@@ -56,11 +56,20 @@ async def test_a_failure_within_a_stream_is_its_last_event(client: httpx.AsyncCl
     assert "defect" not in error["error"]
 
 
+async def test_other_fields_are_parameters_and_a_flat_list_is_rows(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v2/models/repeat/generate_stream", json={"text": "a", "fail_after": 0})
+    assert response.status_code == 500  # the model reads this parameter
+    for texts in (["a", "b"], [["a"], ["b"]]):
+        response = await client.post("/v2/models/upper/generate", json={"text_input": texts, "more": 1})
+        assert response.json()["text_output"] == ["A", "B"]
+
+
 @pytest.mark.parametrize(
     ("model", "request_", "status", "message"),
     [
         ("repeat", [], 400, "a generate request is a JSON object"),
-        ("repeat", {"nope": 1}, 400, "has no input 'nope'; its inputs are 'text', 'times'"),
+        ("repeat", {"nope": []}, 400, "has no input 'nope', and a parameter is a string"),
+        ("repeat", {"text": "a", "parameters": {"text": "b"}}, 400, "input 'text' is given twice"),
         ("repeat", {}, 400, "needs the inputs ['text']"),
         ("repeat", {"text": 1}, 400, "not all BYTES"),
         ("repeat", {"text": "a", "times": "x"}, 400, "not all INT32"),
@@ -69,7 +78,7 @@ async def test_a_failure_within_a_stream_is_its_last_event(client: httpx.AsyncCl
         ("repeat", {"text": "a", "parameters": {"fail_after": 0}}, 500, "the server failed"),
         ("nope", {"text": "a"}, 404, "there is no model 'nope'"),
     ],
-    ids=["array", "unknown", "missing", "number", "text", "shape", "id", "defect", "model"],
+    ids=["array", "unknown", "twice", "missing", "number", "text", "shape", "id", "defect", "model"],
 )
 async def test_an_error_before_the_first_response_has_its_own_status(
     client: httpx.AsyncClient, model: str, request_: Any, status: int, message: str

@@ -231,7 +231,7 @@ def test_a_stream_answers_each_request_by_itself(call: Client) -> None:
     assert len(order) == 6
 
 
-def test_a_stream_marks_the_end_of_a_request_if_asked_to(call: Client) -> None:
+def test_a_stream_marks_each_response_and_gives_an_empty_last_one_if_asked_to(call: Client) -> None:
     flag = "triton_enable_empty_final_response"
     unary = add_request([1], id="unary")
     unary.parameters[flag].bool_param = True
@@ -247,7 +247,7 @@ def test_a_stream_marks_the_end_of_a_request_if_asked_to(call: Client) -> None:
         ]
 
     assert finals("x") == [False, True]
-    assert finals("y") == [None]
+    assert finals("y") == [False]
     assert finals("unary") == [True]
 
 

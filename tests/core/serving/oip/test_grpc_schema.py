@@ -11,8 +11,8 @@ from mlsys_core.serving import WallClock
 from mlsys_core.serving.http import Readiness
 from mlsys_core.serving.oip import ModelRepository
 from mlsys_core.serving.oip.engine import Engine
+from mlsys_core.serving.oip.grpc.bare import bare_handlers
 from mlsys_core.serving.oip.grpc.schema import COMPILED, SERVICE, messages
-from mlsys_core.serving.oip.grpc.server import _UNSUPPORTED
 from mlsys_core.serving.oip.grpc.servicer import Servicer
 
 triton_messages = pytest.importorskip("tritonclient.grpc.service_pb2")
@@ -66,8 +66,8 @@ def test_the_datatypes_have_tritons_numbers() -> None:
 def test_every_method_of_the_service_is_answered() -> None:
     [service] = triton_messages.DESCRIPTOR.services_by_name.values()
     servicer = Servicer(Engine(ModelRepository(), WallClock()), Readiness(), str)
-    ours = {*servicer.methods, "ModelStreamInfer", *_UNSUPPORTED}
+    ours = {*servicer.methods, "ModelStreamInfer", *bare_handlers()}
     assert service.full_name == SERVICE
     assert ours == set(service.methods_by_name)
     [declared] = FileDescriptorSet.FromString(COMPILED.read_bytes()).file[0].service
-    assert ours - set(_UNSUPPORTED) == {method.name for method in declared.method}
+    assert ours - set(bare_handlers()) == {method.name for method in declared.method}

@@ -206,9 +206,7 @@ def _wanted(names: Sequence[str], version: Version) -> tuple[str, ...]:
             raise InvalidInputError(
                 f"model {version.spec.name!r} has no output {name[:100]!r}; its outputs are {known}"
             )
-    if len(set(names)) != len(names):
-        raise InvalidInputError("an output is asked for twice")
-    return tuple(names)
+    return tuple(dict.fromkeys(names))  # one that is asked for twice comes once, as from Triton
 
 
 def _schedule(parameters: dict[str, Parameter]) -> tuple[int, float | None]:

@@ -16,7 +16,7 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.posix import open_shared_memory, read_at, write_at
 from mlsys_core.serving.http import HttpError
-from mlsys_core.serving.oip.errors import UnsupportedError
+from mlsys_core.serving.oip.errors import UnknownRegionError, UnsupportedError
 from mlsys_core.serving.oip.messages import Parameter
 
 _MAX_REGIONS = 4096
@@ -115,7 +115,7 @@ class SharedRegions:
         """Return one region, or all.
 
         Raises:
-            InvalidInputError: it is not registered.
+            UnknownRegionError: it is not registered.
         """
         found = [self._find(name)] if name else list(self._regions.values())
         return [{"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.nbytes} for each in found]
@@ -125,7 +125,8 @@ class SharedRegions:
 
         Raises:
             UnsupportedError: the operator has not allowed shared memory.
-            InvalidInputError: no such region, or the place is not within it.
+            UnknownRegionError: no such region.
+            InvalidInputError: the place is not within it.
         """
         if REGION not in parameters:
             return None
@@ -151,7 +152,7 @@ class SharedRegions:
 
     def _find(self, name: str) -> Region:
         if name not in self._regions:
-            raise InvalidInputError(f"there is no shared memory {name[:100]!r}: register it first")
+            raise UnknownRegionError(f"there is no shared memory {name[:100]!r}: register it first")
         return self._regions[name]
 
     def _require_allowed(self) -> None:

@@ -17,6 +17,7 @@ from mlsys_core.serving.http.middleware.gate import KeyRing, presented_keys
 from mlsys_core.serving.http.middleware.trace import Tracing
 from mlsys_core.serving.http.tls import TlsConfig, read_pem, server_context
 from mlsys_core.serving.oip.engine import Engine
+from mlsys_core.serving.oip.grpc.bare import HEALTH, bare_handlers, health_handlers
 from mlsys_core.serving.oip.grpc.codec import parse_message
 from mlsys_core.serving.oip.grpc.schema import SERVICE, messages
 from mlsys_core.serving.oip.grpc.servicer import Servicer
@@ -42,11 +43,6 @@ _INFERENCES = frozenset({"ModelInfer", "ModelStreamInfer"})  # the calls that ar
 _MAX_STREAMS = 256  # calls at a time on one connection; more wait
 _MIN_PING_INTERVAL_MS = 10_000  # clients that ping an idle connection more often are warned, then cut
 _STOP_GRACE_S = 1.0  # when the lifecycle has drained, all calls have ended but for their last bytes
-
-_UNSUPPORTED = (
-    *(f"CudaSharedMemory{verb}" for verb in ("Status", "Register", "Unregister")),
-    "LogSettings",
-)
 
 
 class Context(Protocol):
@@ -100,7 +96,11 @@ class GrpcServer:
         server = grpc.aio.server(
             options=server_options(config), maximum_concurrent_rpcs=config.connections.max_connections
         )
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, self._handlers())])
+        health = health_handlers(self._runtime.readiness, self._received)
+        services = {SERVICE: self._handlers(), HEALTH: health}
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(name, handlers) for name, handlers in services.items()]
+        )
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if config.tls is None:
@@ -124,7 +124,7 @@ class GrpcServer:
             self._guarded_stream("ModelStreamInfer", self._servicer.stream_infer),
             response_serializer=messages().ModelStreamInferResponse.SerializeToString,
         )
-        return handlers | {name: grpc.unary_unary_rpc_method_handler(_unsupported) for name in _UNSUPPORTED}
+        return handlers | bare_handlers()
 
     def _guarded(
         self, name: str, method: Callable[[Any, float | None], Awaitable[Any]]
@@ -317,13 +317,6 @@ def _unary(name: str, call: Callable[[AsyncIterator[bytes], Context], Awaitable[
         call,
         response_serializer=getattr(messages(), f"{name}Response").SerializeToString,
     )
-
-
-async def _unsupported(_: bytes, context: Context) -> NoReturn:
-    await context.abort(
-        grpc.StatusCode.UNIMPLEMENTED, "this server does not support shared memory of GPUs and log settings"
-    )
-    raise AssertionError("abort() raises")
 
 
 def _encoded(value: str | bytes) -> bytes:

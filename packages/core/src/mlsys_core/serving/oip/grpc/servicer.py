@@ -8,14 +8,14 @@ from contextlib import aclosing
 from typing import Any
 
 from google.protobuf.json_format import ParseDict
-from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.errors import MlsysError
 from mlsys_core.serving.http import Readiness
 from mlsys_core.serving.http.middleware.trace import Tracing
 from mlsys_core.serving.oip.access import check_model_control
 from mlsys_core.serving.oip.binding import flag
 from mlsys_core.serving.oip.config.files import load_config
 from mlsys_core.serving.oip.engine import Answer, Engine
-from mlsys_core.serving.oip.errors import UnsupportedError
+from mlsys_core.serving.oip.errors import UnknownModelError, UnsupportedError
 from mlsys_core.serving.oip.grpc.codec import OutputForms, decode_message, encode_message
 from mlsys_core.serving.oip.grpc.schema import messages
 from mlsys_core.serving.oip.models.descriptions import (
@@ -30,6 +30,7 @@ from mlsys_core.serving.oip.rest.extensions import change_trace_settings, trace_
 
 _MAX_CONCURRENT = 64  # requests of one stream that run at a time; more are read when one has ended
 _EMPTY_FINAL = "triton_enable_empty_final_response"
+_FINAL = "triton_final_response"  # of each response in a stream, asked for or not
 
 Method = Callable[[Any, float | None], Awaitable[Any]]  # (request, deadline in seconds of the clock) -> response
 
@@ -149,18 +150,18 @@ class Servicer:
             ) as answers:
                 async for answer in answers:
                     response = response_type(infer_response=await self._encoded(answer, forms))
+                    response.infer_response.parameters[_FINAL].bool_param = version.streaming is None
                     if version.streaming is None:
                         responses.append(response)
                         continue
-                    if wants_final:
-                        response.infer_response.parameters["triton_final_response"].bool_param = False
                     await outbox.put(response)
-            if wants_final:
-                responses = _final(version, request.id, responses)
+            if wants_final and not responses:
+                responses = [_final(version, request.id)]
         except Exception as error:  # noqa: BLE001  (the boundary of one request of the stream)
             response = response_type(error_message=self._describe_error(error))
             response.infer_response.id = request.id
             response.infer_response.model_name = request.model_name
+            response.infer_response.parameters[_FINAL].bool_param = True
             responses = [response]
         if after is not None:
             await asyncio.wait({after})
@@ -225,7 +226,9 @@ class Servicer:
 
     async def _trace_setting(self, request: Any, deadline_s: float | None) -> Any:
         if request.model_name:
-            raise UnsupportedError("trace settings of one model: this server does not support that")
+            self._repository.find(request.model_name)
+            if request.settings:
+                raise UnsupportedError("trace settings of one model: this server does not support that")
         if request.settings:
             check_model_control(self._model_control, "change trace settings")
             wanted = {name: list(setting.value) for name, setting in request.settings.items()}
@@ -238,16 +241,14 @@ class Servicer:
         return response
 
 
-def _final(version: Version, request_id: str, responses: list[Any]) -> list[Any]:
-    """Return the last responses to one request, for a client that asked for a final marker."""
-    if not responses:  # a streaming model's have been sent
-        response = messages().ModelStreamInferResponse()
-        response.infer_response.model_name = version.spec.name
-        response.infer_response.model_version = version.spec.version
-        response.infer_response.id = request_id
-        responses = [response]
-    responses[-1].infer_response.parameters["triton_final_response"].bool_param = True
-    return responses
+def _final(version: Version, request_id: str) -> Any:
+    """Return the empty last response of a stream, for a client that asked for one."""
+    response = messages().ModelStreamInferResponse()
+    response.infer_response.model_name = version.spec.name
+    response.infer_response.model_version = version.spec.version
+    response.infer_response.id = request_id
+    response.infer_response.parameters[_FINAL].bool_param = True
+    return response
 
 
 def _load_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,6 +259,6 @@ def _load_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named(request: Any) -> str:
     if not request.name:
-        raise InvalidInputError("the request names no model")
+        raise UnknownModelError("the request names no model")
     name: str = request.name
     return name

@@ -76,6 +76,7 @@ def model_config(version: Version) -> dict[str, Any]:
         ],
         "parameters": {name: {"string_value": value} for name, value in spec.parameters.items()},
         "model_transaction_policy": {"decoupled": version.unary is None},
+        "version_policy": {"all": {}},
         **version.settings.shown,
     }
 

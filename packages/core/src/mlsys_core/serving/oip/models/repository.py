@@ -216,15 +216,17 @@ class ModelRepository:
     async def unload(self, name: str) -> None:
         """Take ``name`` out of service at once; it is closed when the requests that run on it have ended.
 
+        A model that is not loaded stays so, as in Triton: programs unload at their end what they may have loaded.
+
         Raises:
-            UnknownModelError: no version of it is ready.
+            UnknownModelError: there is no such model.
         """
-        if name not in self._ready and name not in self._locks:
+        if name not in self._ready and name not in self._locks and not self._is_known(name):
             raise self._missing(name, "")
         async with self._locks[name]:
-            if name not in self._ready:
+            if name not in self._ready and not self._is_known(name):
                 raise self._missing(name, "")
-            for version in self._ready.pop(name).values():
+            for version in self._ready.pop(name, {}).values():
                 self._note(IndexEntry(name, version.spec.version, ModelState.UNLOADING))
                 self._in_background(self._unload(version))
 
@@ -242,6 +244,10 @@ class ModelRepository:
         finally:
             if self._others.get((entry.name, entry.version)) == entry:  # not loaded again meanwhile
                 self._note(IndexEntry(entry.name, entry.version, ModelState.UNAVAILABLE, "unloaded"))
+
+    def _is_known(self, name: str) -> bool:
+        """Return True if the model can be loaded, or has been."""
+        return any(entry.name == name for entry in self._others.values()) or name in self._names()
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -134,7 +134,7 @@ def encode(answer: Answer, request: RestRequest) -> tuple[bytes, int | None]:
     if answer.parameters:
         response["parameters"] = answer.parameters
     header = f'{_ENCODER.encode(response)[:-1]},"outputs":[{",".join(texts)}]}}'.encode()
-    return (b"".join([header, *chunks]), len(header)) if chunks else (header, None)
+    return (b"".join([header, *chunks]), len(header)) if any(map(len, chunks)) else (header, None)
 
 
 def _values_text(flat: Array, datatype: DataType, *, what: str) -> str:
@@ -155,11 +155,16 @@ def parameters_of(node: Mapping[str, Any], what: str) -> dict[str, Parameter]:
     if not isinstance(parameters, dict):
         raise InvalidInputError(f"'parameters' of {what} is an object, got {_type(parameters)}")
     for name, value in parameters.items():
-        if not isinstance(value, str | int | float) or (type(value) is float and not math.isfinite(value)):
+        if not is_parameter(value):
             raise InvalidInputError(
                 f"parameter {name[:100]!r} of {what} is a string, a number, true or false, got {_type(value)}"
             )
     return parameters
+
+
+def is_parameter(value: object) -> bool:
+    """Return True for a value that a parameter may have: a string, a finite number, true or false."""
+    return isinstance(value, str | int | float) and not (type(value) is float and not math.isfinite(value))
 
 
 def _inputs(

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 _UNSUPPORTED = {
-    "/v2/cudasharedmemory/{rest:path}": "shared memory of GPUs",
+    "/v2/cudasharedmemory/region/{name}/register": "shared memory of GPUs",
     "/v2/models/{model}/trace/setting": "trace settings of one model",
     "/v2/logging": "log settings",
 }
@@ -34,7 +34,7 @@ def control_router(
 ) -> Router:
     """Return the routes; without ``model_control`` clients can neither load nor unload."""
     router = Router(tags=["Open Inference Protocol"])
-    add_extensions(router, regions, model_control=model_control)
+    add_extensions(router, repository, regions, model_control=model_control)
 
     # Triton gives these three no body; kserve's client reads the protocol's, Triton's client only the status.
     @router.get("/v2/health/live", summary="200 as long as the process runs")
@@ -96,10 +96,25 @@ def control_router(
         await repository.unload(model)
         return Response()
 
+    # Triton's own examples forget all regions at their start, of GPUs too: here there are none.
+    async def no_regions() -> JSONResponse:
+        return JSONResponse([])
+
+    async def forget_none() -> Response:
+        return Response()
+
+    for verb, answer, method in (("status", no_regions, "GET"), ("unregister", forget_none, "POST")):
+        for region in ("", "/region/{name}"):
+            router.add_api_route(
+                f"/v2/cudasharedmemory{region}/{verb}",
+                answer,
+                methods=[method],
+                include_in_schema=False,
+                response_model=None,
+            )
     for path, what in _UNSUPPORTED.items():
-        router.add_api_route(
-            path, _refusal(what), methods=["GET", "POST"], include_in_schema=False, response_model=None
-        )
+        methods = ["POST"] if path.endswith("/trace/setting") else ["GET", "POST"]
+        router.add_api_route(path, _refusal(what), methods=methods, include_in_schema=False, response_model=None)
     return router
 
 

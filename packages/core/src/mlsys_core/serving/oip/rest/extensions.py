@@ -10,6 +10,7 @@ from mlsys_core.serving.http import HttpError, Router, runtime_of
 from mlsys_core.serving.http.json_body import parse_json
 from mlsys_core.serving.http.middleware.trace import Tracing
 from mlsys_core.serving.oip.access import check_model_control
+from mlsys_core.serving.oip.models.repository import ModelRepository
 from mlsys_core.serving.oip.shared_memory import SharedRegions
 from mlsys_core.serving.tracing.settings import NOT_TRACED
 from starlette.requests import Request
@@ -18,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 _MEMORY = "/v2/systemsharedmemory"
 
 
-def add_extensions(router: Router, regions: SharedRegions, *, model_control: bool) -> None:
+def add_extensions(router: Router, repository: ModelRepository, regions: SharedRegions, *, model_control: bool) -> None:
     """Add the routes; without ``model_control`` clients can read trace settings, and not change them."""
 
     async def status(name: str = "") -> JSONResponse:
@@ -51,6 +52,11 @@ def add_extensions(router: Router, regions: SharedRegions, *, model_control: boo
     async def trace(request: Request) -> dict[str, Any]:
         return trace_settings(runtime_of(request.app).tracing)
 
+    @router.get("/v2/models/{model}/trace/setting", summary="The settings of traces, which are the server's")
+    async def trace_of_model(model: str, request: Request) -> dict[str, Any]:
+        repository.find(model)
+        return trace_settings(runtime_of(request.app).tracing)
+
     @router.post("/v2/trace/setting", summary="Change the settings of traces")
     async def change_trace(request: Request) -> dict[str, Any]:
         check_model_control(model_control, "change trace settings")
@@ -70,6 +76,8 @@ def change_trace_settings(tracing: Tracing | None, wanted: Mapping[str, Sequence
         InvalidInputError: The server exports no traces, or a setting that cannot be changed.
     """
     if tracing is None:
+        if all(name == "trace_level" and list(value or []) == ["OFF"] for name, value in wanted.items()):
+            return trace_settings(None)  # nothing is asked for, or that traces are off, as they are
         raise InvalidInputError("this server exports no traces: start it with --otlp-endpoint")
     tracing.settings.update(wanted)
     return tracing.settings.shown()

@@ -1,13 +1,14 @@
 """The generate extension: plain JSON fields in place of tensors, for models of text. Pure.
 
-A field named like an input is that input, a string or number or an array of them; ``parameters`` are as in an
-inference request, and those named like inputs are inputs, too. A response has a field for each output: the element
-itself where there is one, else all in a flat array.
+A field named like an input is that input, a string or number or an array of them; any other is a parameter, as in
+Triton. ``parameters`` are as in an inference request, and those named like inputs are inputs, too. A response has a
+field for each output: the element itself where there is one, else all in a flat array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
@@ -15,7 +16,7 @@ from mlsys_core.serving.oip.binding import WireRequest, WireTensor
 from mlsys_core.serving.oip.datatypes import Array, DataType
 from mlsys_core.serving.oip.engine import Answer
 from mlsys_core.serving.oip.models.version import Version
-from mlsys_core.serving.oip.rest.codec import parameters_of
+from mlsys_core.serving.oip.rest.codec import is_parameter, parameters_of
 from mlsys_core.serving.oip.tensors import from_values, to_values
 
 
@@ -28,8 +29,13 @@ def decode_generate(request: object, version: Version) -> WireRequest:
     if not isinstance(request, dict):
         raise InvalidInputError("a generate request is a JSON object")
     parameters = parameters_of(request, "the request")
-    fields = {name: value for name, value in request.items() if name not in ("id", "parameters")}
-    for name in [name for name in parameters if name in version.inputs and name not in fields]:
+    others = {name: value for name, value in request.items() if name not in ("id", "parameters")}
+    fields = {name: others.pop(name) for name in [*others] if name in version.inputs}
+    _check_parameters(others, version)
+    parameters = {**others, **parameters}
+    for name in [name for name in parameters if name in version.inputs]:
+        if name in fields:
+            raise InvalidInputError(f"input {name!r} is given twice: as a field and as a parameter")
         fields[name] = parameters.pop(name)
     request_id = request.get("id", "")
     if not isinstance(request_id, str):
@@ -56,14 +62,24 @@ def encode_generate(answer: Answer) -> dict[str, Any]:
     return response
 
 
+def _check_parameters(fields: Mapping[str, Any], version: Version) -> None:
+    for name, value in fields.items():
+        if not is_parameter(value):
+            known = ", ".join(map(repr, version.inputs)) or "none"
+            raise InvalidInputError(
+                f"model {version.spec.name!r} has no input {name[:100]!r}, and a parameter is a string, a number, true "
+                f"or false; its inputs are {known}"
+            )
+
+
 def _tensor(name: str, value: Any, version: Version) -> WireTensor:
-    spec = version.inputs.get(name)
-    if spec is None:
-        known = ", ".join(map(repr, version.inputs)) or "none"
-        raise InvalidInputError(f"model {version.spec.name!r} has no input {name[:100]!r}; its inputs are {known}")
+    spec = version.inputs[name]
     values = value if isinstance(value, list) else [value]
-    shape, depth = _shape(values), len(spec.shape)
-    if version.spec.max_batch_size and len(shape) == depth - 1:
+    shape, row = _shape(values), spec.shape[1:]
+    if version.spec.max_batch_size and len(shape) == len(row):
+        size = math.prod(row)
+        if len(row) == 1 and size > 0 and len(values) % size == 0:  # rows of a fixed size, one after the other
+            return WireTensor(name, spec.datatype.value, [len(values) // size, size], _reader(values))
         values, shape = [values], [1, *shape]  # one row
     return WireTensor(name, spec.datatype.value, shape, _reader(values))
 
