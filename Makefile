@@ -13,7 +13,8 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest $(XDIST) --d
 PEER_TESTS := tests/windtunnel/converters/test_xgboost.py tests/windtunnel/converters/test_catboost.py \
   tests/windtunnel/converters/test_imbalanced.py tests/windtunnel/test_polars.py \
   tests/windtunnel/converters/test_boosters_inputs.py tests/windtunnel/finetune/test_fine_tune.py \
-  tests/integration/orca/test_clients.py tests/conformance/oip/test_kserve.py plugins/dvabatch/tests/test_slicing.py
+  tests/integration/orca/test_clients.py tests/conformance/oip/test_kserve.py tests/conformance/oip/test_against_triton.py \
+  plugins/dvabatch/tests/test_slicing.py
 AGENT_TESTS := tests/integration/orca/test_agents.py tests/integration/orca/test_langchain_standard.py
 VISION_TESTS := tests/nimble/nets/test_timm.py
 
@@ -117,7 +118,14 @@ $(PEERS)/.installed: requirements/dev.lock requirements/models.lock requirements
 	.peers/kserve/bin/python -m pip install -r $<
 	@touch $@
 
-test-peers: $(PEERS)/.installed .peers/kserve/.installed  ## Install other people's software and run its tests: XGBoost, CatBoost, kserve, LangChain, lm-eval, Anthropic's client, timm
+# The stub of Triton's python backend takes Python 3.11 up to 3.11.4 with its shared library: Debian 12's.
+TRITON_PYTHON ?= /usr/bin/python3.11
+.peers/pytriton/.installed: benchmarks/peers/pytriton/requirements.txt
+	rm -rf .peers/pytriton
+	PYTHON=$(TRITON_PYTHON) benchmarks/peers/install.sh pytriton
+	@touch $@
+
+test-peers: $(PEERS)/.installed .peers/kserve/.installed .peers/pytriton/.installed  ## Install other people's software and run its tests: XGBoost, CatBoost, kserve, Triton, LangChain, lm-eval, Anthropic's client, timm
 	OMP_NUM_THREADS=1 MLSYS_REQUIRE_PEERS=1 $(PEERS)/bin/python -m pytest $(PEER_TESTS)
 	OMP_NUM_THREADS=1 MLSYS_REQUIRE_PEERS=1 PYTHONPATH=$(PEERS)/vision $(PEERS)/bin/python -m pytest $(VISION_TESTS)
 

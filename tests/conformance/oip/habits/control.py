@@ -1,0 +1,190 @@
+"""Configurations, statistics, the repository and settings, by ``tritonclient``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.conformance.oip.habits.clients import Client, as_json, ask, floats, tried
+
+
+def config(to: Client, name: str, version: str = "") -> Any:
+    """Return a model's configuration."""
+    told = to.client.get_model_config(name, version, **as_json(to))
+    return told["config"] if to.wire == "grpc" else told
+
+
+def configs(to: Client) -> Any:
+    """Return the fields that clients read."""
+    found = {}
+    for name in ("add", "echo", "repeat", "versioned", "cached", "slow", "warmed"):
+        told = config(to, name)
+        batching = told.get("dynamic_batching", {})
+        queue_ = batching.get("default_queue_policy", {})
+        found[name] = {
+            "name": told["name"],
+            "max_batch_size": told.get("max_batch_size", 0),
+            "input": [_tensor(each) for each in told["input"]],
+            "output": [_tensor(each) for each in told["output"]],
+            "decoupled": told.get("model_transaction_policy", {}).get("decoupled", False),
+            "version_policy": told.get("version_policy"),
+            "response_cache": told.get("response_cache", {}).get("enable", False),
+            "priorities": [int(batching.get(key, 0)) for key in ("priority_levels", "default_priority_level")],
+            "queue": [int(queue_.get("default_timeout_microseconds", 0)), queue_.get("allow_timeout_override", False)],
+            "warm-ups": [
+                [each["name"], each.get("batch_size"), each.get("count")] for each in told.get("model_warmup", [])
+            ],
+        }
+    return found
+
+
+def _tensor(node: Any) -> list[Any]:
+    return [node["name"], node["data_type"], [int(size) for size in node["dims"]], node.get("optional", False)]
+
+
+def stats(to: Client, name: str) -> Any:
+    """Return the statistics of a model's greatest version."""
+    return to.client.get_inference_statistics(name, **as_json(to))["model_stats"][-1]
+
+
+COUNTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+
+
+def counted(to: Client) -> Any:
+    """Return how three requests change the statistics: two rows, one row, and one that is wrong."""
+
+    def numbers() -> list[int]:
+        told = stats(to, "add")
+        inference = told.get("inference_stats", {})
+        return [
+            int(told.get("inference_count", 0)),
+            int(told.get("execution_count", 0)),
+            *(int(inference.get(name, {}).get("count", 0)) for name in COUNTS),
+        ]
+
+    before = numbers()
+    for array in (np.ones((2, 3), np.float32), floats(1), np.ones((9, 1), np.float32)):
+        ask(to, "add", array, "sum", name="a")
+    after = numbers()
+    told = stats(to, "add")
+    sizes = [int(each["batch_size"]) for each in told["batch_stats"]]
+    changes = [late - early for early, late in zip(before, after, strict=True)]
+    return dict(zip(("inferences", "executions", *COUNTS), changes, strict=True)) | {
+        "batch sizes": [size in sizes for size in (1, 2)],
+        "time of the last": int(told["last_inference"]) > 1_600_000_000_000,
+        "fields": sorted(each for each in told if each not in ("memory_usage", "response_stats")),
+    }
+
+
+def index(to: Client) -> Any:
+    """Return name, version and state of each model."""
+    told = to.client.get_model_repository_index(**as_json(to))
+    models = told if to.wire == "http" else told["models"]
+    return sorted(
+        [each["name"], each.get("version", ""), each.get("state", ""), each.get("reason", "")] for each in models
+    )
+
+
+def loading(to: Client) -> Any:
+    """Return what comes of loading and unloading, step by step."""
+    client, found = to.client, {}
+
+    def note(name: str, act: Callable[[], Any]) -> None:
+        found[name] = tried(to.server, act)
+
+    def entry() -> Any:
+        lines = [each for each in index(to) if each[0] == "upper"]
+        return [[*line[:3], bool(line[3])] for line in lines]
+
+    def infer() -> Any:
+        text = np.array([[b"a"]], np.object_)
+        return ask(to, "upper", text, "text_output", name="text_input", datatype="BYTES") if to.wire else None
+
+    def decoded() -> Any:
+        told = infer()
+        return told if isinstance(told[0], str) else [text.decode() for text in told[0]]
+
+    note("unload", lambda: client.unload_model("upper"))
+    end = time.monotonic() + 20
+    while client.is_model_ready("upper") and time.monotonic() < end:
+        time.sleep(0.05)
+    while any(line[2] == "UNLOADING" for line in index(to)) and time.monotonic() < end:
+        time.sleep(0.05)  # the model's process ends
+    note("index then", entry)
+    note("ready then", lambda: client.is_model_ready("upper"))
+    note("infer then", decoded)
+    note("metadata then", lambda: bool(client.get_model_metadata("upper")))
+    note("configuration then", lambda: bool(config(to, "upper")))
+    note("statistics then", lambda: bool(stats(to, "upper")))
+    note("unload again", lambda: client.unload_model("upper"))
+    note("unload an unknown model", lambda: client.unload_model("nope"))
+    note("load", lambda: client.load_model("upper"))
+    note("index after it", entry)
+    note("infer after it", decoded)
+    note("load again", lambda: client.load_model("upper"))
+    note("load an unknown model", lambda: client.load_model("nope"))
+    note("load with no configuration", lambda: client.load_model("upper", config="nonsense"))
+    note("infer after that", decoded)
+    client.load_model("upper")
+    note("unload with dependents", lambda: client.unload_model("upper", unload_dependents=True))
+    note("load at last", lambda: client.load_model("upper"))
+    return found
+
+
+def versions(to: Client) -> Any:
+    """Return the versions that are served, with the model's policy and with another."""
+    client = to.client
+
+    def served() -> list[str]:
+        return [line[1] for line in index(to) if line[0] == "versioned" and line[2] == "READY"]
+
+    found = [sorted(served()), ask(to, "versioned", floats(1)[0], "version")]
+    told = config(to, "versioned")
+    policy = {"specific": {"versions": [1]}}
+    given = {"version_policy": policy} if told["backend"] == "mlsys" else {**told, "version_policy": policy}
+    found.append(tried(to.server, lambda: client.load_model("versioned", config=json.dumps(given))))
+    end = time.monotonic() + 20
+    while served() != ["1"] and time.monotonic() < end:
+        time.sleep(0.1)
+    found += [served(), ask(to, "versioned", floats(1)[0], "version")]
+    client.unload_model("versioned")
+    while any(line[0] == "versioned" and line[2] in ("READY", "UNLOADING") for line in index(to)):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    client.load_model("versioned")
+    return [*found, sorted(served())]
+
+
+def traces(to: Client) -> Any:
+    """Return the settings of traces that clients read, and what comes of changes."""
+    client = to.client
+
+    def settings(model: str | None = None) -> Any:
+        told = client.get_trace_settings(model, **as_json(to))
+        told = told["settings"] if to.wire == "grpc" else told
+        plain = {name: value["value"] if to.wire == "grpc" else value for name, value in told.items()}
+        names = ("trace_level", "trace_rate", "trace_count")
+        return {name: value if isinstance(value, list) else [value] for name, value in plain.items() if name in names}
+
+    def change(given: Any, model: str | None = None) -> Any:
+        client.update_trace_settings(model, settings=given)
+        return settings()
+
+    return {
+        "settings": tried(to.server, settings),
+        "of a model": tried(to.server, lambda: settings("add")),
+        "of an unknown model": tried(to.server, lambda: settings("nope")),
+        "an unknown setting": tried(to.server, lambda: change({"nope": "1"})),
+        "an unknown level": tried(to.server, lambda: change({"trace_level": ["NOPE"]})),
+        "off": tried(to.server, lambda: change({"trace_level": ["OFF"]})),
+        "nothing": tried(to.server, lambda: change({})),
+    }
+
+
+def logs(to: Client) -> Any:
+    """Return the settings of logs."""
+    return tried(to.server, lambda: sorted(to.client.get_log_settings(**as_json(to))))

@@ -1,0 +1,45 @@
+"""The cases of ``tritonclient``, each over HTTP and gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.conformance.oip.habits import control, memory, scheduling
+from tests.conformance.oip.habits.case import Case, Server
+from tests.conformance.oip.habits.clients import Client, connected
+
+BOTH: dict[str, Callable[[Client], Any]] = {
+    "shared memory": memory.shared_memory_of,
+    "texts in shared memory": memory.texts_in_shared_memory,
+    "sequences": scheduling.sequences,
+    "priorities": scheduling.priorities,
+    "timeouts": scheduling.timeouts,
+    "response cache": scheduling.cache,
+    "warm-up": scheduling.warm_up,
+    "configurations": control.configs,
+    "statistics": control.counted,
+    "repository index": control.index,
+    "loading and unloading": control.loading,
+    "versions": control.versions,
+    "trace settings": control.traces,
+    "log settings": control.logs,
+}
+
+
+def cases() -> list[Case]:
+    """Return all of them."""
+
+    def both(ask_: Callable[[Client], Any], wire: str) -> Callable[[Server], Any]:
+        def run(server: Server) -> Any:
+            with connected(server, wire) as to:
+                return ask_(to)
+
+        return run
+
+    made = [
+        Case(f"client, {wire}: {name}", both(run, wire), has_steps=True)
+        for name, run in BOTH.items()
+        for wire in ("http", "grpc")
+    ]
+    return [*made, Case("client, grpc: sequences in a stream", scheduling.sequences_in_a_stream)]
