@@ -1,6 +1,6 @@
 """Cost of the Open Inference Protocol front: requests a second, p50 and p99, with a model that takes 2 ms a batch.
 
-A server of its own process and 16 keep-alive clients of another; each client sends its next request when it has its
+A server of its own process and keep-alive clients of another; each client sends its next request when it has its
 answer. Cases are interleaved in rounds: one batch of 1 at a time or of up to 16 (Triton's dynamic batcher without
 delay), tensors as JSON or binary, and gRPC. Each answer is compared with the right one. The front's own work is the
 CPU time of the server's processes for one request, which holds on a shared machine too.
@@ -10,7 +10,9 @@ CPU time of the server's processes for one request, which holds on a shared mach
 Against real Triton, in the same rounds (benchmarks/peers/pytriton/server.py has the same models and the same 2 ms):
 
     .peers/pytriton/bin/python benchmarks/peers/pytriton/server.py 18000 18001 &
-    mlsys bench core-oip-front peers=triton@127.0.0.1:18000@127.0.0.1:18001@$!
+    mlsys bench core-oip-front clients=8,64,256 peers=pytriton@127.0.0.1:18000@127.0.0.1:18001@$!
+
+benchmarks/peers/pytriton/direct.py is Triton without PyTriton between, which is quicker.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ class Row:
     server: str
     model: str
     wire: str
+    clients: int  # connections
     requests_per_s: float  # median of the rounds
     p50_ms: float
     p99_ms: float
@@ -208,6 +211,10 @@ class HttpClient(asyncio.Protocol):
             self._buffer.clear()
             waiting.set_result(answer)
 
+    def close(self) -> None:
+        """Close the connection: a server holds as many as it is told to."""
+        self._transport.close()
+
     async def ask(self, request: bytes) -> bytes:
         """Return the answer, headers and body."""
         self._answer = answer = asyncio.get_running_loop().create_future()
@@ -231,6 +238,8 @@ async def http_clients(address: str, model: str, wire: str, num_clients: int, se
             response = await connection.ask(request)
             latencies.append(time.perf_counter() - started_s)
             check_http(response, wire, x)
+        connection.close()
+        await asyncio.sleep(0)  # it closes on the loop's next turn
 
     await asyncio.gather(*(client(number) for number in range(num_clients)))
     return latencies
@@ -297,6 +306,7 @@ def measure(servers: list[Server], *, seconds: float, num_rounds: int, num_clien
             server=server.name,
             model=model,
             wire=wire,
+            clients=num_clients,
             requests_per_s=statistics.median(rates[place]),
             p50_ms=float(np.percentile(latencies[place], 50)) * 1e3,
             p99_ms=float(np.percentile(latencies[place], 99)) * 1e3,
@@ -311,7 +321,7 @@ def run(
     *,
     seconds: float = 3.0,
     rounds: int = 3,
-    clients: int = 16,
+    clients: tuple[int, ...] = (16,),
     peers: tuple[str, ...] = (),
     quiet: bool = False,
 ) -> Section:
@@ -321,7 +331,7 @@ def run(
         context: The suite's context.
         seconds: Of each case in each round.
         rounds: Rounds that are timed; one more warms up.
-        clients: Connections at once.
+        clients: Connections at once; each number is measured in turn.
         peers: Each ``NAME@HTTP@GRPC@PID``; GRPC is - for a server that speaks only JSON.
         quiet: Our server logs no requests.
     """
@@ -334,10 +344,15 @@ def run(
         try:
             urls = json.loads(process.stdout.readline())
             ours = Server("mlsys", urls["http"], urls["grpc"], process.pid)
-            rows = measure([ours, *others], seconds=seconds, num_rounds=rounds, num_clients=clients)
+            rows = [
+                row
+                for count in clients
+                for row in measure([ours, *others], seconds=seconds, num_rounds=rounds, num_clients=count)
+            ]
         finally:
             process.terminate()
-    text = f"{clients} clients, [1, {WIDTH}] FP32, {rounds} rounds of {seconds:g} s; server us: of CPU time a request."
+    counts = " / ".join(map(str, clients))
+    text = f"{counts} clients, [1, {WIDTH}] FP32, {rounds} rounds of {seconds:g} s; server us: of CPU time a request."
     return rows_section("Core: the Open Inference Protocol's front", rows, text)
 
 
