@@ -31,6 +31,7 @@ _WHAT = {
     "dvabatch-overhead": "One request at a time",
     "dvabatch-stepping": "A load that rises in steps, nets and texts",
     "dvabatch-vision": "Operator and load diversity: vision nets under each policy",
+    "front-clients": "The protocol's front and Triton at 8, 64 and 256 clients",
     "front-peers": "Five servers of the Open Inference Protocol",
     "nimble-nasnet-mobile": "A net with branches on a GPU",
     "nimble-memory": "Memory of prepared models beside ONNX Runtime's",
