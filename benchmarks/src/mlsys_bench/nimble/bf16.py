@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mlsys_bench.nimble.int8_cases import Function
 
 NAME = "nimble-bf16"
-NETS = ("mobilenet-v2", "resnet50", "minilm-l6", "bert-base", "torchvision:vit_b_16")
+NETS = ("mobilenet-v2", "resnet50", "minilm-l6", "bert-base", "timm:vit_base_patch16_224")
 QUICK_NETS = ("mobilenet-v2", "minilm-l6")
 FORMS = Forms(
     "in bf16",
