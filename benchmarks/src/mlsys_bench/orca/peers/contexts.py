@@ -118,11 +118,13 @@ def run(
             log = context.output_dir / f"orca-contexts-{number}.log"
             with running(case, job, settings, is_in_process=False, log=log) as runner:
                 for size in sizes:
-                    context.console.print(f"{case.name}: {size}")
                     turns = [runner.run(requests(1, size - ANSWER, ANSWER, seed=turn)) for turn in range(rounds)]
                     firsts = [turn.records[0].token_s[0] - turn.records[0].sent_s for turn in turns]
                     prompt = (size - ANSWER) / statistics.median(firsts)
                     rows.append(Row(case.name, size, prompt, statistics.median(map(decode_rate, turns))))
+                    context.console.print(
+                        f"{case.name}, {size}: {prompt:.0f} prompt tokens/s, {rows[-1].answer:.1f} of the answer"
+                    )
     return rows_section(
         f"Long contexts of {model.name}", rows, *notes, str(meter.load), model=model.name, activations=activations
     )
