@@ -180,6 +180,14 @@ def test_parts_of_the_server_may_die_even_without_a_folder(start: Any, tmp_path:
         assert names == [f"l{index}" for index in range(16) if index != 5]
 
 
+def said(found: tuple[bytes, bytes]) -> tuple[list[Any], bytes]:
+    """Output lines without what tells attempts apart: a line that has made way for a client runs again."""
+    lines = [json.loads(line) for line in found[0].splitlines()]
+    for line in lines:
+        del line["response"]["body"]["id"], line["response"]["body"]["usage"]["prompt_tokens_details"]
+    return lines, found[1]
+
+
 def test_a_full_disk_pauses_a_batch_and_loses_nothing(start: Any, copy: Path, expected: tuple[bytes, bytes]):
     die(start, copy, "appended", 4)
     (log,) = copy.glob("batches/batch_*.log")
@@ -196,4 +204,4 @@ def test_a_full_disk_pauses_a_batch_and_loses_nothing(start: Any, copy: Path, ex
         asked = {"model": "tiny", "prompt": "a", "max_tokens": 4}
         assert client.completions.create(**asked).choices  # type: ignore[call-overload]
         front.rlimit(psutil.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        assert finished(server) == expected
+        assert said(finished(server)) == said(expected)  # a line may have made way for what a client asked

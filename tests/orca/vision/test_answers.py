@@ -17,7 +17,7 @@ from mlsys_orca.llm.answers import Answer
 from mlsys_orca.llm.collecting import answer
 from mlsys_orca.loading.loaded import LoadedModel
 
-from tests.orca.vision.conftest import ARCHITECTURES, FACTOR, PATCH, SIDE, TEMPLATE, data_url, part, picture
+from tests.orca.vision.models import ARCHITECTURES, FACTOR, PATCH, SIDE, TEMPLATE, data_url, part, picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_TOKENS = 10

@@ -22,7 +22,7 @@ from mlsys_orca.scheduling.prefix_cache import extend_digests
 from mlsys_orca.scheduling.request import GenerationRequest
 from PIL import Image
 
-from tests.orca.vision.conftest import data_url, picture
+from tests.orca.vision.models import data_url, picture
 
 
 def png(width: int, height: int) -> str:

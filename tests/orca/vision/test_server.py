@@ -17,7 +17,7 @@ from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.loading.loaded import LoadedModel
 
 from tests.orca.survival.commands import Served, served
-from tests.orca.vision.conftest import data_url, part, picture
+from tests.orca.vision.models import data_url, part, picture
 
 QUESTION = [{"type": "text", "text": "What is it?"}]
 

@@ -52,7 +52,7 @@ class Vision:
                 f"{path / 'preprocessor_config.json'} is missing; a model that reads images says there how they are cut"
             )
         try:
-            processor = kind.from_pretrained(path, local_files_only=True)
+            processor = kind.from_pretrained(path, trust_remote_code=False, local_files_only=True)
         except (ValueError, OSError, TypeError, KeyError) as error:
             said = (str(error).strip().splitlines() or [""])[-1][:200]
             raise InvalidInputError(f"{path}: its preprocessor_config.json is refused: {said}") from error
