@@ -46,6 +46,7 @@ _WHAT = {
     "orca-bubbles": "Bubbles of a pipeline, request-level against iteration-level",
     "orca-control": "Processor time of a divided model's control",
     "orca-gguf": "One GGUF behind our server and llama.cpp's",
+    "orca-contexts": "Long contexts of one GGUF behind our server and llama.cpp's",
     "orca-gpu": "Triton kernels and iterations beside torch's operators",
     "orca-parity": "Answers of divided models beside one process, to the bit",
     "orca-gap": "Time between two iterations of a divided model",

@@ -96,6 +96,22 @@ def gguf(*names: str) -> str:
     return table([*columns, "share of a plain read"], rows)
 
 
+def contexts(*names: str) -> str:
+    """Return the tokens a second of a lone request by context, and ours over the best peer's."""
+    keys, rows = ("prompt", "answer"), []
+    for name in names:
+        results = load(name)
+        peers = [row for row in results["rows"] if not row["server"].startswith(_OURS)]
+        for row in sorted(results["rows"], key=lambda row: row["context"]):
+            cells = [number(row[key]) for key in keys]
+            if row not in peers:
+                beside = [peer for peer in peers if peer["context"] == row["context"]]
+                over = [row[key] / max(peer[key] for peer in beside) for key in keys]
+                cells = [f"{cell} (**{ratio:.2f}x**)" for cell, ratio in zip(cells, over, strict=True)]
+            rows.append([f"{results['model']}, {processor(name)}", f"{row['context']:,}", row["server"], *cells])
+    return table(["file", "context", "server", "prompt", "answer"], rows)
+
+
 def stalls(name: str) -> str:
     """Return the gaps of running streams without and beside long prompts, in milliseconds."""
     keys = ["quiet_p50_ms", "quiet_p99_ms", "p50_ms", "p99_ms", "longest_ms", "long_prompt_s"]

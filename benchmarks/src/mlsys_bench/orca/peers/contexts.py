@@ -2,9 +2,10 @@
 
     mlsys bench orca-contexts model=.peers/models/llama-1b-q4_0.gguf contexts=4096,16384,32768 --threads 2
 
-The servers are up one at a time, each for all contexts, and llama.cpp runs with its flash attention on. A request's
-prompt and answer together fill the context. The prompt's rate is its tokens over the time to the first token; the
-answer's rate is that of the tokens behind it, at the full context. Answers of random weights part after some tokens.
+The servers are up one at a time, each for all contexts. llama.cpp runs with its flash attention, and without it
+(``llama_flash``) where keys and values are not quantised, which need it. A request's prompt and answer together fill
+the context. The prompt's rate is its tokens over the time to the first token; the answer's rate is that of the tokens
+behind it, at the full context. Answers of random weights part after some tokens.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 ANSWER = 32  # tokens
 ORCA_KV = ("bfloat16", "float16", "int8")
 LLAMA_KV = ("f16", "q8_0")
+LLAMA_FLASH = ("enabled", "disabled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def llama_command(path: Path, job: Job, settings: Settings, port: int) -> list[s
 
 
 def contestants(
-    path: Path, orca_kv: Sequence[str], llama_kv: Sequence[str], options: Mapping[str, Any]
+    path: Path, orca_kv: Sequence[str], llama_kv: Sequence[str], llama_flash: Sequence[str], options: Mapping[str, Any]
 ) -> list[tuple[PeerCase, Settings]]:
     """Return Orca and llama.cpp, once for each dtype of keys and values, with their settings."""
     named = {case.name: case for case in CASES}
@@ -71,8 +73,16 @@ def contestants(
         for kv in orca_kv
     ]
     llama = replace(named["llama.cpp"], server=partial(llama_command, path))
-    fixed = LLAMA_SETTINGS | {"n_parallel": 1, "flash_attention": "enabled"}
-    return [*ours, *((replace(llama, name=f"llama.cpp, {kv}"), fixed | {"kv_type": kv}) for kv in llama_kv)]
+    theirs = [
+        (
+            replace(llama, name=f"llama.cpp, {kv}" + (", no flash attention" if flash == "disabled" else "")),
+            LLAMA_SETTINGS | {"n_parallel": 1, "kv_type": kv, "flash_attention": flash},
+        )
+        for kv in llama_kv
+        for flash in llama_flash
+        if flash == "enabled" or kv == "f16"
+    ]
+    return [*ours, *theirs]
 
 
 def run(
@@ -82,6 +92,7 @@ def run(
     contexts: tuple[int, ...] = (4096, 16384, 32768),
     orca_kv: tuple[str, ...] = ORCA_KV,
     llama_kv: tuple[str, ...] = LLAMA_KV,
+    llama_flash: tuple[str, ...] = LLAMA_FLASH,
     activations: str = "int8",
     policy: str = "paged",
     rounds: int = 1,
@@ -95,6 +106,7 @@ def run(
         contexts: Tokens of prompt and answer.
         orca_kv: Orca's dtypes of keys and values, each a contestant.
         llama_kv: llama.cpp's.
+        llama_flash: Its flash attention, ``"enabled"`` and ``"disabled"``.
         activations: Orca's form of activations.
         policy: Orca's; a lone request needs no chunks.
         rounds: Requests of each context.
@@ -111,7 +123,7 @@ def run(
     context.output_dir.mkdir(parents=True, exist_ok=True)
     options = {"activations": activations, "policy": policy}
     with LoadMeter() as meter:
-        for number, (case, settings) in enumerate(contestants(model, orca_kv, llama_kv, options)):
+        for number, (case, settings) in enumerate(contestants(model, orca_kv, llama_kv, llama_flash, options)):
             if missing := case.missing(job):
                 notes.append(f"{case.name}: {missing}")
                 continue
