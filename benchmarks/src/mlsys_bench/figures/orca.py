@@ -97,18 +97,18 @@ def gguf(*names: str) -> str:
 
 
 def contexts(*names: str) -> str:
-    """Return the tokens a second of a lone request by context, and ours over the best peer's."""
-    keys, rows = ("prompt", "answer"), []
-    for name in names:
-        results = load(name)
-        peers = [row for row in results["rows"] if not row["server"].startswith(_OURS)]
-        for row in sorted(results["rows"], key=lambda row: row["context"]):
-            cells = [number(row[key]) for key in keys]
-            if row not in peers:
-                beside = [peer for peer in peers if peer["context"] == row["context"]]
-                over = [row[key] / max(peer[key] for peer in beside) for key in keys]
-                cells = [f"{cell} (**{ratio:.2f}x**)" for cell, ratio in zip(cells, over, strict=True)]
-            rows.append([f"{results['model']}, {processor(name)}", f"{row['context']:,}", row["server"], *cells])
+    """Return the tokens a second of a lone request by context, and ours over the best peer's in any of the files."""
+    keys = ("prompt", "answer")
+    found = [(name, row) for name in names for row in load(name)["rows"]]
+    peers = [row for _, row in found if not row["server"].startswith(_OURS)]
+    rows = []
+    for name, row in sorted(found, key=lambda each: each[1]["context"]):
+        cells = [number(row[key]) for key in keys]
+        if row not in peers:
+            beside = [peer for peer in peers if peer["context"] == row["context"]]
+            over = [row[key] / max(peer[key] for peer in beside) for key in keys]
+            cells = [f"{cell} (**{ratio:.2f}x**)" for cell, ratio in zip(cells, over, strict=True)]
+        rows.append([f"{load(name)['model']}, {processor(name)}", f"{row['context']:,}", row["server"], *cells])
     return table(["file", "context", "server", "prompt", "answer"], rows)
 
 
