@@ -13,6 +13,7 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.api.answer_reader import AnswerForm
+from mlsys_orca.api.chat_prompt import encode_chat
 from mlsys_orca.api.reasoning import Effort, effort_variables, marks_of
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.tools import Notation, call_grammar, need_notation
@@ -76,7 +77,8 @@ def prepare(conversation: Conversation, service: ModelService) -> Prepared:
     has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in conversation.messages)
     notation = need_notation(source) if tools.functions or has_calls else None
     variables = effort_variables(conversation.effort, known=known, marks=marks) | (conversation.variables or {})
-    prompted = service.encode_chat(
+    prompted = encode_chat(
+        service,
         conversation.messages,
         tools=[_shown(function) for function in tools.functions] or None,
         variables=variables,

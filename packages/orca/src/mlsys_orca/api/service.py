@@ -18,9 +18,7 @@ from mlsys_core.serving.http import HttpError
 from mlsys_orca.api.fields import MAX_PROMPTS, Generating
 from mlsys_orca.api.front import Front
 from mlsys_orca.api.identity import Identity
-from mlsys_orca.api.images import Prompt, SentImage, has_images, lift_images, place_images, read_images
 from mlsys_orca.api.text_stream import TextDelta, TextOptions, stream_text
-from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
 from mlsys_orca.engine.client import EngineClient
 from mlsys_orca.engine.embedding import TextEncoder
 from mlsys_orca.engine.streams import TokenStream
@@ -198,71 +196,6 @@ class ModelService:
         encode = self.loaded.tokenizer.encode
         found = [tuple(encode(before + word.lstrip())) for word in words for before in ("", " ")]
         return tuple(dict.fromkeys(ids for ids in found if ids))
-
-    def encode_chat(
-        self,
-        messages: Sequence[dict[str, object]],
-        *,
-        tools: Sequence[dict[str, object]] | None = None,
-        variables: dict[str, object] | None = None,
-        begins_turn: bool = True,
-        continues: bool = False,
-    ) -> Prompt:
-        """Return the prompt of a conversation.
-
-        Args:
-            messages: The conversation, as templates expect it; contents with images as :func:`.images.content_of`.
-            tools: Functions that the model may call.
-            variables: Variables of the template.
-            begins_turn: End with the opening of the assistant's turn.
-            continues: End with the last message's text instead.
-
-        Raises:
-            HttpError: it is longer than the context (400).
-            InvalidInputError: the model has no chat template, or it refuses the messages; or there are images that
-                cannot be read, or the model reads text alone.
-        """
-        template, reader = self.loaded.chat_template, self.loaded.images
-        if template is None:
-            raise InvalidInputError(f"model {self.name!r} has no chat template: use /v1/completions")
-        sent: list[SentImage] = []
-        if reader is not None:
-            messages, sent = lift_images(messages)
-            self._check_images(len(sent), num_tokens=len(sent) * reader.least_tokens)
-        elif has_images(messages):
-            raise InvalidInputError(
-                f"model {self.name!r} reads text alone: leave the images out, or serve a model that has a vision part "
-                f"({', '.join(VISION_ARCHITECTURES)})"
-            )
-        self.check_length(num_chars((messages, tools)))
-        token_ids = template.encode(
-            messages,
-            self.loaded.tokenizer,
-            add_generation_prompt=begins_turn,
-            tools=tools,
-            variables=variables,
-            continues=continues,
-        )
-        if reader is None or not sent:
-            return Prompt(token_ids)
-        found, num_tokens = [], len(token_ids)
-        for pixels, shown in read_images(sent, reader):
-            found.append((pixels, shown))
-            num_tokens += len(shown) - 1
-            self._check_images(len(sent), num_tokens=num_tokens)
-        return place_images(token_ids, found, image_token_id=reader.image_token_id)
-
-    def _check_images(self, num_images: int, *, num_tokens: int) -> None:
-        """See that images fit the context, as far as it is known what they take.
-
-        Raises:
-            HttpError: they do not (400).
-        """
-        if num_images and num_tokens >= self.engine.max_model_len:
-            raise too_long(
-                f"a prompt with these {num_images} images takes {num_tokens} tokens or more, and this model's context "
-                f"is {self.engine.max_model_len}: send fewer or smaller images, or give them the detail 'low'"
-            )
 
     def check_vocabulary(self, token_ids: Sequence[int]) -> None:
         """See that ``token_ids`` are all in the vocabulary.

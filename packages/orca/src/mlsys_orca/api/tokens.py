@@ -10,6 +10,7 @@ from mlsys_core.serving.http.bodies import Body, TokenId
 from pydantic import BaseModel, Field, model_validator
 
 from mlsys_orca.api.chat_messages import Message
+from mlsys_orca.api.chat_prompt import encode_chat
 from mlsys_orca.api.fields import MAX_MESSAGES
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.service import ModelService
@@ -83,7 +84,7 @@ def _tokens(body: TokenizeRequest, service: ModelService) -> Tokens:
     tokenizer = service.loaded.tokenizer
     if body.messages is not None:
         messages = [message.for_template() for message in body.messages]
-        ids = service.encode_chat(messages, variables=body.chat_template_kwargs).token_ids
+        ids = encode_chat(service, messages, variables=body.chat_template_kwargs).token_ids
     else:
         ids = tokenizer.encode(body.prompt or "", add_bos=body.add_special_tokens)
     texts = [tokenizer.decode([token_id], skip_special=False) for token_id in ids] if body.return_token_strs else None

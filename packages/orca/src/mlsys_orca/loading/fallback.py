@@ -72,17 +72,7 @@ class Fallback:
             whole = transformers.AutoModelForImageTextToText
             attention = {"text_config": RAGGED, "vision_config": "sdpa"}  # whole tiles of one size
         files = SafetensorsDirectory(self.path)
-        with quiet_transformers():
-            module, found = whole.from_pretrained(
-                self.path,
-                config=self.source,
-                attn_implementation=attention,
-                dtype=dtype,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
+        module, found = read_whole(whole, self.path, self.source, attention=attention, dtype=dtype)
         check_found(self.path, found)
         module.to(device).eval()
         images = None
@@ -101,6 +91,30 @@ class Fallback:
     def image_reader(self) -> Callable[[Tokenizer], ImageReader] | None:
         """Maker of what reads images for the model; None: it reads text alone."""
         return None if self.vision is None else partial(ImageReader, self.vision)
+
+
+def read_whole(kind: Any, path: Path, config: Any, *, attention: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """Return the model in directory ``path`` as ``transformers`` reads it, and what it found of the weights.
+
+    Args:
+        kind: One of its ``AutoModel...`` classes.
+        path: Safetensors alone are read, and no code.
+        config: Its configuration.
+        attention: Its name of an attention, or names by part.
+        dtype: Dtype of the weights.
+    """
+    with quiet_transformers():
+        model, found = kind.from_pretrained(
+            path,
+            config=config,
+            attn_implementation=attention,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    return model, found
 
 
 def open_fallback(path: Path, raw: Mapping[str, Any]) -> Fallback:

@@ -17,7 +17,7 @@ import torch
 from mlsys_orca.backends.transformers.config import read_transformers_config
 from mlsys_orca.backends.transformers.image_rules import Vision
 from mlsys_orca.backends.transformers.vision import ImageEncoder
-from mlsys_orca.loading.fallback import check_found, quiet_transformers
+from mlsys_orca.loading.fallback import check_found, read_whole
 from mlsys_orca.loading.text_part import TextPart
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig, UnsupportedModelError
@@ -73,18 +73,8 @@ class SeeingModel:
 
         config = copy.deepcopy(self.source)
         config.get_text_config().num_hidden_layers = 0  # they are read by the family
-        from_pretrained: Any = transformers.AutoModelForImageTextToText.from_pretrained
-        with quiet_transformers():
-            model, found = from_pretrained(
-                self.path,
-                config=config,
-                attn_implementation="sdpa",
-                dtype=dtype,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
+        kind = transformers.AutoModelForImageTextToText
+        model, found = read_whole(kind, self.path, config, attention="sdpa", dtype=dtype)
         left = {name for name in found.get("unexpected_keys") or () if not str(name).startswith(_LAYERS)}
         check_found(self.path, {**found, "unexpected_keys": left})
         model.model.text_model = torch.nn.Identity()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Literal
 
-from mlsys_nimble.backends.cpu.images import image, in_space
+from mlsys_nimble.backends.cpu.images import image, in_space, window
 from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View, load
 from mlsys_nimble.backends.cpu.packing import pack_bias, pack_convolution, pack_depthwise, pack_gemv, pack_winograd
 from mlsys_nimble.ir import operators
@@ -46,10 +46,7 @@ def convolution(
         "out": image(out),
         "weights": packed.data_ptr(),
         "bias": shift.data_ptr(),
-        "kernel": in_space(weight.shape[2:], 1),
-        "stride": in_space(kind.stride, 1),
-        "before": in_space([before for before, _ in kind.padding], 0),
-        "dilation": in_space(kind.dilation, 1),
+        **window(kind, weight.shape[2:]),
         "groups": kind.groups,
         "epilogue": kind.epilogue,
     }

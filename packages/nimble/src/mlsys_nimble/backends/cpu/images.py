@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mlsys_nimble.backends.cpu.library import SPACE, View
+from mlsys_nimble.ir import operators
 
 
 def in_space(values: Sequence[int], filler: int) -> tuple[int, ...]:
@@ -20,3 +22,13 @@ def image(view: View | None) -> View | None:
     return view.reshaped(
         (*view.shape[:2], *(1 for _ in missing), *view.shape[2:]), (*view.strides[:2], *missing, *view.strides[2:])
     )
+
+
+def window(kind: operators.Convolution | operators.Pool, kernel: Sequence[int]) -> dict[str, Any]:
+    """Return the fields of a kernel's arguments that say where a window of size ``kernel`` lies."""
+    return {
+        "kernel": in_space(kernel, 1),
+        "stride": in_space(kind.stride, 1),
+        "before": in_space([before for before, _ in kind.padding], 0),
+        "dilation": in_space(kind.dilation, 1),
+    }

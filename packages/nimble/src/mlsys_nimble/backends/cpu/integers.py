@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from mlsys_nimble.backends.cpu import loops, packing
-from mlsys_nimble.backends.cpu.images import image, in_space
+from mlsys_nimble.backends.cpu.images import image, in_space, window
 from mlsys_nimble.backends.cpu.library import Kernel, View, load_int8
 from mlsys_nimble.ir import operators
 from torch import Tensor
@@ -56,10 +56,7 @@ def product(
         "parameters": parameters,
         "weights": packed.data_ptr(),
         **{name: each.data_ptr() for name, each in zip(("scales", "bias", "sums"), kept, strict=True)},
-        "kernel": in_space(weight.shape[2:], 1),
-        "stride": in_space(main.stride, 1),
-        "before": in_space([before for before, _ in main.padding], 0),
-        "dilation": in_space(main.dilation, 1),
+        **window(main, weight.shape[2:]),
         "groups": main.groups,
         "zero_point": kind.x.zero_point,
         "codes": codes,
@@ -141,9 +138,6 @@ def codes_pool(kind: operators.Pool, x: View, out: View, *, library: Any = None)
     arguments = {
         "x": image(x),
         "out": image(out),
-        "kernel": in_space(kind.kernel, 1),
-        "stride": in_space(kind.stride, 1),
-        "before": in_space([before for before, _ in kind.padding], 0),
-        "dilation": in_space(kind.dilation, 1),
+        **window(kind, kind.kernel),
     }
     return Kernel(library or load_int8(), "codes_pool", arguments)

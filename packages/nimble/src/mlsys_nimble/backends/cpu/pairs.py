@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlsys_nimble.backends.cpu.images import image, in_space
+from mlsys_nimble.backends.cpu.images import image, window
 from mlsys_nimble.backends.cpu.library import Kernel, View, load_bf16
 from mlsys_nimble.backends.cpu.packing import pack_bias, pack_pairs
 from mlsys_nimble.ir import operators
@@ -36,10 +36,7 @@ def product(
         "out": image(out),
         "weights": packed.data_ptr(),
         "bias": shift.data_ptr(),
-        "kernel": in_space(weight.shape[2:], 1),
-        "stride": in_space(kind.stride, 1),
-        "before": in_space([before for before, _ in kind.padding], 0),
-        "dilation": in_space(kind.dilation, 1),
+        **window(kind, weight.shape[2:]),
         "groups": kind.groups,
         "epilogue": kind.epilogue,
     }

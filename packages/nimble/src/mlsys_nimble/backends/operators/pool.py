@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from mlsys_nimble.backends.cpu import integers
-from mlsys_nimble.backends.cpu.images import image, in_space
+from mlsys_nimble.backends.cpu.images import image, window
 from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View, load
 from mlsys_nimble.backends.reference.epilogue import with_epilogue
 from mlsys_nimble.backends.table import FLOAT32, Call, Family, Run, dtype_of
@@ -73,10 +73,7 @@ def pool(kind: kinds.Pool, x: View, out: View, *, residual: View | None = None, 
         "x": image(x),
         "residual": image(residual),
         "out": image(out),
-        "kernel": in_space(kind.kernel, 1),
-        "stride": in_space(kind.stride, 1),
-        "before": in_space([before for before, _ in kind.padding], 0),
-        "dilation": in_space(kind.dilation, 1),
+        **window(kind, kind.kernel),
         "is_average": kind.op == "average",
         "counts_padding": kind.counts_padding,
         "epilogue": kind.epilogue,
