@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -120,6 +122,21 @@ def test_serve_needs_the_main_thread_and_a_made_app() -> None:
     assert "BackgroundServer" in str(errors[0])
     with pytest.raises(InvalidInputError, match="create_app"):
         serve(FastAPI(), port=0)
+
+
+def test_a_server_of_its_own_process_collects_seldom_and_never_what_the_start_has_made() -> None:
+    before = gc.get_threshold()
+    seen: list[tuple[int, int]] = []
+
+    def ready(_: ServerAddress) -> None:
+        seen.append((gc.get_freeze_count(), gc.get_threshold()[0]))
+        signal.raise_signal(signal.SIGTERM)
+
+    assert serve(_app(), port=0, on_ready=ready) == 0
+    [(num_frozen, threshold)] = seen
+    assert num_frozen > 10_000
+    assert threshold > 10 * 256 * 10  # many clients' requests in flight are no reason to look
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
 
 
 def test_the_lifespan_reaches_requests_and_stop_runs_its_end() -> None:

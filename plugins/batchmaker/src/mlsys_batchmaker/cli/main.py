@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -180,7 +179,6 @@ def serve(
     """
     from mlsys_batchmaker.engine import EngineConfig
     from mlsys_batchmaker.serve.app import make_app
-    from mlsys_core.collector import kept_out_of_collections
     from mlsys_core.serving.http import serve as serve_app
     from mlsys_core.serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
 
@@ -215,7 +213,7 @@ def serve(
                 **oip.app_options(),
             )
         raise typer.Exit(code)
-    with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound, ExitStack() as serving:
+    with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
         served = make_app(
             model_dirs,
             config,
@@ -230,7 +228,6 @@ def serve(
         typer.echo(f"loading {folders}: cells are made for every batch size, some seconds a model")
 
         def tell(address: ServerAddress) -> None:
-            serving.enter_context(kept_out_of_collections())
             typer.echo(f"serving at {address.url}/v2" + ("" if grpc is None else f", gRPC at {grpc.host}:{grpc.port}"))
 
         code = serve_app(served, bound=bound, on_ready=tell)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,17 +139,20 @@ class ServedModel:
         priority: int = 0,
         deadline_s: float | None = None,
     ) -> list[Any]:
+        def submitted(number: int) -> Coroutine[Any, Any, Any]:
+            name = f"{key}.{number}"
+            request = ServeRequest(name, rows[number], length=lengths[number], priority=priority, deadline_s=deadline_s)
+            return self._client.submit(self.engine.loop, request, name)
+
+        if len(rows) == 1:
+            return [await submitted(0)]
         # A request of many rows leaves room in the queue for others, and always fills the next batches.
         room = asyncio.Semaphore(self._most_at_once)
 
         async def submit(number: int) -> Any:
-            name = f"{key}.{number}"
-            request = ServeRequest(name, rows[number], length=lengths[number], priority=priority, deadline_s=deadline_s)
             async with room:
-                return await self._client.submit(self.engine.loop, request, name)
+                return await submitted(number)
 
-        if len(rows) == 1:
-            return [await submit(0)]
         tasks = [asyncio.ensure_future(submit(number)) for number in range(len(rows))]
         try:
             return await asyncio.gather(*tasks)

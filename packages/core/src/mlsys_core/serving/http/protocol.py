@@ -21,6 +21,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from mlsys_core.serving.http.departure import Departure, attach_departure
+from mlsys_core.serving.http.joined import JoinedWrites
 from mlsys_core.serving.http.limits import MAX_HEADER_NBYTES, ConnectionLimits
 
 Give = Callable[[int, bool], bool]
@@ -55,10 +57,12 @@ class Connection(HttpToolsProtocol):
         self.has_received = False  # anything at all
         self._is_too_large = False  # the headers, as they came at once
         self._is_upgraded = False  # a WebSocket's protocol has taken the transport over
+        self._departure: Departure | None = None  # of its client; there once the connection is made
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, or refuse it if there are too many."""
         super().connection_made(transport)
+        self._departure = Departure(self.flow.resume_reading)
         if len(self.connections) > self._limits.max_connections:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "The server has too many connections; try again later.")
             return
@@ -91,6 +95,8 @@ class Connection(HttpToolsProtocol):
         self.resume_writing()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn leaves it running after an error
+        if self._departure is not None:
+            self._departure.note()
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, then determine the part of the connection."""
@@ -115,6 +121,8 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Note the first byte of a request."""
         super().on_message_begin()
+        if self._departure is not None:
+            attach_departure(self.scope, self._departure)
         if self._part is not _Part.HEADERS:  # else its time has begun before
             self._begin(_Part.HEADERS)
 
@@ -123,7 +131,10 @@ class Connection(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_NBYTES:
             self._is_too_large = True
             raise ValueError("too large")  # the parser stops, and uvicorn has it answered
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:  # a request, no WebSocket
+            self.cycle.transport = JoinedWrites(self.transport, self.loop)  # type: ignore[assignment]  # all it uses
         if self._give is not None and self._is_encrypted and self.cycle is not None:
             self.cycle.keep_alive = False
         self._begin(_Part.BODY)

@@ -14,12 +14,14 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
+from mlsys_core.collector import collecting_beside_requests
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_core.serving.http.app import HttpRuntime, runtime_of
 from mlsys_core.serving.http.limits import within_open_files
@@ -78,9 +80,18 @@ def serve(
     if bound is None:
         with BoundPort(host, port, config=runtime.config, error_format=runtime.answers.error_format) as bound:
             return serve(app, bound=bound, on_ready=on_ready, generation=generation)
-    server = _Server(app, runtime, bound, on_ready, generation=generation)
-    # uvicorn logs a traceback when a signal interrupts its start: no news.
-    with forwarded_uvicorn_log(runtime.logger, is_wanted=lambda: server.started or not server.should_exit):
+    with ExitStack() as serving:
+
+        def ready(address: ServerAddress) -> None:
+            serving.enter_context(collecting_beside_requests())
+            if on_ready is not None:
+                on_ready(address)
+
+        server = _Server(app, runtime, bound, ready, generation=generation)
+        # uvicorn logs a traceback when a signal interrupts its start: no news.
+        serving.enter_context(
+            forwarded_uvicorn_log(runtime.logger, is_wanted=lambda: server.started or not server.should_exit)
+        )
         _run(server)
     return server.exit_code
 

@@ -7,8 +7,10 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 import numpy as np
+from mlsys_core.serving.http.departure import departure_of
 from mlsys_core.serving.http.errors import ClientDisconnectedError
-from starlette.types import Receive
+from mlsys_core.serving.http.record import record_of
+from starlette.types import Receive, Scope
 
 T = TypeVar("T")
 
@@ -55,7 +57,7 @@ def _aligned(nbytes: int, header_nbytes: int) -> memoryview:
     return room.data[start : start + nbytes]
 
 
-async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
+async def while_connected(scope: Scope, receive: Receive, work: Awaitable[T]) -> T:
     """Await ``work``, cancelled where it stands if the client leaves meanwhile; the body has been read.
 
     Raises:
@@ -64,18 +66,29 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
+    departure = departure_of(scope)
     watch: asyncio.Task[None] | None = None
     is_gone = False
 
-    def on_watched(watched: asyncio.Task[None]) -> None:
+    def give_up() -> None:
         nonlocal is_gone
+        is_gone = True
+        task.cancel()
+
+    def on_departure() -> None:
+        record_of(scope).disconnected.set()
+        give_up()
+
+    def on_watched(watched: asyncio.Task[None]) -> None:
         if not watched.cancelled():
             watched.exception()  # an error on the rest of the body also ends the work
-            is_gone = True
-            task.cancel()
+            give_up()
 
     def start_watch() -> None:
         nonlocal watch
+        if departure is not None:
+            departure.watch(on_departure)
+            return
         watch = loop.create_task(_disconnect(receive))
         watch.add_done_callback(on_watched)
 
@@ -88,6 +101,8 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
         raise
     finally:
         timer.cancel()
+        if departure is not None:
+            departure.forget(on_departure)
         if watch is not None:
             watch.remove_done_callback(on_watched)
             watch.cancel()

@@ -91,7 +91,7 @@ class _Endpoint:
         wire = await self._engine.threads.run(_generate_request, body, version, size=len(body))
         deadline_s = scope["state"]["deadline"]
         answers = self._engine.stream(version, wire, started_s=started_s, deadline_s=deadline_s)
-        return answers, await while_connected(receive, anext(answers, None))
+        return answers, await while_connected(scope, receive, anext(answers, None))
 
     async def _respond(
         self, send: Send, body: bytes, fields: list[tuple[bytes, bytes]], request_headers: dict[bytes, bytes]
@@ -121,7 +121,7 @@ class _Infer(_Endpoint):
         rest = await threads.run(read, size=json_nbytes(body, header_nbytes))
         deadline_s = scope["state"]["deadline"]
         work = self._engine.infer(version, rest.wire, started_s=started_s, deadline_s=deadline_s)
-        answer = await while_connected(receive, work)
+        answer = await while_connected(scope, receive, work)
         content, header = await threads.run(encode, answer, rest, size=answer.nbytes)
         if header is None:
             fields = [(b"content-type", b"application/json")]
@@ -136,7 +136,7 @@ class _Generate(_Endpoint):
         headers = dict(scope["headers"])
         answers, first = await self._answers(scope, receive, headers)
         try:
-            second = None if first is None else await while_connected(receive, anext(answers, None))
+            second = None if first is None else await while_connected(scope, receive, anext(answers, None))
         finally:
             await answers.aclose()
         if first is None or second is not None:
