@@ -324,7 +324,7 @@ def digests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         from mlsys_nimble.state import digest
 
         monkeypatch.setattr(digest, "load_digest", lambda: None)
-        monkeypatch.setattr(weights, "_first_changed", lambda: None)
+        monkeypatch.setattr(weights, "_compiled", lambda *_: None)
 
 
 @pytest.mark.usefixtures("digests")

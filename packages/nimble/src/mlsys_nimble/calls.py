@@ -15,9 +15,10 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 
 from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.capture.general import refuse_unwatched
+from mlsys_nimble.capture.layouts import layout_of
 from mlsys_nimble.capture.repeat import capture_checked
 from mlsys_nimble.capture.watched import Questions
-from mlsys_nimble.errors import refuse_or_blame
+from mlsys_nimble.errors import refuse, refuse_or_blame
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.operators import Aten, Convolution, Dequantise, Linear, Pointwise, Quantise
 from mlsys_nimble.ir.program import Program, ValueId
@@ -99,20 +100,19 @@ class PreparedCalls:
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Replay the call; prepare it first if its signature is new."""
-        signature, inputs, objects = self._read(args, kwargs)
+        signature, inputs, objects = self._keyed(args, kwargs)
         for tensor in inputs:
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise InvalidInputError(
                     "an input requires a gradient, and what Nimble replays has none. Call under torch.no_grad(), "
                     "or pass input.detach()."
                 )
-        is_autocast = torch._C._is_any_autocast_enabled()
-        if is_autocast:
-            signature = signature, autocast_state()
         prepared = self._by_signature.get(signature) or self._find(signature, args, kwargs)
-        if prepared.is_bound_to_strides and not all(tensor.is_contiguous() for tensor in inputs):
-            signature = signature, tuple([tensor.stride() for tensor in inputs])
-            prepared = self._by_signature.get(signature) or self._prepare(signature, args, kwargs)
+        if prepared.strides != "any":
+            layout = layout_of(inputs, is_exact=prepared.strides == "exact")
+            if layout != prepared.made_for:
+                signature = signature, layout
+                prepared = self._by_signature.get(signature) or self._prepare(signature, args, kwargs)
         if prepared.has_changed():
             self.clear()
             prepared = self._find(signature, args, kwargs)
@@ -122,24 +122,35 @@ class PreparedCalls:
                 if signature in self._by_signature:
                     self._by_signature.move_to_end(signature)
                 self.latest = prepared
-        if is_autocast:  # the schedule holds its casts
+        if torch._C._is_any_autocast_enabled():  # the schedule holds its casts
             with torch._C._DisableAutocast():
                 return prepared.run(inputs, objects)
         return prepared.run(inputs, objects)
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         """Prepare calls of this one's signature, without running it."""
-        signature, inputs, _ = self._read(args, kwargs)
+        signature, inputs, _ = self._keyed(args, kwargs)
         prepared = self._find(signature, args, kwargs)
         prepared.check(inputs)
         return prepared
+
+    def _keyed(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, Sequence[torch.Tensor], Sequence[Any]]:
+        """Do as :meth:`_read`, with autocast and another default dtype than float32 in the signature."""
+        signature, inputs, objects = self._read(args, kwargs)
+        if torch._C._is_any_autocast_enabled():
+            signature = signature, autocast_state()
+        if torch.get_default_dtype() is not torch.float32:
+            signature = signature, torch.get_default_dtype()
+        return signature, inputs, objects
 
     def _read(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, Sequence[torch.Tensor], Sequence[Any]]:
         """Return the call's signature, the tensors that a replay takes, and the objects among the arguments."""
         if not kwargs and not self._fixed_indices and {*map(type, args)} == {torch.Tensor}:
-            return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in args]), args, ()
+            return tuple(map(_looks, args)), args, ()
         flat = trees.flatten((args, dict(kwargs)))
         leaves = flat.leaves
         if self._fixed_indices:
@@ -149,7 +160,8 @@ class PreparedCalls:
 
     def _find(self, signature: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         """Return what serves a call; make it first if need be."""
-        if self.ranged is None or torch._C._is_any_autocast_enabled():
+        is_usual = not torch._C._is_any_autocast_enabled() and torch.get_default_dtype() is torch.float32
+        if self.ranged is None or not is_usual:
             return self._prepare(signature, args, kwargs)
         found = self.ranged.known(signature)
         if found is None:
@@ -182,8 +194,11 @@ class PreparedCalls:
         except Exception as error:  # the model's own, or one of the capture
             with torch.no_grad():
                 run_on_copies(self._model, args, kwargs)
-            what = "the model runs, but not when it is watched"
-            raise refuse_or_blame(error, what, "Prepare with fallback='eager'.") from error
+            what, advice = "the model runs, but not when it is watched", "Prepare with fallback='eager'."
+            modules = self._model.modules() if isinstance(self._model, torch.nn.Module) else (self._model,)
+            if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+                what, advice = "a TorchScript module, which cannot be watched", f"Give what it was made of. {advice}"
+            raise refuse_or_blame(error, what, advice) from error
 
     def _prepare(self, signature: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         with self._lock:
@@ -193,7 +208,9 @@ class PreparedCalls:
             with CAPTURE_LOCK, self._mode(self._model):
                 captured = self._capture(args, kwargs)
             with faults_refused():
-                prepared = self._told(Prepared(captured, self._options, self._model, call=_hollow(args, kwargs)))
+                layout = layout_of(self._read(args, kwargs)[1], is_exact=captured.strides == "exact")
+                call = _hollow(args, kwargs)
+                prepared = self._told(Prepared(captured, self._options, self._model, call=call, layout=layout))
             self._by_signature[signature] = self.latest = prepared
             dropped = len(self._by_signature) > self._options.max_schedules
             if dropped:
@@ -286,4 +303,9 @@ def run_on_copies(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
 
 def _looks(tensor: torch.Tensor) -> Any:
     """Return the properties by which a schedule fits a tensor."""
-    return tensor.shape, tensor.dtype, tensor.device
+    try:
+        return tensor.shape, tensor.dtype, tensor.device
+    except RuntimeError:
+        if not tensor.is_nested:
+            raise
+    raise refuse("a nested tensor as an argument", "", "Pass a padded tensor and a mask: nested.to_padded_tensor(0.0).")

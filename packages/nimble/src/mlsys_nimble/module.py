@@ -138,6 +138,9 @@ class Nimble(nn.Module):
         """Return the model's result, in the model's own structure."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return self._transformed(*args, **kwargs)
+        if torch._C._len_torch_dispatch_stack() and self._how is not None and not self._how.training:
+            with torch.no_grad(), eval_mode(self.model):  # something records operators, and sees none of a replay
+                return self.model(*args, **kwargs)
         if self._eager is None:
             if self._calls is None:
                 raise InvalidInputError("this model is not prepared: call prepare(example_inputs) first")

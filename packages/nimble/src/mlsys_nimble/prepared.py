@@ -43,6 +43,7 @@ class Prepared:
         *,
         ranged: Ranged | None = None,
         call: trees.Flat | None = None,
+        layout: Any = None,
     ) -> None:
         self.captured = captured
         self.call = call  # the arguments, flattened, tensors without memory; None: not known
@@ -78,13 +79,14 @@ class Prepared:
         self.watch = Watch(model, constants, copied, weights=options.weights, executor=self.executor)
         self.renew()
         renew_in_forks(self)
-        self._is_one_tensor = captured.results.is_plain and captured.results.spec == _ONE_TENSOR
+        results = captured.results
+        self._is_one_tensor = results.is_plain and results.spec == _ONE_TENSOR and len(results.tensor_indices) == 1
         self._writes = Writes(captured)
-        views = any(origin.kind == "input" for origin in captured.results.origins)
         if isinstance(self.executor, Releasing) and options.max_concurrency == 1:  # others are to be made of them
             self.executor.release(captured.program.constants.values())
         return_freed_memory()  # of the capture, and of kernels that were tried and not taken
-        self.is_bound_to_strides = views or bool(self._writes.inputs)  # whether they copy depends on strides
+        self.strides = captured.strides
+        self.made_for = layout  # of the example's tensors
         self._returns_memory = ReturnsMemory()  # last
 
     def renew(self) -> None:

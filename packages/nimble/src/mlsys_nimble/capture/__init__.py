@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
+from mlsys_nimble.capture.draws import Draws
+from mlsys_nimble.capture.encoders import padding_as_in_eager
+from mlsys_nimble.capture.layouts import copied
 from mlsys_nimble.capture.leaks import LeakGuard
 from mlsys_nimble.capture.results import Results, find_results
 from mlsys_nimble.capture.sources import Site, current_site, site_of_node
@@ -30,6 +34,8 @@ class Captured:
     results: Results
     device: torch.device
     reads_values: bool  # the model's Python code read values of constants
+    strides: Literal["any", "rows", "exact"]  # of the inputs that it is for: rows, if these lie row by row
+    draws: Draws  # random numbers that the run drew
 
 
 def capture(
@@ -83,7 +89,7 @@ def capture(
     generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with generators, torch.inference_mode(), traceable(), _attributes_restored(modules) as before:
         for index in indices:
-            leaves[index] = leaves[index].detach().clone()
+            leaves[index] = copied(leaves[index].detach())
         # The run must not write to the caller's arrays.
         leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
         inputs = [tracer.add_input(leaves[index]) for index in indices]
@@ -94,8 +100,11 @@ def capture(
             with LeakGuard(tracer, site, questions), tracer:
                 result = call_external(run, *call[0], **call[1])
             _refuse_elsewhere(result, device, tracer.beside)
+            tracer.draws.check()
             results, outputs = find_results(result, objects, given.changed(), tracer, inputs, separates=separates)
             _note_reassigned(before, modules, tracer)
+            held = [each for each in trees.flatten((result, objects)).leaves if isinstance(each, torch.Tensor)]
+            is_bound = tracer.depends_on_strides(held) or any(each.kind == "input" for each in results.origins)
         except NotImplementedError as error:
             if "HigherOrderOperator" not in str(error):
                 raise
@@ -103,6 +112,10 @@ def capture(
             raise refuse(what, site().source, "Prepare with fallback='eager' to run that part eagerly.") from error
         finally:
             tracer.restore()
+            tracer.draws.restore()
+    if node_site is None:
+        del result, call, given, objects, leaves, before, held
+        _refuse_kept(tracer)
     builder = tracer.builder
     program = Program(
         values=tuple(builder.values),
@@ -112,7 +125,19 @@ def capture(
         constants=builder.constants,
         mutations=tuple((old.value, new.value) for old, new in tracer.mutations()),
     )
-    return Captured(program, indices, results, device, tracer.reads_values)
+    is_bound = is_bound or any(old in program.inputs for old, _ in program.mutations)
+    strides: Literal["any", "rows", "exact"] = "exact" if tracer.asks_strides else "rows" if is_bound else "any"
+    return Captured(program, indices, results, device, tracer.reads_values, strides, tracer.draws)
+
+
+def _refuse_kept(tracer: Tracer) -> None:
+    """Refuse a model of whose run a tensor is left over: in a list, or a dictionary that a hook fills."""
+    if tracer.kept():
+        gc.collect()
+        if tracer.kept():
+            what = "forward, or a hook, keeps a tensor that it has computed from inputs"
+            advice = "A replay would not: return the tensor, or prepare with fallback='eager'."
+            raise refuse(what, tracer.kept()[0], advice)
 
 
 def _refuse_elsewhere(result: Any, device: torch.device, beside: Sequence[torch.Tensor]) -> None:
@@ -164,6 +189,11 @@ def _single_device(model: Any, tensors: Sequence[torch.Tensor]) -> torch.device:
     if len(devices) > 1:
         listed = " and ".join(map(str, devices))
         raise CaptureError(f"the model and its inputs lie on {listed}. Nimble schedules one device: move them to one.")
+    if any(device.type == "meta" for device in devices):
+        raise CaptureError(
+            "the model or its inputs lie on meta, which holds no values. Load the weights first: "
+            "model.to_empty(device='cpu'), then load_state_dict."
+        )
     return devices[0] if devices else torch.device("cpu")
 
 
@@ -176,7 +206,8 @@ def traceable() -> Iterator[None]:
     compiler._is_compiling_flag = compiler._is_exporting_flag = True
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with padding_as_in_eager(is_fast=fastpath):
+            yield
     finally:
         compiler._is_compiling_flag, compiler._is_exporting_flag = flags
         torch.backends.mha.set_fastpath_enabled(fastpath)

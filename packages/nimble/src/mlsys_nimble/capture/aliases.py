@@ -6,11 +6,12 @@ write to any member makes a new base value, and members read later are made from
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from mlsys_nimble.capture.builder import Builder, Ref
+from mlsys_nimble.capture.layouts import Kin
 from mlsys_nimble.errors import refuse
 from mlsys_nimble.ir.operators import Aten, Input, Kind, Permute, Reshape, Slice
 from mlsys_nimble.ir.program import ValueType
@@ -30,6 +31,7 @@ class Group:
 
     base: Ref  # the current value
     version: int = 0  # writes so far
+    kin: Kin = field(default_factory=Kin)
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ def write(member: Member, new: Ref, builder: Builder) -> None:
         child = _scatter(parent, step, child, builder)
     member.group.base = child
     member.group.version += 1
+    member.group.kin.root().is_written = True
     member.ref, member.version = new, member.group.version
 
 

@@ -144,6 +144,8 @@ class Fitter:
             raise NotGeneral("the model does other operators at other sizes")
         if any(not c.results.is_plain for c in captures) or programs[0].mutations:
             raise NotGeneral("the model writes in place, or returns views of what it was given")
+        if any(c.strides == "exact" for c in captures):
+            raise NotGeneral("the model's Python code asks for strides")
         if len({(c.tensor_indices, repr(c.results.leaves), c.results.spec) for c in captures}) > 1:
             raise NotGeneral("what the model returns beside tensors depends on sizes")
         for program in programs[1:]:

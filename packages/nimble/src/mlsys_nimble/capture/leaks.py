@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from mlsys_nimble.capture.layouts import ASKS_STRIDES, MAY_BE_VIEWS
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.tracer import BRANCH, CUSTOM, Tracer
 from mlsys_nimble.capture.watched import Questions, read_whole
@@ -33,6 +34,8 @@ class LeakGuard(TorchFunctionMode):
     ) -> Any:
         """Run ``func`` unless it is such a call."""
         name = getattr(func, "__name__", "")
+        if isinstance(func, torch.ScriptMethod):
+            args = args[1:]  # the module, to which the method is bound
         if name in self._LEAKS and isinstance(args[0], torch.Tensor):
             if not self._tracer.is_fixed(args[0]):
                 what = f"Tensor.{name}: the model's Python code asks for the values of a tensor computed from inputs"
@@ -44,7 +47,14 @@ class LeakGuard(TorchFunctionMode):
             raise refuse(what, self._site().source, CUSTOM)
         if self._questions is not None and name == "__getitem__":
             return self._item(func, *args)
+        if name in ASKS_STRIDES and self._tracer.is_computed(args[0]):
+            self._tracer.asks_strides = True
+        if name == "storage_offset" and self._tracer.is_computed(args[0]):
+            what = "the model's Python code asks where a tensor computed from inputs begins in its memory"
+            raise refuse(what, self._site().source, "Call contiguous().clone() before, or use slices.")
         result = call_external(func, *args, **(kwargs or {}))
+        if name in MAY_BE_VIEWS and isinstance(result, torch.Tensor):
+            self._tracer.may_share(args[0], result)
         if self._questions is None:
             return result
         if name == "__len__":

@@ -12,12 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlsys_nimble.capture import Captured, capture
+from mlsys_nimble.capture.builder import dtype_name
+from mlsys_nimble.capture.draws import other_states, refuse_reseeding
+from mlsys_nimble.capture.layouts import copied
 from mlsys_nimble.capture.watched import Questions
 from mlsys_nimble.errors import CaptureError, UnrepeatableError
 from mlsys_nimble.ir import trees
+from mlsys_nimble.ir.program import ITEMSIZE
 
 _ADVICE = "Use torch's random operators, pass what changes as an argument of forward, or prepare with fallback='eager'."
 
@@ -38,24 +42,52 @@ def capture_checked(
     before = _random_states()
     first = capture(model, args, kwargs, separates=False, questions=questions)
     drawn = before != (between := _random_states())
-    try:
-        second = capture(model, other_args, other_kwargs, separates=False, questions=again)
-    except CaptureError:
-        raise
-    except Exception:  # noqa: BLE001 - the model cannot take such values
-        other_args, other_kwargs = args, kwargs
-        second = capture(model, args, kwargs, separates=False, questions=again)
+    held = _numbers_held(model)
+    with other_states(first.draws.generators, first.device) as given:
+        try:
+            second = capture(model, other_args, other_kwargs, separates=False, questions=again)
+        except CaptureError:
+            raise
+        except Exception:  # noqa: BLE001 - the model cannot take such values
+            held = _numbers_held(model)
+            second = capture(model, args, kwargs, separates=False, questions=again)
     if drawn and between != _random_states():
         raise UnrepeatableError(f"forward draws random numbers from NumPy or Python. {_ADVICE}")
-    if difference(first, second) is None:
-        return first
-    if questions is not None:
-        questions.clear()
-    third = capture(model, args, kwargs, separates=False, questions=questions)
-    differing = difference(second, third)
-    if differing is None:
-        return third
-    raise UnrepeatableError(f"forward does not do the same each time: {differing}. {_ADVICE}")
+    refuse_reseeding(first.draws, second.draws, given)
+    found = first
+    if difference(first, second) is not None:
+        if questions is not None:
+            questions.clear()
+        held = _numbers_held(model)
+        found = capture(model, args, kwargs, separates=False, questions=questions)
+        if (differing := difference(second, found)) is not None:
+            raise UnrepeatableError(f"forward does not do the same each time: {differing}. {_ADVICE}")
+    _refuse_counting(model, held)
+    return found
+
+
+def _numbers_held(model: Any) -> dict[tuple[str, str], Any]:
+    """Map (module path, attribute) to the number or string that the module holds."""
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    return {
+        (path, name): value
+        for path, module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | complex | str)
+    }
+
+
+def _refuse_counting(model: Any, before: Mapping[tuple[str, str], Any]) -> None:
+    """Refuse a model that changed a number or string of its own in its last run, when it had run before.
+
+    Raises:
+        UnrepeatableError: a replay would leave it as it is.
+    """
+    for key, value in _numbers_held(model).items():
+        if (key in before and value == before[key]) or value != value:
+            continue
+        what = f"forward changes the attribute {'.'.join(filter(None, key))} at each call, and a replay would not"
+        raise UnrepeatableError(f"{what}. Count in a buffer (self.count.add_(1)), or prepare with fallback='eager'.")
 
 
 def refuse_unrepeatable(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -89,16 +121,15 @@ def varied(tree: Any) -> Any:
 
 
 def _other(tensor: Tensor) -> Tensor:
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.device.type == "meta" or dtype_name(tensor.dtype) not in ITEMSIZE:
         return tensor  # capture refuses it
     with torch.no_grad():
-        made = torch.empty_like(tensor)
         rolled = tensor.reshape(-1).roll(1).reshape(tensor.shape)
         if tensor.is_floating_point():
             rolled = rolled * 0.75
             if tensor.numel() and bool((tensor == 0).all()):
                 rolled = torch.linspace(0.25, 0.75, tensor.numel(), device=tensor.device).reshape(tensor.shape)
-        return made.copy_(rolled)
+        return copied(tensor, rolled)
 
 
 def difference(one: Captured, other: Captured) -> str | None:

@@ -29,7 +29,9 @@ from mlsys_nimble.capture.dispatched import (
     takes_any_strides,
     view_of,
 )
+from mlsys_nimble.capture.draws import Draws
 from mlsys_nimble.capture.functional import Written, as_functional, is_write
+from mlsys_nimble.capture.layouts import Kin, depends_on_strides
 from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.statistics import checked, declared
@@ -72,10 +74,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._own = {id(tensor) for tensor in own}  # tensors of the model or the caller, which outlive the run
         self.builder = Builder(device, is_general=is_general)
         self._device = device
+        self.draws = Draws(device)
         self._site = site
         self._members = WeakIdKeyDictionary()
         self._roots: list[tuple[torch.Tensor, Group, Ref]] = []  # inputs and constants
         self.reads_values = False  # Python code read a constant's value, so the program depends on it
+        self.asks_strides = False  # Python code read strides of a tensor computed from inputs
+        self._unsure: list[Kin] = []  # kin of tensors that are views for some strides alone
         self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []  # constants written in place, with their old content
         self.beside: list[torch.Tensor] = []  # what operators make on the CPU beside results on the device
         self._is_lifting = False  # torch.tensor(numbers) is at work: its tensor appears here first
@@ -90,7 +95,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if member is None:
             if type(tensor) not in (torch.Tensor, nn.Parameter):
                 what = f"a tensor of class {type(tensor).__name__}"
-                raise refuse(what, self.builder.site.source, "Nimble takes plain tensors, parameters and buffers.")
+                is_lazy = nn.parameter.is_lazy(tensor)
+                advice = "Nimble takes plain tensors, parameters and buffers."
+                raise refuse(what, self.builder.site.source, "Call the model once before." if is_lazy else advice)
             if tensor.device != self._device and tensor.dim() and not self._is_fresh(tensor):
                 what = f"a tensor on {tensor.device} beside tensors on {self._device}"
                 raise refuse(what, self.builder.site.source, "Nimble schedules one device: move the tensor there.")
@@ -114,6 +121,33 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return whether a tensor depends on constants alone."""
         return self.builder.is_fixed(self.ref(tensor))
 
+    def may_share(self, source: torch.Tensor, result: torch.Tensor) -> None:
+        """Record that for other strides of the inputs a result might share memory with its source, or not."""
+        one, other = self._members.get(source), self._members.get(result)  # type: ignore[no-untyped-call]
+        if one is not None and other is not None and not self.builder.is_fixed(one.ref):
+            one.group.kin.join(other.group.kin)
+            self._unsure.append(one.group.kin)
+
+    def depends_on_strides(self, results: Iterable[torch.Tensor]) -> bool:
+        """Return whether other strides of the inputs may change what is written, or which results share memory."""
+        roots = [group.kin for _, group, _ in self._roots]
+        return depends_on_strides(self._unsure, [*roots, *(self._members[each].group.kin for each in results)])
+
+    def is_computed(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is an input, or was computed from one."""
+        member = self._members.get(tensor)  # type: ignore[no-untyped-call]
+        return member is not None and not self.builder.is_fixed(member.ref)
+
+    def kept(self) -> list[str]:
+        """Return the sources of the tensors, computed from inputs, that something else still holds."""
+        given = {id(tensor) for tensor, _, _ in self._roots}
+        alive = [tensor for tensor in self._members if id(tensor) not in given]
+        return [self._source(each) for each in alive if self.is_computed(each)]
+
+    def _source(self, tensor: torch.Tensor) -> str:
+        producer = self.builder.producer(self._members[tensor].ref)
+        return producer.source if producer else ""
+
     def mutations(self) -> list[tuple[Ref, Ref]]:
         """Return inputs and constants that were written in place, each with the value that it holds now."""
         return [(ref, group.base) for _, group, ref in self._roots if group.version]
@@ -135,8 +169,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Record ``func``, then run it; what it does in Python is its own affair, not the model's."""
+        kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
-            return self._dispatched(func, args, kwargs or {})
+            if torch.Tag.nondeterministic_seeded not in func.tags:
+                return self._dispatched(func, args, kwargs)
+            with self.draws.drawing((*args, *kwargs.values()), self._site().source):
+                return self._dispatched(func, args, kwargs)
 
     def _dispatched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.builder.site = self._site()

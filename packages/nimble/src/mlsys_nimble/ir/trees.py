@@ -75,7 +75,7 @@ def flatten(tree: Any, known: Mapping[int, int] | None = None) -> Flat:
 
 
 def _flatten(tree: Any, known: dict[int, int], found: list[Any]) -> Flat:
-    leaves, spec = tree_flatten(tree)
+    leaves, spec = tree_flatten(tree, is_leaf=_is_size)  # which a registered tuple is not
     made: list[Any] = []
     objects: list[tuple[int, type, Spec]] = []
     for index, leaf in enumerate(leaves):
@@ -90,6 +90,10 @@ def _flatten(tree: Any, known: dict[int, int], found: list[Any]) -> Flat:
             objects.append((index, type(leaf), inner.spec))
             made += inner.leaves
     return Flat(made, Spec(spec, tuple(objects), len(made)), found)
+
+
+def _is_size(item: Any) -> bool:
+    return type(item) is torch.Size
 
 
 def unflatten(leaves: Sequence[Any], spec: Spec, known: list[Any] | None = None) -> Any:

@@ -46,6 +46,8 @@ def _schedule(prepared: Prepared, table: TensorTable) -> dict[str, Any]:
         raise _unsavable(f"a schedule of {type(executor).__name__}", "prepare it with executor='native'")
     if prepared.has_changed(looks_at_all=True):
         raise _unsavable("a schedule of a model that has changed since", "call it once, which prepares it again")
+    if prepared.strides == "exact":
+        raise _unsavable("a forward that asks for strides", "have it compute the same for all strides")
     program, decided = executor.source, executor.decisions
     if set(program.inputs) & {old for old, _ in program.mutations}:
         raise _unsavable("a forward that writes to its arguments", "return the new value")

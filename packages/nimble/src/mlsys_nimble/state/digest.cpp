@@ -37,6 +37,7 @@ extern "C" uint64_t nimble_digest_part(
 
 // CPython's own, found in the process; called with the interpreter's lock (through ctypes.PyDLL).
 extern "C" void* PyDict_GetItemWithError(void* dictionary, void* key) __attribute__((weak));
+extern "C" intptr_t PyDict_Size(void* dictionary) __attribute__((weak));
 
 // Return the first entry that is not the object held, `count` if all are, -1 where the interpreter has no such function.
 extern "C" int64_t nimble_first_changed(
@@ -44,5 +45,13 @@ extern "C" int64_t nimble_first_changed(
     if (!PyDict_GetItemWithError) return -1;
     for (int64_t entry = 0; entry < count; entry++)
         if (PyDict_GetItemWithError(dictionaries[entry], keys[entry]) != held[entry]) return entry;
+    return count;
+}
+
+// Return the first dictionary that has not the number of entries held; `count` and -1 as above.
+extern "C" int64_t nimble_first_resized(void* const* dictionaries, const int64_t* sizes, int64_t count) {
+    if (!PyDict_Size) return -1;
+    for (int64_t number = 0; number < count; number++)
+        if (PyDict_Size(dictionaries[number]) != sizes[number]) return number;
     return count;
 }

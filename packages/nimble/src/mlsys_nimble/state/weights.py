@@ -21,8 +21,10 @@ from mlsys_nimble.state.digest import Comparing, Digest, Samples, Unchanged, loa
 from torch import nn
 
 _WATCHED = (torch.Tensor, nn.Module, bool, int, float, complex, str, type(None))
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _PLAIN = frozenset({bool, int, float, complex, str})
 _NOT_WATCHED = frozenset(vars(nn.Module())) | {"training"}  # the entries of its dictionaries are watched instead
+_ABSENT: Any = object()  # stands for an entry that a dictionary must not have
 _ADDRESS, _VERSION = torch.Tensor.data_ptr, attrgetter("_version")
 
 
@@ -103,19 +105,29 @@ class Attributes:
         self._keys = [attribute[1] for attribute in found]
         self._held = [attribute[2] for attribute in found]
         array = c_void_p * max(len(found), 1)
-        self._objects = array(*map(id, self._held))  # an object's id is its address in CPython
+        self._objects = array(*[id(held) if held is not _ABSENT else None for held in self._held])  # ids are addresses
         self._arguments = array(*map(id, self._dictionaries)), array(*map(id, self._keys)), self._objects
         self._count = c_int64(len(found))
-        self._first_changed = _first_changed()
+        self._first_changed = _compiled("nimble_first_changed", 4)
+        self._first_resized = _compiled("nimble_first_resized", 3)
+        self._grown = list(_growing(model))
+        self._sizes = list(map(len, self._grown))
+        array, numbers = c_void_p * max(len(self._grown), 1), c_int64 * max(len(self._grown), 1)
+        self._all_grown = array(*map(id, self._grown)), numbers(*self._sizes), c_int64(len(self._grown))
 
     def have_changed(self) -> bool:
         """Return whether one is another object, and no equal number or string."""
+        if self._first_resized is not None:
+            if self._first_resized(*self._all_grown) < len(self._grown):
+                return True
+        elif list(map(len, self._grown)) != self._sizes:
+            return True
         if self._first_changed is not None:
             found = self._first_changed(*self._arguments, self._count)
             if found == len(self._held):
                 return False
         for number, (dictionary, key) in enumerate(zip(self._dictionaries, self._keys, strict=True)):
-            found, held = dictionary.get(key), self._held[number]
+            found, held = dictionary.get(key, _ABSENT), self._held[number]
             if found is held:
                 continue
             if type(found) is not type(held) or type(held) not in _PLAIN or found != held:
@@ -125,25 +137,52 @@ class Attributes:
 
 
 @cache
-def _first_changed() -> Any:
-    """Return the compiled comparison of dictionaries' entries; None where there is none."""
+def _compiled(name: str, num_arguments: int) -> Any:
+    """Return a compiled comparison of dictionaries; None where there is none."""
     native = load_digest()
     if native is None:
         return None
-    function = PyDLL(native._name, handle=native._handle).nimble_first_changed  # with the interpreter's lock
+    function = getattr(PyDLL(native._name, handle=native._handle), name)  # with the interpreter's lock
     function.restype = c_int64
-    return function if function(None, None, None, c_int64(0)) == 0 else None
+    return function if function(*[None] * (num_arguments - 1), c_int64(0)) == 0 else None
 
 
 def _watched_attributes(model: Any) -> Iterable[tuple[dict[str, Any], str, Any]]:
     """Yield the attributes that decide modules' results: (the dictionary, the key, the value)."""
     for module in model.modules() if isinstance(model, nn.Module) else ():
-        for held in (module._parameters, module._buffers, module._modules):
-            yield from ((held, key, value) for key, value in held.items())
+        hooks = module._forward_hooks, module._forward_pre_hooks
+        entries: tuple[Any, ...] = (module._parameters, module._buffers, module._modules, *hooks)
+        for held in entries:
+            if isinstance(held, dict):  # TorchScript's are views of objects in C++
+                yield from ((held, key, value) for key, value in held.items())
         own = vars(module)
+        if "forward" not in own:
+            yield own, "forward", _ABSENT
+        if not isinstance(module, torch.jit.ScriptModule):
+            yield from _globals_read(type(module).forward)
         yield from (
             (own, key, value) for key, value in own.items() if key not in _NOT_WATCHED and isinstance(value, _WATCHED)
         )
+
+
+def _globals_read(function: Any) -> Iterable[tuple[dict[str, Any], str, Any]]:
+    """Yield the numbers, tensors and modules among the global names that a function reads, in the form of the above."""
+    scope = getattr(function, "__globals__", {})
+    if str(scope.get("__name__", "")).partition(".")[0] == "torch":
+        return
+    for name in getattr(getattr(function, "__code__", None), "co_names", ()):
+        if name in scope and isinstance(scope[name], _WATCHED):
+            yield scope, name, scope[name]
+
+
+def _growing(model: Any) -> Iterable[dict[Any, Any]]:
+    """Yield the dictionaries in which a new entry may change modules' results."""
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        is_layer = type(module).__module__.startswith("torch.nn.modules.") and not module._modules
+        if isinstance(module._modules, dict) and (not is_layer or isinstance(module, _CONTAINERS)):
+            yield module._modules
+        yield module._forward_hooks
+        yield module._forward_pre_hooks
 
 
 def copied_constants(captured: Program, final: Program, copies: Collection[ValueId]) -> list[torch.Tensor]:
