@@ -189,11 +189,6 @@ def _single_device(model: Any, tensors: Sequence[torch.Tensor]) -> torch.device:
     if len(devices) > 1:
         listed = " and ".join(map(str, devices))
         raise CaptureError(f"the model and its inputs lie on {listed}. Nimble schedules one device: move them to one.")
-    if any(device.type == "meta" for device in devices):
-        raise CaptureError(
-            "the model or its inputs lie on meta, which holds no values. Load the weights first: "
-            "model.to_empty(device='cpu'), then load_state_dict."
-        )
     return devices[0] if devices else torch.device("cpu")
 
 

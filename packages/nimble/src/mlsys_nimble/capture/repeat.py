@@ -19,7 +19,7 @@ from mlsys_nimble.capture.builder import dtype_name
 from mlsys_nimble.capture.draws import other_states, refuse_reseeding
 from mlsys_nimble.capture.layouts import copied
 from mlsys_nimble.capture.watched import Questions
-from mlsys_nimble.errors import CaptureError, UnrepeatableError
+from mlsys_nimble.errors import CaptureError, UnrepeatableError, refuse
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import ITEMSIZE
 
@@ -41,6 +41,9 @@ def capture_checked(
     again = None if questions is None else Questions()
     before = _random_states()
     first = capture(model, args, kwargs, separates=False, questions=questions)
+    if first.device.type == "meta":
+        advice = "Load the weights first: model.to_empty(device='cpu'), then load_state_dict."
+        raise refuse("the model and its inputs lie on meta, which holds no values", "", advice)
     drawn = before != (between := _random_states())
     held = _numbers_held(model)
     with other_states(first.draws.generators, first.device) as given:
