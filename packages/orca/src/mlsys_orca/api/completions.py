@@ -102,7 +102,10 @@ def parameters_of(body: CompletionRequest, service: ModelService) -> GenerationP
             service.check_length(len(prompt))
         else:
             service.check_ids(prompt)
-    prompts = [tokenizer.encode(each, add_bos=True) if isinstance(each, str) else each for each in body.prompts]
+    prompts = [  # raw: control tokens are these tokens, as in transformers; the texts of a chat make none
+        tokenizer.encode(each, add_bos=True, allow_special=True) if isinstance(each, str) else each
+        for each in body.prompts
+    ]
     sampling = service.sampling_of(body, num_logprobs=body.logprobs)
     if _ranks(body) and sampling.num_logprobs is None:
         sampling = replace(sampling, num_logprobs=0)
