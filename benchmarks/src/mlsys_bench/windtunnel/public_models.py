@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CONTESTANTS = ("tuned", "fine-tuned", "members")
 MEMBERS = 10
 PEERS = {"XGBoost": "xgboost", "CatBoost": "catboost", "RealMLP": "pytabkit", "TabM": "pytabkit"}  # and their packages
-NETWORKS = {"RealMLP": "RealMLP_TD_S", "TabM": "TabM_D"}  # names within pytabkit
+NETWORKS = {"RealMLP": "RealMLP_TD_S_", "TabM": "TabM_D_"}  # names within pytabkit, before Classifier or Regressor
 ROUNDS, PATIENCE = 2_000, 50  # of peers that are boosted trees
 HELD_OUT = 0.1  # share of the training rows that stops them
 ANSWERED = 1_000  # rows at once, when answers are timed

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from mlsys_core.serving.http import ClosingStreamingResponse
 from pydantic import BaseModel
 
-from mlsys_orca.api.service import Choice, Generation
+from mlsys_orca.api.generation import Choice, Generation
 from mlsys_orca.api.text_stream import FinishReason, TextDelta
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.text.tokenizer import Tokenizer

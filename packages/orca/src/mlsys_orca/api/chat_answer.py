@@ -20,8 +20,8 @@ from mlsys_orca.api.answers import (
     merged,
     prompt_logprobs,
 )
+from mlsys_orca.api.generation import Choice, Generation
 from mlsys_orca.api.parts import Part, call_id, calls_of, text_of
-from mlsys_orca.api.service import Choice, Generation
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.text.tokenizer import Tokenizer
 

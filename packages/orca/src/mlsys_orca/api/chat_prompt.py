@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_orca.api.errors import too_long
 from mlsys_orca.api.images import Prompt, SentImage, has_images, lift_images, place_images, read_images
-from mlsys_orca.api.service import ModelService, num_chars, too_long
+from mlsys_orca.api.service import ModelService, num_chars
 from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
 
 

@@ -29,9 +29,10 @@ from mlsys_orca.api.answers import (
 )
 from mlsys_orca.api.fields import MAX_CHOICES, Generating, ResponseFormat, grammar_from
 from mlsys_orca.api.front import body_size
+from mlsys_orca.api.generation import Generation, GenerationParameters
 from mlsys_orca.api.identity import identity_of
 from mlsys_orca.api.resume.keeper import AnswerKeeper
-from mlsys_orca.api.service import Generation, GenerationParameters, ModelService, text_options
+from mlsys_orca.api.service import ModelService, text_options
 from mlsys_orca.api.text_stream import FinishReason
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.text.tokenizer import Tokenizer

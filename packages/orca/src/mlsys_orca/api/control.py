@@ -17,7 +17,8 @@ from mlsys_core.serving.processes import GenerationLink
 from mlsys_core.serving.processes.frames import MAX_FRAME_NBYTES
 from pydantic import BaseModel, ConfigDict, Field
 
-from mlsys_orca.api.service import ModelService, unknown_model
+from mlsys_orca.api.errors import unknown_model
+from mlsys_orca.api.service import ModelService
 from mlsys_orca.model.adapters import read_adapter
 
 _log = logging.getLogger(__name__)

@@ -24,9 +24,10 @@ from pydantic import BaseModel
 from torch import Tensor
 from torch.nn import functional
 
+from mlsys_orca.api.errors import unknown_model
 from mlsys_orca.api.front import to_json
 from mlsys_orca.api.identity import identity_of
-from mlsys_orca.api.service import ModelService, unknown_model
+from mlsys_orca.api.service import ModelService
 from mlsys_orca.engine.client import BusyError
 from mlsys_orca.engine.embedding import TextEncoder
 

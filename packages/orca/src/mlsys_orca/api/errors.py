@@ -1,10 +1,11 @@
-"""Bodies of errors: Anthropic's shape below ``/v1/messages``, OpenAI's everywhere else."""
+"""Errors of requests, and their bodies: Anthropic's shape below ``/v1/messages``, OpenAI's everywhere else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from mlsys_core.serving.http import HttpError
 from mlsys_core.serving.http.errors import ErrorFormat, ErrorInfo, openai_body, stream_event
 from pydantic import BaseModel
 
@@ -65,3 +66,19 @@ MESSAGES_ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": MessagesError, "description": "The request cannot be served as it is"},
     "5XX": {"model": MessagesError, "description": "The server could not serve the request"},
 }
+
+
+def too_long(message: str) -> HttpError:
+    """Return the error 400: the context is too short for what was asked."""
+    return HttpError(message, http_status=400, error_code="context_length_exceeded")
+
+
+def unknown_model(model: str, names: Sequence[str]) -> HttpError:
+    """Return the error 404: nothing here has that name."""
+    has = ", ".join(map(repr, names)) or "none for this"
+    return HttpError(
+        f"the model {model[:256]!r} does not exist here; this server has {has}",
+        http_status=404,
+        error_code="model_not_found",
+        param="model",
+    )

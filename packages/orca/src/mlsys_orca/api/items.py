@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from mlsys_orca.api import chat, completions
 from mlsys_orca.api.answer_reader import AnswerForm
-from mlsys_orca.api.service import GenerationParameters, ModelService
+from mlsys_orca.api.generation import GenerationParameters
+from mlsys_orca.api.service import ModelService
 
 
 def parameters_of(fields: Mapping[str, Any], service: ModelService) -> tuple[GenerationParameters, AnswerForm]:

@@ -15,11 +15,12 @@ from mlsys_orca.api.answers import STREAMED, Whole, collect, merged, named_event
 from mlsys_orca.api.conversation import prepare
 from mlsys_orca.api.errors import MESSAGES_ERRORS, MESSAGES_PATH
 from mlsys_orca.api.front import body_size
+from mlsys_orca.api.generation import Generation, GenerationParameters
 from mlsys_orca.api.identity import identity_of
 from mlsys_orca.api.messages_fields import MessagesRequest
 from mlsys_orca.api.parts import Part, call_id
 from mlsys_orca.api.resume.keeper import AnswerKeeper
-from mlsys_orca.api.service import Generation, GenerationParameters, ModelService
+from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.text_stream import TextOptions
 from mlsys_orca.scheduling.batch import SamplingParams
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from mlsys_orca.api.answers import Spent, TokenDetails, Whole, named_event
+from mlsys_orca.api.generation import Generation
 from mlsys_orca.api.parts import Part, call_id
 from mlsys_orca.api.responses_fields import End, ResponsesRequest, Status
-from mlsys_orca.api.service import Generation
 
 
 class OutputText(BaseModel):

@@ -15,6 +15,7 @@ from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader
 from mlsys_orca.api.answers import STREAMED, Whole, collect, merged, named_event
 from mlsys_orca.api.conversation import prepare
 from mlsys_orca.api.front import body_size, to_json
+from mlsys_orca.api.generation import Generation, GenerationParameters
 from mlsys_orca.api.identity import identity_of, owner_of
 from mlsys_orca.api.parts import Part, joined
 from mlsys_orca.api.response_answer import Items, ResponseError, ResponsesAnswer, StreamEvent, answer_of
@@ -23,7 +24,7 @@ from mlsys_orca.api.responses_fields import INPUT_ITEMS, InputItem, ResponsesReq
 from mlsys_orca.api.resume import records as rec
 from mlsys_orca.api.resume.keeper import AnswerKeeper
 from mlsys_orca.api.resume.kept_answer import KeptAnswer
-from mlsys_orca.api.service import Generation, GenerationParameters, ModelService
+from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.text_stream import TextOptions
 from mlsys_orca.scheduling.batch import SamplingParams
 

@@ -14,10 +14,11 @@ from mlsys_orca.api.answers import STREAMED
 from mlsys_orca.api.batches import batch_routes, file_routes
 from mlsys_orca.api.batches.lifetime import Batches
 from mlsys_orca.api.control import ModelControl
+from mlsys_orca.api.errors import unknown_model
 from mlsys_orca.api.identity import owner_of
 from mlsys_orca.api.intake import intake_route
 from mlsys_orca.api.resume.keeper import AnswerKeeper
-from mlsys_orca.api.service import ModelService, unknown_model
+from mlsys_orca.api.service import ModelService
 
 
 class ModelCard(BaseModel):

@@ -8,84 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import HttpError
 
+from mlsys_orca.api.errors import too_long, unknown_model
 from mlsys_orca.api.fields import MAX_PROMPTS, Generating
 from mlsys_orca.api.front import Front
+from mlsys_orca.api.generation import Choice, Generation, GenerationParameters
 from mlsys_orca.api.identity import Identity
-from mlsys_orca.api.text_stream import TextDelta, TextOptions, stream_text
+from mlsys_orca.api.text_stream import TextOptions, stream_text
 from mlsys_orca.engine.client import EngineClient
 from mlsys_orca.engine.embedding import TextEncoder
-from mlsys_orca.engine.streams import TokenStream
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.scheduling.batch import SamplingParams
-from mlsys_orca.scheduling.images import PlacedImage
 from mlsys_orca.scheduling.request import GenerationRequest
-from mlsys_orca.text.guides import Grammar, GrammarGuide, GuideMaker
+from mlsys_orca.text.guides import GrammarGuide, GuideMaker
 from mlsys_orca.text.tokenizer import LEAST_MAX_CHARS
 
 _CHOICE_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's choices
 _MASK = (1 << 63) - 1
 _YIELDS_EVERY = 32  # answers begun between two turns of the event loop
 MAX_ANSWERS = 2 * MAX_PROMPTS  # of one request, whatever the engine may hold
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationParameters:
-    """Parameters of a generation, in no protocol's words."""
-
-    prefix: str  # of the answer's id
-    model: str  # the name that the client gave: the model's or an adapter's
-    prompts: Sequence[Sequence[int]]  # token ids; at least one prompt of at least one token
-    images: tuple[PlacedImage, ...] = ()  # of the prompt, if there is one
-    max_new_tokens: int | None  # None: what the context has room for
-    sampling: SamplingParams  # of the first choice; seed and guide are set here
-    seed: int | None = None  # None: drawn
-    num_choices: int = 1  # of each prompt
-    grammar: Grammar | None = None
-    ignores_eos: bool = False
-    text: TextOptions = field(default_factory=TextOptions)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One running answer."""
-
-    index: int  # among all choices of the request
-    tokens: TokenStream
-    deltas: AsyncGenerator[TextDelta, None]
-
-    @property
-    def request(self) -> GenerationRequest:
-        """The engine's request behind this answer."""
-        return self.tokens.request
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One accepted request with its running answers. Close it."""
-
-    answer_id: str
-    identity: Identity
-    model: str
-    choices: tuple[Choice, ...]
-    num_prompt_tokens: int
-    num_choices: int = 1  # of each prompt
-
-    @property
-    def created(self) -> int:
-        """Time of its begin, in seconds since the epoch."""
-        return self.identity.created
-
-    def close(self) -> None:
-        """Cancel what has not finished. Idempotent."""
-        for choice in self.choices:
-            choice.tokens.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,19 +287,3 @@ def num_chars(value: object) -> int:
     if isinstance(value, Mapping):
         return sum(map(num_chars, value.values()))
     return sum(map(num_chars, value)) if isinstance(value, list | tuple) else 0
-
-
-def too_long(message: str) -> HttpError:
-    """Return the error 400: the context is too short for what was asked."""
-    return HttpError(message, http_status=400, error_code="context_length_exceeded")
-
-
-def unknown_model(model: str, names: Sequence[str]) -> HttpError:
-    """Return the error 404: nothing here has that name."""
-    has = ", ".join(map(repr, names)) or "none for this"
-    return HttpError(
-        f"the model {model[:256]!r} does not exist here; this server has {has}",
-        http_status=404,
-        error_code="model_not_found",
-        param="model",
-    )

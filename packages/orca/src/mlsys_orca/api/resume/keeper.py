@@ -12,13 +12,13 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.serving.http import ClosingStreamingResponse, HttpError, runtime_of
 from mlsys_core.serving.http.inside import InsideClient
 from mlsys_orca.api.answers import streamed
+from mlsys_orca.api.generation import Generation
 from mlsys_orca.api.identity import Identity, given, identity_of, owner_of
 from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.resume import records as rec
 from mlsys_orca.api.resume.event_ids import EventId
 from mlsys_orca.api.resume.journal import AnswerJournal
 from mlsys_orca.api.resume.kept_answer import KeptAnswer
-from mlsys_orca.api.service import Generation
 from mlsys_orca.engine.streams import PoisonedRequestError
 
 _log = logging.getLogger(__name__)

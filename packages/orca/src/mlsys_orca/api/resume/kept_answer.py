@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from mlsys_core.errors import ServingError
+from mlsys_orca.api.generation import Generation
 from mlsys_orca.api.resume.event_ids import EventId, Numbering, Skip, place_of
-from mlsys_orca.api.service import Generation
 
 
 class KeptAnswer:
