@@ -83,9 +83,7 @@ def _encoder(context: BenchContext, body: Body, data: dict[str, object], workloa
         body.append(encoder.peak_table(by_workload))
     data["lengths"] = {w: GLUE_LIKE[w].described() for w in workloads}
     data["encoder_peak_rps"] = {w: {o.case: o.throughput_rps for o in all_} for w, all_ in by_workload.items()}
-    for case, workload in itertools.product(("DelayBatch", "Policy I, cost-aware"), ("RTE", "SST-2")):
-        if workload not in by_workload:
-            continue
+    for case, workload in itertools.product(("DelayBatch", "Policy I, cost-aware"), by_workload):
         peak = next(outcome for outcome in by_workload[workload] if outcome.case == case).throughput_rps
         is_full = not context.is_quick and workload == "RTE" and case != "DelayBatch"
         for load in (0.25, 0.6, 0.9) if is_full else (0.6,):

@@ -18,6 +18,7 @@ _WHAT = {
     "batchmaker-loops": "Compiled LSTM steps against `nn.LSTM`",
     "batchmaker-lstm": "LSTM serving, cellular against bucketed and unpadded batching",
     "batchmaker-quick": "All figures of the paper, small",
+    "batchmaker-large": "Seq2Seq and Tree-LSTM at the paper's hidden size",
     "batchmaker-trees-dynet": "Tree-LSTM against DyNet",
     "batchmaker-voice": "Live voices through Silero's detector",
     "batchmaker-words": "Words through g2p-en",

@@ -89,7 +89,7 @@ def public(name: str) -> str:
 
 def batchmaker(*names: str) -> str:
     """Return BatchMaker's speed over its strongest opponent: peaks, tails, words, trees and streams."""
-    kinds = {"lstm": _lstm, "quick": _paper, "words": _words, "trees": _trees, "voice": _voice}
+    kinds = {"lstm": _lstm, "quick": _paper, "large": _large, "words": _words, "trees": _trees, "voice": _voice}
     return _ratios([row for name in names for row in kinds[name.split("-")[1]](name)])
 
 
@@ -124,6 +124,16 @@ def _paper(name: str) -> Iterator[_Row]:
             number = title.partition(":")[0].removeprefix("Figure ")
             command = f"mlsys batchmaker bench --quick --figures {number}"
             yield ratio, title.partition(": ")[2] + ", peak", peer, name, command
+
+
+def _large(name: str) -> Iterator[_Row]:
+    """Yield the peak of each figure at the paper's hidden size."""
+    for title, figure in load(name).items():
+        ours = "cellular 64,64" if "13" in title else "cellular, chunk"
+        ratio, peer = _over_best(figure["peaks_rps"], ours)
+        number = title.partition(":")[0].removeprefix("Figure ")
+        command = f"mlsys batchmaker bench --figures {number} --hidden 1024"
+        yield ratio, title.partition(": ")[2] + ", h = 1024, peak", peer, name, command
 
 
 def _words(name: str) -> Iterator[_Row]:
