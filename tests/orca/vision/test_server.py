@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.processes import can_supervise
@@ -18,6 +20,7 @@ from mlsys_orca.loading.loaded import LoadedModel
 
 from tests.orca.survival.commands import Served, served
 from tests.orca.vision.models import data_url, part, picture
+from tests.processes import await_ends
 
 QUESTION = [{"type": "text", "text": "What is it?"}]
 
@@ -123,6 +126,43 @@ def test_an_answer_about_an_image_outlives_its_worker(server: Served) -> None:
     assert found[0].json()["usage"]["prompt_tokens"] == undisturbed["usage"]["prompt_tokens"]
     metrics = httpx.get(f"{server.url}/metrics", timeout=None).text
     assert any(line.startswith("mlsys_orca_worker_deaths") and line.endswith(" 1.0") for line in metrics.splitlines())
+
+
+def test_a_stream_about_an_image_goes_on_after_the_whole_server_has_died(
+    server: Served, vision_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    body = chat(part(picture(96, 64, 3)), max_tokens=200, ignore_eos=True)
+    expected = server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]["content"]
+    options = ["--name", "tiny", "--dtype", "fp32", "--max-model-len", "1024", "--journal", str(tmp_path)]
+    with served(str(vision_folder("smolvlm")), *options) as first:
+        begun, last_id = stream(first, body, num_ids=5)
+        children = psutil.Process(first.process.pid).children(recursive=True)
+        first.process.kill()
+        first.process.wait()
+        await_ends(children)
+    assert len(begun) < len(expected)
+    with served(str(vision_folder("smolvlm")), *options) as second:
+        rest, _ = stream(second, body, last_id=last_id)
+    assert begun + rest == expected
+
+
+def stream(server: Served, body: dict[str, Any], *, num_ids: int = 10**9, last_id: str = "") -> tuple[str, str]:
+    """Return the text of a stream's events, those of the first ``num_ids``, and the last event's id."""
+    text, ids = "", list[str]()
+    headers = {"Last-Event-ID": last_id} if last_id else {}
+    asked = {**body, "stream": True}
+    url = f"{server.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=asked, headers=headers, timeout=None) as lines:
+        assert lines.status_code == 200
+        for line in lines.iter_lines():
+            kind, _, value = line.partition(": ")
+            if kind == "id" and len(ids) == num_ids:
+                break
+            if kind == "id":
+                ids.append(value)
+            elif kind == "data" and value != "[DONE]":
+                text += "".join(choice["delta"].get("content") or "" for choice in json.loads(value)["choices"])
+    return text, ids[-1]
 
 
 def test_a_model_of_text_alone_says_so(loaded: LoadedModel) -> None:
