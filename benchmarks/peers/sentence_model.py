@@ -30,6 +30,6 @@ def embedder(folder: Path) -> Callable[[Sequence[str]], np.ndarray[Any, Any]]:
         requests: list[ServeRequest[Any]] = [ServeRequest(str(n), ids) for n, ids in enumerate(tokens)]
         with torch.inference_mode():
             values = model.run(0, model.collate(requests, 1))
-            return torch.stack(model.results(values)).numpy()
+            return np.stack([np.asarray(vector) for vector in model.results(values)])
 
     return embed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class EncoderBench:
 
     def run(self, case: Case, trace: Trace, *, offered_rps: float | None = None) -> Outcome:
         """Run one case on the real model."""
-        is_packed = case.name == "token-packed"
+        is_packed = case.name.endswith("packed")
         model = self.packed if is_packed else self.padded
         subject = Timed(StageRunner(model), self.costs[is_packed])
         return run_case(case, subject, trace, offered_rps=offered_rps)
@@ -77,6 +78,7 @@ def cases(window_s: float) -> list[Case]:
         zero_batch(),
         delay_batch(window_s),
         *(capped(size) for size in (1, 4, 16)),
+        *(replace(capped(size), name=f"at most {size}, packed") for size in (1, 16)),  # on the packed form's runtime
         Case("Policy I, literal", lambda: InputPolicy(mode="literal")),
         Case("Policy I, cost-aware", InputPolicy),
         Case("token-packed", PackedPolicy),
