@@ -94,7 +94,7 @@ def batchmaker(*names: str) -> str:
 
 
 def _lstm(name: str) -> Iterator[_Row]:
-    """Yield the peak and the tail of the hidden size with the lowest ratio."""
+    """Yield the peak and the tail of the hidden size, and of the load below the peak, with the lowest ratio."""
     command, peaks, tails = "mlsys batchmaker bench --quick --figures 7 --hidden {}", list[_Row](), list[_Row]()
     for title, figures in load(name).items():
         (figure,) = figures.values()
@@ -102,10 +102,10 @@ def _lstm(name: str) -> Iterator[_Row]:
         shown = command.format(size.removeprefix("h = "))
         ratio, peer = _over_best(figure["peaks_rps"])
         peaks.append((ratio, f"LSTM, {size}, peak", peer, name, shown))
-        index = figure["loads"].index(0.7)
-        tail = {case: 1 / runs[index]["p90_s"] for case, runs in figure["runs"].items()}
-        ratio, peer = _over_best(tail)
-        tails.append((ratio, f"LSTM, {size}, p90 at 70% load", peer, name, shown))
+        for index, part in enumerate(figure["loads"]):
+            if part < 1:
+                ratio, peer = _over_best({case: 1 / runs[index]["p90_s"] for case, runs in figure["runs"].items()})
+                tails.append((ratio, f"LSTM, {size}, p90 at {part:.0%} load", peer, name, shown))
     yield from (min(peaks), min(tails))
 
 
