@@ -149,8 +149,9 @@ def over_http(*names: str) -> str:
     for name in names:
         record = load(name)
         cells = ["/".join(f"{row[key]:.0f}" for key in ("mean_ms", "p50_ms", "p99_ms")) for row in record["rows"]]
-        rows.append([number(record["settings"]["rate"]), *best(cells, [row["mean_ms"] for row in record["rows"]])])
-    return table(["requests/s", *servers], rows)
+        cells = best(cells, [row["mean_ms"] for row in record["rows"]])
+        rows.append([processor(name), number(record["settings"]["rate"]), *cells])
+    return table(["machine", "requests/s", *servers], rows)
 
 
 def fronts(name: str) -> str:
