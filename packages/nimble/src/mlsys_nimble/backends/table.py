@@ -49,6 +49,7 @@ class Call:
     weights: Sequence[torch.Tensor | None]  # by input; None for those that are not constants
     out: View
     library: Any = None  # None: the default library
+    in_place: bool = False  # read the weight of a linear of one row where it lies (cpu/own_weights.py)
 
 
 @dataclass(slots=True)

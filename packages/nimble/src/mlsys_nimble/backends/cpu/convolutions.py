@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from mlsys_nimble.backends.cpu.images import image, in_space, window
 from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View, load
+from mlsys_nimble.backends.cpu.own_weights import Own, is_readable
 from mlsys_nimble.backends.cpu.packing import pack_bias, pack_convolution, pack_depthwise, pack_gemv, pack_winograd
 from mlsys_nimble.ir import operators
 from torch import Tensor
@@ -83,6 +84,35 @@ def gemv(
         "epilogue": epilogue,
     }
     return Kernel(library, "gemv", arguments, packed, shift)
+
+
+def dots(
+    epilogue: operators.Epilogue,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View,
+    *,
+    residual: View | None = None,
+    library: Any = None,
+) -> Kernel:
+    """Bind a linear of one row that reads its weight (:func:`is_readable`) where it lies; see :func:`gemv`.
+
+    Each result is the sum of as many partial sums as vectors have lanes, so its rounding is not that of :func:`gemv`.
+    """
+    assert is_readable(weight), "a weight that no kernel reads in place"
+    library = library or load()
+    shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
+    out_row = out.reshaped((weight.shape[0],), (1,))
+    arguments = {
+        "x": x.reshaped((weight.shape[1],), (1,)),
+        "residual": None if residual is None else residual.reshaped(out_row.shape, (1,)),
+        "out": out_row,
+        "weights": weight.data_ptr(),
+        "bias": shift.data_ptr(),
+        "epilogue": epilogue,
+    }
+    return Kernel(library, "dots", arguments, Own(weight), shift)
 
 
 def linear(

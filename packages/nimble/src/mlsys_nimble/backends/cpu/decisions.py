@@ -84,8 +84,9 @@ class Measuring:
         choices = Choices(settings().cache_dir)
         others = {
             index: found
-            for index in self._kernels
-            if (found := other_kernels(self._program.operators[index], self._views, self._fixed, winograd=winograd))
+            for index, kernel in self._kernels.items()
+            if not kernel.is_in_place
+            and (found := other_kernels(self._program.operators[index], self._views, self._fixed, winograd=winograd))
         }
         usual = {index: self._kernels[index] for index in others}
         texts = {

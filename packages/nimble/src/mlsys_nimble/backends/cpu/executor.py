@@ -14,7 +14,8 @@ from mlsys_core.memory import Arena
 from mlsys_nimble.backends.cpu.comparison import Comparison
 from mlsys_nimble.backends.cpu.decisions import MEASURED, USUAL, Decisions, Measuring, TaskTime, jobs_of, plan_of
 from mlsys_nimble.backends.cpu.library import Kernel, View
-from mlsys_nimble.backends.cpu.lowering import kernel_for, named_kernel, packed_inputs
+from mlsys_nimble.backends.cpu.lowering import IN_PLACE, named_kernel, packed_inputs, readers_of
+from mlsys_nimble.backends.cpu.own_weights import OwnWeights, operators_in_place
 from mlsys_nimble.backends.cpu.packing import given_weights, shared_weights
 from mlsys_nimble.backends.cpu.replay import ReplayPlan, Team
 from mlsys_nimble.backends.cpu.slots import Slots
@@ -39,6 +40,7 @@ class NativeExecutor:
         use_multi_stream: Whether operators may run side by side; if not, all workers share each.
         winograd: The largest tile that 3x3 convolutions may be computed by: 4, 2 (as exact as the usual way) or 0.
             docs/nimble-cpu.md has what each rounds.
+        own: The constants that are the model's own, which linears may read in place; None: all are packed.
         decided: Decisions of an executor of the same program: nothing is measured. Constants that kernels pack may
             then be without memory (torch's ``meta`` device).
 
@@ -54,6 +56,7 @@ class NativeExecutor:
         num_threads: int | None = None,
         use_multi_stream: bool = True,
         winograd: int = 4,
+        own: OwnWeights | None = None,
         decided: Decisions | None = None,
         **_: Any,
     ) -> None:
@@ -86,11 +89,12 @@ class NativeExecutor:
         self._team = Team(self.num_threads)
         self._tensors: dict[ValueId, Tensor] = {}
         self._plans: list[ReplayPlan] = []
+        in_place = self._in_place(own, decided)
         with shared_weights(), torch.no_grad():
             for index, operator in enumerate(self._program.operators):
                 if index in layout.in_place:
                     continue
-                kernel = self._bound(operator, decided)
+                kernel = self._bound(operator, decided, IN_PLACE if index in in_place else USUAL)
                 if kernel is not None:
                     self._kernels[index] = kernel
                 else:
@@ -110,11 +114,7 @@ class NativeExecutor:
     @property
     def copies(self) -> frozenset[ValueId]:
         """Constants that kernels packed, or that were not row by row; the others are read where they lie."""
-        packed = {
-            value
-            for index in self._kernels
-            for value in packed_inputs(self._program.operators[index], self._program.values)
-        }
+        packed = {value for index in self._kernels for value in self._packed(index)}
         moved = {value for value, c in self._program.constants.items() if self._constants[value] is not c}
         return frozenset(packed | moved) & frozenset(self._fixed)
 
@@ -148,9 +148,12 @@ class NativeExecutor:
         for index, operator in enumerate(self._program.operators):
             if index in self._layout.in_place:
                 continue  # another name for its input, whose readers count
-            packed = packed_inputs(operator, self._program.values) if index in self._kernels else ()
+            packed = self._packed(index) if index in self._kernels else ()
             read |= {self._layout.places[value].root for value in operator.inputs if value not in packed}
         return set(self._fixed) - read
+
+    def _packed(self, index: int) -> tuple[ValueId, ...]:
+        return packed_inputs(self._program.operators[index], self._program.values, self._kernels[index])
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`~mlsys_nimble.backends.executor.Executor`.
@@ -251,10 +254,17 @@ class NativeExecutor:
         address = self._addresses[place.root] + place.offset * type_.itemsize
         return View(address, type_.dtype, type_.shape, place.strides)
 
-    def _bound(self, operator: Operator, decided: Decisions | None) -> Kernel | None:
-        """Bind an operator's kernel: the usual one, or the one that was decided on."""
+    def _in_place(self, own: OwnWeights | None, decided: Decisions | None) -> frozenset[int]:
+        """Return the operators that read their weight in place."""
+        if own is None or decided is not None:
+            return frozenset()
+        readers = readers_of(self._program, self._views, self._fixed, self._layout.in_place, own)
+        return operators_in_place(readers, are_compared=own.are_compared)
+
+    def _bound(self, operator: Operator, decided: Decisions | None, name: str) -> Kernel | None:
+        """Bind an operator's kernel: that of the name, or the one that was decided on."""
         if decided is None:
-            return kernel_for(operator, self._views, self._fixed)
+            return named_kernel(name, operator, self._views, self._fixed)
         with given_weights(decided.packed.get(operator.name, ())):
             return named_kernel(decided.kernels.get(operator.name, USUAL), operator, self._views, self._fixed)
 
@@ -277,6 +287,7 @@ class NativeExecutor:
             )
             scratch = self._slots.results()
             names, self._seconds = self._measuring.choose(segments, winograd)
+            names |= {index: IN_PLACE for index, kernel in self._kernels.items() if kernel.is_in_place}
         else:
             kept, scratch, names = [], {}, {}
             self._seconds = {index: decided.seconds.get(operators[index].name, _UNKNOWN_S) for index in self._kernels}

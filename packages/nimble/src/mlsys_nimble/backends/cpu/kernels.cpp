@@ -4,6 +4,7 @@
 #include "convolution.h"
 #include "copy.h"
 #include "depthwise.h"
+#include "dots.h"
 #include "gemv.h"
 #include "handle.h"
 #include "indexing.h"
@@ -22,6 +23,7 @@ Kernel* make_separable(const Separable* arguments) { return new SeparableKernel(
 Kernel* make_winograd2(const Winograd* arguments) { return new WinogradKernel<2>(*arguments); }
 Kernel* make_winograd4(const Winograd* arguments) { return new WinogradKernel<4>(*arguments); }
 Kernel* make_gemv(const Gemv* arguments) { return new GemvKernel(*arguments); }
+Kernel* make_dots(const Dots* arguments) { return new DotsKernel(*arguments); }
 Kernel* make_copy(const Copy* arguments) { return new CopyKernel(*arguments); }
 Kernel* make_pad(const Pad* arguments) { return new PadKernel(*arguments); }
 Kernel* make_pointwise(const Pointwise* arguments) {
@@ -46,6 +48,6 @@ Kernel* make_scatter_add(const ScatterAdd* arguments) { return new ScatterAddKer
 Kernel* make_comparison(const Comparison* arguments) { return new ComparisonKernel(*arguments); }
 }
 MLSYS_FUNCTIONS(
-    make_convolution, make_depthwise, make_separable, make_winograd2, make_winograd4, make_gemv, make_copy,
+    make_convolution, make_depthwise, make_separable, make_winograd2, make_winograd4, make_gemv, make_dots, make_copy,
     make_pad, make_pointwise, make_pool, make_reduce, make_softmax, make_layer_norm, make_matmul, make_attention,
     make_embedding, make_gather, make_scatter_add, make_comparison);

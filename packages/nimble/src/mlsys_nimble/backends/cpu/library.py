@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from mlsys_core.native import Kernel as Source
 from mlsys_core.native import Struct, bind, expect, new
+from mlsys_nimble.backends.cpu.own_weights import Own
 from mlsys_nimble.ir import operators
 from mlsys_nimble.ir.sizes import Size
 from mlsys_nimble.planning.layout import BAND_CHANNELS
@@ -201,6 +202,11 @@ class Kernel:
     def packed(self) -> list[Tensor]:
         """Return the packed weights that it reads, in the order in which they were packed."""
         return [each for each in self._keep if isinstance(each, Tensor)]
+
+    @property
+    def is_in_place(self) -> bool:
+        """Return whether it reads a weight where it lies, in place of a packed copy."""
+        return any(isinstance(each, Own) for each in self._keep)
 
     def run(self, begin: int = 0, end: int | None = None, *, scratch: Tensor | None = None) -> None:
         """Run units ``begin`` to ``end - 1`` on this thread; for tests and measurements.

@@ -5,17 +5,20 @@ An operator without a kernel for its dtypes or shapes runs in torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import prod
 from typing import Literal
 
 from mlsys_nimble.backends.cpu import convolutions
 from mlsys_nimble.backends.cpu.library import DTYPES, MAX_RANK, Kernel, View, load_bf16
+from mlsys_nimble.backends.cpu.own_weights import OwnWeights, Reader, is_readable
 from mlsys_nimble.backends.table import Call, find
 from mlsys_nimble.ir import operators as kinds
-from mlsys_nimble.ir.program import Operator, ValueId, ValueType
+from mlsys_nimble.ir.program import Operator, Program, ValueId, ValueType
 from torch import Tensor
 
 BF16 = "bf16 weights"
+IN_PLACE = "in place"
 
 
 def kernel_for(operator: Operator, views: Mapping[ValueId, View], constants: Mapping[ValueId, Tensor]) -> Kernel | None:
@@ -73,6 +76,11 @@ def _named(
     if not isinstance(kind, kinds.Convolution | kinds.Linear) or weight is None:
         return None
     inputs, out = [views[value] for value in operator.inputs], views[operator.outputs[0]]
+    if name == IN_PLACE:
+        if not _can_be_in_place(kind, weight, inputs[0]):
+            return None
+        own = Call(kind, inputs, [constants.get(value) for value in operator.inputs], out, in_place=True)
+        return lambda: _bound(own)
     if name == BF16:
         call = Call(kind, inputs, [constants.get(value) for value in operator.inputs], out, load_bf16())
         return lambda: _bound(call)
@@ -89,10 +97,39 @@ def _weight(operator: Operator, constants: Mapping[ValueId, Tensor]) -> Tensor |
     return constants.get(operator.inputs[1]) if is_product else None
 
 
-def packed_inputs(operator: Operator, values: Sequence[ValueType]) -> tuple[ValueId, ...]:
-    """Return the inputs that an operator's kernel packs if they are constants."""
+def packed_inputs(operator: Operator, values: Sequence[ValueType], kernel: Kernel | None = None) -> tuple[ValueId, ...]:
+    """Return the inputs that an operator's kernel (None: the usual one) packs if they are constants."""
     packs = find(type(operator.kind)).packs
-    return () if packs is None else packs(operator, values)
+    packed = () if packs is None else packs(operator, values)
+    own = operator.inputs[1:2] if kernel is not None and kernel.is_in_place else ()
+    return tuple(value for value in packed if value not in own)
+
+
+def readers_of(
+    program: Program,
+    views: Mapping[ValueId, View],
+    constants: Mapping[ValueId, Tensor],
+    skipped: Collection[int],
+    own: OwnWeights,
+) -> list[Reader]:
+    """Return the uses of own weights by operators that would pack them; ``skipped`` operators do nothing."""
+    found = []
+    for index, operator in enumerate(program.operators):
+        packed = () if index in skipped else packed_inputs(operator, program.values)
+        for value in packed:
+            weight = constants.get(value)
+            if weight is None or id(weight) not in own.ids:
+                continue
+            x = views[operator.inputs[0]]
+            is_weight = value == operator.inputs[1] and _can_be_in_place(operator.kind, weight, x)
+            found.append(Reader(index, value, weight.nbytes, is_weight and not _is_bf16(weight)))
+    return found
+
+
+def _can_be_in_place(kind: object, weight: Tensor, x: View) -> bool:
+    """Return whether an operator is a linear of one row whose kernel can read the weight where it lies."""
+    is_row = prod(x.shape) == x.shape[-1] and (x.strides[-1] == 1 or x.shape[-1] == 1)
+    return isinstance(kind, kinds.Linear) and is_row and is_readable(weight)
 
 
 def _is_bf16(weight: Tensor) -> bool:

@@ -83,9 +83,10 @@ def _lower_linear(call: Call) -> Kernel | None:
     if weight is None or (call.kind.has_bias and bias is None):
         return None
     residual = rows(call.inputs[-1]) if call.kind.epilogue.has_residual else None
-    return convolutions.linear(
-        call.kind, rows(call.inputs[0]), weight, bias, rows(call.out), residual=residual, library=call.library
-    )
+    x, out = rows(call.inputs[0]), rows(call.out)
+    if call.in_place:
+        return convolutions.dots(call.kind.epilogue, x, weight, bias, out, residual=residual)
+    return convolutions.linear(call.kind, x, weight, bias, out, residual=residual, library=call.library)
 
 
 def rows(view: View) -> View:
