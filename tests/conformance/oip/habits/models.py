@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Triton's python has no BF16.
+# Triton's python has no numpy for BF16: a model of its own, "bfloat", passes it through DLPack.
 DATATYPES = [
     "BOOL",
     *(f"{kind}{bits}" for kind in ("UINT", "INT") for bits in (8, 16, 32, 64)),
@@ -37,6 +37,7 @@ CONFIGS: dict[str, str] = {
     + _tensors("input", ("times", "INT32", [1]), more=" optional: true")
     + _tensors("output", ("word", "BYTES", [1]), ("index", "INT32", [1]))
     + "model_transaction_policy { decoupled: true }\n",
+    "bfloat": "max_batch_size: 4\n" + _tensors("input", ("x", "BF16", [-1])) + _tensors("output", ("y", "BF16", [-1])),
     "broken": _tensors("input", ("x", "FP32", [-1])) + _tensors("output", ("y", "FP32", [-1])),
     "accumulate": _tensors("input", ("frame", "INT64", [-1, 1])) + _tensors("output", ("sum", "INT64", [-1, 1])),
     "versioned": "version_policy { latest { num_versions: 2 } }\n"
@@ -59,6 +60,26 @@ dynamic_batching {
     + _CALLS,
 }
 VERSIONS = {"versioned": ("1", "2", "10")}
+
+# Graphs of these models: for each its steps (model; inputs and outputs: the graph's names by the model's), datatype and
+# sizes of its tensors, the input first, and the most rows.
+Steps = list[tuple[str, dict[str, str], dict[str, str]]]
+ENSEMBLES: dict[str, tuple[Steps, dict[str, tuple[str, list[int]]], int]] = {
+    "chain": (
+        [
+            ("add", {"a": "raw", "b": "raw"}, {"sum": "doubled"}),
+            ("add", {"a": "doubled", "b": "raw"}, {"sum": "tripled"}),
+        ],
+        {"raw": ("FP32", [-1]), "doubled": ("FP32", [-1]), "tripled": ("FP32", [-1])},
+        8,
+    ),
+    "order": (
+        [("add", {"a": "raw", "b": "raw"}, {"sum": "z"}), ("add", {"a": "z", "b": "raw"}, {"sum": "y"})],
+        {"raw": ("FP32", [-1]), "z": ("FP32", [-1]), "y": ("FP32", [-1])},
+        8,
+    ),
+    "breaks": ([("broken", {"x": "raw"}, {"y": "never"})], {"raw": ("FP32", [-1]), "never": ("FP32", [-1])}, 0),
+}
 
 # What a file for Triton needs beside them.
 _ONLY_TRITON = {
@@ -88,3 +109,22 @@ def write_triton_repository(root: Path) -> None:
         config += f"instance_group [ {{ count: {instances} kind: KIND_CPU }} ]\n"
         head = f'name: "{name}"\nbackend: "python"\n'
         (folder / "config.pbtxt").write_text(head + config + _ONLY_TRITON.get(name, ""))
+    for name in ENSEMBLES:
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(_ensemble_config(name))
+
+
+def _ensemble_config(name: str) -> str:
+    steps, tensors, max_batch_size = ENSEMBLES[name]
+    given, *found = ((tensor, *of) for tensor, of in tensors.items())
+    written = []
+    for model, inputs, outputs in steps:
+        maps = [
+            f'{kind} {{ key: "{own}" value: "{of_graph}" }}'
+            for kind, names in (("input_map", inputs), ("output_map", outputs))
+            for own, of_graph in names.items()
+        ]
+        written.append(f'{{ model_name: "{model}" model_version: -1 {" ".join(maps)} }}')
+    head = f'name: "{name}"\nplatform: "ensemble"\nmax_batch_size: {max_batch_size}\n'
+    tail = f"ensemble_scheduling {{ step [ {', '.join(written)} ] }}\n"
+    return head + _tensors("input", given) + _tensors("output", *found) + tail

@@ -35,8 +35,10 @@ from mlsys_core.serving.oip import (
     grpc_address_of,
 )
 from mlsys_core.serving.oip.config.files import parsed
+from mlsys_core.serving.oip.ensembles.files import declared
+from mlsys_core.serving.oip.ensembles.plan import Declared
 
-from tests.conformance.oip.habits.models import CONFIGS, VERSIONS
+from tests.conformance.oip.habits.models import CONFIGS, ENSEMBLES, VERSIONS
 from tests.core.serving.oip.reference import Add, Broken, Echo, Model, Repeat, Upper
 
 X = (TensorSpec("x", DataType.FP32, (-1, 1)),)
@@ -72,6 +74,17 @@ class PlainEcho(Echo):
 
     async def infer(self, request: InferRequest) -> InferResponse:
         return InferResponse((await super().infer(request)).outputs)
+
+
+class BFloat(Model):
+    """Returns its input."""
+
+    def __init__(self) -> None:
+        tensors = [TensorSpec(name, DataType.BF16, (-1, -1)) for name in ("x", "y")]
+        super().__init__(ModelSpec(name="bfloat", inputs=(tensors[0],), outputs=(tensors[1],), max_batch_size=4))
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        return InferResponse({"y": request.inputs["x"]})
 
 
 class Fails(Broken):
@@ -165,6 +178,8 @@ def build(name: str, version: str) -> Any:
             return PlainEcho()
         case "repeat":
             return PlainRepeat()
+        case "bfloat":
+            return BFloat()
         case "broken":
             return Fails()
         case "accumulate":
@@ -187,10 +202,19 @@ class Source:
         return [build(name, version) for version in VERSIONS.get(name, ("1",))]
 
 
+def composed(name: str) -> Declared:
+    """Return an ensemble; its outputs are what its steps give."""
+    steps = [{"model": model, "inputs": given, "outputs": found} for model, given, found in ENSEMBLES[name][0]]
+    outputs = [each for step in steps for each in step["outputs"].values()]  # type: ignore[attr-defined]
+    return declared({"name": name, "steps": steps, "outputs": outputs})
+
+
 def main() -> int:
     """Serve until SIGTERM."""
     repository = ModelRepository(
-        source=Source(), settings_of=lambda name: parsed(CONFIGS[name], is_json=False, what=name)
+        source=Source(),
+        settings_of=lambda name: parsed(CONFIGS[name], is_json=False, what=name) if name in CONFIGS else None,
+        composed=[composed(name) for name in ENSEMBLES],
     )
     app = create_oip_app(
         repository,
