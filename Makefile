@@ -121,6 +121,7 @@ $(PEERS)/.installed: requirements/dev.lock requirements/models.lock requirements
 # The stub of Triton's python backend takes Python 3.11 up to 3.11.4 with its shared library: Debian 12's.
 TRITON_PYTHON ?= /usr/bin/python3.11
 .peers/pytriton/.installed: benchmarks/peers/pytriton/requirements.txt
+	@command -v $(TRITON_PYTHON) >/dev/null || { echo "no $(TRITON_PYTHON) for Triton's models: give another with make test-peers TRITON_PYTHON=PATH (3.11.0 to 3.11.4)"; exit 1; }
 	rm -rf .peers/pytriton
 	PYTHON=$(TRITON_PYTHON) benchmarks/peers/install.sh pytriton
 	@touch $@

@@ -126,3 +126,18 @@ def trees(*names: str) -> str:
             ]
             rows.append([processor(name), title, number(ours), *cells])
     return table(["machine", "", "cellular, trees/s", "DyNet", "per height", "ideal graph"], rows)
+
+
+def workers(*names: str) -> str:
+    """Return requests a second of one worker and two, their gain, and that of the loops alone on two threads."""
+    rows = []
+    for name in names:
+        results = load(name)
+        for model, found in results["models"].items():
+            one, two = (median(found[count]["rps"]) for count in ("1", "2"))
+            waits = [f"{found[count]['idle_s'] * 1e3:.2f}" for count in ("1", "2")]
+            title = f"{model}, h = {results['hidden']}"
+            rates = [number(one), number(two), f"{two / one:.2f}x", f"{results['loops_gain']:.2f}x"]
+            rows.append([processor(name), title, *rates, *waits])
+    columns = ["machine", "model", "one worker, requests/s", "two", "gain", "the loops alone, two threads"]
+    return table([*columns, "wait between rounds, one worker, ms", "two"], rows)

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from mlsys_core.serving.instances.chaos import workers_of
+from mlsys_core.serving.instances.chaos import counted, workers_of
 from mlsys_core.serving.processes import can_supervise
 
 pytestmark = pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
@@ -137,6 +137,11 @@ def test_what_must_not_run_again_gets_an_error_and_a_stream_goes_on():
         assert (died.status_code, "must not run again" in died.text) == (500, True)
         assert outputs(again.result())["x"] == [10.0]
         assert server.infer([1.0], repeatable="no").status_code == 400
+        metrics = server.client.get("/metrics").text
+        assert counted(metrics, "mlsys_inference_repeated", "first") in (
+            1,
+            2,
+        )  # the stream; again, if it ran
 
 
 def test_a_signal_to_all_processes_lets_running_requests_end():

@@ -10,7 +10,7 @@ from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import Device, RunPoolName
 from mlsys_core.cli.serving import Instances, OipOptions, ServerOptions, serve_command
-from mlsys_core.cli.serving.chaos import Every, NumInstances, Seconds, Seed, Streams
+from mlsys_core.cli.serving.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
 from mlsys_core.cli.trust import TrustCode
 
 if TYPE_CHECKING:
@@ -242,6 +242,7 @@ def chaos(
     streams: Streams = 8,
     instances: NumInstances = 2,
     seed: Seed = 0,
+    out: ChaosOut = None,
 ) -> None:
     """Kill worker processes of a server under load, and compare its answers with those of an undisturbed run.
 
@@ -252,7 +253,7 @@ def chaos(
     from mlsys_core.cli.serving.chaos import chaos as run
 
     arguments = ["batchmaker", "serve", str(model_dir), "--instances", str(instances)]
-    run(arguments, model_dir.resolve().name, seconds=seconds, every=every, streams=streams, seed=seed)
+    run(arguments, model_dir.resolve().name, seconds=seconds, every=every, streams=streams, seed=seed, out=out)
 
 
 @app.command()

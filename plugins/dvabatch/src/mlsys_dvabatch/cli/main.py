@@ -11,7 +11,7 @@ from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import CompilerName, Device
 from mlsys_core.cli.serving import Instances, OipOptions, ServerOptions, serve_command
-from mlsys_core.cli.serving.chaos import Every, NumInstances, Seconds, Seed, Streams
+from mlsys_core.cli.serving.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
 from mlsys_core.cli.trust import TrustCode
 from mlsys_dvabatch.cli.explain import Mask, explain
 
@@ -173,6 +173,7 @@ def chaos(
     streams: Streams = 8,
     instances: NumInstances = 2,
     seed: Seed = 0,
+    out: ChaosOut = None,
 ) -> None:
     """Kill worker processes of a server under load, and compare its answers with those of an undisturbed run.
 
@@ -183,7 +184,7 @@ def chaos(
     from mlsys_core.cli.serving.chaos import chaos as run
 
     arguments = ["dvabatch", "serve", model, "--instances", str(instances)]
-    run(arguments, Path(model).stem, seconds=seconds, every=every, streams=streams, seed=seed)
+    run(arguments, Path(model).stem, seconds=seconds, every=every, streams=streams, seed=seed, out=out)
 
 
 @app.command()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Protocol
 
 import typer
@@ -11,18 +13,46 @@ Seconds = Annotated[float, typer.Option(min=1, help="Time during which workers a
 Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two troubles.")]
 Streams = Annotated[int, typer.Option(min=1, help="Requests at a time.")]
 NumInstances = Annotated[int, typer.Option(min=1, max=256, help="Worker processes.")]
+ChaosOut = Annotated[
+    Path | None,
+    typer.Option("--out", "--output", "-o", file_okay=False, help="Folder for the tally as JSON and a page."),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Of the requests, and of who is troubled.")]
 
 
-def chaos(arguments: Sequence[str], model: str, *, seconds: float, every: float, streams: int, seed: int) -> None:
-    """Run it and print the tally.
+def chaos(
+    arguments: Sequence[str],
+    model: str,
+    *,
+    seconds: float,
+    every: float,
+    streams: int,
+    seed: int,
+    out: Path | None = None,
+) -> None:
+    """Run it, print the tally, and write it with the environment to ``out`` / ``SUBSYSTEM-chaos.json``.
 
     Raises:
         ServingError: An answer is not that of the undisturbed run, or a process is left.
     """
     from mlsys_core.serving.instances.chaos import run_chaos
 
-    show(run_chaos(arguments, model, seconds=seconds, every_s=every, streams=streams, seed=seed))
+    tally = run_chaos(arguments, model, seconds=seconds, every_s=every, streams=streams, seed=seed)
+    if out is not None:
+        settings = {"model": model, "seconds": seconds, "every_s": every, "streams": streams, "seed": seed}
+        _write(f"{arguments[0]}-chaos", {**settings, **asdict(tally)}, tally, out)
+    show(tally)
+
+
+def _write(name: str, data: dict[str, object], tally: Tally, out: Path) -> None:
+    from rich.console import Console
+
+    from mlsys_core.bench import BenchContext, write_results
+    from mlsys_core.report import Section, Table
+
+    section = Section("Workers killed under load", [Table(["", "number"], list(tally.rows()))], data=data)
+    context = BenchContext(Console(), is_quick=False, device="cpu", num_threads=2, output_dir=out)
+    write_results(name, section, context)
 
 
 class Tally(Protocol):

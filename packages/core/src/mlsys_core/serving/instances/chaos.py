@@ -33,6 +33,8 @@ class ChaosTally:
     num_equal: int = 0
     num_different: int = 0
     num_lost: int = 0  # refused, or an error, or no answer
+    num_twice: int = 0  # answers that the server counts beyond those that clients got
+    num_repeated: int = 0  # runs of requests whose worker had died
     num_deaths: int = 0
     longest_s: float = 0.0  # of an answer
     undisturbed_s: float = 0.0  # longest of an answer before the first death, one request at a time
@@ -41,7 +43,7 @@ class ChaosTally:
     @property
     def num_wrong(self) -> int:
         """Answers that are not those of the undisturbed run, and processes left behind."""
-        return self.num_different + self.num_lost + self.num_left
+        return self.num_different + self.num_lost + self.num_twice + self.num_left
 
     def rows(self) -> list[tuple[str, str]]:
         """Return names and values, for a table."""
@@ -51,6 +53,8 @@ class ChaosTally:
             ("equal", str(self.num_equal)),
             ("different", str(self.num_different)),
             ("lost", str(self.num_lost)),
+            ("run again", str(self.num_repeated)),
+            ("answered twice", str(self.num_twice)),
             ("longest answer", f"{self.longest_s * 1e3:.0f} ms ({self.undisturbed_s * 1e3:.0f} ms undisturbed)"),
             ("processes left", str(self.num_left)),
         ]
@@ -145,6 +149,17 @@ def running_server(arguments: Sequence[str]) -> Iterator[tuple[str, psutil.Proce
             process.communicate()
 
 
+def counted(metrics: str, name: str, model: str) -> int:
+    r"""Return a number of a model in Prometheus' text, summed over its versions.
+
+    Example:
+        >>> counted('runs{model="a",version="1"} 2.0\nruns{model="a",version="2"} 1.0', "runs", "a")
+        3
+    """
+    found = re.findall(rf'^{re.escape(name)}{{model="{re.escape(model)}"[^}}]*}} (\S+)$', metrics, re.MULTILINE)
+    return round(sum(map(float, found)))
+
+
 def workers_of(server: psutil.Process) -> list[psutil.Process]:
     """Return the workers of a server, the waiting one among them."""
     return [child for child in server.children(recursive=True) if child.name() == "mlsys-worker"]
@@ -189,6 +204,10 @@ async def _drive(
                     tally.num_deaths += 1
 
         await asyncio.gather(kill(), *(ask() for _ in range(streams)))
+        statistics = (await client.get(f"/v2/models/{model}/stats")).raise_for_status().json()["model_stats"]
+        num_told = sum(each["inference_stats"]["success"]["count"] for each in statistics)
+        tally.num_twice = max(0, num_told - len(asked) - tally.num_equal - tally.num_different)
+        tally.num_repeated = counted((await client.get("/metrics")).text, "mlsys_inference_repeated", model)
     return tally
 
 

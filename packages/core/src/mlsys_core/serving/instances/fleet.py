@@ -230,7 +230,8 @@ class Fleet:
     def _on_death(self, instance: Instance, death: Death) -> None:
         """Decide on the requests that were under way."""
         name = self.groups[instance.group].spec.name
-        for number in list(instance.ledger.running):
+        at_work = list(instance.ledger.running)
+        for number in at_work:
             ticket = self._tickets[number]
             if ticket.is_cancelled:
                 self._end(ticket, None)
@@ -240,6 +241,7 @@ class Fleet:
         for number in instance.ledger.died(is_crash=death.is_crash):
             text = f"this request ends the process of model {name!r} ({death}), also when it runs alone"
             self._end(self._tickets[number], InstanceDiedError(text))
+        self.executions[instance.group].num_repeated += sum(number in self._tickets for number in at_work)
         self._move_waiting(instance)
         if cannot_start(instance):
             self._ready[instance.group].set()

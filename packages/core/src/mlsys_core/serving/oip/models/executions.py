@@ -29,6 +29,9 @@ class Executions:
     """
 
     def __init__(self) -> None:
+        self.num_repeated = (
+            0  # requests that ran again, since the process of the model died; see mlsys_core.serving.instances
+        )
         self._lock = threading.Lock()
         self._counts: dict[int, list[float]] = {}  # batch size -> what follows it in BatchCounts
 

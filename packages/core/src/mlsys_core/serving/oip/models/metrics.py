@@ -52,6 +52,7 @@ _NUMBERS: tuple[tuple[str, str, Callable[[VersionStatistics], float]], ...] = (
     ("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
     ("nv_inference_count", "Rows inferred; a batch of n counts n", lambda s: s.num_rows),
     ("nv_inference_exec_count", "Executions of the model; a batch counts 1", _num_executions),
+    ("mlsys_inference_repeated", "Runs of requests whose worker had died before", lambda s: s.num_repeated),
     ("nv_inference_request_duration_us", "Time of requests answered, summed", lambda s: s.success.total_s * 1e6),
     ("nv_inference_queue_duration_us", "Time they waited, summed", lambda s: s.queue.total_s * 1e6),
     ("nv_inference_compute_input_duration_us", "Time to gather inputs", lambda s: s.compute_input.total_s * 1e6),

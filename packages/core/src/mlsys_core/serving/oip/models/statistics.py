@@ -114,6 +114,11 @@ class VersionStatistics:
         """Return the model's executions by batch size; one a request if the model does not count itself."""
         return self._executions.snapshot()
 
+    @property
+    def num_repeated(self) -> int:
+        """Number of runs of requests whose earlier run ended with the model's process."""
+        return self._executions.num_repeated
+
     def succeed(self, num_rows: int, duration_s: float, timing: Timing | None, *, now_ms: int) -> None:
         """Count a request that was answered."""
         if timing is None:
