@@ -171,33 +171,6 @@ def fronts(name: str) -> str:
     return table(["batches", "wire", "server", "req/s", "p50 ms", "p99 ms", "CPU us/req"], rows)
 
 
-def clients(name: str) -> str:
-    """Return the rates of each server and ours over each Triton's, by model, wire and number of clients."""
-    found: dict[tuple[str, str, int], dict[str, Any]] = {}
-    for row in load(name)["rows"]:
-        found.setdefault((row["model"], row["wire"], row["clients"]), {})[row["server"]] = row
-    rows = []
-    for (model, wire, count), servers in found.items():
-        rates = {server: row["requests_per_s"] for server, row in servers.items()}
-        rows.append(
-            [
-                {"batched": "up to 16", "unbatched": "one at a time"}[model],
-                {"binary": "REST, binary", "json": "REST, JSON", "grpc": "gRPC"}[wire],
-                str(count),
-                *(number(rates[server]) for server in ("mlsys", "dvabatch", "triton", "pytriton")),
-                *(f"{rates['mlsys'] / rates[peer]:.2f}x" for peer in ("triton", "pytriton")),
-                f"{rates['dvabatch'] / rates['pytriton']:.2f}x",
-                *(
-                    f"{servers[server]['p50_ms']:.0f} / {servers[server]['p99_ms']:.0f}"
-                    for server in ("mlsys", "triton")
-                ),
-            ]
-        )
-    columns = ["batches", "wire", "clients", "mlsys req/s", "dvabatch", "Triton", "PyTriton", "mlsys / Triton"]
-    columns += ["mlsys / PyTriton", "dvabatch / PyTriton", "mlsys p50 / p99 ms", "Triton p50 / p99 ms"]
-    return table(columns, rows)
-
-
 def exits(name: str) -> str:
     """Return accuracy, exits and times of models with early exits, by rule and threshold; the slower rows first."""
     rows = []
