@@ -7,7 +7,7 @@ one with ``seconds`` and ``processor_s``. With ``arrivals``, seconds by text, te
 the ``latencies`` of all: what waits runs at once, ``batch_size`` at most, as in a server that waits for no more.
 
 Peers: sentence-transformers (sorts texts by length itself), fastembed (takes them as they come), onnxruntime (the ONNX
-file that fastembed gets, texts sorted here: the strongest form of it).
+file that fastembed gets, texts sorted here: the strongest form of it), openvino (the same file, sorted likewise).
 """
 
 from __future__ import annotations
@@ -93,13 +93,29 @@ def fastembed(folder: Path, threads: int) -> Embed:
 def onnxruntime(folder: Path, threads: int) -> Embed:
     """Return the encoder on ONNX Runtime, texts sorted by length, each batch padded to its longest."""
     import onnxruntime as ort
-    from tokenizers import Tokenizer
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     to = exported(folder)
     session = ort.InferenceSession(str(to / "model.onnx"), options, providers=["CPUExecutionProvider"])
-    tokenizer = Tokenizer.from_file(str(to / "tokenizer.json"))
+    return by_length(to, lambda given: session.run(["last_hidden_state"], given)[0])
+
+
+def openvino(folder: Path, threads: int) -> Embed:
+    """Return the encoder on OpenVINO, texts sorted by length, each batch padded to its longest."""
+    import openvino as ov
+
+    to = exported(folder)
+    options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    model = ov.Core().compile_model(str(to / "model.onnx"), "CPU", options)
+    return by_length(to, lambda given: model(given, share_inputs=True)[0])
+
+
+def by_length(folder: Path, states_of: Callable[[dict[str, np.ndarray[Any, Any]]], Any]) -> Embed:
+    """Return a function that sorts texts by length, and averages and scales what ``states_of`` gives for a batch."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(LONGEST)
 
@@ -115,7 +131,7 @@ def onnxruntime(folder: Path, threads: int) -> Embed:
                 tokens[at, : len(ids[row])] = ids[row]
                 mask[at, : len(ids[row])] = 1
             given = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": np.zeros_like(tokens)}
-            (states,) = session.run(["last_hidden_state"], given)
+            states = states_of(given)
             means = (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
             for row, mean in zip(rows, means, strict=True):
                 found[row] = mean / np.linalg.norm(mean)
@@ -124,7 +140,12 @@ def onnxruntime(folder: Path, threads: int) -> Embed:
     return embed
 
 
-PEERS = {"sentence-transformers": sentence_transformers, "fastembed": fastembed, "onnxruntime": onnxruntime}
+PEERS = {
+    "sentence-transformers": sentence_transformers,
+    "fastembed": fastembed,
+    "onnxruntime": onnxruntime,
+    "openvino": openvino,
+}
 
 
 def served(embed: Embed, texts: list[str], arrivals: list[float], batch_size: int) -> list[float]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
 
 OURS, INT8 = "DVABatch", "DVABatch, int8"
-PEERS = ("sentence-transformers", "fastembed", "onnxruntime")
+PEERS = ("sentence-transformers", "fastembed", "onnxruntime", "openvino")
 ABSENT = {
     "infinity-emb": "asks for an older transformers than any other peer",
     "llama.cpp": "no wheel brings this encoder as GGUF",

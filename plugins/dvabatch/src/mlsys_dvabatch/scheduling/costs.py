@@ -99,3 +99,26 @@ class TableCosts:
 
     def _measured(self, stage: int, num: int, length: int) -> float:
         return self.table.seconds(unit_name(stage, length), num, extrapolate=True)
+
+
+class PackedCosts(TableCosts):
+    """Costs of batches without padding, from a measured table T[stage at all units of a batch][its requests].
+
+    A batch costs what its units cost together, and its attention the less the more requests share them. Linear between
+    measured sizes; more requests than were measured cost what the most that were do.
+
+    Args:
+        table: holds :func:`unit_name` of every stage and number of units, and the seconds by requests that share them.
+        num_stages: stages.
+        lengths: units of a batch, rising.
+
+    Raises:
+        InvalidInputError: a unit is missing.
+    """
+
+    def _stage_s(self, stage: int, num: int, length: int) -> float:
+        return super()._stage_s(stage, num, num * length)
+
+    def _measured(self, stage: int, num: int, length: int) -> float:
+        unit = unit_name(stage, length)
+        return self.table.seconds(unit, min(num, self.table[unit].batch_sizes[-1]))

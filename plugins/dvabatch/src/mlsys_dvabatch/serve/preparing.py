@@ -20,7 +20,7 @@ from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
 from mlsys_dvabatch.scheduling.policies.registry import Diversities, choose, comp_wait_s, make_policy
 from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.profile import cached_costs, profile_operators, profile_stages
+from mlsys_dvabatch.stages.profile import SHARERS, cached_costs, profile_operators, profile_stages
 from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.zoo import Loaded, compiler_of, load
 
@@ -130,7 +130,6 @@ def prepare_loaded(
             raise InvalidInputError(f"{name}: only encoders can be packed; take another policy")
         packed = loaded.model.with_form(is_packed=True, num_stages=batching.num_stages or 1)
         loaded = replace(loaded, model=packed)
-        max_batch_size = 1  # to be measured: tokens are what a packed batch costs
     costs = profiled(loaded, cache_dir, max_batch_size=max_batch_size, progress=progress)
     if isinstance(made, LoadPolicy):
         made.comp_wait_s = comp_wait_s(costs, batching.qos_s, max_batch_size, loaded.lengths[-1])
@@ -146,7 +145,10 @@ def profiled(
     """Return the costs of a model's stages, from disk or measured now."""
     sizes = [2**power for power in range(7) if 2**power <= max_batch_size]
     is_encoder = isinstance(loaded.model, BertStages)
-    if is_encoder or len(loaded.lengths) > 1:  # batches of many long requests take long and say nothing new
+    is_packed = isinstance(loaded.model, BertStages) and loaded.model.is_packed
+    if is_packed:
+        sizes = list(SHARERS)
+    elif is_encoder or len(loaded.lengths) > 1:  # batches of many long requests take long and say nothing new
         sizes = [size for size in sizes if size <= 8]
     name = loaded.name + (loaded.model.form if isinstance(loaded.model, BertStages) else "")
     return cached_costs(
@@ -162,8 +164,10 @@ def profiled(
             repeats=5 if isinstance(loaded.model, SizedModel) else 2,
             progress=progress,
             device=loaded.device,
+            is_packed=is_packed,
         ),
         device=loaded.device,
+        is_packed=is_packed,
     )
 
 

@@ -16,7 +16,7 @@ from mlsys_core.device import Device
 from mlsys_core.profiling import ProfileCache, ProfileKey, ProfileTable, UnitProfile, measure
 from mlsys_core.serving import ServeRequest, SimulatedExecutor, simulate
 from mlsys_core.workload import Poisson
-from mlsys_dvabatch.scheduling.costs import StageCosts, TableCosts, least_request_s, unit_name
+from mlsys_dvabatch.scheduling.costs import PackedCosts, StageCosts, TableCosts, least_request_s, unit_name
 from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
 from mlsys_dvabatch.scheduling.policies.registry import Diversities
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler, simulated_output, task_s
@@ -25,6 +25,7 @@ from mlsys_dvabatch.stages.slicing.partition import even_cuts
 from mlsys_dvabatch.stages.slicing.program import Program
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+SHARERS = (1, 2, 4, 16)  # requests that share the units of a packed batch: of more, attention is next to nothing
 TRIES = (1, 2, 3, 4, 6, 8, 12, 20)  # numbers of stages tried: the paper's eight
 Progress = Callable[[int, int], None]
 
@@ -39,6 +40,7 @@ def profile_stages(
     clock: Callable[[], float] | None = None,
     progress: Progress | None = None,
     device: Device | None = None,
+    is_packed: bool = False,
 ) -> TableCosts:
     """Measure every stage at every batch size and length.
 
@@ -51,12 +53,14 @@ def profile_stages(
         clock: seconds; None: wall time. ``time.thread_time`` counts this thread's processor time alone.
         progress: called as ``progress(done, total)``.
         device: that the model's weights lie on; None: host memory.
+        is_packed: the model packs its requests: ``lengths`` are the units of a whole batch, which its requests share.
     """
     inputs: dict[tuple[str, int], tuple[int, Any]] = {}
     with torch.inference_mode():
         for length in lengths:
             for num in batch_sizes:
-                requests = [ServeRequest(str(number), request(length), length=length) for number in range(num)]
+                units_of = _shares(length, num) if is_packed else [length] * num
+                requests = [ServeRequest(str(at), request(units), length=units) for at, units in enumerate(units_of)]
                 values = model.collate(requests, length)
                 for stage in range(model.num_stages):
                     inputs[unit_name(stage, length), num] = stage, values
@@ -71,7 +75,13 @@ def profile_stages(
         units = [unit_name(stage, length) for stage in range(model.num_stages) for length in lengths]
         timing = {} if clock is None else {"clock": clock}
         table = measure(units, list(batch_sizes), run=run, warmup=1, repeats=repeats, progress=progress, **timing)
-    return TableCosts(table, model.num_stages, tuple(lengths))
+    return (PackedCosts if is_packed else TableCosts)(table, model.num_stages, tuple(lengths))
+
+
+def _shares(units: int, num: int) -> list[int]:
+    """Return the units of ``num`` requests that share them evenly, of fewer where they would have less than two."""
+    num = max(1, min(num, units // 2))
+    return [units // num + (at < units % num) for at in range(num)]
 
 
 def boundary_nbytes(model: StageModel, request: Callable[[int], Any], *, num: int, length: int = 1) -> list[int]:
@@ -100,6 +110,7 @@ def cached_costs(
     measure_costs: Callable[[], TableCosts],
     *,
     device: Device | None = None,
+    is_packed: bool = False,
 ) -> TableCosts:
     """Return the costs of ``model``, from disk if this machine has measured them with these versions and threads."""
     from mlsys_core.environment import describe_environment
@@ -112,7 +123,7 @@ def cached_costs(
     key = ProfileKey.of(where, {"torch": str(torch.__version__)}, content)
     cache = ProfileCache(cache_dir / "dvabatch-profiles")
     table = cache.get_or_measure(key, lambda: measure_costs().table)
-    return TableCosts(table, model.num_stages, tuple(lengths))
+    return (PackedCosts if is_packed else TableCosts)(table, model.num_stages, tuple(lengths))
 
 
 def _shape_digest(model: StageModel) -> str:

@@ -151,7 +151,7 @@ class PackedPolicy(Policy):
 
     Orthogonal to the paper's policies, as it says of ragged tensors; a strong rival on a CPU. Literal: in order of
     arrival, up to ``max_tokens``, since beyond a few hundred a larger batch is no faster per token. Cost-aware: as
-    Policy I, where a batch costs what one request of all its tokens costs.
+    Policy I, where a batch costs what as many requests of its mean length cost.
 
     Args:
         mode: which.
@@ -175,7 +175,7 @@ class PackedPolicy(Policy):
             costs = state.costs
             batch = best_batch(
                 state,
-                lambda _num, _longest, units: remaining_s(costs, 0, 1, units),
+                lambda num, _longest, units: remaining_s(costs, 0, num, max(1, round(units / num))),
                 now,
                 patience_s=self.patience_s,
                 max_units=self.max_tokens,
@@ -193,5 +193,5 @@ class PackedPolicy(Policy):
 
     def run_to(self, row: Row, stage: int, state: State) -> int:
         """Return the last stage if the batch's tokens take a short time; else ``stage``. See Policy I."""
-        num_units = row.size * max(1, round(state.mean_length))
-        return state.costs.num_stages - 1 if remaining_s(state.costs, stage, 1, num_units) <= LONGEST_RUN_S else stage
+        rest_s = remaining_s(state.costs, stage, row.size, max(1, round(state.mean_length)))
+        return state.costs.num_stages - 1 if rest_s <= LONGEST_RUN_S else stage
