@@ -33,8 +33,9 @@ def rope_from_huggingface(raw: Mapping[str, Any], head_dim: int, *, max_position
         Fields of :class:`~mlsys_orca.model.config.ModelConfig`.
 
     Raises:
-        InvalidInputError: the scaling is not implemented, or lacks a number.
+        InvalidInputError: the scaling is not implemented, lacks a number, or is stated twice.
     """
+    _refuse_two(raw)
     rope: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
     rotary_dim = int(head_dim * (rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0))
@@ -63,6 +64,23 @@ def rope_from_huggingface(raw: Mapping[str, Any], head_dim: int, *, max_position
     if kind == "longrope":
         return fields | _longrope(rope, rotary_dim // 2, original or max_positions, max_positions)
     raise UnsupportedModelError(f"rotary scaling {kind!r} (default, linear, llama3, yarn, longrope and dynamic are)")
+
+
+def _refuse_two(raw: Mapping[str, Any]) -> None:
+    """Refuse an older key beside a newer one that says something else: transformers forgets what only one of them says.
+
+    Raises:
+        InvalidInputError: ``rope_scaling`` was added to a file that has ``rope_parameters``.
+    """
+    new, old = raw.get("rope_parameters"), raw.get("rope_scaling")
+    if not isinstance(new, Mapping) or not isinstance(old, Mapping) or not old:
+        return
+    said = {"rope_type" if key == "type" else key: value for key, value in old.items()}
+    if any(new.get(key) != value for key, value in said.items()):
+        raise InvalidInputError(
+            f"config.json has rope_scaling {dict(old)} beside other rope_parameters: write all of it, rope_theta too, "
+            "into rope_parameters, and leave rope_scaling out"
+        )
 
 
 def _yarn(rope: Mapping[str, Any], theta: float, rotary_dim: int, original: int, max_positions: int) -> dict[str, Any]:
