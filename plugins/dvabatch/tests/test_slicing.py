@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -336,3 +337,33 @@ def test_a_model_that_takes_nan_for_missing_may_be_asked_so(num_cuts: int):
             model.check((np.array(row, np.float32),))
     linear = program_of(nn.Linear(3, 2).eval(), (torch.randn(1, 3),))
     assert not SlicedModel(linear, []).may_be_missing[0].any()
+
+
+class Returns(torch.nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
+
+
+def test_results_of_any_structure_are_served_in_the_order_of_their_leaves() -> None:
+    nested = Returns(lambda x: {"b": x * 2, "a": [x.sum(1), {"none": None, "x": x > 0}]})
+    program = program_of(nested, (torch.randn(1, 3),))
+    model = SlicedModel(program, ())
+    row = np.array([1.0, -2.0, 3.0], np.float32)
+    answers = model.answers([(row,), (row + 1,)])
+    assert [[each.tolist() for each in answer] for answer in answers] == [
+        [[2, -4, 6], 2, [True, False, True]],
+        [[4, -2, 8], 5, [True, False, True]],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(lambda x: (x * 2, x.shape[0]), "returns int beside tensors"), (lambda x: x, "has no operators")],
+)
+def test_results_that_no_request_can_have_are_refused(function: Any, said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        SlicedModel(program_of(Returns(function), (torch.randn(1, 3),)), ())

@@ -100,7 +100,7 @@ def test_unknown_and_incomplete_input_is_refused(scaling: dict[str, Any], messag
 
 def test_scaling_that_is_stated_twice_is_refused() -> None:
     new, old = {"rope_type": "default", "rope_theta": 1e6}, {"type": "yarn", "factor": 4.0}
-    with pytest.raises(InvalidInputError, match="rope_scaling .* beside other rope_parameters"):
+    with pytest.raises(InvalidInputError, match=r"rope_scaling .* beside other rope_parameters"):
         rope_from_huggingface({"rope_parameters": new, "rope_scaling": old}, 16, max_positions=64)
     both = {"rope_parameters": new, "rope_scaling": {"type": "default"}}
     assert rope_from_huggingface(both, 16, max_positions=64)["rope_theta"] == 1e6

@@ -17,6 +17,7 @@ from mlsys_dvabatch.stages.isolation import IsolationCheck
 from mlsys_dvabatch.stages.slicing.partition import even_cuts
 from mlsys_dvabatch.stages.slicing.program import Program
 from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
 MOST_TRIED = 256
 THOROUGH_FLOPS = 50_000_000  # of one request: up to that, isolation is checked at more batch sizes
@@ -58,6 +59,8 @@ class SlicedModel:
         self.num_stages = len(cuts) + 1
         self.example = tuple(to_host(value[0].detach()) for value in program.example)
         self.input_names = [node.name for node in program.module.graph.nodes if node.op == "placeholder"]
+        if not program.operators:
+            raise InvalidInputError("the program has no operators: it returns what it is given")
         bounds = [0, *cuts, len(program.operators)]
         if any(left >= right for left, right in pairwise(bounds)):
             raise InvalidInputError(f"cuts {list(cuts)}: they must rise, inside 1 to {len(program.operators) - 1}")
@@ -232,6 +235,10 @@ class SlicedModel:
             for stage in range(self.num_stages):
                 values = self.run(stage, values)
 
+        if kinds := {type(one).__name__ for one in _several(expected) if not isinstance(one, Tensor)}:
+            named = ", ".join(sorted(kinds))
+            raise InvalidInputError(f"the model returns {named} beside tensors: return a row for each request")
+
         def is_equal(left: Any, right: Any) -> bool:
             return all(
                 one.dtype == other.dtype and torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
@@ -250,8 +257,9 @@ class SlicedModel:
             )
 
 
-def _several(outputs: Any) -> Sequence[Any]:
-    return outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+def _several(outputs: Any) -> list[Any]:
+    """Return the tensors of a result, in the order in which the graph has them; a missing one (None) is none."""
+    return [leaf for leaf in tree_leaves(outputs) if leaf is not None]
 
 
 def slice_evenly(program: Program, num_stages: int, *, compile_stage: Compile | None = None) -> SlicedModel:
