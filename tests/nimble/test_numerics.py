@@ -240,3 +240,40 @@ def test_operators_for_which_strides_matter():
     as_eager(lambda x: (x * 2).as_strided((2, 2), (3, 1), 1), torch.randn(4, 5))
     with pytest.raises(CaptureError, match="as_strided of a tensor that is itself a view"):
         Nimble(Function(lambda x: x[1:].as_strided((2, 2), (3, 1)))).prepare(torch.ones(4, 5))
+
+
+LONG: dict[str, Callable[[torch.Tensor], Any]] = {
+    "whole": lambda x: (x.sum(), x.mean(), x.norm()),
+    "columns": lambda x: x.view(-1, 32).mean(0),
+    "strided": lambda x: x.view(-1, 4, 8).sum((0, 2)),
+    "normalised": lambda x: torch.nn.functional.layer_norm(x.view(2, -1) * 10 + 3, (x.numel() // 2,)),
+    "softmax": lambda x: (x * 0).softmax(0) * x.numel(),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_sums_of_many_numbers_do_not_drift(name: str):
+    function, x = LONG[name], torch.full((1 << 21,), 0.1)
+    x[1::2] = 0.2
+    model = Nimble(Function(function)).prepare(x)
+    torch.testing.assert_close(model(x), to_float(function(x.double())), rtol=4e-6, atol=1e-6)
+
+
+def to_float(tree: Any) -> Any:
+    return tuple(map(torch.Tensor.float, tree)) if isinstance(tree, tuple) else tree.float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_whose_squares_do_not_fit(dtype: torch.dtype):
+    x = torch.full((5000,), 20.0, dtype=dtype)
+    model = Nimble(Function(lambda x: (x.norm(), torch.nn.functional.normalize(x, dim=0)))).prepare(x)
+    torch.testing.assert_close(model(x), model.model(x))
+
+
+def test_memory_put_in_place_of_a_tensors_is_refused():
+    def replaced(x: torch.Tensor) -> torch.Tensor:
+        x.data = x.data * 2
+        return x + 1
+
+    with pytest.raises(CaptureError, match=r"another memory \(x.data = ...\)"):
+        Nimble(Function(replaced)).prepare(torch.ones(3))

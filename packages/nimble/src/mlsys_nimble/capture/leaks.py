@@ -14,6 +14,7 @@ from mlsys_nimble.capture.tracer import BRANCH, CUSTOM, Tracer
 from mlsys_nimble.capture.watched import Questions, read_whole
 from mlsys_nimble.errors import call_external, refuse
 
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _INTERFACE = torch.Tensor.__cuda_array_interface__.__get__
 
 
@@ -47,6 +48,9 @@ class LeakGuard(TorchFunctionMode):
             raise refuse(what, self._site().source, CUSTOM)
         if self._questions is not None and name == "__getitem__":
             return self._item(func, *args)
+        if name == "__set__" and func == _SET_DATA:
+            what = "forward gives a tensor another memory (x.data = ...)"
+            raise refuse(what, self._site().source, "Write to it: x.copy_(new).")
         if name in ASKS_STRIDES and self._tracer.is_computed(args[0]):
             self._tracer.asks_strides = True
         if name == "storage_offset" and self._tracer.is_computed(args[0]):

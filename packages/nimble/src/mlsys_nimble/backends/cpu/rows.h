@@ -26,6 +26,23 @@ inline std::vector<int64_t> offsets_of(const View& view) {
     return offsets;
 }
 
+// The sum of `vecs` vectors. Blocks of 64 are summed, then 64 of these, so that rounding does not grow with the number.
+template <class Term>
+inline vf cascade(int64_t vecs, Term&& term) {
+    constexpr int64_t BLOCK = 64, BLOCKS = 64 * BLOCK;
+    vf total{};
+    for (int64_t first = 0; first < vecs; first += BLOCKS) {
+        vf part{};
+        for (int64_t block = first; block < std::min(vecs, first + BLOCKS); block += BLOCK) {
+            vf some{};
+            for (int64_t i = block; i < std::min(vecs, block + BLOCK); i++) some += term(i);
+            part += some;
+        }
+        total += part;
+    }
+    return total;
+}
+
 MLSYS_ENUM(Reduction, REDUCE_SUM, REDUCE_MEAN, REDUCE_MAX, REDUCE_MIN);
 
 struct Reduce {
@@ -80,29 +97,64 @@ class ReduceKernel : public Kernel {
     vf term(vf x) const { return r.squares ? x * x : x; }
     float finished(float total) const { return r.op == REDUCE_MEAN ? total / (float)terms.size() : total; }
 
+    // Blocks join blocks of their own size, so that the rounding of a sum does not grow with the number of terms.
+    struct Levels {
+        vf level[4];
+        int64_t count[4] = {};
+    };
+
+    void add(Levels& to, vf some) const {
+        for (int l = 0; l < 3; l++) {
+            to.level[l] = joined(to.level[l], some);
+            if (++to.count[l] < (int64_t)BLOCK) return;
+            some = to.level[l];
+            to.level[l] = splat(none());
+            to.count[l] = 0;
+        }
+        to.level[3] = joined(to.level[3], some);
+    }
+
+    vf of_gathered(const float* x, size_t first) const {
+        vf some = splat(none());
+        for (size_t i = 0; i < std::min<size_t>(LANES, terms.size() - first); i++) some[i] = x[terms[first + i]];
+        return term(some);
+    }
+
+    vf of_run(const float* from, int64_t length) const {
+        vf sums[2] = {splat(none()), splat(none())};
+        int64_t i = 0;
+        for (; i + 2 * LANES <= length; i += 2 * LANES)
+            for (int v = 0; v < 2; v++) sums[v] = joined(sums[v], term(load(from + i + v * LANES)));
+        for (; i < length; i += LANES) {
+            vf some = splat(none());
+            for (int64_t k = 0; k < std::min<int64_t>(LANES, length - i); k++) some[k] = from[i + k];
+            sums[0] = joined(sums[0], term(some));
+        }
+        return joined(sums[0], sums[1]);
+    }
+
+    vf of_many(const float* x) const {
+        constexpr int64_t MOST = BLOCK * 2 * LANES;
+        Levels levels;
+        for (vf& level : levels.level) level = splat(none());
+        if (runs == 1)
+            for (size_t t = 0; t < terms.size(); t += LANES) add(levels, of_gathered(x, t));
+        else
+            for (size_t t = 0; t < terms.size(); t += runs)
+                for (int64_t i = 0; i < runs; i += MOST) add(levels, of_run(x + terms[t] + i, std::min(MOST, runs - i)));
+        vf total = levels.level[0];
+        for (int l = 1; l < 4; l++) total = joined(total, levels.level[l]);
+        return total;
+    }
+
     float element(const float* x) const {
         vf total = splat(none());
-        if (runs == 1) {
-            for (size_t t = 0; t < terms.size(); t += LANES) {
-                vf some = splat(none());
-                for (size_t i = 0; i < std::min<size_t>(LANES, terms.size() - t); i++) some[i] = x[terms[t + i]];
-                total = joined(total, term(some));
-            }
-        } else {
-            for (size_t t = 0; t < terms.size(); t += runs) {
-                const float* from = x + terms[t];
-                vf sums[2] = {splat(none()), splat(none())};
-                int64_t i = 0;
-                for (; i + 2 * LANES <= runs; i += 2 * LANES)
-                    for (int v = 0; v < 2; v++) sums[v] = joined(sums[v], term(load(from + i + v * LANES)));
-                for (; i < runs; i += LANES) {
-                    vf some = splat(none());
-                    for (int64_t k = 0; k < std::min<int64_t>(LANES, runs - i); k++) some[k] = from[i + k];
-                    sums[0] = joined(sums[0], term(some));
-                }
-                total = joined(total, joined(sums[0], sums[1]));
-            }
-        }
+        if (terms.size() > BLOCK * LANES)
+            total = of_many(x);
+        else if (runs == 1)
+            for (size_t t = 0; t < terms.size(); t += LANES) total = joined(total, of_gathered(x, t));
+        else
+            for (size_t t = 0; t < terms.size(); t += runs) total = joined(total, of_run(x + terms[t], runs));
         if (r.op == REDUCE_SUM || r.op == REDUCE_MEAN) return sum(total);
         vf folded = total;
         for (int i = 1; i < LANES; i++) folded = joined(folded, splat(total[i]));
@@ -131,10 +183,12 @@ class ReduceKernel : public Kernel {
         const int64_t inner = r.x.shape[r.x.rank - 1];
         const int vecs = (stop - first + LANES - 1) / LANES;
         int64_t at[VECS];  // the last vector may reach back
-        vf total[VECS];
+        vf total[VECS], part[VECS];  // of the blocks; of the last of these
         for (int v = 0; v < VECS; v++) at[v] = std::min(first + std::min(v, vecs - 1) * LANES, inner - LANES);
-        for (vf& some : total) some = splat(none());
+        for (int v = 0; v < VECS; v++) total[v] = part[v] = splat(none());
         for (size_t block = 0; block < terms.size(); block += BLOCK) {
+            if (block % (BLOCK * BLOCK) == 0)
+                for (int v = 0; v < VECS; v++) total[v] = join(total[v], part[v]), part[v] = splat(none());
             vf some[VECS];
             for (vf& one : some) one = splat(none());
             const size_t end = std::min(terms.size(), block + BLOCK);
@@ -144,8 +198,9 @@ class ReduceKernel : public Kernel {
             else
                 for (size_t t = block; t < end; t++)
                     for (int v = 0; v < vecs; v++) some[v] = join(some[v], term(load(x + terms[t] + at[v])));
-            for (int v = 0; v < VECS; v++) total[v] = join(total[v], some[v]);
+            for (int v = 0; v < VECS; v++) part[v] = join(part[v], some[v]);
         }
+        for (int v = 0; v < VECS; v++) total[v] = join(total[v], part[v]);
         for (int v = 0; v < vecs; v++)
             for (int64_t i = first + v * LANES - at[v]; i < LANES; i++) out[at[v] + i] = finished(total[v][i]);
     }
@@ -255,12 +310,11 @@ class SoftmaxKernel : public RowKernel {
         vf most = splat(-INFINITY);
         for (int64_t i = 0; i < padded; i += LANES) most = larger(load(row + i), most);
         const vf top = splat(largest(most));
-        vf total{};
-        for (int64_t i = 0; i < padded; i += LANES) {
-            const vf x = load(row + i) - top, e = exp(x);
-            total += e;
-            store(row + i, r.is_log ? x : e);
-        }
+        const vf total = cascade(padded / LANES, [&](int64_t v) {
+            const vf x = load(row + v * LANES) - top, e = exp(x);
+            store(row + v * LANES, r.is_log ? x : e);
+            return e;
+        });
         const float whole = sum(total);
         const vf shift = splat(std::log(whole)), scale = splat(1.0f / whole);
         for (int64_t i = 0; i < padded; i += LANES) store(row + i, r.is_log ? load(row + i) - shift : load(row + i) * scale);
@@ -317,16 +371,14 @@ class LayerNormKernel : public RowKernel {
 
     void compute(float* row) const override {
         std::fill(row + size, row + padded, 0.0f);
-        vf total{};
-        for (int64_t i = 0; i < padded; i += LANES) total += load(row + i);
+        const vf total = cascade(padded / LANES, [&](int64_t v) { return load(row + v * LANES); });
         const float mean = sum(total) / size;
         std::fill(row + size, row + padded, mean);
-        vf squares{};
-        for (int64_t i = 0; i < padded; i += LANES) {
-            const vf x = load(row + i) - splat(mean);
-            squares = fma(x, x, squares);
-            store(row + i, x);
-        }
+        const vf squares = cascade(padded / LANES, [&](int64_t v) {
+            const vf x = load(row + v * LANES) - splat(mean);
+            store(row + v * LANES, x);
+            return x * x;
+        });
         const vf scale = splat(1.0f / std::sqrt(sum(squares) / size + r.eps));
         for (int64_t i = 0; i < padded; i += LANES) {  // weight and bias are filled up, too
             vf y = load(row + i) * scale;
