@@ -14,7 +14,6 @@ from mlsys_nimble import Nimble, load
 from mlsys_nimble.backends.cpu import convolutions, library
 from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.backends.cpu.own_weights import (
-    LEAST_COMPARED_NBYTES,
     LEAST_NBYTES,
     Reader,
     is_readable,
@@ -25,30 +24,21 @@ from torch import Tensor, nn
 
 from tests.nimble.native.conftest import BUILDS, relative_error, run_in_pieces
 
-LARGE, SMALL = 1 << 20, 1 << 10  # bytes
 
-
-def reader(operator: int, *, weight: int = 9, nbytes: int = LARGE, can_be_in_place: bool = True) -> Reader:
+def reader(operator: int, *, weight: int = 9, nbytes: int = LEAST_NBYTES, can_be_in_place: bool = True) -> Reader:
     return Reader(operator, weight, nbytes, can_be_in_place)
 
 
-def test_large_weights_are_in_place_whether_or_not_bytes_are_compared():
-    assert operators_in_place([reader(0)], are_compared=True) == {0}
-    assert operators_in_place([reader(0)], are_compared=False) == {0}
-
-
-def test_smaller_weights_are_in_place_instead_of_a_comparison():
-    between = [reader(0, nbytes=(LEAST_NBYTES + LEAST_COMPARED_NBYTES) // 2)]
-    assert operators_in_place(between, are_compared=True) == {0}
-    assert not operators_in_place(between, are_compared=False)
-    assert not operators_in_place([reader(0, nbytes=SMALL)], are_compared=True)
+def test_large_weights_are_in_place():
+    assert operators_in_place([reader(0)]) == {0}
+    assert not operators_in_place([reader(0, nbytes=LEAST_NBYTES - 4)])
 
 
 def test_a_weight_is_in_place_for_all_its_readers_or_for_none():
-    assert operators_in_place([reader(0), reader(1)], are_compared=True) == {0, 1}
-    assert not operators_in_place([reader(0), reader(1, can_be_in_place=False)], are_compared=True)
+    assert operators_in_place([reader(0), reader(1)]) == {0, 1}
+    assert not operators_in_place([reader(0), reader(1, can_be_in_place=False)])
     others = [reader(0, can_be_in_place=False), reader(1, weight=8), reader(2, can_be_in_place=False)]
-    assert operators_in_place(others, are_compared=True) == {1}
+    assert operators_in_place(others) == {1}
 
 
 def bound(
@@ -118,7 +108,7 @@ class Head(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.first, self.second = nn.Linear(200, 300), nn.Linear(300, 130)
+        self.first, self.second = nn.Linear(520, 600), nn.Linear(600, 550)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.relu(self.first(x)))
@@ -132,7 +122,7 @@ def in_place(model: Nimble) -> set[str]:
 
 @pytest.fixture
 def x() -> Tensor:
-    return torch.randn(1, 200, generator=torch.Generator().manual_seed(1))
+    return torch.randn(1, 520, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(params=["bytes", "samples", "versions"])
@@ -153,7 +143,7 @@ def test_a_write_to_a_part_is_seen_at_once_and_prepares_nothing(prepared: tuple[
     writes: list[Callable[[], Any]] = [
         lambda: head.first.weight.data[7].mul_(-9),
         lambda: head.second.weight.detach().numpy().__setitem__((5, slice(None)), 4.0),
-        lambda: head.first.weight.copy_(torch.full((300, 200), 0.25)),  # torch counts this one
+        lambda: head.first.weight.copy_(torch.full((600, 520), 0.25)),  # torch counts this one
     ]
     for write in writes:
         with torch.no_grad():
@@ -167,10 +157,10 @@ def test_a_write_to_a_part_is_seen_at_once_and_prepares_nothing(prepared: tuple[
 def test_replaced_memory_and_parameters_are_noticed(prepared: tuple[Nimble, Head], x: Tensor):
     model, head = prepared
     before = model.prepared
-    head.first.weight.data = torch.randn(300, 200)
+    head.first.weight.data = torch.randn(600, 520)
     check(model, head, x)
     assert model.prepared is not before
-    head.second.weight = nn.Parameter(torch.randn(130, 300))
+    head.second.weight = nn.Parameter(torch.randn(550, 600))
     check(model, head, x)
 
 
@@ -180,7 +170,7 @@ def test_the_bias_is_copied_and_compared(x: Tensor):
     head.first.bias.data.add_(2)
     check(model, head, x)
     assert model.prepared is not None
-    assert model.prepared.watch.nbytes == 4 * (300 + 130)
+    assert model.prepared.watch.nbytes == 4 * (600 + 550)
 
 
 def test_a_schedule_holds_the_memory_that_it_reads(x: Tensor):
@@ -192,7 +182,7 @@ def test_a_schedule_holds_the_memory_that_it_reads(x: Tensor):
         linear.weight.data = torch.zeros_like(linear.weight)  # nobody else holds the old memory
     del model
     gc.collect()
-    rest = [torch.full((300, 200), 7.0) for _ in range(20)]
+    rest = [torch.full((600, 520), 7.0) for _ in range(20)]
     assert torch.equal(executor.run([x])[0], expected)
     del rest
 
@@ -212,7 +202,7 @@ def test_weights_that_others_pack_are_packed(x: Tensor):
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(200, 200))
+            self.weight = nn.Parameter(torch.randn(520, 520))
 
         def forward(self, x: Tensor) -> Tensor:
             return nn.functional.linear(x, self.weight) + (self.weight * 2)[3] + nn.functional.linear(x, self.weight.T)
@@ -225,7 +215,7 @@ def test_weights_that_others_pack_are_packed(x: Tensor):
 
 
 def test_folded_and_bf16_weights_are_packed(x: Tensor):
-    folded = nn.Sequential(nn.Linear(200, 300), nn.BatchNorm1d(300)).eval()
+    folded = nn.Sequential(nn.Linear(520, 600), nn.BatchNorm1d(600)).eval()
     assert not in_place(Nimble(folded).prepare(x, num_threads=1))
     head = Head().eval()
     with torch.no_grad():
@@ -237,8 +227,8 @@ def test_folded_and_bf16_weights_are_packed(x: Tensor):
 
 def test_several_rows_and_views_of_weights_are_packed(x: Tensor):
     head = Head().eval()
-    assert not in_place(Nimble(head).prepare(x.expand(2, 200).contiguous(), num_threads=1))
-    head.first.weight = nn.Parameter(torch.randn(200, 300).T)
+    assert not in_place(Nimble(head).prepare(x.expand(2, 520).contiguous(), num_threads=1))
+    head.first.weight = nn.Parameter(torch.randn(520, 600).T)
     model = Nimble(head).prepare(x, num_threads=1)
     assert len(in_place(model)) == 1
     head.first.weight.data[3].mul_(5)
@@ -247,8 +237,8 @@ def test_several_rows_and_views_of_weights_are_packed(x: Tensor):
 
 def test_dynamic_sizes_pack(x: Tensor):
     head = Head().eval()
-    model = Nimble(head).prepare(x.expand(3, 200).contiguous(), dynamic={"x": {0: (1, 64)}}, num_threads=1)
+    model = Nimble(head).prepare(x.expand(3, 520).contiguous(), dynamic={"x": {0: (1, 64)}}, num_threads=1)
     for rows in (1, 5):
-        given_x = torch.randn(rows, 200)
+        given_x = torch.randn(rows, 520)
         check(model, head, given_x)
         head.first.weight.data.mul_(1.5)

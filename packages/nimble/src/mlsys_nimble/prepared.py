@@ -12,7 +12,6 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.memory.trim import ReturnsMemory, return_freed_memory
 from mlsys_core.posix import num_cores
 
-from mlsys_nimble.backends.cpu.own_weights import OwnWeights
 from mlsys_nimble.backends.executor import Executor, Releasing, make_executor
 from mlsys_nimble.capture import Captured
 from mlsys_nimble.capture.aliases import overlap
@@ -127,12 +126,11 @@ class Prepared:
             **self._extra,
         )
 
-    def _own(self) -> OwnWeights | None:
-        """Return the model's own weights; None where the schedule copies or compares all of them in any case."""
+    def _own(self) -> frozenset[int]:
+        """Return the ids of the model's own weights; none where all are packed or compared in any case."""
         if self.ranged or self.captured.reads_values:
-            return None
-        constants = self.captured.program.constants.values()
-        return OwnWeights(frozenset(map(id, constants)), are_compared=self._options.weights == "bytes")
+            return frozenset()
+        return frozenset(map(id, self.captured.program.constants.values()))
 
     def run(self, inputs: Sequence[torch.Tensor], objects: Sequence[Any] = ()) -> Any:
         """Replay the call and return the model's result.

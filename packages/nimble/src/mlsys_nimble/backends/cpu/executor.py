@@ -15,7 +15,7 @@ from mlsys_nimble.backends.cpu.comparison import Comparison
 from mlsys_nimble.backends.cpu.decisions import MEASURED, USUAL, Decisions, Measuring, TaskTime, jobs_of, plan_of
 from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.backends.cpu.lowering import IN_PLACE, named_kernel, packed_inputs, readers_of
-from mlsys_nimble.backends.cpu.own_weights import OwnWeights, operators_in_place
+from mlsys_nimble.backends.cpu.own_weights import operators_in_place
 from mlsys_nimble.backends.cpu.packing import given_weights, shared_weights
 from mlsys_nimble.backends.cpu.replay import ReplayPlan, Team
 from mlsys_nimble.backends.cpu.slots import Slots
@@ -40,7 +40,7 @@ class NativeExecutor:
         use_multi_stream: Whether operators may run side by side; if not, all workers share each.
         winograd: The largest tile that 3x3 convolutions may be computed by: 4, 2 (as exact as the usual way) or 0.
             docs/nimble-cpu.md has what each rounds.
-        own: The constants that are the model's own, which linears may read in place; None: all are packed.
+        own: Ids of the constants that are the model's own tensors, which linears may read in place.
         decided: Decisions of an executor of the same program: nothing is measured. Constants that kernels pack may
             then be without memory (torch's ``meta`` device).
 
@@ -56,7 +56,7 @@ class NativeExecutor:
         num_threads: int | None = None,
         use_multi_stream: bool = True,
         winograd: int = 4,
-        own: OwnWeights | None = None,
+        own: Collection[int] = (),
         decided: Decisions | None = None,
         **_: Any,
     ) -> None:
@@ -254,12 +254,11 @@ class NativeExecutor:
         address = self._addresses[place.root] + place.offset * type_.itemsize
         return View(address, type_.dtype, type_.shape, place.strides)
 
-    def _in_place(self, own: OwnWeights | None, decided: Decisions | None) -> frozenset[int]:
+    def _in_place(self, own: Collection[int], decided: Decisions | None) -> frozenset[int]:
         """Return the operators that read their weight in place."""
-        if own is None or decided is not None:
+        if not own or decided is not None:
             return frozenset()
-        readers = readers_of(self._program, self._views, self._fixed, self._layout.in_place, own)
-        return operators_in_place(readers, are_compared=own.are_compared)
+        return operators_in_place(readers_of(self._program, self._views, self._fixed, self._layout.in_place, own))
 
     def _bound(self, operator: Operator, decided: Decisions | None, name: str) -> Kernel | None:
         """Bind an operator's kernel: that of the name, or the one that was decided on."""

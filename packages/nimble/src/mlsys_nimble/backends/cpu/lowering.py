@@ -11,7 +11,7 @@ from typing import Literal
 
 from mlsys_nimble.backends.cpu import convolutions
 from mlsys_nimble.backends.cpu.library import DTYPES, MAX_RANK, Kernel, View, load_bf16
-from mlsys_nimble.backends.cpu.own_weights import OwnWeights, Reader, is_readable
+from mlsys_nimble.backends.cpu.own_weights import Reader, is_readable
 from mlsys_nimble.backends.table import Call, find
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import Operator, Program, ValueId, ValueType
@@ -110,15 +110,15 @@ def readers_of(
     views: Mapping[ValueId, View],
     constants: Mapping[ValueId, Tensor],
     skipped: Collection[int],
-    own: OwnWeights,
+    own: Collection[int],
 ) -> list[Reader]:
-    """Return the uses of own weights by operators that would pack them; ``skipped`` operators do nothing."""
+    """Return the uses of own weights, given by their ids, by operators that pack; ``skipped`` ones do nothing."""
     found = []
     for index, operator in enumerate(program.operators):
         packed = () if index in skipped else packed_inputs(operator, program.values)
         for value in packed:
             weight = constants.get(value)
-            if weight is None or id(weight) not in own.ids:
+            if weight is None or id(weight) not in own:
                 continue
             x = views[operator.inputs[0]]
             is_weight = value == operator.inputs[1] and _can_be_in_place(operator.kind, weight, x)

@@ -16,16 +16,7 @@ from mlsys_nimble.ir.program import ValueId
 from torch import Tensor
 
 ALIGNMENT = 16  # of weights that are read in place, in bytes
-LEAST_NBYTES = 96 << 10  # of a weight: below, packed panels are read faster, from the second-level cache
-LEAST_COMPARED_NBYTES = 32 << 10  # the same where a packed weight is compared at each call
-
-
-@dataclass(frozen=True, slots=True)
-class OwnWeights:
-    """Constants that are the model's own: a schedule that only reads them in place need not know of changes."""
-
-    ids: frozenset[int]  # of the tensors
-    are_compared: bool  # whether each call compares every byte of those that are packed
+LEAST_NBYTES = 1 << 20  # of a weight: below, packed panels are read faster, from the second-level cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +29,26 @@ class Reader:
     can_be_in_place: bool  # whether this is a linear of one row, and its kernel can read the weight
 
 
-def operators_in_place(readers: Sequence[Reader], *, are_compared: bool) -> frozenset[int]:
+def operators_in_place(readers: Sequence[Reader]) -> frozenset[int]:
     """Return the operators that should read their weight in place: all that read a weight, or none of them.
 
     Args:
         readers: Uses of all own weights.
-        are_compared: Whether each call compares the weights that are packed.
 
     Example:
         >>> head = Reader(operator=0, weight=1, nbytes=2_048_000, can_be_in_place=True)
-        >>> operators_in_place([head], are_compared=False)
+        >>> operators_in_place([head])
         frozenset({0})
     """
-    least = LEAST_COMPARED_NBYTES if are_compared else LEAST_NBYTES
     by_weight = defaultdict(list)
     for reader in readers:
         by_weight[reader.weight].append(reader)
-    chosen = (uses for uses in by_weight.values() if all(use.can_be_in_place and use.nbytes >= least for use in uses))
+    chosen = (uses for uses in by_weight.values() if all(map(_pays, uses)))
     return frozenset(reader.operator for uses in chosen for reader in uses)
+
+
+def _pays(use: Reader) -> bool:
+    return use.can_be_in_place and use.nbytes >= LEAST_NBYTES
 
 
 class Own:
