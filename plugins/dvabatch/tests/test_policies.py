@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -39,17 +40,31 @@ def waiting_s(costs: ByTokens, lengths: list[int], batches: list[list[int]], beh
     return total + now * behind
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(0, 40), st.integers(0, 9))
-def test_clusters_are_the_best_intervals(lengths: list[int], start_s: int, behind: int):
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=7),
+    st.integers(0, 40),
+    st.integers(0, 9),
+    st.sampled_from([math.inf, 25, 60]),
+)
+def test_clusters_are_the_best_intervals(lengths: list[int], start_s: int, behind: int, most: float):
     costs = ByTokens(float(start_s))
-    found = cluster(lambda num, longest, _: costs.stage_s(0, num, longest), lengths, num_behind=behind)
+
+    def batch_s(num: int, longest: int, _: int) -> float:
+        return costs.stage_s(0, num, longest)
+
+    def fits(batch: list[int]) -> bool:
+        return len(batch) == 1 or sum(lengths[position] for position in batch) <= most
+
+    found = cluster(batch_s, lengths, num_behind=behind, max_units=most)
+    assert all(map(fits, found))
     assert sorted(position for batch in found for position in batch) == list(range(len(lengths)))
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    best = min(
-        waiting_s(costs, lengths, [order[a:b] for a, b in itertools.pairwise((0, *cuts, len(order)))], behind)
+    ways = (
+        [order[a:b] for a, b in itertools.pairwise((0, *cuts, len(order)))]
         for count in range(len(order))
         for cuts in itertools.combinations(range(1, len(order)), count)
     )
+    best = min(waiting_s(costs, lengths, way, behind) for way in ways if all(map(fits, way)))
     assert waiting_s(costs, lengths, found, behind) == pytest.approx(best)
 
 

@@ -37,13 +37,13 @@ class Embedder:
         prepared = prepare(folder, settings().cache_dir, weights=weights)
         self._served = ServedModel(prepared.loaded, prepared.costs, prepared.policy, num_threads=threads)
         self._numbers = itertools.count()
-        self._runner = asyncio.Runner()
+        self._loop = asyncio.new_event_loop()  # asyncio.Runner formats the result, to set its handler of Ctrl-C
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the vectors of texts, [texts, features]."""
         assert self._served.texts is not None
         rows = self._served.texts.encode(texts, is_cut=True)
-        return np.stack(self._runner.run(self._served.run_rows(rows, str(next(self._numbers)))))
+        return np.stack(self._loop.run_until_complete(self._served.run_rows(rows, str(next(self._numbers)))))
 
     def served(self, texts: Sequence[str], arrivals: Sequence[float]) -> list[float]:
         """Return the seconds between each text's arrival and its vector.
@@ -63,12 +63,12 @@ class Embedder:
         async def all_of_them() -> list[float]:
             return await asyncio.gather(*(one(text, at_s) for text, at_s in zip(texts, arrivals, strict=True)))
 
-        return self._runner.run(all_of_them())
+        return self._loop.run_until_complete(all_of_them())
 
     def close(self) -> None:
         """End the engine."""
-        self._runner.run(self._served.close())
-        self._runner.close()
+        self._loop.run_until_complete(self._served.close())
+        self._loop.close()
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ times are a few percent off.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -69,12 +71,14 @@ def _rounded(num: float) -> int:
 BatchCost = Callable[[int, int, int], float]  # requests, units of the longest, units in all -> seconds
 
 
-def cluster(batch_s: BatchCost, lengths: Sequence[int], *, num_behind: float = 0.0) -> list[list[int]]:
+def cluster(
+    batch_s: BatchCost, lengths: Sequence[int], *, num_behind: float = 0.0, max_units: float = math.inf
+) -> list[list[int]]:
     """Group the positions of ``lengths`` into the batches with the least total waiting.
 
     The batches run one after another, short requests first; every batch is paid for by its own requests, by those of
     the batches after it, and by the ``num_behind`` that come later. Of the sorted lengths an optimal partition is made
-    of intervals: dynamic programming over them.
+    of intervals: dynamic programming over them. A batch has ``max_units`` at most, unless one request alone has more.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     num = len(order)
@@ -82,6 +86,7 @@ def cluster(batch_s: BatchCost, lengths: Sequence[int], *, num_behind: float = 0
     best: list[tuple[float, int]] = [(0.0, 0)]  # of the first n: waiting, and where their last batch begins
     for end in range(1, num + 1):
         longest = lengths[order[end - 1]]
+        first = min(bisect_left(units, units[end] - max_units), end - 1)
         best.append(
             min(
                 (
@@ -89,7 +94,7 @@ def cluster(batch_s: BatchCost, lengths: Sequence[int], *, num_behind: float = 0
                     + batch_s(end - begin, longest, units[end] - units[begin]) * (num - begin + num_behind),
                     begin,
                 )
-                for begin in range(end)
+                for begin in range(first, end)
             )
         )
     batches: list[list[int]] = []

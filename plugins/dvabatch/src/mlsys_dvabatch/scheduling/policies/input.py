@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ def best_batch(
     now: float,
     *,
     patience_s: float,
-    max_units: int | None = None,
+    max_units: float = math.inf,
     group_of: GroupOf | None = None,
 ) -> list[ServeRequest[Any]]:
     """Take the batch to run next: among the clusters with the least total waiting, the one that serves most per second.
@@ -45,7 +46,9 @@ def best_batch(
     clusters = [
         [positions[place] for place in places]
         for positions in groups.values()
-        for places in cluster(batch_s, [lengths[position] for position in positions], num_behind=num_behind)
+        for places in cluster(
+            batch_s, [lengths[position] for position in positions], num_behind=num_behind, max_units=max_units
+        )
     ]
 
     def seconds_each(positions: list[int]) -> float:
@@ -54,14 +57,7 @@ def best_batch(
 
     overdue = now - waiting[0][1] > patience_s
     best = next(each for each in clusters if 0 in each) if overdue else min(clusters, key=seconds_each)
-    taken: list[ServeRequest[Any]] = []
-    units = 0
-    for position in sorted(best):  # in order of arrival
-        units += lengths[position]
-        if taken and max_units is not None and units > max_units:
-            break
-        taken.append(waiting[position][0])
-    return state.take_these(taken)
+    return state.take_these([waiting[position][0] for position in sorted(best)])  # in order of arrival
 
 
 class InputPolicy(Policy):
