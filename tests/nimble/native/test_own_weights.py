@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -242,3 +243,12 @@ def test_dynamic_sizes_pack(x: Tensor):
         given_x = torch.randn(rows, 520)
         check(model, head, given_x)
         head.first.weight.data.mul_(1.5)
+
+
+def test_a_file_cannot_have_a_weight_without_memory_read_in_place(x: Tensor):
+    model = Nimble(Head().eval()).prepare(x, num_threads=1)
+    assert model.prepared is not None
+    executor: Any = model.prepared.executor
+    hollow = {value: constant.to("meta") for value, constant in executor.source.constants.items()}
+    with pytest.raises(ValueError, match="packed weights of another size"):
+        type(executor)(replace(executor.source, constants=hollow), num_threads=1, decided=executor.decisions)
