@@ -220,6 +220,7 @@ def test_whatever_a_size_keeps_of_a_weight_its_change_is_noticed(name: str):
         ({"input": {3: (1, 8)}}, "no dimension 3"),
         ({"input": {0: (4, 8)}}, "do not lie in"),
         ({"input": {0: (8, 1)}}, r"the range \(8, 1\)"),
+        ({"input": {0: (0, 8)}}, "begins at 1"),
         ({}, "0 sizes"),
     ],
 )

@@ -155,6 +155,8 @@ def _bound(given: Any, own: str) -> tuple[str, tuple[int, int]]:
         name, least, most = given if len(given) == 3 else (own, *given)
         if isinstance(name, str) and isinstance(least, int) and isinstance(most, int) and 1 <= least <= most:
             return name, (least, most)
+        if least == 0:
+            raise InvalidInputError(f"dynamic has the range {given!r}: it begins at 1; size 0 is prepared by itself")
     raise InvalidInputError(f"dynamic has the range {given!r}. {_ADVICE}")
 
 
