@@ -70,6 +70,7 @@ _WHAT = {
     "windtunnel-public": "Fine-tuning and members beside a tuned LightGBM",
     "windtunnel-search": "Fine-tuning options on validation rows",
     "windtunnel-sets": "Data sets of the experiments: records, columns, categories",
+    "windtunnel-training": "Rows a second of fine-tuning by level",
     "windtunnel-tables": "Tables of the experiments, one line a fit",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any, NamedTuple
 
 from mlsys_bench.figures.results import best, load, number, table
@@ -288,6 +288,17 @@ def drift(name: str) -> str:
     columns = ["model", "mean AUC", "of retraining's gain", "worst week, AUC points"]
     columns += ["weeks a tenth below frozen", "weeks WindTunnel is above it", "weeks retraining is above it"]
     return table([*columns, "longest update, s"], rows)
+
+
+def training(name: str) -> str:
+    """Return rows a second while training, by level: medians and the best of the kernel, and torch's form."""
+    rates = load(name)["rows_per_s"]
+    rows = []
+    for level in ("L1", "L2", "L3", "L4"):
+        kernel, plain = rates[f"{level} kernel"], rates[f"{level} torch"]
+        figures = (median(kernel), max(kernel), median(plain), max(plain))
+        rows.append([level, *(f"{round(figure, -2):,.0f}" for figure in figures)])
+    return table(["level", "kernel", "best", "torch", "best of torch"], rows)
 
 
 def distil(name: str) -> str:
