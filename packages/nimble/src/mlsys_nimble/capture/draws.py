@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from mlsys_core.device.generators import default_generator
 
 from mlsys_nimble.errors import CaptureError, refuse
 
@@ -22,7 +23,7 @@ class Draws:
     """States of the generators that one run draws from."""
 
     def __init__(self, device: torch.device) -> None:
-        self._default = _default(device)
+        self._default = default_generator(device)
         self._first: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         self._last: dict[int, torch.Tensor] = {id(self._default): self._default.get_state()} if self._default else {}
         self._has_drawn = False
@@ -77,7 +78,7 @@ class Draws:
 def other_states(generators: Iterable[torch.Generator], device: torch.device) -> Iterator[list[torch.Tensor]]:
     """Give torch's own generator and these other states within the context; yield those of these."""
     generators = tuple(generators)
-    default = _default(device)
+    default = default_generator(device)
     before = [(each, each.get_state()) for each in (*generators, *([default] if default else []))]
     try:
         for generator, _ in before:
@@ -104,11 +105,3 @@ def refuse_reseeding(first: Draws, second: Draws, given: Iterable[torch.Tensor])
 def _refused(source: str) -> CaptureError:
     what = "forward makes a generator of random numbers or sets the state of one (manual_seed, fork_rng)"
     return refuse(f"{what}, and a replay goes on drawing", source, _ADVICE)
-
-
-def _default(device: torch.device) -> torch.Generator | None:
-    if device.type == "cpu":
-        return torch.default_generator
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return None
