@@ -14,8 +14,8 @@ _NETS = {
     "mobilenet-v2": "MobileNetV2, 32 x 32",
     "efficientnet-b0": "EfficientNet-B0, 32 x 32",
     "transformer": "transformer, 4 layers of 128, 64 tokens",
-    "vit-small": "ViT-S/16, 224 x 224",
-    "gpt2-small": "GPT-2 small, 64 tokens",
+    "vit-small": "ViT-S/16, 224 x 224, batch 8",
+    "gpt2-small": "GPT-2 small, 64 tokens, batch 8",
 }
 
 
