@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from mlsys_bench.harness.race import Case, LeftOut, Outcome, fastest, race, speed_up
@@ -33,6 +34,7 @@ def test_only_a_case_that_is_right_is_timed():
         absent=fails(ModuleNotFoundError("x", name="peer")),
         other=fails(LeftOut("too slow")),
         broken=fails(RuntimeError("no kernel\nat all")),
+        lost=fails(RuntimeError(f"no file {Path.home()}/net.onnx")),
     )
     assert {name: one.status for name, one in found.items()} == {
         "base": "timed",
@@ -42,8 +44,10 @@ def test_only_a_case_that_is_right_is_timed():
         "absent": "not installed",
         "other": "left out",
         "broken": "does not run",
+        "lost": "does not run",
     }
     assert found["near"].note == "close"
+    assert found["lost"].note == "RuntimeError: no file ~/net.onnx"  # results are published
     assert found["broken"].note == "RuntimeError: no kernel at all"
     assert found["absent"].note == "no package peer"
     assert all((one.median_s is None) == (one.status != "timed") for one in found.values())

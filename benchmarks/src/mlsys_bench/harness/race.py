@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from mlsys_core.profiling.turns import take_turns
@@ -159,6 +160,6 @@ def _failure(error: Exception) -> Outcome:
         return Outcome("left out", str(error))
     if isinstance(error, ModuleNotFoundError):
         return Outcome("not installed", f"no package {error.name}")
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).replace(str(Path.home()), "~")
     text = f"{text[:120]} ... {text[-80:]}" if len(text) > 220 else text
     return Outcome("does not run", f"{type(error).__name__}: {text}")

@@ -1,4 +1,4 @@
-"""What is to be generated and what runs: parameters in no protocol's words, and the answers of an accepted request."""
+"""Parameters of a generation in no protocol's words, and the running answers of an accepted request."""
 
 from __future__ import annotations
 

@@ -72,18 +72,7 @@ def gemv(
     """Bind a linear of one row: weight [O, K]; x has K elements, residual and out O, side by side in any dimension."""
     library = library or load()
     packed = pack_gemv(weight, library.kernel_lanes(), library.weight_dtype)
-    shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
-    x_row, out_row = x.reshaped((weight.shape[1],), (1,)), out.reshaped((weight.shape[0],), (1,))
-    residual_row = None if residual is None else residual.reshaped(out_row.shape, (1,))
-    arguments = {
-        "x": x_row,
-        "residual": residual_row,
-        "out": out_row,
-        "weights": packed.data_ptr(),
-        "bias": shift.data_ptr(),
-        "epilogue": epilogue,
-    }
-    return Kernel(library, "gemv", arguments, packed, shift)
+    return _of_one_row("gemv", library, epilogue, x, weight, bias, out, residual, read=packed, keep=packed)
 
 
 def dots(
@@ -101,18 +90,36 @@ def dots(
     Each result is the sum of as many partial sums as vectors have lanes, so its rounding is not that of :func:`gemv`.
     """
     assert is_readable(weight), "a weight that no kernel reads in place"
-    library = library or load()
+    return _of_one_row(
+        "dots", library or load(), epilogue, x, weight, bias, out, residual, read=weight, keep=Own(weight)
+    )
+
+
+def _of_one_row(
+    name: Literal["gemv", "dots"],
+    library: Any,
+    epilogue: operators.Epilogue,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View,
+    residual: View | None,
+    *,
+    read: Tensor,
+    keep: Any,
+) -> Kernel:
+    """Bind a linear of one row to a kernel that reads ``read``, the weight or its packed form."""
     shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
     out_row = out.reshaped((weight.shape[0],), (1,))
     arguments = {
         "x": x.reshaped((weight.shape[1],), (1,)),
         "residual": None if residual is None else residual.reshaped(out_row.shape, (1,)),
         "out": out_row,
-        "weights": weight.data_ptr(),
+        "weights": read.data_ptr(),
         "bias": shift.data_ptr(),
         "epilogue": epilogue,
     }
-    return Kernel(library, "dots", arguments, Own(weight), shift)
+    return Kernel(library, name, arguments, keep, shift)
 
 
 def linear(
