@@ -237,7 +237,7 @@ def _check_fitted(estimator: object, name: str) -> None:
     try:
         check_is_fitted(as_fitted(estimator))
     except NotFittedError as error:
-        raise InvalidInputError(f"{name} is not fitted; call fit before saving it") from error
+        raise InvalidInputError(f"{name} is not fitted; call fit first") from error
     except TypeError as error:  # no fit method
         raise InvalidInputError(f"{name}: {error}") from error
 
