@@ -130,6 +130,8 @@ def serving(settings: str = "{}", *arguments: str) -> Iterator[Server]:
         server = Server(process, json.loads(process.stdout.readline())["url"])
         children = psutil.Process(process.pid).children(recursive=True)
         try:
+            while server.get("/status")["serving"] is None:  # it takes requests before the one above it knows
+                pass
             yield server
             if process.poll() is None:
                 children = psutil.Process(process.pid).children(recursive=True)
