@@ -140,6 +140,34 @@ def serving(settings: str = "{}", *arguments: str) -> Iterator[Server]:
     await_ends(children)  # nobody is left
 
 
+class Stream:
+    """A thread that reads a stream to its end; it has begun to arrive once this is made."""
+
+    def __init__(self, server: Server, number: int = 40) -> None:
+        self.lines: list[str] = []
+        self.broken: httpx.HTTPError | None = None
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(f"{server.url}/stream?number={number}",))
+        self._thread.start()
+        self._begun.wait()
+
+    def _read(self, url: str) -> None:
+        try:
+            with httpx.stream("GET", url, timeout=None) as response:
+                for line in response.iter_lines():
+                    self.lines.append(line)
+                    self._begun.set()
+        except httpx.HTTPError as error:
+            self.broken = error
+        finally:
+            self._begun.set()
+
+    def join(self) -> Stream:
+        """Wait for its end."""
+        self._thread.join()
+        return self
+
+
 class Clients:
     """Threads that ask again and again on kept connections, until told to stop; a failure is raised at the end."""
 
@@ -180,29 +208,20 @@ class Clients:
 def test_no_request_and_no_connection_is_lost_between_generations():
     with serving() as server, httpx.Client(timeout=None) as kept, Clients(server, 4) as clients:
         assert kept.get(f"{server.url}/pid").json()["answer"] == "a"
-        streams: dict[int, str] = {}
-
-        def read(number: int) -> None:
-            streams[number] = httpx.get(f"{server.url}/stream", timeout=None).text
-
+        streams: list[Stream] = []
         for number in range(5):
             letter = "bcdef"[number]
-            readers = [threading.Thread(target=read, args=(2 * number + each,)) for each in range(2)]
-            for reader in readers:
-                reader.start()
+            streams += [Stream(server) for _ in range(2)]
             assert server.post("/reload", answer=letter).json() == {"number": number + 2}
             server.next()
             server.until(retiring={}, serving=number + 2)
-            for reader in readers:
-                reader.join()
             # The same connection, which nobody has closed, is served by the next generation now.
             assert kept.get(f"{server.url}/pid").json()["answer"] == letter
             before = clients.num_asked
             while clients.num_asked < before + 8:
                 pass
-        assert {len(text.splitlines()) for text in streams.values()} == {40}
-        for text in streams.values():  # each by one generation, whole
-            assert text == "".join(f"{text[0]}{index}\n" for index in range(40))
+        for number, stream in enumerate(streams):  # each by the generation that it began with, whole
+            assert stream.join().lines == [f"{'abcde'[number // 2]}{index}" for index in range(40)]
         (pool,) = [kept._transport._pool]  # type: ignore[attr-defined]
         assert len(pool.connections) == 1
         assert "Request Count: 6" in repr(pool.connections[0])
@@ -267,9 +286,7 @@ def test_one_that_cannot_start_changes_nothing_and_the_one_who_asked_hears_why()
 
 def test_one_reload_at_a_time():
     with serving() as server:
-        stream = threading.Thread(target=httpx.get, args=(f"{server.url}/stream?number=200",), kwargs={"timeout": None})
-        stream.start()
-        server.until(serving=1)
+        stream = Stream(server, number=200)
         asked = threading.Thread(target=server.post, args=("/reload",), kwargs={"answer": "b", "loads_s": 0.5})
         asked.start()
         server.until(loading=2)
@@ -320,20 +337,12 @@ def test_when_its_terminal_closes_it_ends():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_all_generations_which_finish_what_runs(number: int):
     with serving() as server:
-        texts: list[str] = []
-
-        def read() -> None:
-            texts.append(httpx.get(f"{server.url}/stream", timeout=None).text)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        server.until(serving=1)
+        stream = Stream(server)
         assert server.post("/reload", answer="b").status_code == 200
         children = psutil.Process(server.process.pid).children(recursive=True)
         server.process.send_signal(number)
-        reader.join()
+        assert len(stream.join().lines) == 40
         assert server.process.wait() == 0
-        assert len(texts[0].splitlines()) == 40
         await_ends(children)
 
 
@@ -372,24 +381,17 @@ def test_a_generation_that_is_killed_follows_itself_until_that_does_not_help():
 
 def test_a_front_that_is_killed_while_it_retires_retires_again():
     with serving() as server:
-        stream = threading.Thread(target=_ignored, args=(f"{server.url}/stream?number=10000",))
-        stream.start()
-        server.until(serving=1)
+        stream = Stream(server, number=10_000)
         assert server.post("/reload", answer="b").status_code == 200
         server.next()
         server.until(retiring={"1": 1})
         old = server.generations()[0]
         (front,) = [child for child in old.children() if child.name() == "mlsys-front"]
         os.kill(front.pid, signal.SIGKILL)
-        stream.join()
+        assert stream.join().broken
         server.next()  # the front anew, which the master tells to retire
         server.until(retiring={}, serving=2)
         assert {server.get("/pid")["answer"] for _ in range(10)} == {"b"}
-
-
-def _ignored(url: str) -> None:
-    with pytest.raises(httpx.HTTPError):
-        httpx.get(url, timeout=None)
 
 
 @pytest.fixture
