@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from mlsys_core.serving.http import ClosingStreamingResponse
 from pydantic import BaseModel
 
 from mlsys_orca.api.generation import Choice, Generation
+from mlsys_orca.api.logprobs import finite
 from mlsys_orca.api.text_stream import FinishReason, TextDelta
 from mlsys_orca.scheduling.batch import SampledToken
-from mlsys_orca.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
 _YIELDS_EVERY = 4  # pieces given between two turns of the event loop
-LEAST_LOGPROB = -9999.0  # for minus infinity, which JSON has not; the protocol's own stand-in
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer, or its stream"}
 }
@@ -183,104 +181,3 @@ def event(chunk: BaseModel, *, exclude: set[str] | None = None) -> bytes:
 def named_event(name: str, chunk: BaseModel) -> bytes:
     """Return one server-sent event with a name."""
     return f"event: {name}\n".encode() + event(chunk)
-
-
-def finite(logprob: float | None) -> float:
-    """Return ``logprob`` as a number that JSON can hold."""
-    return logprob if logprob is not None and math.isfinite(logprob) else LEAST_LOGPROB
-
-
-class TopLogprob(BaseModel):
-    """One of the likeliest tokens at a position."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class TokenLogprob(TopLogprob):
-    """The token chosen at a position."""
-
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(BaseModel):
-    """Log-probabilities of a chat answer's tokens."""
-
-    content: list[TokenLogprob]
-    refusal: None = None
-
-
-class CompletionLogprobs(BaseModel):
-    """Log-probabilities of a completion's tokens, in the older shape."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-class PromptLogprob(BaseModel):
-    """One token at a position of the prompt."""
-
-    logprob: float
-    decoded_token: str
-
-
-PromptLogprobs = list[dict[str, PromptLogprob] | None]
-Role = Literal["assistant"]
-
-
-def chat_logprobs(tokens: list[SampledToken], tokenizer: Tokenizer) -> ChatLogprobs:
-    """Return log-probabilities in the chat endpoint's shape."""
-
-    def entry(token_id: int, logprob: float | None) -> TopLogprob:
-        text, raw = tokenizer.decode([token_id], skip_special=False), tokenizer.token_bytes(token_id)
-        return TopLogprob(token=text, logprob=finite(logprob), bytes=None if raw is None else list(raw))
-
-    return ChatLogprobs(
-        content=[
-            TokenLogprob(
-                **entry(token.token_id, token.logprob).model_dump(),
-                top_logprobs=[entry(token_id, logprob) for token_id, logprob in token.top_logprobs],
-            )
-            for token in tokens
-        ]
-    )
-
-
-def completion_logprobs(tokens: list[SampledToken], tokenizer: Tokenizer, *, offset: int) -> CompletionLogprobs:
-    """Return log-probabilities in the older shape; ``offset`` is where the first token's text begins in the answer."""
-    texts = [tokenizer.decode([token.token_id], skip_special=False) for token in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
-    return CompletionLogprobs(
-        tokens=texts,
-        token_logprobs=[None if token.logprob is None else finite(token.logprob) for token in tokens],
-        top_logprobs=[None if token.logprob is None else _best(token, tokenizer) for token in tokens],
-        text_offset=offsets,
-    )
-
-
-def _best(token: SampledToken, tokenizer: Tokenizer) -> dict[str, float]:
-    best = {
-        tokenizer.decode([token_id], skip_special=False): finite(logprob) for token_id, logprob in token.top_logprobs
-    }
-    return {tokenizer.decode([token.token_id], skip_special=False): finite(token.logprob)} | best
-
-
-def prompt_logprobs(scored: tuple[SampledToken, ...], tokenizer: Tokenizer) -> PromptLogprobs:
-    """Return the prompt's log-probabilities, token by token, in vLLM's shape; None for the first."""
-
-    def entries(token: SampledToken) -> dict[str, PromptLogprob]:
-        pairs = ((token.token_id, token.logprob), *token.top_logprobs)
-        return {
-            str(token_id): PromptLogprob(
-                logprob=finite(logprob), decoded_token=tokenizer.decode([token_id], skip_special=False)
-            )
-            for token_id, logprob in pairs
-        }
-
-    return [None, *map(entries, scored)]

@@ -15,22 +15,25 @@ from pydantic import BaseModel, Field, model_validator
 from mlsys_orca.api.answers import (
     DONE,
     STREAMED,
-    CompletionLogprobs,
-    PromptLogprobs,
     Spent,
     Usage,
     Whole,
     collect,
-    completion_logprobs,
     event,
     merged,
     num_values,
-    prompt_logprobs,
 )
 from mlsys_orca.api.fields import MAX_CHOICES, Generating, ResponseFormat, grammar_from
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.generation import Generation, GenerationParameters
 from mlsys_orca.api.identity import identity_of
+from mlsys_orca.api.logprobs import (
+    CompletionLogprobs,
+    PromptLogprobs,
+    TextOffsets,
+    completion_logprobs,
+    prompt_logprobs,
+)
 from mlsys_orca.api.resume.keeper import AnswerKeeper
 from mlsys_orca.api.service import ModelService, text_options
 from mlsys_orca.api.text_stream import FinishReason
@@ -162,13 +165,18 @@ def _choice(
     index: int, whole: Whole, prompt_ids: tuple[int, ...], body: CompletionRequest, tokenizer: Tokenizer
 ) -> CompletionChoice:
     text, tokens = (whole.text, whole.tokens) if body.max_tokens != 0 else ("", [])
-    if body.echo:
-        text = tokenizer.decode(prompt_ids) + text
-        tokens = [SampledToken("", prompt_ids[0]), *whole.scored, *tokens]
+    prompt = tokenizer.decode(prompt_ids) if body.echo else ""
+    logprobs = None
+    if body.logprobs is not None:
+        offsets = TextOffsets(tokenizer, skip_special=body.skip_special_tokens, start=len(prompt)).of(tokens)
+        if body.echo:
+            tokens = [SampledToken("", prompt_ids[0]), *whole.scored, *tokens]
+            offsets = TextOffsets.of_prompt(prompt_ids, prompt, tokenizer) + offsets
+        logprobs = completion_logprobs(tokens, tokenizer, offsets)
     return CompletionChoice(
         index=index,
-        text=text,
-        logprobs=None if body.logprobs is None else completion_logprobs(tokens, tokenizer, offset=0),
+        text=prompt + text,
+        logprobs=logprobs,
         finish_reason=whole.finish_reason if body.max_tokens != 0 else "length",
         stop_reason=whole.stopped_by,
         prompt_logprobs=None if body.prompt_logprobs is None else prompt_logprobs(whole.scored, tokenizer),
@@ -188,7 +196,8 @@ async def completion_events(
         return event(whole, exclude=exclude)
 
     pending: list[list[SampledToken]] = [[] for _ in generation.choices]
-    offsets, spent = [0] * len(generation.choices), Spent(generation)
+    offsets = [TextOffsets(tokenizer, skip_special=body.skip_special_tokens) for _ in generation.choices]
+    spent = Spent(generation)
     if body.echo:
         for choice in generation.choices:
             text = await asyncio.to_thread(tokenizer.decode, choice.request.prompt_token_ids)
@@ -202,8 +211,7 @@ async def completion_events(
             continue
         logprobs = None
         if body.logprobs is not None:
-            logprobs = completion_logprobs(waiting, tokenizer, offset=offsets[choice.index])
-        offsets[choice.index] += len(delta.text)
+            logprobs = completion_logprobs(waiting, tokenizer, offsets[choice.index].of(waiting))
         pending[choice.index] = []
         piece = CompletionChoice(
             index=choice.index,

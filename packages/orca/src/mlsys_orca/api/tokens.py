@@ -87,7 +87,7 @@ def _tokens(body: TokenizeRequest, service: ModelService) -> Tokens:
         ids = encode_chat(service, messages, variables=body.chat_template_kwargs).token_ids
     else:
         ids = tokenizer.encode(body.prompt or "", add_bos=body.add_special_tokens, allow_special=True)
-    texts = [tokenizer.decode([token_id], skip_special=False) for token_id in ids] if body.return_token_strs else None
+    texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
     # Not checked again: a million numbers would keep the interpreter's lock for long.
     return Tokens.model_construct(
         count=len(ids), max_model_len=service.engine.max_model_len, tokens=ids, token_strs=texts

@@ -75,6 +75,11 @@ class Tokenizer:
         return {token.content: token_id for token_id, token in added if token.special}
 
     @cached_property
+    def _added(self) -> frozenset[str]:
+        """Added tokens, special or not: they are spelt as they are, not in the vocabulary's alphabet of bytes."""
+        return frozenset(token.content for token in self._backend.get_added_tokens_decoder().values())
+
+    @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """The same rules, but the text of control tokens is text (a switch of the backend, so a backend of its own)."""
         plain = tokenizers.Tokenizer(self._model_for_text())
@@ -185,12 +190,15 @@ class Tokenizer:
         if piece in self.control_tokens:
             return piece.encode()
         if isinstance(self._backend.decoder, tokenizers.decoders.ByteLevel):
-            return (
-                bytes(_BYTE_OF[char] for char in piece) if all(char in _BYTE_OF for char in piece) else piece.encode()
-            )
+            is_spelt = piece not in self._added and all(char in _BYTE_OF for char in piece)
+            return bytes(_BYTE_OF[char] for char in piece) if is_spelt else piece.encode()
         if len(piece) == 6 and piece.startswith("<0x"):
             return bytes.fromhex(piece[3:5])
         return piece.replace("\u2581", " ").encode()
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text that a token adds within an answer, U+FFFD for a part of a character."""
+        return (self.token_bytes(token_id) or b"").decode(errors="replace")
 
     def to_json(self) -> str:
         """Return the tokenizer as a ``tokenizer.json`` text, for libraries that read that."""
