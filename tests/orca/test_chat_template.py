@@ -6,6 +6,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
 from mlsys_orca.text.chat_template import ChatTemplate
 from mlsys_orca.text.tokenizer import Tokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -37,6 +38,14 @@ def test_the_environment_is_what_templates_expect() -> None:
     assert render("{{ tools[0].name }}", tools=[{"name": "f"}]) == "f"
     template = ChatTemplate("{{ bos_token }}{{ eos_token }}", special_tokens={"bos_token": "<s>"})
     assert template.render(USER) == "<s>"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_is_found_under_the_names_that_templates_read(name: str) -> None:
+    message = {"role": "assistant", "content": "x", name: "hm"}  # gpt-oss' template reads thinking
+    source = "{{ messages[0].thinking }} {{ messages[0].reasoning_content }}{{ messages | tojson }}"
+    theirs, _ = render_jinja_template([[message]], chat_template=source)
+    assert render(source, [message]) == theirs[0]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.text.template_process import renderer
 from mlsys_orca.text.tokenizer import Tokenizer
 
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning, in transformers' order
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})  # variables that no client gives
 
 
@@ -104,7 +105,7 @@ class ChatTemplate:
         known = {
             **self._special_tokens,
             **_json_only(variables or {}),
-            "messages": _json_only(list(messages)),
+            "messages": [_with_reasoning(message) for message in _json_only(list(messages))],
             "tools": _json_only(list(tools)) if tools is not None else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continues,
@@ -158,6 +159,12 @@ def last_text(message: Mapping[str, Any]) -> str:
     if isinstance(content, list | tuple):
         content = content[-1].get("text") if content and isinstance(content[-1], Mapping) else None
     return content if isinstance(content, str) else ""
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Return ``message`` with its reasoning under each name that templates read: gpt-oss' reads ``thinking``."""
+    thoughts = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 def _json_only(value: Any) -> Any:
