@@ -63,6 +63,10 @@ def test_int8_may_differ_a_little_and_tells_how_much_of_a_search_stays():
     assert 0.99 < compare(INT8, near, expected) < 0.99999
     with pytest.raises(MlsysError, match="gives other vectors"):
         compare(OURS, near, expected)
+    coarse = expected + np.random.default_rng(1).normal(size=expected.shape) * 0.15
+    assert 0.9 < compare(embeddings.INT8_PEERS[0], coarse, expected) < 0.99
+    with pytest.raises(MlsysError, match="gives other vectors"):
+        compare(INT8, coarse, expected)
     assert nearest_kept(expected, expected) == 1.0
     assert 0.8 < nearest_kept(near, expected) < 1.0
     found = agreement(near, expected)

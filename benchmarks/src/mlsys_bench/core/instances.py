@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 from mlsys_core.serving.instances.chaos import running_server
 
-from mlsys_bench.core.oip_front import HttpClient
+from mlsys_bench.core.oip_clients import HttpClient
 from mlsys_bench.harness.text import rows_section
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ import httpx
 import psutil
 from mlsys_core.posix import signal_group
 
-from mlsys_bench.core.oip_front import WIDTH, Server, measure
+from mlsys_bench.core.oip_clients import WIDTH
+from mlsys_bench.core.oip_front import Server, measure
 from mlsys_bench.harness.text import rows_section
 
 if TYPE_CHECKING:

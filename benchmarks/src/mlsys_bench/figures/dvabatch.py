@@ -159,7 +159,7 @@ def fronts(name: str) -> str:
     rows = [
         [
             {"batched": "up to 16", "unbatched": "one at a time"}[row["model"]],
-            {"binary": "REST, binary", "json": "REST, JSON", "grpc": "gRPC"}[row["wire"]],
+            {"binary": "REST, binary", "json": "REST, JSON", "grpc": "gRPC", "stream": "gRPC stream"}[row["wire"]],
             row["server"],
             number(row["requests_per_s"]),
             f"{row['p50_ms']:.1f}",
@@ -211,8 +211,9 @@ def embeddings(name: str) -> str:
         if not isinstance(found, dict) or "DVABatch" not in found:
             continue
         has_kept = "nearest_kept" in found["DVABatch"]
-        ours = found["DVABatch"]["per_s"]
         for library, row in found.items():
+            form = "DVABatch, int8" if library.endswith(", int8") and library != "DVABatch, int8" else "DVABatch"
+            ours = found[form]["per_s"]  # int8 beside int8
             cells = [f"{row['processor_ms_a_text']:.1f}", f"{row['p50_ms']:.0f}", f"{row['p99_ms']:.0f}"]
             at = f"{row['rate_per_s']:.0f}/s"
             ratio = "" if library == "DVABatch" else f"{ours / row['per_s']:.2f}x"

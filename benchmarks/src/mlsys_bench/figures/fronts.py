@@ -8,7 +8,7 @@ from typing import Any
 from mlsys_bench.figures.results import load, number, table
 
 _BATCHES = {"batched": "up to 16", "unbatched": "one at a time"}
-_WIRES = {"binary": "REST, binary", "json": "REST, JSON", "grpc": "gRPC"}
+_WIRES = {"binary": "REST, binary", "json": "REST, JSON", "grpc": "gRPC", "stream": "gRPC stream"}
 
 
 def _cases(name: str) -> Iterator[tuple[list[str], dict[str, Any]]]:
