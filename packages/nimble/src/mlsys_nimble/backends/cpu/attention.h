@@ -5,6 +5,7 @@
 
 #include "copy.h"
 #include "gemm.h"
+#include "own_weights.h"
 
 namespace nimble {
 
@@ -87,7 +88,8 @@ struct Attention {
 MLSYS_STRUCT(Attention, q, k, v, mask, out, scale, is_causal, has_zero_rows);
 
 // A panel's width of queries at a time. Scores stand as [S][queries]: keys are the GEMM's rows, queries its packed
-// columns, so that neither keys nor values are ever packed, and the softmax runs down the vectors, a query a lane.
+// columns, so that neither keys nor values are ever packed, and the softmax runs down the vectors, a query a lane. The
+// second GEMM reads its rows, the queries' shares of the values, down the columns of that table.
 class AttentionKernel : public Kernel {
   public:
     explicit AttentionKernel(const Attention& a) : a(a) {
@@ -96,16 +98,14 @@ class AttentionKernel : public Kernel {
         units = a.q.shape[0] * a.q.shape[1] * blocks;
         copies_values = value_dim % LANES != 0;
         padded = (value_dim + LANES - 1) / LANES * LANES;
-        scratch_nbytes = ((head_dim + 2 * keys) * NR + (copies_values ? keys * padded : 0)) * sizeof(float) +
-                         std::max<int64_t>(keys, NR) * sizeof(float*);
+        scratch_nbytes = ((head_dim + keys) * NR + (copies_values ? keys * padded : 0)) * sizeof(float) + keys * sizeof(float*);
     }
 
     void run(int64_t begin, int64_t end, void* scratch) const override {
         float* panel = (float*)scratch;            // [D][queries]
         float* scores = panel + head_dim * NR;      // [S][queries]
-        float* shares = scores + keys * NR;      // [queries][S]
-        const float** pointers = (const float**)(shares + keys * NR);
-        float* values = (float*)(pointers + std::max<int64_t>(keys, NR));
+        float* values = scores + keys * NR;
+        const float** pointers = (const float**)(values + (copies_values ? keys * padded : 0));
         alignas(64) const float zeros[MAX_VECS * LANES] = {};
         const BoundEpilogue epilogue;
         for (int64_t unit = begin; unit < end; unit++) {
@@ -114,9 +114,7 @@ class AttentionKernel : public Kernel {
             const float* q = of(a.q, batch, head) + first * a.q.strides[2];
             const float* k = of(a.k, batch, head);
             const float* v = of(a.v, batch, head);
-            if (some < NR) std::fill(panel, panel + head_dim * NR, 0.0f);
-            for (int64_t i = 0; i < some; i++)
-                for (int64_t d = 0; d < head_dim; d++) panel[d * NR + i] = q[i * a.q.strides[2] + d * a.q.strides[3]] * a.scale;
+            pack(q, some, panel);
             // Beyond the last key that a causal block sees there is nothing to do.
             const int64_t seen = a.is_causal ? std::min(keys, first + some) : keys;
             for (int64_t s = 0; s < seen; s++) pointers[s] = k + s * a.k.strides[2];
@@ -130,9 +128,8 @@ class AttentionKernel : public Kernel {
             tile.N = NR;
             multiply_rows(pointers, seen, head_dim, tile, epilogue, 2);
             if (a.mask.rank || a.is_causal) add_mask(batch, head, first, some, seen, scores);
-            softmax(scores, seen, some, shares);
+            softmax(scores, seen);
 
-            for (int64_t i = 0; i < some; i++) pointers[i] = shares + i * keys;
             int64_t step = a.v.strides[2];
             if (copies_values) {
                 for (int64_t s = 0; s < seen; s++) {
@@ -142,22 +139,66 @@ class AttentionKernel : public Kernel {
                 v = values;
                 step = padded;
             }
-            tile.ldb = step;
-            tile.ldc = a.out.strides[2];
-            float* out = (float*)of(a.out, batch, head) + first * tile.ldc;
-            for (int64_t column = 0; column < value_dim; column += NR) {
-                const int vecs = value_dim - column > LANES ? 2 : 1;
-                tile.weights = v + column;
-                tile.c = out + column;
-                tile.N = std::min<int64_t>(vecs * LANES, value_dim - column);
-                multiply_rows(pointers, some, seen, tile, epilogue, vecs);
-            }
+            const int64_t ld_out = a.out.strides[2];
+            float* out = (float*)of(a.out, batch, head) + first * ld_out;
+            for_row_groups(some, max_mr(2), [&](int row, int rows) {
+                for (int64_t column = 0; column < value_dim; column += NR) {
+                    const int vecs = value_dim - column > LANES ? 2 : 1;
+                    const int last = (int)std::min<int64_t>(LANES, value_dim - column - (vecs - 1) * LANES);
+                    weigh_of(rows, vecs)(scores + row, seen, v + column, step, out + row * ld_out + column, ld_out, last);
+                }
+            });
         }
     }
 
   private:
     static const float* of(const View& view, int64_t batch, int64_t head) {
         return view.as<const float>() + batch * view.strides[0] + head * view.strides[1];
+    }
+
+    // Queries, scaled, as columns [D][queries]. Those beyond the last one repeat it.
+    void pack(const float* q, int64_t some, float* panel) const {
+        const vf scale = splat(a.scale);
+        const int64_t whole = a.q.strides[3] == 1 ? head_dim / 4 * 4 : 0;
+        const auto query = [&](int64_t i) MLSYS_INLINE { return q + std::min(i, some - 1) * a.q.strides[2]; };
+        for (int64_t first = 0; first < NR; first += LANES)
+            for (int64_t d = 0; d < whole; d += 4) {
+                vf columns[4];
+                four_features([&](auto n) MLSYS_INLINE { return query(first + n) + d; }, columns);
+                for (int i = 0; i < 4; i++) store(panel + (d + i) * NR + first, columns[i] * scale);
+            }
+        for (int64_t d = whole; d < head_dim; d++)
+            for (int64_t i = 0; i < NR; i++) panel[d * NR + i] = query(i)[d * a.q.strides[3]] * a.scale;
+    }
+
+    // MR queries' results: their shares [S][NR] times VECS vectors of columns of the values; `last` columns of the last vector.
+    template <int MR, int VECS>
+    static __attribute__((noinline)) void weigh(
+        const float* shares, int64_t keys, const float* values, int64_t step, float* out, int64_t ld_out, int last) {
+        constexpr int COPIES = copies_of(MR * VECS);
+        vf sums[COPIES * MR * VECS] = {};
+        micro_kernel<MR, VECS, COPIES>(
+            sums, keys, [&](auto r, int64_t k) MLSYS_INLINE { return shares[k * NR + r]; },
+            [&](int64_t k, auto v) MLSYS_INLINE { return load(values + k * step + v * LANES); }, []() {});
+        add_copies<COPIES>(sums);
+        unroll<MR>([&](auto r) MLSYS_INLINE {
+            unroll<VECS>([&](auto v) MLSYS_INLINE {
+                float* to = out + r * ld_out + v * LANES;
+                if (v + 1 < VECS || last == LANES) store(to, sums[r * VECS + v]);
+                else store_first(to, sums[r * VECS + v], last);
+            });
+        });
+    }
+
+    using Weigh = void (*)(const float*, int64_t, const float*, int64_t, float*, int64_t, int);
+    template <int VECS, int... MR>
+    static constexpr Weigh weigh_of(int mr, std::integer_sequence<int, MR...>) {
+        constexpr Weigh table[] = {weigh<MR + 1, VECS>...};
+        return table[mr - 1];
+    }
+    static Weigh weigh_of(int mr, int vecs) {
+        constexpr auto every = std::make_integer_sequence<int, max_mr(2)>();
+        return vecs == 1 ? weigh_of<1>(mr, every) : weigh_of<2>(mr, every);
     }
 
     void add_mask(int64_t batch, int64_t head, int64_t first, int64_t some, int64_t seen, float* scores) const {
@@ -171,8 +212,8 @@ class AttentionKernel : public Kernel {
                 for (int64_t i = 0; i < std::min(s - first, some); i++) scores[s * NR + i] = -INFINITY;
     }
 
-    // Scores to shares that sum to one, transposed.
-    void softmax(float* scores, int64_t seen, int64_t some, float* shares) const {
+    // Scores to shares that sum to one.
+    void softmax(float* scores, int64_t seen) const {
         for (int v = 0; v < 2; v++) {
             float* column = scores + v * LANES;
             vf most = splat(-INFINITY), total{};
@@ -187,10 +228,6 @@ class AttentionKernel : public Kernel {
             const vf scale = chosen(blind & (total == vf{}), vf{}, splat(1.0f) / total);
             for (int64_t s = 0; s < seen; s++) store(column + s * NR, load(column + s * NR) * scale);
         }
-        constexpr int64_t BLOCK = 16;
-        for (int64_t s = 0; s < seen; s += BLOCK)
-            for (int64_t i = 0; i < some; i++)
-                for (int64_t t = s; t < std::min(seen, s + BLOCK); t++) shares[i * keys + t] = scores[t * NR + i];
     }
 
     const Attention a;

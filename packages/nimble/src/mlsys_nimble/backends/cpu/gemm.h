@@ -19,6 +19,9 @@ constexpr int MAX_MR = REGISTERS;
 // requests at once would hold up the loads behind them; where vectors are shorter, by the caller, between tiles.
 constexpr bool PREFETCHES = LANES == 16;
 
+// Few sums would wait for each other: they are kept so many times over, for features in turn, and added at the end.
+constexpr int copies_of(int sums) { return sums >= 8 ? 1 : sums >= 4 ? 2 : 4; }
+
 // A part of the sum: taps [first_tap, stop_tap), features [first_k, first_k + K) of each.
 struct Part {
     int first_tap, stop_tap;
@@ -46,8 +49,7 @@ struct Tile {
 template <int MR, int VECS>
 __attribute__((noinline)) void multiply(const Part& part, const Tile& tile, const BoundEpilogue& epilogue) {
     constexpr int NR = VECS * LANES, SUMS = MR * VECS;
-    // Few sums would wait for each other: they are kept several times over, for features in turn, and added at the end.
-    constexpr int COPIES = SUMS >= 8 ? 1 : SUMS >= 4 ? 2 : 4;
+    constexpr int COPIES = copies_of(SUMS);
     vf sums[COPIES * SUMS];
     unroll<COPIES * SUMS>([&](auto i) MLSYS_INLINE { sums[i] = vf{}; });
     if (part.is_first) unroll<SUMS>([&](auto i) MLSYS_INLINE { sums[i] = load(tile.bias + i % VECS * LANES); });
