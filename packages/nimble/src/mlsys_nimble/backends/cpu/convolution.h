@@ -236,15 +236,15 @@ class ConvolutionKernel : public Kernel {
         int64_t limit = std::min<int64_t>(BLOCK_ROWS, std::max<int64_t>(fitting / 12 * 12, LEAST_ROWS));
         while (limit > LEAST_ROWS && (pixels + limit - 1) / limit * c.groups * panels < ENOUGH_UNITS) limit -= 12;
         blocks.reserve((pixels + run - 1) / run * ((run + limit - 1) / limit));
+        // Tiles of even sizes: a row or two left over would take as long to compute as several.
+        const int64_t tiles = (run + max_mr(2) - 1) / max_mr(2), count = std::min((run + limit - 1) / limit, tiles);
         for (int64_t start = 0; start < pixels; start += run) {
-            const int64_t count = (run + limit - 1) / limit;
             // The pixels of a run are evenly spaced.
             const int64_t out_at = offset_of(c.out, start), x_at = is_direct ? offset_of(c.x, start) : 0;
             const int64_t residual_at = epilogue.has_residual ? offset_of(c.residual, start) : 0;
             for (int64_t i = 0, row = 0; i < count; i++) {
-                int64_t some = (run - row + count - i - 1) / (count - i);
-                some = std::min((some + REGISTERS - 1) / REGISTERS * REGISTERS, run - row);  // whole tiles
-                if (!some) break;
+                const int64_t done = (tiles * (i + 1) + count - 1) / count;  // tiles
+                const int64_t some = run * done / tiles - row;
                 most_rows = std::max(most_rows, (int)some);
                 blocks.push_back(
                     {start + row, (int)some, out_at + row * ldc, residual_at + row * ld_residual, x_at + row * lda});
