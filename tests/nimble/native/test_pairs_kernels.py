@@ -9,8 +9,10 @@ import pytest
 import torch
 from mlsys_nimble.backends.cpu import library, pairs
 from mlsys_nimble.backends.cpu.library import Kernel, View
+from mlsys_nimble.backends.cpu.replay import ReplayPlan, Team
 from mlsys_nimble.backends.reference.epilogue import with_epilogue
 from mlsys_nimble.ir.operators import NOTHING, Convolution, Epilogue
+from mlsys_nimble.planning.planner import Assignment, Piece
 from torch import Tensor
 from torch.nn import functional
 
@@ -113,3 +115,28 @@ def test_pixels_round_as_torch_does(bf16: Any) -> None:
     pairs.product(kind, views[0], torch.ones(1, 1, 1), None, views[1], library=bf16).run()
     assert torch.equal(out.isnan(), x.isnan())
     assert torch.equal(out.nan_to_num(7.0), x.bfloat16().float().nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rows_that_a_thread_gathered_are_those_of_the_replay(workers: int, jobs: int) -> None:
+    weight, bias = torch.randn(600, 64).bfloat16().float(), torch.randn(600)
+    x, outs = torch.empty(1, 30, 64), [torch.empty(1, 30, 600) for _ in range(jobs)]
+    kind = Convolution((1,), ((0, 0),), (1,), 1, True)
+    line = (0, 2, 1)  # a linear is a convolution over a line of pixels
+    kernels = {
+        job: pairs.product(kind, View.of(x).permuted(line), weight[..., None], bias, View.of(out).permuted(line))
+        for job, out in enumerate(outs)
+    }
+    parts = [[Piece(job, part, workers) for job in kernels] for part in range(workers)]
+    units = kernels[0].units
+    assert units > 2 * workers  # claimed in several pieces, one unit at least
+    seconds = dict.fromkeys(kernels, units * 20e-6)
+    plan = ReplayPlan(Assignment(tuple(map(tuple, parts)), 0.0), kernels, workers, seconds)
+    team = Team(workers)
+    for _ in range(3):
+        x.normal_()
+        team.run(plan)
+        exact = functional.linear(x.bfloat16().double(), weight.double(), bias.double())
+        for out in outs:
+            torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-4)

@@ -57,7 +57,7 @@ struct Plan {
     std::vector<std::vector<Task>> lists;
     std::vector<std::vector<Claims>> claims;
     std::vector<Wait> waits;
-    int64_t scratch_nbytes = 0;
+    int64_t scratch_nbytes = sizeof(int64_t);
     uint32_t round = 0;
 };
 
@@ -81,7 +81,10 @@ class Team {
             bases[worker] = progress[worker].read();
             if (worker && worker < num_lists() && !what.lists[worker].empty()) is_alone = false;
         }
-        for (int worker = 0; worker < (is_alone ? 1 : size); worker++) grow(scratches[worker], what.scratch_nbytes);
+        for (int worker = 0; worker < (is_alone ? 1 : size); worker++) {
+            grow(scratches[worker], what.scratch_nbytes);
+            scratches[worker].kernel = nullptr;
+        }
         if (is_alone) return run_alone();
         what.begin();
         pool.run([](void* self, int worker) { ((Team*)self)->work(worker); }, this);
@@ -96,6 +99,14 @@ class Team {
     struct Memory {
         std::unique_ptr<char, decltype(&std::free)> data{nullptr, &std::free};
         int64_t nbytes = 0;
+        const Kernel* kernel = nullptr;  // that ran in it last in this replay
+
+        void run(const Kernel* next, int64_t begin, int64_t end) {
+            if (begin == end) return;
+            if (next != kernel) *(int64_t*)data.get() = Kernel::NEW;
+            kernel = next;
+            kernel->run(begin, end, data.get());
+        }
     };
 
     static void grow(Memory& memory, int64_t nbytes) {
@@ -112,11 +123,10 @@ class Team {
 
     // All tasks are on the caller's list.
     void run_alone() {
-        void* scratch = scratches[0].data.get();
         Times* time = times;
         for (const Task& task : plan->lists[0]) {
             if (time) time->begin = now();
-            if (task.end > task.begin) task.kernel->run(task.begin, task.end, scratch);
+            scratches[0].run(task.kernel, task.begin, task.end);
             if (time) time++->end = now();
         }
     }
@@ -174,7 +184,8 @@ class Team {
         } while (!claims.claimed.compare_exchange_weak(seen, round | (first + count), std::memory_order_relaxed));
         Times* time = times ? time_of(list, number) : nullptr;
         if (time && !first) time->begin = now();
-        if (task.end > task.begin) task.kernel->run(task.begin + first, task.begin + first + count, scratches[worker].data.get());
+        const int64_t begin = task.begin + first;
+        scratches[worker].run(task.kernel, begin, std::min<int64_t>(begin + count, task.end));
         if (count != units && !is_last_piece(claims.finished, round, count, units)) return true;
         if (time) time->end = now();
         progress[list].advance();

@@ -73,6 +73,9 @@ class Kernel {
     // Its work is units 0 to units - 1, of about equal cost and independent of each other.
     int64_t units = 1;
     int64_t scratch_nbytes = 0;  // that one call of `run` wants, 64-byte aligned
+    // Scratch begins with an int64_t: NEW in a thread's first run of this kernel in a replay, and in the next run what
+    // this one leaves, with all behind it. So what all units need is made once a thread, however the units are cut.
+    static constexpr int64_t NEW = -1;
     virtual void run(int64_t begin, int64_t end, void* scratch) const = 0;
 };
 

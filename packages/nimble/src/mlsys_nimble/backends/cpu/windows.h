@@ -63,22 +63,21 @@ class Windows {
         sets = std::clamp<int64_t>((ENOUGH_UNITS + blocks * c.groups - 1) / (blocks * c.groups), 1, panels);
         units = blocks * c.groups * sets;
         places_nbytes = (block_rows * sizeof(Place) + 63) / 64 * 64;
-        scratch_nbytes = places_nbytes + (is_direct ? 0 : block_rows * words * 4 + b.spare_nbytes);
+        scratch_nbytes = HEADER_NBYTES + places_nbytes + (is_direct ? 0 : block_rows * words * 4 + b.spare_nbytes);
     }
 
     // Call multiply(x of the group, gathered rows, places, number of rows, group, panel) for each panel of the units.
     template <class Copy, class Multiply>
     void run(int64_t begin, int64_t end, void* scratch, const Copy& copy, const Multiply& multiply) const {
-        Place* places = (Place*)scratch;
-        auto* gathered = (typename Copy::To*)((char*)scratch + places_nbytes);
+        int64_t& made = *(int64_t*)scratch;  // the block and group in scratch
+        Place* places = (Place*)((char*)scratch + HEADER_NBYTES);
+        auto* gathered = (typename Copy::To*)((char*)places + places_nbytes);
         const auto* x = c.x.template as<const typename Copy::From>();
-        int64_t placed = -1, made = -1;
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t set = unit % sets, group = unit / sets % c.groups, block = unit / sets / c.groups;
             const int64_t first = block * block_rows;
             const int rows = (int)std::min(block_rows, pixels - first);
-            if (placed != block) place(first, rows, places);
-            placed = block;
+            if (made == Kernel::NEW || made / c.groups != block) place(first, rows, places);
             const auto* own = x + group * channels * c.x.strides[1];
             if (!is_direct && made != unit / sets) gather(copy, own, places, rows, gathered);
             made = unit / sets;
@@ -92,6 +91,7 @@ class Windows {
     bool is_direct;
 
   private:
+    static constexpr int64_t HEADER_NBYTES = 64;
     static constexpr int ENOUGH_UNITS = 16;  // to share among some workers evenly
 
     void place(int64_t first, int rows, Place* to) const {
