@@ -58,6 +58,11 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "falcon-new": {"bias": False},
     "bloom": {},
     "mpt": {},
+    "mamba2": {},
+    "mamba2-tied": {},
+    "granite-hybrid": {},
+    "granite-hybrid-dense": {},
+    "qwen3-next": {},
 }
 REFUSED = {  # what a GGUF cannot say, or llama.cpp does not read
     "qwen2-moe": "head that is",
@@ -76,6 +81,8 @@ REFUSED = {  # what a GGUF cannot say, or llama.cpp does not read
     "gpt-oss": "'gpt_oss' are not written",
     "deepseek-v3": "'deepseek_v3' are not written",
     "qwen3-moe-of-all": "experts_sum_to_one",
+    "bamba": "'bamba' are not written",
+    "granite-hybrid-rotary": "rotated",
 }
 
 

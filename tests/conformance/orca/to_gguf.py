@@ -12,20 +12,23 @@ from torch import Tensor
 ARCH = gguf.MODEL_ARCH
 WITH_LAYER_NORM = (ARCH.GPT2, ARCH.GPTNEOX, ARCH.STABLELM, ARCH.STARCODER2, ARCH.COMMAND_R, ARCH.COHERE2, ARCH.PHI2)
 WITH_LAYER_NORM += (ARCH.FALCON, ARCH.BLOOM, ARCH.MPT)
-ONE_PLUS = (ARCH.GEMMA, ARCH.GEMMA2, ARCH.GEMMA3)
-INTERLEAVED = (ARCH.LLAMA, ARCH.SMOLLM3, ARCH.GRANITE)
+ONE_PLUS = (ARCH.GEMMA, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.QWEN3NEXT)
+INTERLEAVED = (ARCH.LLAMA, ARCH.SMOLLM3, ARCH.GRANITE, ARCH.GRANITE_HYBRID)
+RECURRENT = (ARCH.MAMBA2, ARCH.GRANITE_HYBRID, ARCH.QWEN3NEXT)
 
 
 def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Path:
     """Write the file as llama.cpp's converter does: other names, some weights in another order or form."""
     config, tensors = model.config, dict(model.state_dict())
-    heads, hidden = config.num_attention_heads, config.hidden_size
-    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    if architecture in RECURRENT:
+        add_states(config, tensors, architecture)
+    heads, hidden = getattr(config, "num_attention_heads", 0), config.hidden_size  # Mamba-2 has none
+    head_dim = getattr(config, "head_dim", None) or hidden // max(1, heads)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(getattr(config, "max_position_embeddings", 128))
     writer.add_embedding_length(hidden)
-    inner = getattr(config, "ffn_hidden_size", None) or getattr(config, "intermediate_size", 4 * hidden)
+    inner = getattr(config, "ffn_hidden_size", None) or getattr(config, "intermediate_size", 4 * hidden * bool(heads))
     writer.add_feed_forward_length(inner)
     writer.add_head_count(heads)
     if rope := getattr(config, "rope_parameters", None):
@@ -43,16 +46,19 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Pa
     kv_heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
     if architecture in (ARCH.GPT2, ARCH.GPTNEOX):  # whose configurations may have that field, and mean nothing by it
         kv_heads = None
-    if kv_heads:
+    if architecture in RECURRENT:
+        add_sizes_of_states(writer, config, architecture)
+    elif kv_heads:
         writer.add_head_count_kv(kv_heads)
     if architecture in WITH_LAYER_NORM:
         names = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
         writer.add_layer_norm_eps(next(getattr(config, name) for name in names if hasattr(config, name)))
     else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        writer.add_key_length(head_dim)
-        writer.add_value_length(head_dim)
-    if architecture == ARCH.GRANITE:
+        writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon)
+        if heads:
+            writer.add_key_length(head_dim)
+            writer.add_value_length(head_dim)
+    if architecture in (ARCH.GRANITE, ARCH.GRANITE_HYBRID):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -71,7 +77,7 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Pa
     if architecture == ARCH.DEEPSEEK2:
         add_latents(writer, config, tensors)
     elif "experts" in "".join(tensors):
-        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
         split_experts(tensors, architecture)
@@ -100,6 +106,66 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Pa
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_states(config: Any, tensors: dict[str, Tensor], architecture: gguf.MODEL_ARCH) -> None:
+    """Recurrent layers: decays without their logarithm, convolutions and norms in other shapes, some products apart."""
+    groups = getattr(config, "n_groups", None) or getattr(config, "mamba_n_groups", None)
+    for name in list(tensors):
+        values, stem = tensors[name], name.rpartition(".")[0]
+        if name.endswith("conv1d.weight"):
+            tensors[name] = values.squeeze()
+        elif name.endswith((".A_log", ".D")):
+            values = values if name.endswith(".D") else -values.exp()
+            tensors[name] = values if architecture == ARCH.QWEN3NEXT else values[:, None]
+        elif name.endswith(".dt_bias"):
+            tensors[f"{stem}.dt_proj.bias"] = tensors.pop(name)
+        elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+            tensors[name] = values.view(groups, -1)
+        elif ".shared_mlp." in name:
+            del tensors[name]
+            mlp = f"{name.partition('.shared_mlp.')[0]}.mlp" + (".shared_expert" if config.num_local_experts else "")
+            roles = ("gate", "up") if "input_linear" in name else ("down",)
+            parts = values.chunk(len(roles))
+            tensors |= {f"{mlp}.{role}_proj.weight": part for role, part in zip(roles, parts, strict=True)}
+        elif ".block_sparse_moe." in name:
+            del tensors[name]
+            tensors[name.replace("block_sparse_moe.router", "mlp.gate").replace("block_sparse_moe", "mlp")] = values
+        elif name.endswith("in_proj_qkvz.weight"):
+            del tensors[name]
+            heads, keys = config.linear_num_value_heads // config.linear_num_key_heads, config.linear_key_head_dim
+            width = heads * config.linear_value_head_dim
+            of_groups = values.view(config.linear_num_key_heads, -1, values.shape[1])
+            parts = [part.flatten(0, 1) for part in of_groups.split([keys, keys, width, width], dim=1)]
+            tensors[f"{stem.removesuffix('_qkvz')}_qkv.weight"] = torch.cat(parts[:3])
+            tensors[f"{stem.removesuffix('_qkvz')}_z.weight"] = parts[3]
+
+
+def add_sizes_of_states(writer: gguf.GGUFWriter, config: Any, architecture: gguf.MODEL_ARCH) -> None:
+    if architecture == ARCH.QWEN3NEXT:
+        sizes = (config.linear_conv_kernel_dim, config.linear_key_head_dim, config.linear_num_key_heads)
+        heads, width = config.linear_num_value_heads, config.linear_value_head_dim
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    elif architecture == ARCH.MAMBA2:
+        sizes, heads, width = (
+            (config.conv_kernel, config.state_size, config.n_groups),
+            config.num_heads,
+            config.head_dim,
+        )
+    else:
+        sizes = (config.mamba_d_conv, config.mamba_d_state, config.mamba_n_groups)
+        heads, width = config.mamba_n_heads, config.mamba_d_head
+        attends = [kind == "full_attention" for kind in config.layer_types]
+        writer.add_head_count_kv([config.num_key_value_heads * one for one in attends])
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+        writer.add_rope_scaling_finetuned(False)
+    writer.add_ssm_conv_kernel(sizes[0])
+    writer.add_ssm_state_size(sizes[1])
+    writer.add_ssm_group_count(sizes[2])
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * width)
 
 
 def split_experts(tensors: dict[str, Tensor], architecture: gguf.MODEL_ARCH) -> None:
@@ -177,8 +243,10 @@ def converted(
     if architecture == ARCH.FALCON and "query_key_value" in name:
         groups = values.view(kv_heads, -1, head_dim, *values.shape[1:])
         return torch.cat([part.flatten(0, 2) for part in (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])])
-    if architecture in ONE_PLUS and "norm" in name:
+    if architecture in ONE_PLUS and "norm" in name and "linear_attn" not in name:
         return values + 1
+    if name.endswith("shared_expert_gate.weight"):
+        return values.squeeze()
     if architecture in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
         return values.view(-1, 2, head_dim // 2, *values.shape[1:]).transpose(1, 2).flatten(0, 2)
     return values

@@ -108,7 +108,7 @@ def config_from_gguf(
         value = fields.metadata.get(name := f"{fields.architecture}.{key}")
         refuse(value is not None and value not in _CHANGES_THE_RESULT[key], f"{name} = {value!r}")
     num_heads = fields.get("attention.head_count")
-    head_dim = fields.get("attention.key_length", fields.get("embedding_length") // num_heads)
+    head_dim = fields.get("attention.key_length", fields.get("embedding_length") // max(1, num_heads))
     refuse(fields.get("attention.value_length", head_dim) != head_dim, "values of another width than keys")
     rotary_dim = fields.get("rope.dimension_count", head_dim)
     refuse(rotary_dim != head_dim and not partial_rotary, "rotary positions on part of a head")

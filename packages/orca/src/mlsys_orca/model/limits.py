@@ -35,7 +35,10 @@ class _Rule(NamedTuple):
 _TINY = 1e-30  # above zero
 _RULES = [
     _Rule(r"(n|num|num_hidden|num_decoder|num_encoder)_layers?|(decoder_)?block_count", 1, MAX_LAYERS),
-    _Rule(r"(num|n)_heads?|num_(attention|key_value)_heads|attention\.head_count(_kv)?", 1, MAX_HEADS),
+    _Rule(r"(num|n)_heads?|num_(attention|key_value)_heads", 1, MAX_HEADS),
+    _Rule(r"attention\.head_count(_kv)?", 0, MAX_HEADS),  # 0: none of its layers attends
+    _Rule(r"ssm\.(time_step_rank|group_count|conv_kernel)|full_attention_interval", 1, MAX_HEADS),
+    _Rule(r"ssm\.(inner|state)_size", 1, MAX_WIDTH),
     _Rule(r"head_dim|d_kv|attention\.(key|value)_length(_mla)?", 1, MAX_HEAD_DIM),
     _Rule(r"(kv|q)_lora_rank|qk_(nope|rope)_head_dim|v_head_dim|attention\.kv_lora_rank", 0, MAX_HEAD_DIM),
     _Rule(r"n_(routed|shared)_experts|n_group|topk_group|first_k_dense_replace", 0, MAX_EXPERTS),

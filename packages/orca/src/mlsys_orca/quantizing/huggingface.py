@@ -24,6 +24,7 @@ from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.families import ARCHITECTURES, model_family
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.limits import check_numbers
+from mlsys_orca.model.states import RecurrentPart
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut
 from mlsys_orca.model.weights.damage import MAX_INDEX_NBYTES, json_object
 from mlsys_orca.model.weights.quantized_directory import QuantizedDirectory, open_weights
@@ -34,12 +35,13 @@ from mlsys_orca.quantizing.metadata import (
     model_metadata,
     scaling_tensors,
 )
+from mlsys_orca.quantizing.recurrent import CutDirectory
 from mlsys_orca.quantizing.source import Source, SourceTensor, entry
 from mlsys_orca.quantizing.vocabulary import vocabulary_metadata
 
 Arrange = Callable[[Tensor], Tensor]
 
-_ONE_PLUS = frozenset({"gemma", "gemma2", "gemma3"})  # norms' weights are whole
+_ONE_PLUS = frozenset({"gemma", "gemma2", "gemma3", "qwen3next"})  # norms' weights are whole
 _PIECE_OF = re.compile(r"\.(?:experts|norms)\.(\d+)(?=\.)")  # of tensors that GGUF has as one
 
 
@@ -63,6 +65,8 @@ def open_directory(path: Path) -> Source:
     if part:
         weights = TextPart(weights)
         config = replace(config, tied_embeddings=not weights.has_head)
+    if config.recurrent is not None:
+        weights = CutDirectory(weights, config)
     tensors = _tensors(config, family, weights, architecture)
     factors = scaling_tensors(config, raw)
     tensors += [_constant(name, values) for name, values in factors.items()]
@@ -140,7 +144,7 @@ def _tensor(
     """Return one tensor of the file: one of the directory, or several one behind the other."""
     sources = [name for _, name in pieces]
     shape = weights.shape(sources[0])
-    is_cheap = not isinstance(weights, QuantizedDirectory)
+    is_cheap = not isinstance(weights, QuantizedDirectory | CutDirectory)
 
     def read_whole(name: str) -> Tensor:
         out = torch.empty(weights.shape(name))
@@ -177,8 +181,10 @@ def _tensor(
 def _arrangement(target: str, rank: int, config: ModelConfig, family: Family, architecture: str) -> Arrange | None:
     """Return how the rows or values of a tensor are brought into GGUF's order; None: they are as they are."""
     role = target.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
-    if architecture in _ONE_PLUS and role.endswith("norm"):
+    if architecture in _ONE_PLUS and role.endswith("norm") and role != "ssm_norm":
         return _one_plus
+    if config.recurrent is not None and (change := _of_states(role, rank, config.recurrent, architecture)):
+        return change
     if role == "ffn_gate_inp_shexp":
         return _flat
     if "huggingface" in family.transposed and rank == 2 and target.startswith("blk."):
@@ -188,6 +194,21 @@ def _arrangement(target: str, rank: int, config: ModelConfig, family: Family, ar
     if "huggingface" in family.qkv_by_head and role == "attn_qkv":
         groups = config.num_kv_heads if architecture == "falcon" else config.num_heads
         return partial(_projections_first, groups=groups, head_dim=config.head_dim)
+    return None
+
+
+def _of_states(role: str, rank: int, part: RecurrentPart, architecture: str) -> Arrange | None:
+    """Return how a recurrent layer's tensor changes: its decay, and the shapes that go with it."""
+    beside = () if architecture == "qwen3next" else (1,)  # of each head's number
+    match role:
+        case "ssm_conv1d" if rank > 1:
+            return lambda values: values.flatten(1)
+        case "ssm_a":
+            return lambda values: -values.exp().view(-1, *beside)
+        case "ssm_d":
+            return lambda values: values.view(-1, *beside)
+        case "ssm_norm" if architecture != "qwen3next":
+            return lambda values: values.view(part.num_groups, -1)
     return None
 
 

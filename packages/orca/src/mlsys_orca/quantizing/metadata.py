@@ -24,16 +24,18 @@ _NAMES = {
     "cohere": "command-r",
     "gemma3_text": "gemma3",
     "gpt_neox": "gptneox",
+    "granitemoehybrid": "granitehybrid",
     "mistral": "llama",
     "mixtral": "llama",
     "phi": "phi2",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
 }
 _WITH_LAYER_NORM = frozenset(
     {"gpt2", "gptneox", "stablelm", "starcoder2", "command-r", "cohere2", "phi2", "falcon", "bloom", "mpt"}
 )
-_WITHOUT_ROTARY = frozenset({"gpt2", "bloom", "mpt"})
+_WITHOUT_ROTARY = frozenset({"gpt2", "bloom", "mpt", "mamba2"})
 # What this reader takes from a file and llama.cpp does not, or the other way round (its loader, by architecture).
 _WITH_ALL_BIASES = frozenset({"llama", "granite", "gpt2", "gptneox", "bloom", "phi2", "starcoder2"})
 _WITH_ROPE_FREQS = frozenset({"llama", "granite"})
@@ -90,7 +92,7 @@ def model_metadata(config: ModelConfig, raw: Mapping[str, Any], architecture: st
         "attention.head_count_kv": config.num_kv_heads,
         f"attention.{norm}": config.norm_eps,
     }
-    if config.head_dim * config.num_heads != config.hidden_size:
+    if config.head_dim * config.num_heads != config.hidden_size and architecture != "mamba2":  # which has no heads
         found |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
     if architecture not in _WITHOUT_ROTARY:
         found |= {"rope.dimension_count": config.rotary_dim or config.head_dim, "rope.freq_base": config.rope_theta}
@@ -146,6 +148,7 @@ def check_llama_cpp_reads(config: ModelConfig, architecture: str, tensors: Mappi
         "head that is the embedding table": config.tied_embeddings and architecture == "qwen2moe",
         "products without biases": not is_biased and architecture == "starcoder2",
         "rotary scaling as a tensor": "rope_freqs.weight" in tensors and architecture not in _WITH_ROPE_FREQS,
+        "layers that all attend": config.recurrent is not None and not config.recurrent.num_layers,
         f"norms of heads in a model of fewer than {_COMMAND_R_LAYERS} layers": norms,
     }
     if wrong := [what for what, holds in reasons.items() if holds]:
@@ -211,9 +214,12 @@ def _of_family(config: ModelConfig, raw: Mapping[str, Any], architecture: str) -
             return window | {"rope.freq_base_swa": config.local_rope_theta}
         case "gptneox":
             return {"use_parallel_residual": config.parallel_residual}
-        case "granite":
+        case "granite" | "granitehybrid":
             keys = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", **_GRANITE}
-            return {key: float(raw.get(name, 1e-6 if name == "rms_norm_eps" else 1.0)) for key, name in keys.items()}
+            own = {key: float(raw.get(name, 1e-6 if name == "rms_norm_eps" else 1.0)) for key, name in keys.items()}
+            return own | (_of_states(config, architecture) if config.recurrent else {})
+        case "mamba2":
+            return _of_states(config, architecture)
         case "mpt":
             return {"attention.max_alibi_bias": float((raw.get("attn_config") or {}).get("alibi_bias_max", 8))}
         case "phi3":
@@ -223,6 +229,35 @@ def _of_family(config: ModelConfig, raw: Mapping[str, Any], architecture: str) -
                 "expert_feed_forward_length": config.intermediate_size,
                 "expert_shared_feed_forward_length": config.shared_expert_size,
             }
+        case "qwen3next":
+            own = {
+                "expert_feed_forward_length": config.intermediate_size,
+                "expert_shared_feed_forward_length": config.shared_expert_size,
+            }
+            return own | _of_states(config, architecture)
         case "qwen3moe":
             return {"expert_feed_forward_length": config.intermediate_size}
     return {}
+
+
+def _of_states(config: ModelConfig, architecture: str) -> dict[str, Any]:
+    """Return the entries about recurrent layers, and which ones they are."""
+    part = config.recurrent
+    assert part is not None
+    found: dict[str, Any] = {
+        "ssm.conv_kernel": part.num_taps,
+        "ssm.state_size": part.state_size,
+        "ssm.group_count": part.num_groups,
+        "ssm.time_step_rank": part.num_heads,
+        "ssm.inner_size": part.num_values,
+    }
+    match architecture:
+        case "mamba2":
+            nothing = dict.fromkeys(("feed_forward_length", "attention.head_count", "attention.head_count_kv"), 0)
+            return found | nothing
+        case "granitehybrid":
+            attends = [0 if is_recurrent else config.num_kv_heads for is_recurrent in part.layers]
+            shared = {"expert_shared_feed_forward_length": config.shared_expert_size}
+            return found | shared | {"attention.head_count_kv": attends, "rope.scaling.finetuned": False}
+        case _:
+            return found | {"full_attention_interval": (*part.layers, False).index(False) + 1}

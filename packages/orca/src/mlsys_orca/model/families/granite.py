@@ -15,7 +15,7 @@ from mlsys_orca.model.families import llama
 from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
 from mlsys_orca.model.huggingface_config import config_from_huggingface
 
-_GGUF_KEYS = frozenset({"attention.scale", "embedding_scale", "logit_scale", "residual_scale"})
+GGUF_KEYS = frozenset({"attention.scale", "embedding_scale", "logit_scale", "residual_scale"})
 
 
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
@@ -28,8 +28,14 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _from_gguf(fields: GgufFields) -> ModelConfig:
+    config = config_from_gguf(fields, implements=GGUF_KEYS, attention_scale=fields.get("attention.scale", 0.0) or None)
+    return scaled_by_file(config, fields)
+
+
+def scaled_by_file(config: ModelConfig, fields: GgufFields) -> ModelConfig:
+    """Return ``config`` with the numbers that a GGUF states; see :func:`scaled`."""
     return scaled(
-        config_from_gguf(fields, implements=_GGUF_KEYS, attention_scale=fields.get("attention.scale", 0.0) or None),
+        config,
         embedding=fields.get("embedding_scale", 1.0),
         branch=fields.get("residual_scale", 1.0),
         logits=fields.get("logit_scale", 1.0),

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mlsys_orca.model import assembly
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.model import assembly, recurrent_reader
 from mlsys_orca.model.blocks import GatedMLP
 from mlsys_orca.model.config import ModelConfig, refuse
-from mlsys_orca.model.experts import MixtureOfExperts, SharedExpert, choice_of
-from mlsys_orca.model.families import bamba, granite
+from mlsys_orca.model.experts import (
+    GGUF_EXPERTS,
+    MixtureOfExperts,
+    SharedExpert,
+    choice_of,
+    expert_fields,
+    read_experts,
+    read_gated,
+)
+from mlsys_orca.model.families import bamba, granite, mamba2
 from mlsys_orca.model.family import Family
+from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
 from mlsys_orca.model.huggingface_config import config_from_huggingface, require
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import OperatorReader
@@ -26,7 +37,14 @@ _STEMS: dict[Layout, dict[str, str]] = {
         "downs": "model.layers.{}.block_sparse_moe.output_linear",
         "shared.product": "model.layers.{}.shared_mlp.input_linear",
         "shared.down": "model.layers.{}.shared_mlp.output_linear",
-    }
+    },
+    "gguf": {
+        **mamba2.STEMS["gguf"],
+        **GGUF_EXPERTS,
+        "shared.gate": "blk.{}.ffn_gate_shexp",
+        "shared.up": "blk.{}.ffn_up_shexp",
+        "shared.down": "blk.{}.ffn_down_shexp",
+    },
 }
 _DEFAULTS: dict[str, Any] = bamba.DEFAULTS | {
     "rms_norm_eps": 1e-6,
@@ -42,6 +60,8 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     raw = _DEFAULTS | dict(raw)
     require(raw, "num_hidden_layers", "num_local_experts", "num_experts_per_tok", "shared_intermediate_size")
     kinds = raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"] * raw["num_hidden_layers"]
+    if not raw["num_local_experts"]:
+        raw |= {"intermediate_size": raw["shared_intermediate_size"]}  # the only MLP
     unknown = set(kinds) - {*_RECURRENT, *_ATTENDING}
     refuse(bool(unknown), f"layers of type {', '.join(map(repr, sorted(unknown)))} (mamba and attention are)")
     positions = raw.get("position_embedding_type")
@@ -65,10 +85,40 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+def _from_gguf(fields: GgufFields) -> ModelConfig:
+    prefix = f"{fields.architecture}."
+    key = prefix + "attention.head_count_kv"
+    counts = fields.metadata.get(key)  # by layer, 0 where one is recurrent
+    if not isinstance(counts, list) or not all(type(count) is int for count in counts):
+        raise InvalidInputError(f"{key} is {str(counts)[:50]}; it is a list that says which layers attend")
+    refuse(len({*counts} - {0}) > 1, f"layers that attend with different {key}")
+    # Bamba's, which turns a part of each head; the writer of these files orders its rows as if all of it turned.
+    refuse(bool(fields.get("rope.scaling.finetuned", False)), f"{prefix}rope.scaling.finetuned, rotary positions")
+    one = {**fields.metadata, key: max(counts, default=0) or fields.get("attention.head_count")}
+    num_experts = fields.get("expert_count", 0)
+    config = config_from_gguf(
+        replace(fields, metadata=one),
+        implements=granite.GGUF_KEYS | {"expert_count", "expert_shared_count"},
+        rotated=(False,) * len(counts),
+        attention_scale=fields.get("attention.scale", 0.0) or None,
+        recurrent=recurrent_reader.part_from_gguf(fields, [count == 0 for count in counts]),
+        shared_expert_size=fields.get(
+            "expert_shared_feed_forward_length", None if num_experts else fields.get("feed_forward_length")
+        ),
+        spans_heads=True,
+        **expert_fields(fields),
+    )
+    return granite.scaled_by_file(config, fields)
+
+
 def _mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
     hidden, inner, at, count = config.hidden_size, config.intermediate_size, (index,), config.num_experts
     size = config.shared_expert_size
     assert size is not None
+    if read.layout == "gguf":
+        if not count:
+            return assembly.read_mlp(replace(config, intermediate_size=size), read, index)
+        return SharedExpert(read_experts(config, read, index), read_gated(config, read, index, "shared", size))
     shared = GatedMLP(
         read.linear({"shared.product": 2 * size}, hidden, at=at),
         read.linear({"shared.down": hidden}, size, at=at),
@@ -88,7 +138,7 @@ def _mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
 
 FAMILY = Family(
     from_huggingface=_from_huggingface,
-    from_gguf=None,
+    from_gguf=_from_gguf,
     stems=_STEMS,
     build=partial(assembly.build, attention=bamba.read_branch, mlp=_mlp),
 )

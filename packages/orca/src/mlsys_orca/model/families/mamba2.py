@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
+from dataclasses import replace
 from typing import Any
 
-import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.model import assembly
+from mlsys_orca.model import assembly, recurrent_reader
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig, refuse
 from mlsys_orca.model.family import Family
+from mlsys_orca.model.gguf_config import GGUF_STEMS, GgufFields, config_from_gguf
 from mlsys_orca.model.huggingface_config import refuse_common, require
-from mlsys_orca.model.latent import rows_of
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.recurrent import GateNorm, MixerLayer, Recurrence
+from mlsys_orca.model.recurrent import MixerLayer
 from mlsys_orca.model.states import RecurrentPart
 from mlsys_orca.model.weights.checkpoint import Layout
 
@@ -32,6 +31,11 @@ STEMS: dict[Layout, dict[str, str]] = {
         "skip": "backbone.layers.{}.mixer.D",
         "gate_norm": "backbone.layers.{}.mixer.norm",
         "out": "backbone.layers.{}.mixer.out_proj",
+    },
+    "gguf": {
+        **GGUF_STEMS,
+        "mixer_norm": "blk.{}.attn_norm",
+        **recurrent_reader.GGUF_STEMS,
     },
 }
 _DEFAULTS: dict[str, Any] = {
@@ -56,7 +60,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     require(raw, "num_heads", "head_dim", "vocab_size", "hidden_size", "state_size", "num_hidden_layers", "n_groups")
     require(raw, "conv_kernel")
     refuse_common(raw)
-    check_steps(raw)
+    recurrent_reader.check_steps(raw)
     refuse(bool(raw.get("use_bias")), "products of recurrent layers with biases (use_bias)")
     refuse(not raw["use_conv_bias"], "a convolution without a bias (use_conv_bias)")
     num_layers, num_heads = raw["num_hidden_layers"], raw["num_heads"]
@@ -90,47 +94,19 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def check_steps(raw: Mapping[str, Any]) -> None:
-    """Refuse what a ``config.json`` may ask of steps and activations of recurrent layers, and is not implemented."""
-    low, high = raw.get("time_step_limit") or (0.0, inf)
-    is_open = high in (inf, {"__float__": "Infinity"})  # as transformers writes it
-    refuse(low != 0 or not is_open, "steps of recurrent layers that are clamped (time_step_limit)")
-    refuse(
-        raw.get("hidden_act", "silu") not in ("silu", "swish"), "recurrent layers with an activation other than silu"
-    )
-
-
-def read_mixer(config: ModelConfig, read: OperatorReader, index: int) -> Recurrence:
-    """Read the recurrent part of layer ``index``, whose first product gives gates, values, keys, queries and steps."""
-    part, hidden, at = config.recurrent, config.hidden_size, (index,)
-    assert part is not None
-    inner, channels, heads = part.num_values, part.num_channels, part.num_heads
-    gates, mixed = torch.arange(inner), torch.arange(inner, inner + channels)
-    steps = torch.arange(inner + channels, inner + channels + heads)
-    first = read.linear({"in": inner + channels + heads}, hidden, at=at)
-    fp32: dict[str, Any] = {"at": at, "dtype": torch.float32}
-    return Recurrence(
-        part,
-        part.index(index),
-        input=rows_of(first, torch.cat([mixed, gates, steps])),
-        taps=read.tensor("taps", (channels, 1, part.num_taps), **fp32)[:, 0].T.contiguous(),
-        taps_bias=read.bias("taps", channels, at=at),
-        decay=-read.unsuffixed("decay", (heads,), **fp32).exp(),
-        step_bias=read.unsuffixed("step_bias", (heads,), **fp32),
-        skip=read.unsuffixed("skip", (heads,), **fp32),
-        norm=GateNorm(
-            weight=read.tensor("gate_norm", (inner,), **fp32),
-            size=inner // part.num_groups,
-            eps=part.norm_eps,
-            is_first=False,
-        ),
-        output=read.linear({"out": hidden}, inner, at=at),
-    )
+def _from_gguf(fields: GgufFields) -> ModelConfig:
+    prefix = f"{fields.architecture}."
+    none = {"attention.head_count": 1, "attention.head_count_kv": 1, "attention.key_length": 2}  # of attention
+    stated = {prefix + key: value for key, value in none.items()} | {prefix + "feed_forward_length": 1}
+    config = config_from_gguf(replace(fields, metadata={**fields.metadata, **stated}), spans_heads=True)
+    part = recurrent_reader.part_from_gguf(fields, (True,) * config.num_layers)
+    # What the file states of its context is a number that its writer made up.
+    return replace(config, intermediate_size=part.num_values, max_positions=_MAX_POSITIONS, recurrent=part)
 
 
 def _layer(config: ModelConfig, read: OperatorReader, index: int) -> MixerLayer:
     norm = read.rms_norm("mixer_norm", config.hidden_size, at=(index,))
-    return MixerLayer(norm=norm, mixer=read_mixer(config, read, index))
+    return MixerLayer(norm=norm, mixer=recurrent_reader.read_mixer(config, read, index))
 
 
 def _build(config: ModelConfig, read: OperatorReader) -> Decoder:
@@ -139,4 +115,4 @@ def _build(config: ModelConfig, read: OperatorReader) -> Decoder:
     return decoder
 
 
-FAMILY = Family(from_huggingface=_from_huggingface, from_gguf=None, stems=STEMS, build=_build)
+FAMILY = Family(from_huggingface=_from_huggingface, from_gguf=_from_gguf, stems=STEMS, build=_build)

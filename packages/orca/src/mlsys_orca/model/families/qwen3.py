@@ -48,7 +48,7 @@ def read_attention(config: ModelConfig, read: OperatorReader, index: int, *, one
 def read_gated_attention(config: ModelConfig, read: OperatorReader, index: int, *, kv_index: int) -> GatedAttention:
     """Read attention of layer ``index`` whose queries have gates beside them, head by head (Qwen3-Next).
 
-    Its norms' weights are in the file less one. ``kv_index``: its number among the layers that keep keys and values.
+    Directories have its norms' weights less one. ``kv_index``: its number among the layers that keep keys and values.
     """
     at, size, heads, num_keys = (index,), config.head_dim, config.num_heads, config.num_kv_heads * config.head_dim
     counts = {"q": 2 * heads * size, "k": num_keys, "v": num_keys}
@@ -61,7 +61,7 @@ def read_gated_attention(config: ModelConfig, read: OperatorReader, index: int, 
             kv_index,
             qkv=rows_of(Linear(read.matrix(counts, config.hidden_size, at=at)), order),
             output=read.linear({"o": config.hidden_size}, heads * size, at=at),
-            qk_norm=_head_norms(config, read, index, one_plus=True),
+            qk_norm=_head_norms(config, read, index, one_plus=read.layout == "huggingface"),
         )
     )
 

@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
-from mlsys_orca.model import assembly
+from mlsys_orca.model import assembly, recurrent_reader
 from mlsys_orca.model.config import ModelConfig, refuse
-from mlsys_orca.model.families import mamba2, qwen2_moe, qwen3
+from mlsys_orca.model.experts import expert_fields
+from mlsys_orca.model.families import qwen2_moe, qwen3
+from mlsys_orca.model.families.gemma2 import one_plus_norm
 from mlsys_orca.model.family import Family
+from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
 from mlsys_orca.model.huggingface_config import config_from_huggingface, require
-from mlsys_orca.model.latent import rows_of
-from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.recurrent import GateNorm, Recurrence
 from mlsys_orca.model.states import RecurrentPart
 from mlsys_orca.model.weights.checkpoint import Layout
 from torch import nn
@@ -30,6 +29,13 @@ _STEMS: dict[Layout, dict[str, str]] = {
         "step_bias": "model.layers.{}.linear_attn.dt_bias",
         "gate_norm": "model.layers.{}.linear_attn.norm",
         "out": "model.layers.{}.linear_attn.out_proj",
+    },
+    "gguf": {
+        **qwen2_moe.FAMILY.stems["gguf"],
+        "mlp_norm": "blk.{}.post_attention_norm",
+        "z": "blk.{}.attn_gate",
+        "ba": "blk.{}.ssm_ba",
+        **recurrent_reader.GGUF_STEMS,
     },
 }
 _DEFAULTS: dict[str, Any] = {
@@ -60,7 +66,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     refuse(bool(raw.get("mlp_only_layers")), "layers without experts beside those with (mlp_only_layers)")
     refuse(raw.get("decoder_sparse_step", 1) != 1, "layers without experts beside those with (decoder_sparse_step)")
     refuse(bool(raw.get("attention_bias")), "attention with biases (attention_bias)")
-    mamba2.check_steps(raw)
+    recurrent_reader.check_steps(raw)
     kinds = raw.get("layer_types")
     if kinds is None:
         every = raw["full_attention_interval"]
@@ -90,38 +96,18 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _delta_net(config: ModelConfig, read: OperatorReader, index: int) -> Recurrence:
-    part, hidden, at = config.recurrent, config.hidden_size, (index,)
-    assert part is not None
-    heads, groups, values, channels = part.num_heads, part.num_groups, part.num_values, part.num_channels
-    counts = {"qkvz": channels + values, "ba": 2 * heads}
-    both = Linear(read.matrix(counts, hidden, at=at))
-    # The file has group by group: query, key, its heads' values and gates; and its heads' rates, then steps.
-    width = values // groups
-    rows = torch.arange(channels + values).view(groups, -1)
-    queries, keys, own, gates = torch.split(rows, [part.state_size, part.state_size, width, width], dim=1)
-    rates, steps = (channels + values + torch.arange(2 * heads)).view(groups, 2, -1).unbind(1)
-    order = torch.cat([each.flatten() for each in (own, keys, queries, gates, steps, rates)])
-    fp32: dict[str, Any] = {"at": at, "dtype": torch.float32}
-    shared = groups * part.state_size
-    taps = read.tensor("taps", (channels, 1, part.num_taps), **fp32)[:, 0]
-    queries, keys, own = torch.split(taps, [shared, shared, values])
-    return Recurrence(
-        part,
-        part.index(index),
-        input=rows_of(both, order),
-        taps=torch.cat([own, keys, queries]).T.contiguous(),
-        taps_bias=None,
-        decay=-read.unsuffixed("decay", (heads,), **fp32).exp(),
-        step_bias=read.unsuffixed("step_bias", (heads,), **fp32),
-        skip=None,
-        norm=GateNorm(
-            weight=read.tensor("gate_norm", (part.head_dim,), **fp32).repeat(heads),
-            size=part.head_dim,
-            eps=part.norm_eps,
-            is_first=True,
-        ),
-        output=read.linear({"out": hidden}, values, at=at),
+def _from_gguf(fields: GgufFields) -> ModelConfig:
+    every = fields.get("full_attention_interval", 4)
+    layers = [bool((index + 1) % every) for index in range(int(fields.get("block_count")))]
+    return config_from_gguf(
+        fields,
+        implements=frozenset({"expert_count", "expert_shared_count"}),
+        partial_rotary=True,
+        recurrent=recurrent_reader.part_from_gguf(fields, layers, rule="delta"),
+        intermediate_size=fields.get("expert_feed_forward_length"),
+        shared_expert_size=fields.get("expert_shared_feed_forward_length"),
+        spans_heads=True,
+        **expert_fields(fields),
     )
 
 
@@ -129,19 +115,19 @@ def _attention(config: ModelConfig, read: OperatorReader, index: int) -> nn.Modu
     part = config.recurrent
     assert part is not None
     if part.layers[index]:
-        return _delta_net(config, read, index)
+        return recurrent_reader.read_delta_net(config, read, index)
     return qwen3.read_gated_attention(config, read, index, kv_index=part.kv_index(index))
 
 
 FAMILY = Family(
     from_huggingface=_from_huggingface,
-    from_gguf=None,
+    from_gguf=_from_gguf,
     stems=_STEMS,
     build=partial(
         assembly.build,
         attention=_attention,
         mlp=qwen2_moe.read_shared_experts,
-        norm=partial(OperatorReader.rms_norm, one_plus=True),
+        norm=one_plus_norm,
     ),
     ignorable_prefixes=("mtp.",),  # what guesses further tokens
 )

@@ -60,7 +60,8 @@ class WeightReader:
         """
         if name not in self._unread:
             raise InvalidInputError(f"the model file has no tensor {name!r}; is it complete, and of this architecture?")
-        if (shape := self.checkpoint.shape(name)) != expected:
+        shape = self.checkpoint.shape(name)
+        if shape != expected and not (self.checkpoint.layout == "gguf" and _trimmed(shape) == _trimmed(expected)):
             raise InvalidInputError(
                 f"tensor {name!r} has shape {shape} where the configuration implies {expected}: "
                 "the file's weights and its configuration do not belong together"
@@ -83,3 +84,9 @@ class WeightReader:
             raise InvalidInputError(f"the model file has tensors this architecture does not use: {shown}")
         if self._progress:
             self._progress(self._nbytes, self._nbytes)
+
+
+def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return ``shape`` without outermost dimensions of 1, which some writers of GGUF leave out."""
+    first = next((axis for axis, size in enumerate(shape) if size > 1), len(shape))
+    return shape[first:]
