@@ -17,6 +17,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.families import ARCHITECTURES, model_family
 from mlsys_orca.model.gguf_config import GgufFields
+from mlsys_orca.model.states import RecurrentPart
 
 _NOT_WRITTEN = frozenset({"t5", "mt5", "umt5", "gpt_oss", "deepseek_v2", "deepseek_v3"})  # as config.json names them
 # config.json's model_type -> general.architecture, where they differ.
@@ -99,6 +100,8 @@ def model_metadata(config: ModelConfig, raw: Mapping[str, Any], architecture: st
         found |= _scaling(config, raw)
     if config.num_experts:
         found |= {"expert_count": config.num_experts, "expert_used_count": config.num_chosen_experts}
+    if config.recurrent is not None:
+        found |= _of_states(config, config.recurrent, architecture)
     return found | _of_family(config, raw, architecture)
 
 
@@ -216,34 +219,23 @@ def _of_family(config: ModelConfig, raw: Mapping[str, Any], architecture: str) -
             return {"use_parallel_residual": config.parallel_residual}
         case "granite" | "granitehybrid":
             keys = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", **_GRANITE}
-            own = {key: float(raw.get(name, 1e-6 if name == "rms_norm_eps" else 1.0)) for key, name in keys.items()}
-            return own | (_of_states(config, architecture) if config.recurrent else {})
-        case "mamba2":
-            return _of_states(config, architecture)
+            return {key: float(raw.get(name, 1e-6 if name == "rms_norm_eps" else 1.0)) for key, name in keys.items()}
         case "mpt":
             return {"attention.max_alibi_bias": float((raw.get("attn_config") or {}).get("alibi_bias_max", 8))}
         case "phi3":
             return window
-        case "qwen2moe":
+        case "qwen2moe" | "qwen3next":
             return {
                 "expert_feed_forward_length": config.intermediate_size,
                 "expert_shared_feed_forward_length": config.shared_expert_size,
             }
-        case "qwen3next":
-            own = {
-                "expert_feed_forward_length": config.intermediate_size,
-                "expert_shared_feed_forward_length": config.shared_expert_size,
-            }
-            return own | _of_states(config, architecture)
         case "qwen3moe":
             return {"expert_feed_forward_length": config.intermediate_size}
     return {}
 
 
-def _of_states(config: ModelConfig, architecture: str) -> dict[str, Any]:
+def _of_states(config: ModelConfig, part: RecurrentPart, architecture: str) -> dict[str, Any]:
     """Return the entries about recurrent layers, and which ones they are."""
-    part = config.recurrent
-    assert part is not None
     found: dict[str, Any] = {
         "ssm.conv_kernel": part.num_taps,
         "ssm.state_size": part.state_size,
