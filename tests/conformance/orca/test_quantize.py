@@ -62,7 +62,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "mamba2-tied": {},
     "granite-hybrid": {},
     "granite-hybrid-dense": {},
-    "qwen3-next": {},
+    "qwen3-next": {"linear_key_head_dim": 20},
 }
 REFUSED = {  # what a GGUF cannot say, or llama.cpp does not read
     "qwen2-moe": "head that is",
@@ -81,6 +81,7 @@ REFUSED = {  # what a GGUF cannot say, or llama.cpp does not read
     "gpt-oss": "'gpt_oss' are not written",
     "deepseek-v3": "'deepseek_v3' are not written",
     "qwen3-moe-of-all": "experts_sum_to_one",
+    "qwen3-next": "values of another width than keys",
     "bamba": "'bamba' are not written",
     "granite-hybrid-rotary": "rotated",
 }

@@ -144,6 +144,7 @@ def check_llama_cpp_reads(config: ModelConfig, architecture: str, tensors: Mappi
     Raises:
         InvalidInputError: it does not.
     """
+    part = config.recurrent
     is_biased = config.output_bias or config.mlp_bias
     norms = config.qk_norm and architecture == "command-r" and config.num_layers < _COMMAND_R_LAYERS
     reasons = {
@@ -151,7 +152,8 @@ def check_llama_cpp_reads(config: ModelConfig, architecture: str, tensors: Mappi
         "head that is the embedding table": config.tied_embeddings and architecture == "qwen2moe",
         "products without biases": not is_biased and architecture == "starcoder2",
         "rotary scaling as a tensor": "rope_freqs.weight" in tensors and architecture not in _WITH_ROPE_FREQS,
-        "layers that all attend": config.recurrent is not None and not config.recurrent.num_layers,
+        "layers that all attend": part is not None and not part.num_layers,
+        "values of another width than keys": architecture == "qwen3next" and part and part.head_dim != part.state_size,
         f"norms of heads in a model of fewer than {_COMMAND_R_LAYERS} layers": norms,
     }
     if wrong := [what for what, holds in reasons.items() if holds]:
