@@ -1,4 +1,4 @@
-"""Files of large Llamas, at a size for tests: every kind is read, runs, and is quantised throughout."""
+"""Files of large models, at a size for tests: every kind is read, runs, and is quantised throughout."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from mlsys_orca.model.weights.quantized import QuantizedMatrix
 from rich.console import Console
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_written_file_runs(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("shape", "kind"), [*(("tiny", kind) for kind in KINDS), ("granite-tiny", "q4_k_m")])
+def test_a_written_file_runs(tmp_path: Path, shape: str, kind: str) -> None:
     path = tmp_path / "model.gguf"
-    assert write(SHAPES["tiny"], kind, path) > 2 * 32000 * 256
+    assert write(SHAPES[shape], kind, path) > 2 * 32000 * 256
     loaded = load_model(path, dtype="fp32", backend="native", activations="int8")
     assert isinstance(loaded.model, NativeDecoder)
     assert loaded.model.num_integer_products == len(loaded.model.linears)

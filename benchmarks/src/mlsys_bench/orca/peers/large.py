@@ -1,4 +1,4 @@
-"""Write GGUF files of Llamas with billions of parameters in 4 and 8 bits, in seconds: random blocks, no float model.
+"""Write GGUF files with billions of parameters in 4 and 8 bits, in seconds: random blocks, no float model.
 
 Speed does not depend on the values, and two programs that read the same blocks compute the same, so greedy answers can
 be compared first. Every row of the embedding is random but those of the end token and of single bytes
@@ -6,6 +6,7 @@ be compared first. Every row of the embedding is random but those of the end tok
 
     python -m mlsys_bench.orca.peers.large --shape 1b --kind q4_0      .peers/models/llama-1b-q4_0.gguf
     python -m mlsys_bench.orca.peers.large --shape 3b --kind q4_k_m
+    python -m mlsys_bench.orca.peers.large --shape granite-1b          with recurrent layers
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CONTEXT = 32768
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a Llama."""
+    """Sizes of a Llama, or of a Granite 4 with recurrent layers."""
 
     num_layers: int
     num_heads: int
@@ -39,13 +40,32 @@ class Shape:
     head_dim: int
     hidden_size: int
     intermediate_size: int
+    attending: tuple[int, ...] | None = None  # layers that attend; None: all
+
+    @property
+    def architecture(self) -> str:
+        """What GGUF calls it."""
+        return "llama" if self.attending is None else "granitehybrid"
+
+    @property
+    def recurrent_layers(self) -> list[int]:
+        """Layers that do not attend."""
+        return [] if self.attending is None else [at for at in range(self.num_layers) if at not in self.attending]
+
+    @property
+    def num_values(self) -> int:
+        """Features of a recurrent layer's values."""
+        return 2 * self.hidden_size
 
 
+STATE_SIZE, STATE_HEAD_DIM, NUM_TAPS = 128, 64, 4  # of recurrent layers: Granite 4's
 SHAPES = {
     "tiny": Shape(2, 4, 2, 64, 256, 512),  # for tests
     "1b": Shape(22, 32, 4, 64, 2048, 5632),  # TinyLlama's
     "3b": Shape(28, 24, 8, 128, 3072, 8192),  # Llama 3.2's
     "8b": Shape(32, 32, 8, 128, 4096, 14336),  # Llama 3.1's
+    "granite-tiny": Shape(3, 4, 2, 64, 256, 512, attending=(1,)),  # for tests
+    "granite-1b": Shape(40, 12, 4, 128, 1536, 4096, attending=(5, 15, 25, 35)),  # Granite 4.0 H 1B's
 }
 
 
@@ -105,11 +125,17 @@ def matrices(shape: Shape) -> Iterator[tuple[str, str, int, tuple[int, int]]]:
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     yield "token_embd.weight", "token_embd", 0, (VOCABULARY_SIZE, hidden)
-    sizes = {"attn_q": (queries, hidden), "attn_k": (keys, hidden), "attn_v": (keys, hidden)}
-    sizes |= {"attn_output": (hidden, queries), "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden)}
-    sizes |= {"ffn_down": (hidden, inner)}
+    attention = {"attn_q": (queries, hidden), "attn_k": (keys, hidden), "attn_v": (keys, hidden)}
+    attention |= {"attn_output": (hidden, queries)}
+    values = shape.num_values
+    recurrence = {
+        "ssm_in": (2 * values + 2 * STATE_SIZE + values // STATE_HEAD_DIM, hidden),
+        "ssm_out": (hidden, values),
+    }
+    mlp = {"ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner)}
     for layer in range(shape.num_layers):
-        for tensor, size in sizes.items():
+        branch = recurrence if layer in shape.recurrent_layers else attention
+        for tensor, size in (branch | mlp).items():
             yield f"blk.{layer}.{tensor}.weight", tensor, layer, size
     yield "output.weight", "output", 0, (VOCABULARY_SIZE, hidden)
 
@@ -119,7 +145,7 @@ def write(shape: Shape, kind: str, path: Path) -> int:
     import gguf
 
     random, count = np.random.default_rng(SEED), 0
-    writer = gguf.GGUFWriter(path, "llama", use_temp_file=True)
+    writer = gguf.GGUFWriter(path, shape.architecture, use_temp_file=True)
     _add_metadata(writer, shape)
     for name, tensor, layer, (rows, columns) in matrices(shape):
         called = type_of(tensor, layer, shape.num_layers, kind)
@@ -134,11 +160,28 @@ def write(shape: Shape, kind: str, path: Path) -> int:
     norms = [f"blk.{layer}.{norm}_norm.weight" for layer in range(shape.num_layers) for norm in ("attn", "ffn")]
     for name in (*norms, "output_norm.weight"):
         writer.add_tensor(name, np.ones(shape.hidden_size, dtype=np.float32))
+    for layer in shape.recurrent_layers:
+        _add_recurrence(writer, shape, layer, random)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return count
+
+
+def _add_recurrence(writer: GGUFWriter, shape: Shape, layer: int, random: np.random.Generator) -> None:
+    values, heads = shape.num_values, shape.num_values // STATE_HEAD_DIM
+    channels = values + 2 * STATE_SIZE
+    small = {
+        "ssm_conv1d.weight": random.normal(0, 0.5, (channels, NUM_TAPS)),
+        "ssm_conv1d.bias": np.zeros(channels),
+        "ssm_dt.bias": np.full(heads, -3.0),  # states keep 95 % a token and more
+        "ssm_a": -random.uniform(0.1, 1, (heads, 1)),
+        "ssm_d": np.ones((heads, 1)),
+        "ssm_norm.weight": np.ones((1, values)),
+    }
+    for name, numbers in small.items():
+        writer.add_tensor(f"blk.{layer}.{name}", numbers.astype(np.float32))
 
 
 def _add_metadata(writer: GGUFWriter, shape: Shape) -> None:
@@ -149,7 +192,16 @@ def _add_metadata(writer: GGUFWriter, shape: Shape) -> None:
     writer.add_embedding_length(shape.hidden_size)
     writer.add_feed_forward_length(shape.intermediate_size)
     writer.add_head_count(shape.num_heads)
-    writer.add_head_count_kv(shape.num_kv_heads)
+    if shape.attending is None:
+        writer.add_head_count_kv(shape.num_kv_heads)
+    else:
+        writer.add_head_count_kv([shape.num_kv_heads * (at in shape.attending) for at in range(shape.num_layers)])
+        writer.add_rope_scaling_finetuned(False)
+        writer.add_ssm_conv_kernel(NUM_TAPS)
+        writer.add_ssm_inner_size(shape.num_values)
+        writer.add_ssm_state_size(STATE_SIZE)
+        writer.add_ssm_time_step_rank(shape.num_values // STATE_HEAD_DIM)
+        writer.add_ssm_group_count(1)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(shape.head_dim)
@@ -175,7 +227,8 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for kind in options.kind or KINDS:
-        path = options.out / f"llama-{options.shape}-{kind}.gguf"
+        family = "" if options.shape.startswith("granite") else "llama-"
+        path = options.out / f"{family}{options.shape}-{kind}.gguf"
         print(f"{path}: {write(SHAPES[options.shape], kind, path) / 1e6:.0f} M parameters", flush=True)
 
 
