@@ -35,7 +35,12 @@ from torch import Tensor
 
 HIDDEN, VOCAB, LAYERS = 32, 96, 3
 SHAPE: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
-MAMBA2 = SHAPE | {"num_heads": 4, "head_dim": 16, "state_size": 20, "n_groups": 2}
+MAMBA2 = SHAPE | {
+    "num_heads": 4,
+    "head_dim": 16,
+    "state_size": 32,
+    "n_groups": 2,
+}  # matrices that are turned for prompts
 QWEN3_NEXT = SHAPE | {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -44,7 +49,7 @@ QWEN3_NEXT = SHAPE | {
     "full_attention_interval": 3,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 12,
+    "linear_key_head_dim": 32,
     "linear_value_head_dim": 20,
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -69,8 +74,8 @@ def shapes_of(kind: str) -> dict[str, tuple[int, ...]]:
         found["backbone.norm_f.weight"] = (HIDDEN,)
         for i in range(LAYERS):
             mixer = f"backbone.layers.{i}.mixer."
-            found |= {f"backbone.layers.{i}.norm.weight": (HIDDEN,), f"{mixer}in_proj.weight": (64 + 144 + 4, HIDDEN)}
-            found |= {f"{mixer}conv1d.weight": (144, 1, 4), f"{mixer}conv1d.bias": (144,), f"{mixer}norm.weight": (64,)}
+            found |= {f"backbone.layers.{i}.norm.weight": (HIDDEN,), f"{mixer}in_proj.weight": (64 + 192 + 4, HIDDEN)}
+            found |= {f"{mixer}conv1d.weight": (192, 1, 4), f"{mixer}conv1d.bias": (192,), f"{mixer}norm.weight": (64,)}
             found |= {f"{mixer}{each}": (4,) for each in ("A_log", "D", "dt_bias")}
             found[f"{mixer}out_proj.weight"] = (HIDDEN, 64)
         return found
@@ -89,9 +94,9 @@ def shapes_of(kind: str) -> dict[str, tuple[int, ...]]:
             found |= {f"{own}{each}_norm.weight": (16,) for each in "qk"}
         else:
             own = f"{layer}linear_attn."
-            found |= {f"{own}in_proj_qkvz.weight": (48 + 160, HIDDEN), f"{own}in_proj_ba.weight": (8, HIDDEN)}
+            found |= {f"{own}in_proj_qkvz.weight": (128 + 160, HIDDEN), f"{own}in_proj_ba.weight": (8, HIDDEN)}
             found |= {
-                f"{own}conv1d.weight": (128, 1, 4),
+                f"{own}conv1d.weight": (208, 1, 4),
                 f"{own}norm.weight": (20,),
                 f"{own}out_proj.weight": (HIDDEN, 80),
             }

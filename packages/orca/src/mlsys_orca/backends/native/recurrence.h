@@ -7,6 +7,8 @@
 
 #include <cmath>
 
+#include <mlsys/gemm.h>
+
 #include "epilogue.h"
 #include "operators.h"
 
@@ -56,6 +58,7 @@ MLSYS_STRUCT(Gate, source, gate, target, gate_column, kind, size, group, weight,
 constexpr int CHANNELS = 64;     // of one piece of a convolution
 constexpr int SCAN_ROWS = 16;    // of one piece of a head's matrix: it stays in the first-level cache
 constexpr int ROWS_AT_ONCE = 4;  // that share the key and query that were loaded
+constexpr int TOKENS_TO_TURN = 16;  // of a request, from which on a matrix is turned to be scanned
 
 inline bool is_first(const Span& span) { return span.context == span.stop - span.start; }
 
@@ -113,6 +116,43 @@ inline void scan_rows(
     for (int r = 0; r < ROWS; r++) results[r] = sum(totals[r]);
 }
 
+// The same as `sum` of each lane's vector of parts, for all lanes at once.
+MLSYS_INLINE inline vf sum_of(vf (&parts)[LANES]) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) parts[i] += parts[i + half];
+    return parts[0];
+}
+
+// LANES rows of a matrix by one token, the block on its side, [state_size][LANES]: no sum goes across a vector. Each number
+// is made as in `scan_rows`, to the bit.
+inline void scan_turned(
+    const Scan& op, float* block, float left, float step, const float* values, const float* key, const float* query, float* results) {
+    const vf by = splat(left);
+    vf news = load(values);
+    if (op.rule == DELTA) {
+        vf found[LANES] = {};
+        for (int c = 0; c < op.state_size; c += LANES)
+            unroll<LANES>([&](auto i) MLSYS_INLINE { found[i] = fma(load(block + (c + i) * LANES) * by, splat(key[c + i]), found[i]); });
+        news -= sum_of(found);
+    }
+    news *= splat(step);
+    vf totals[LANES] = {};
+    for (int c = 0; c < op.state_size; c += LANES)
+        unroll<LANES>([&](auto i) MLSYS_INLINE {
+            float* at = block + (c + i) * LANES;
+            const vf s = fma(news, splat(key[c + i]), load(at) * by);
+            store(at, s);
+            totals[i] = fma(s, splat(query[c + i]), totals[i]);
+        });
+    store(results, sum_of(totals));
+}
+
+// to[j][i] = from[i][j]
+inline void turn(const float* from, int rows, int columns, float* to) {
+    for (int j = 0; j < columns; j++)
+        for (int i = 0; i < rows; i++) to[(int64_t)j * rows + i] = from[(int64_t)i * columns + j];
+}
+
 // out[i] = x[i] * factor / length of x
 inline void unit(const float* x, int size, float eps, float factor, float* out) {
     vf squares{};
@@ -127,9 +167,13 @@ inline void unit(const float* x, int size, float eps, float factor, float* out) 
     }
 }
 
-inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+// log(1 + e^x). What 1 + e^x rounds off is made good by a factor (Kahan's log1p).
+inline vf softplus(vf x) {
+    const vf e = exp(smaller(x, splat(20.0f))), u = e + 1.0f;
+    return chosen(x > splat(20.0f), x, chosen(u == splat(1.0f), e, log(u) * (e / (u - 1.0f))));
+}
 
-// All tokens of one request through rows `first` on of one head's matrix; `spare`: [2 * state_size].
+// All tokens of one request through rows `first` on of one head's matrix; `spare`: [(2 + SCAN_ROWS) * state_size].
 inline void scan(
     const Scan& op, const Span& span, int head, int first, const Register& source, const Register& steps, const Register& target,
     float* matrices, float* spare) {
@@ -138,13 +182,26 @@ inline void scan(
     if (is_first(span)) std::fill(state, state + (int64_t)rows * size, 0.0f);
     const int values_at = head * op.head_dim + first, group = head / (op.num_heads / op.num_groups);
     const int keys_at = op.num_heads * op.head_dim + group * size, queries_at = keys_at + op.num_groups * size;
+    const bool turns = span.stop - span.start >= TOKENS_TO_TURN && size % LANES == 0;
+    const int num_turned = turns ? rows / LANES * LANES : 0;
+    float* blocks = spare + 2 * size;
+    for (int r = 0; r < num_turned; r += LANES) turn(state + r * size, LANES, size, blocks + r * size);
+    float of_tokens[2][LANES];  // the next tokens' steps, and what each leaves
     for (int row = span.start; row < span.stop; row++) {
+        const int token = (row - span.start) % LANES;
+        if (token == 0) {
+            vf raw{};
+            for (int i = 0; i < std::min(LANES, span.stop - row); i++) raw[i] = steps.floats[(row + i) * steps.stride + op.step_column + head];
+            const vf step = softplus(raw + op.step_bias[head]);
+            store(of_tokens[0], step);
+            store(of_tokens[1], exp(step * op.decay[head]));
+        }
         const float* in = source.floats + row * source.stride;
         const float* own = steps.floats + row * steps.stride;
         float* out = target.floats + row * target.stride + values_at;
         const float *key = in + keys_at, *query = in + queries_at;
-        float step = softplus(own[op.step_column + head] + op.step_bias[head]);
-        const float left = std::exp(op.decay[head] * step);
+        float step = of_tokens[0][token];
+        const float left = of_tokens[1][token];
         if (op.rule == DELTA) {
             unit(key, size, op.key_eps, 1.0f, spare);
             unit(query, size, op.key_eps, 1.0f / std::sqrt((float)size), spare + size);
@@ -152,12 +209,14 @@ inline void scan(
             step = 1.0f / (1.0f + std::exp(-own[op.rate_column + head]));
         }
         int r = 0;
+        for (; r < num_turned; r += LANES) scan_turned(op, blocks + r * size, left, step, in + values_at + r, key, query, out + r);
         for (; r + ROWS_AT_ONCE <= rows; r += ROWS_AT_ONCE)
             scan_rows<ROWS_AT_ONCE>(op, state + (int64_t)r * size, left, step, in + values_at + r, key, query, out + r);
         for (; r < rows; r++) scan_rows<1>(op, state + (int64_t)r * size, left, step, in + values_at + r, key, query, out + r);
         if (op.skip)
             for (int i = 0; i < rows; i++) out[i] += op.skip[head] * in[values_at + i];
     }
+    for (int r = 0; r < num_turned; r += LANES) turn(blocks + r * size, size, LANES, state + r * size);
 }
 
 // One row; `x` may be `out`.
@@ -202,7 +261,7 @@ inline void run_convolve(const Convolve& op, Pool& pool, int thread, const Batch
 template <class Pool>
 inline void run_scan(const Scan& op, Pool& pool, int thread, const Batch& batch, const std::vector<Register>& registers, Scratch& own) {
     const int pieces = (op.head_dim + SCAN_ROWS - 1) / SCAN_ROWS;
-    float* spare = own.grow(2 * op.state_size);
+    float* spare = own.grow((2 + SCAN_ROWS) * op.state_size);
     pool.for_each(thread, batch.num_spans * op.num_heads * pieces, [&](int i) {
         const Span& span = batch.spans[i / pieces / op.num_heads];
         float* matrices = batch.states_of_requests + span.state_slot * batch.state_stride + op.state;
