@@ -302,3 +302,22 @@ def test_a_classifier_with_the_objective_of_a_regressor_is_refused_by_option(x):
     source = lightgbm.LGBMClassifier(objective="huber", **SMALL).fit(x, (x[:, 0] > 0).astype(int))
     with pytest.raises(InvalidInputError, match="declines objective='huber' of a classifier; fit it with binary"):
         translate(source)
+
+
+def test_prediction_that_stops_early_is_refused(x):
+    source = lightgbm.LGBMClassifier(pred_early_stop=True, **SMALL).fit(x, x[:, 0] > 0)
+    with pytest.raises(InvalidInputError, match="declines pred_early_stop=True"):
+        translate(source)
+
+
+def test_columns_of_arrow_are_refused_as_the_source_refuses_them(x):
+    frame = pd.DataFrame(x[:50])
+    source = lightgbm.LGBMRegressor(**SMALL).fit(frame, x[:50, 0])
+    arrow = frame.convert_dtypes(dtype_backend="pyarrow")
+    for refusing, error in (
+        (source, ValueError),
+        (source.booster_, ValueError),
+        (translate(source), InvalidInputError),
+    ):
+        with pytest.raises(error, match="int, float or bool"):
+            refusing.predict(arrow)

@@ -66,7 +66,8 @@ def _leaf(ensemble: TreeEnsemble, root: int, row: np.ndarray) -> int:
             value = np.nan
         if ensemble.category_set[node] >= 0:
             start, end = ensemble.category_start[ensemble.category_set[node] :][:2]
-            code = np.nan if value <= -1 else value
+            beyond = float(2**24) if ensemble.rounds_to_float32 and value < 0 else value
+            code = np.nan if beyond <= -1 else beyond
             goes_left = (
                 bool(ensemble.missing_left[node])
                 if np.isnan(code)

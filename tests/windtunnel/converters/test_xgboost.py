@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
+import onnxruntime
 import pandas as pd
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.export.artifact import load, save
+from mlsys_windtunnel.export.onnx import export_onnx
+from mlsys_windtunnel.export.pt2 import export_pt2
 from mlsys_windtunnel.modules.tree.trees import Trees
 from mlsys_windtunnel.parse.boosters import as_estimator
 from mlsys_windtunnel.parse.load import load_estimator
@@ -171,3 +177,58 @@ def test_infinity_is_refused_where_the_source_makes_a_matrix_of_its_own(booster,
             as_estimator(source).predict(bad)
         with pytest.raises(InvalidInputError, match="infinity"):
             translate(source).predict(bad)
+
+
+@pytest.mark.parametrize("one_hot", [1, 100])
+def test_numbers_below_0_are_categories_that_no_split_knows(same_answers, one_hot):
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.normal(size=300), rng.integers(0, 7, 300).astype(float)], axis=1)
+    x[::5, 1] = np.nan
+    options = {"enable_categorical": True, "feature_types": ["q", "c"], "max_cat_to_onehot": one_hot}
+    source = xgboost.XGBRegressor(**options, **SMALL).fit(x, np.where(np.isnan(x[:, 1]), -9, x[:, 1] * x[:, 0]))
+    odd = np.repeat([-1.0, -0.5, -1e-9, -0.0, 0.5, 7, 2.0**24, -3e9, np.nan], 30)  # -1: what pandas codes a gap with
+    same_answers(source, np.stack([np.resize(x[:, 0], len(odd)), odd], axis=1))
+
+
+def test_categories_that_the_fit_did_not_see_are_refused_in_files_too(tmp_path):
+    frame = pd.DataFrame({"n": np.arange(40.0), "city": pd.Categorical(["bonn", "oslo", None, "rome"] * 10)})
+    source = xgboost.XGBRegressor(enable_categorical=True, **SMALL).fit(frame, frame.n % 4)
+    module = translate(source)
+    save(module, tmp_path / "folder")
+    export_pt2(module, tmp_path / "m.pt2", columns=True)
+    export_onnx(module, tmp_path / "m.onnx", columns=True, X_example=frame)
+    run = onnxruntime.InferenceSession(str(tmp_path / "m.onnx")).run
+    unseen = frame.assign(city=pd.Categorical(["zürich", *frame.city[1:]], ["bonn", "oslo", "rome", "zürich"]))
+    for table in (frame, unseen):
+        city = table.city.astype(object).where(table.city.notna(), "nan").to_numpy(object)[:, None]
+        answers = [
+            lambda table=table: module.predict(table),
+            lambda table=table: load(tmp_path / "folder").predict(table),
+            lambda table=table: load_alone(tmp_path / "m.py").predict(table),
+            lambda table=table, city=city: run(None, {"n": table[["n"]].to_numpy(), "city": city})[0].ravel(),
+        ]
+        for answer in answers:
+            if table is frame:
+                np.testing.assert_allclose(answer(), source.predict(frame), atol=1e-5)
+            else:
+                with pytest.raises(Exception, match="Found a category not in the training set"):
+                    answer()
+    with pytest.raises(xgboost.core.XGBoostError, match="Found a category not in the training set"):
+        source.predict(unseen)
+
+
+def load_alone(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.load()
+
+
+def test_a_linear_booster_refuses_what_float32_does_not_hold(x):
+    source = xgboost.XGBRegressor(booster="gblinear", **SMALL).fit(x, x[:, 0])
+    bad = np.array(x[:2])
+    bad[0, 0] = 3.5e38
+    with pytest.raises(xgboost.core.XGBoostError, match="too large"):
+        source.predict(bad)
+    with pytest.raises(InvalidInputError, match="too large"):
+        translate(source).predict(bad)

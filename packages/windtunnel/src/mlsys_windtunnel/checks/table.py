@@ -15,7 +15,8 @@ from mlsys_core.errors import InvalidInputError
 SHOWN = 5  # names that a message lists
 
 
-Objects = Literal["any", "numbers", "arrays"]  # text that spells numbers and None; neither; no columns of a frame
+# Text that spells numbers and None; neither; no columns of a frame; nor columns of Arrow's there.
+Objects = Literal["any", "numbers", "arrays", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +147,8 @@ def check_kind(x: Any, rules: InputRules, names: Sequence[str] | None = None) ->
         _check_passed(x, rules, names)
     if rules.objects != "any" and _has_objects(x, rules.objects):
         raise InvalidInputError(
-            f"{rules.estimator} takes columns of int, float or bool, and there are objects: convert your data to "
-            "numeric values, as x.astype(float) does"
+            f"{rules.estimator} takes columns of int, float or bool, not of objects or of Arrow: convert your "
+            "data to numeric values, as x.astype(float) does"
         )
     if not is_sparse(x):
         return
@@ -235,9 +236,10 @@ def is_sparse(x: Any) -> bool:
 
 def _has_objects(x: Any, allowed: Objects) -> bool:
     """Return whether there are objects that are not allowed."""
-    if allowed == "arrays":
-        kinds = [dtype.kind for dtype in x.dtypes if type(dtype).__name__ != "CategoricalDtype"] if is_frame(x) else []
-        return "O" in kinds
+    if allowed in ("arrays", "plain"):
+        dtypes = [dtype for dtype in x.dtypes if type(dtype).__name__ != "CategoricalDtype"] if is_frame(x) else []
+        is_arrow = allowed == "plain" and any(type(dtype).__name__ == "ArrowDtype" for dtype in dtypes)
+        return is_arrow or any(dtype.kind == "O" or dtype == np.longdouble for dtype in dtypes)
     cells = np.asarray(x) if is_frame(x) else x
     return cells.dtype == object and any(cell is None or isinstance(cell, str) for cell in cells.flat)
 

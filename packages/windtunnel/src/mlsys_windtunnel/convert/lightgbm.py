@@ -42,6 +42,9 @@ _OUTPUTS: dict[str, Output] = {
 }
 
 
+_STOPS_EARLY = Unsupported("pred_early_stop=True, which leaves trees out by their sum so far; set it to False")
+
+
 @dataclass(frozen=True, slots=True)
 class LinearModels:
     """Linear models of leaves (``linear_tree``), in the order of leaves."""
@@ -89,20 +92,22 @@ class Model:
 
 
 @CONVERTERS.of("lightgbm.sklearn", "LGBMRanker", "LGBMRegressor")
-def lgbm_regressor(estimator: Any) -> Converted:
+def lgbm_regressor(estimator: Any) -> Converted | Unsupported:
     """Convert regressors and rankers: one value a row; of several groups of trees, as many."""
     model = read_model(estimator.booster_)
     output = _OUTPUTS.get(model.name, "identity")
     if "sqrt" in model.objective:
         output = "signed-square"
     ranks = model.name in ("lambdarank", "rank_xendcg")
+    if ranks and estimator.get_params().get("pred_early_stop"):
+        return _STOPS_EARLY
     return _converted(
         Regressor(Mapped(model.body(), output, slope=model.slope), ranks=ranks), model, estimator.booster_
     )
 
 
 @CONVERTERS.of("lightgbm.basic", "Booster")
-def lightgbm_booster(estimator: Any) -> Converted:
+def lightgbm_booster(estimator: Any) -> Converted | Unsupported:
     """Convert a booster of its library's own: probabilities of classes, values, or raw scores of a user's objective."""
     return lgbm_regressor(estimator)
 
@@ -110,6 +115,8 @@ def lightgbm_booster(estimator: Any) -> Converted:
 @CONVERTERS.of("lightgbm.sklearn", "LGBMClassifier")
 def lgbm_classifier(estimator: Any) -> Converted | Unsupported:
     """Convert classifiers; with an objective of the user's own they answer raw scores."""
+    if estimator.get_params().get("pred_early_stop"):
+        return _STOPS_EARLY
     model = read_model(estimator.booster_)
     answers = [method for method in ("predict", "predict_proba", "decision_function") if hasattr(estimator, method)]
     if callable(estimator._objective):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.host.lookup import UNKNOWN, Vocabulary, is_missing
+from mlsys_windtunnel.host.lookup import LISTED, UNKNOWN, Vocabulary, is_missing
 
 
 class MixedLookup:
@@ -49,10 +49,33 @@ class MixedLookup:
             cells = columns[:, column]
             if (vocabulary := self.vocabularies.get(column)) is not None:
                 codes = vocabulary.codes(cells)
+                self.check_known(cells[codes == UNKNOWN], column)
                 table[:, index] = np.where(codes == UNKNOWN, np.nan, codes)
             else:
                 table[:, index] = numbers(cells, column)
         return table
+
+    def check_known(self, unknown: npt.NDArray[Any], column: int) -> None:
+        """Look at the cells of a column that are no category; here they count as missing."""
+
+
+class KnownLookup(MixedLookup):
+    """The same for a source that refuses a category which it was not fitted on, as XGBoost does."""
+
+    def check_known(self, unknown: npt.NDArray[Any], column: int) -> None:
+        """Refuse what is neither a category nor missing.
+
+        Raises:
+            InvalidInputError: see above.
+        """
+        found = list(
+            dict.fromkeys(repr(cell) for cell in unknown.tolist() if cell is not None and not is_missing(cell))
+        )
+        if found:
+            raise InvalidInputError(
+                f"Found a category not in the training set for column {column}: {', '.join(found[:LISTED])}; "
+                "drop those rows, or leave the cells missing"
+            )
 
 
 def numbers(cells: npt.NDArray[Any], column: int) -> npt.NDArray[np.float64]:

@@ -17,7 +17,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.convert.linear import class_labels
 from mlsys_windtunnel.convert.registry import Converted, Converters, Unsupported
-from mlsys_windtunnel.convert.trees_lookup import MixedLookup
+from mlsys_windtunnel.convert.trees_lookup import KnownLookup
 from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule, Regressor
 from mlsys_windtunnel.modules.tree.ensemble import Tree, join_trees
 from mlsys_windtunnel.modules.tree.heads import LinearBooster, Mapped, MarkedMissing, Output, TreeClassifier
@@ -218,7 +218,7 @@ def _converted(module: PredictorModule, model: Any) -> Converted:
     if not categories:
         return Converted(module)
     num_features = int(model["learner_model_param"]["num_feature"])
-    return Converted(module, MixedLookup(categories, range(num_features)), num_codes=num_features)
+    return Converted(module, KnownLookup(categories, range(num_features)), num_codes=num_features)
 
 
 def _categories(kept: Any) -> npt.NDArray[Any]:

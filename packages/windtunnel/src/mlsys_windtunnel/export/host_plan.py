@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.convert.trees_lookup import MixedLookup
+from mlsys_windtunnel.convert.trees_lookup import KnownLookup, MixedLookup
 from mlsys_windtunnel.export.host_parts import (
     Category,
     Cells,
@@ -114,10 +114,10 @@ class _Resolver:
             )
         if isinstance(lookup, MixedLookup):
             plain = self._unfilled(cells, value.name)
-            known = lookup.vocabularies
+            known, refuses = lookup.vocabularies, isinstance(lookup, KnownLookup)
             return Codes(
                 tuple(
-                    _code(cells[place], known[place], np.nan) if place in known else plain[place]
+                    _code(cells[place], known[place], np.nan, refuses=refuses) if place in known else plain[place]
                     for place in lookup.columns
                 )
             )

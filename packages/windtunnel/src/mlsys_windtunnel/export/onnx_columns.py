@@ -17,7 +17,7 @@ from mlsys_core.errors import InvalidInputError
 from onnx import TensorProto, helper, numpy_helper
 from onnx.compose import add_prefix
 
-from mlsys_windtunnel.export.host_parts import Code, Column, Flags, HostPlan, Numbers, Part, keys_of
+from mlsys_windtunnel.export.host_parts import MISSING_TEXTS, Code, Column, Flags, HostPlan, Numbers, Part, keys_of
 from mlsys_windtunnel.export.onnx_rows import ARRAY
 from mlsys_windtunnel.host.lookup import is_missing
 from mlsys_windtunnel.host.words import Words
@@ -219,6 +219,8 @@ class _Writer:
                 made, kind = self._node("Where", lost, self._constant(np.array(np.nan)), real), TensorProto.DOUBLE
         if code.unknown == code.unknown:
             self._refuse_unknown(code, column, made, kind)
+        elif code.refuses:
+            self._refuse_new(code.cells.column, self._node("IsNaN", made))
         wanted = TensorProto.INT64 if is_whole else TensorProto.DOUBLE
         return made if kind == wanted else self._node("Cast", made, to=wanted)
 
@@ -233,6 +235,17 @@ class _Writer:
             is_unknown = self._node("And", is_unknown, self._node("IsInf", self._number(code.cells.column)))
             message = f"column {column.name} contains infinity, which is no category"
         self.refuse(self._any(is_unknown), message)
+
+    def _refuse_new(self, index: int, is_unknown: str) -> None:
+        """Refuse cells of a column that are no category, unless they are missing."""
+        name, column = self._columns[index], self._types[index]
+        if column.type == "string":
+            gaps = [self._node("Equal", name, self._constant(np.array(text, object))) for text in MISSING_TEXTS]
+        else:
+            gaps = [self._node("IsNaN", self._number(index))] if column.type in ("double", "float") else []
+        for gap in gaps:
+            is_unknown = self._node("And", is_unknown, self._node("Not", gap))
+        self.refuse(self._any(is_unknown), f"Found a category not in the training set for column {column.name}")
 
     def _labelled(self, name: str, keys: npt.NDArray[Any], values: npt.NDArray[Any], unknown: float) -> str:
         made = self._name()

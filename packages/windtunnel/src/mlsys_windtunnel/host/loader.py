@@ -229,6 +229,8 @@ def _filled(cell: Any, fill: Mapping[str, Any], name: str) -> Any:
 
 def _unknown(code: Mapping[str, Any], cell: Any, name: str) -> float:
     if code["unknown"] != code["unknown"]:
+        if code["refuses"] and cell is not None and not is_missing(cell):
+            raise ValueError(f"Found a category not in the training set for column {name}: {cell!r}")
         return -1.0
     if isinstance(cell, date | np.datetime64) or (isinstance(cell, float) and math.isinf(cell)):
         raise ValueError(f"column {name} holds {cell!r}, which is no category")

@@ -74,8 +74,10 @@ MLSYS_STRUCT(Ensemble, nodes, features, edges, root, leaf, set_start, set_size, 
     zero, num_nodes, num_features, num_columns, num_trees, num_outputs, num_groups, is_wide, has_categories,
     rounds_to_float32);
 
+// XGBoost, which rounds, takes what is below 0 for a category that no set holds. Others take -1 and less for missing.
 template <typename Bin>
-Bin bin_of_category(const Feature& feature, double value) {
+Bin bin_of_category(const Ensemble& e, const Feature& feature, double value) {
+  if (e.rounds_to_float32 && value < 0) return static_cast<Bin>(1 + feature.num_edges);
   if (!(value > -1)) return 0;  // NaN too; what lies between -1 and 0 is cut to 0
   return static_cast<Bin>(1 + (value < feature.num_edges ? static_cast<int64_t>(value) : feature.num_edges));
 }
@@ -92,7 +94,7 @@ void find_bins(const Ensemble& e, const Feature& feature, const double* x, int64
   }
   Bin* out = bins + feature.column * kLanes;
   if (feature.is_category) {
-    for (int64_t row = 0; row < rows; ++row) out[row] = bin_of_category<Bin>(feature, value[row]);
+    for (int64_t row = 0; row < rows; ++row) out[row] = bin_of_category<Bin>(e, feature, value[row]);
     return;
   }
   const double* edges = e.edges + feature.edge_start;

@@ -56,11 +56,11 @@ _BY_DISTANCE = (
 _FAR = 1e10
 _TAKES_ALL = ("sklearn.dummy.", "sklearn.naive_bayes.CategoricalNB")  # the module of the latter looks itself
 _OBJECTS: dict[str | None, Objects] = {
-    "lightgbm.sklearn.LGBMClassifier": "arrays",
-    "lightgbm.sklearn.LGBMRanker": "arrays",
-    "lightgbm.sklearn.LGBMRegressor": "arrays",
+    "lightgbm.basic.Booster": "plain",
+    **{f"lightgbm.sklearn.LGBM{kind}": "plain" for kind in ("Classifier", "Ranker", "Regressor")},
     "sklearn.naive_bayes.CategoricalNB": "numbers",
     "sklearn.preprocessing.SplineTransformer": "numbers",
+    "xgboost.core.Booster": "arrays",
     **{f"xgboost.sklearn.XGB{kind}": "arrays" for kind in ("Classifier", "Ranker", "Regressor")},
     **{f"xgboost.sklearn.XGBRF{kind}": "arrays" for kind in ("Classifier", "Regressor")},
 }
@@ -97,6 +97,7 @@ def _contract(estimator: Any, bounds: Bounds) -> Contract:
     if is_function(estimator) or source.startswith(_TAKES_ALL):
         return Contract(_name(estimator), takes_nan=True, takes_inf=True)
     takes_nan = _takes_nan(estimator, source)
+    makes_dmatrix = _makes_dmatrix(estimator, source)
     low, high = bounds(estimator)
     farthest = _farthest(estimator, source)
     if farthest is not None:
@@ -104,8 +105,8 @@ def _contract(estimator: Any, bounds: Bounds) -> Contract:
     return Contract(
         _name(estimator),
         takes_nan=takes_nan,
-        takes_inf=takes_nan and source.startswith(_TAKES_INF) and not _makes_dmatrix(estimator, source),
-        rounds_to_float32=source.startswith(_ROUNDS_TO_FLOAT32) or _has_trees(estimator),
+        takes_inf=takes_nan and source.startswith(_TAKES_INF) and not makes_dmatrix,
+        rounds_to_float32=makes_dmatrix or source.startswith(_ROUNDS_TO_FLOAT32) or _has_trees(estimator),
         low=low,
         high=high,
     )

@@ -27,6 +27,7 @@ Layout = Literal["bits", "walk"]
 _MOST_TABLE_BYTES = 32 * 2**20
 _ROW_TREES_PER_BLOCK = 32_768  # torch splits an operation of more elements over threads, which costs more than it gains
 _MOST_MASK_BITS = 256
+_NO_CATEGORY = float(2**24)  # XGBoost's end of categories, which no set holds
 _STRUCTURE = (
     *("feature", "left", "right", "missing_left", "root", "leaf_start"),
     *("category_set", "category_start", "category_left"),
@@ -153,6 +154,8 @@ class Trees(OperatorModule):
             x = x.masked_fill((x.abs() <= ZERO) & self._zero_is_missing, torch.nan)
         if len(self.category_start) > 1:
             code = x.trunc()
+            if self.rounds_to_float32:  # XGBoost: whatever is below 0 is a category that no set holds
+                code = code.masked_fill(x < 0, _NO_CATEGORY)
             x = torch.where(self._is_category, code.masked_fill(code < 0, torch.nan), x)
         return x
 
