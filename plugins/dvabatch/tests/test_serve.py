@@ -175,6 +175,74 @@ def test_an_answer_that_is_not_finite_is_an_error(small: tuple[TestClient, Small
     assert good.status_code == 200
 
 
+class Words(nn.Module):
+    """A table of ten words, in two stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(10, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x).sum(1))
+
+
+class Pixels(nn.Module):
+    """Numbers of any kind made fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.head(x.float() / 128), x + x
+
+
+def one_stage(name: str, module: nn.Module, example: Tensor) -> ServedModel:
+    model = SlicedModel(program_of(module.eval(), (example,)), [])
+    return ServedModel(Loaded(name, model), parse_stages("1+1"), LoadOperatorPolicy(), num_threads=1)
+
+
+def test_numbers_outside_a_table_are_refused_with_the_reason():
+    served = one_stage("words", Words(), torch.zeros(1, 3, dtype=torch.int64))
+    with TestClient(create_oip_app(ModelRepository([served]))) as client:
+        for row, status in (([1, 2, 9], 200), ([1, 2, 10], 400), ([1, -1, 2], 400)):
+            answer = client.post("/v2/models/words/infer", json={"inputs": [tensor("x", "INT64", [row])]})
+            assert answer.status_code == status, answer.text
+            assert status == 200 or "the model does not take these values: index out of range" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "datatype"),
+    [(torch.uint8, "UINT8"), (torch.int8, "INT8"), (torch.int16, "INT16"), (torch.float16, "FP16")],
+)
+def test_images_and_small_numbers_are_served_as_they_are(dtype: torch.dtype, datatype: str):
+    torch.manual_seed(0)
+    module = Pixels()
+    served = one_stage("pixels", module, torch.zeros(1, 3, dtype=dtype))
+    with TestClient(create_oip_app(ModelRepository([served]))) as client:
+        rows = torch.tensor([[1, 2, 100], [0, 127, 64]], dtype=dtype)
+        raw = rows.numpy().tobytes()
+        head = {
+            "inputs": [
+                {
+                    "name": "x",
+                    "datatype": datatype,
+                    "shape": [2, 3],
+                    "parameters": {"binary_data_size": len(raw)},
+                }
+            ],
+            "outputs": [{"name": f"output_{number}", "parameters": {"binary_data": True}} for number in (0, 1)],
+        }
+        body = json.dumps(head).encode()
+        size = "inference-header-content-length"
+        answer = client.post("/v2/models/pixels/infer", content=body + raw, headers={size: str(len(body))})
+        assert answer.status_code == 200, answer.text
+        scores, doubled = module(rows)
+        data = answer.content[int(answer.headers[size]) :]
+        np.testing.assert_allclose(np.frombuffer(data[:16], np.float32), scores.detach().numpy().ravel(), atol=1e-6)
+        assert data[16:] == doubled.numpy().tobytes()  # whole numbers wrap, as in torch
+
+
 class NoOperators(TorchDispatchMode):
     """None of torch's operators may run in this thread."""
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.serving.isolation import blamed
 from mlsys_core.serving.protocols import Finished, FinishReason, WorkerId
 from mlsys_core.serving.queue import RequestQueue
 from mlsys_core.serving.request import ServeRequest
@@ -205,7 +206,8 @@ class DvaScheduler:
             self.counters["retried parts"] += 1
             self.pipeline.retry(batch.stage)
             return finished
-        finished += [self._leave(r.request_id, FinishReason.FAILED, error=error) for r in alive]
+        cause = blamed(error) if isinstance(error, Exception) else error
+        finished += [self._leave(r.request_id, FinishReason.FAILED, error=cause) for r in alive]
         self.pipeline.finish(batch.stage, leaving=[r.request_id for r in alive])
         return finished
 

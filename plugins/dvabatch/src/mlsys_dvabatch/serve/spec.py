@@ -19,8 +19,12 @@ from torch import Tensor
 _TYPES = {
     torch.float32: DataType.FP32,
     torch.float64: DataType.FP64,
+    torch.float16: DataType.FP16,
     torch.int64: DataType.INT64,
     torch.int32: DataType.INT32,
+    torch.int16: DataType.INT16,
+    torch.int8: DataType.INT8,
+    torch.uint8: DataType.UINT8,
     torch.bool: DataType.BOOL,
 }
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from mlsys_core.errors import ServingError
+from mlsys_core.errors import InvalidInputError, ServingError
 
 Part = TypeVar("Part")
+# What torch says, in words of its own, of values outside a table or of a division by 0.
+_OF_VALUES = re.compile(
+    r"index out of range in self|out of bounds for dimension|index out of bounds|Class values must be|"
+    r"Target -?\d+ is out of bounds|^ZeroDivisionError$"
+)
 NOT_FINITE = "the model's answer to this request is not finite (NaN or infinity); check its input"
 
 
@@ -43,11 +49,28 @@ def run_in_halves(run: Callable[[range], Part], size: int) -> tuple[list[tuple[r
             parts.append((positions, run(positions)))
         except Exception as error:  # noqa: BLE001 - a request boundary: whose fault it is shows when they run apart
             if len(positions) == 1:
-                failed[positions[0]] = error
+                failed[positions[0]] = blamed(error)
             else:
                 middle = (positions.start + positions.stop) // 2
                 waiting += [range(middle, positions.stop), range(positions.start, middle)]
     return parts, failed
+
+
+def blamed(error: Exception) -> Exception:
+    """Return the error of a request that failed alone: a refusal, with the reason, where its own values are at fault.
+
+    Example:
+        >>> blamed(IndexError("index out of range in self"))
+        InvalidInputError('the model does not take these values: index out of range in self')
+        >>> blamed(IndexError("list index out of range"))
+        IndexError('list index out of range')
+    """
+    text = str(error).strip().partition("\n")[0]
+    if not isinstance(error, IndexError | RuntimeError | AssertionError) or not _OF_VALUES.search(text):
+        return error
+    refusal = InvalidInputError(f"the model does not take these values: {text}")
+    refusal.__cause__ = error
+    return refusal
 
 
 def check_finite(answers: Sequence[Any]) -> list[Any]:
