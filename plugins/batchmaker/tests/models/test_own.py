@@ -76,6 +76,40 @@ def test_a_child_sum_tree_has_any_number_of_children(executor: str):
             np.testing.assert_allclose(outputs["c"], c[0], atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        ({"words": [1, 2], "parents": [-1]}, "there are other rows: {'words': 2}"),
+        ({"words": [1], "parents": [1, -1]}, "there are other rows: {'words': 1}"),
+        ({"words": [1, 2], "parents": [1.7, -1]}, "whole numbers in a row"),
+        ({"words": [1, 2], "parents": [[1], [-1]]}, "parents: numbers in 1 dimensions"),
+        ({"words": [1, 2], "parents": [1, None]}, "parents: numbers in 1 dimensions"),
+        ({"words": [1, [2]], "parents": [1, -1]}, "different lengths"),
+        ({"words": [1, 2]}, r"has \['parents', 'words'\], got \['words'\]"),
+        ({"words": [1, 2], "parents": [1, -1], "word": [1, 2]}, "got .*'word'"),
+        ({"words": [1, 2], "parents": None}, "in 1 dimensions"),
+    ],
+)
+def test_requests_that_are_no_trees_are_refused(request_: dict[str, object], says: str):
+    with pytest.raises(InvalidInputError, match=says):
+        from_the_docs(1).unfold(request_)
+
+
+@pytest.mark.parametrize(
+    ("function", "row", "says"),
+    [
+        (lambda _, x: None, 2, "gives NoneType"),
+        (lambda _, x: (x, None), 2, "gives Tensor, NoneType"),
+        (lambda _, x: {"y": x}, 2, "gives dict"),
+        (lambda _, x: x, range(1, 5), "counted from 0, as range"),
+        (lambda _, x: x, "2", "give the numbers of its row"),
+    ],
+)
+def test_cells_that_are_none_are_refused(function, row, says: str):
+    with pytest.raises(InvalidInputError, match=says):
+        own_cell("odd", function, {"x": row}, "y")
+
+
 def test_the_examples_are_short():
     """A model of one's own takes no more than fifteen lines, imports included."""
     for block in BLOCKS[:2]:

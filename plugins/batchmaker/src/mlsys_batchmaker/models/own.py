@@ -45,7 +45,10 @@ class _OwnCell(nn.Module):
                 found = self.eval()(*(random_rows(port, 2, rng) for port in self._inputs))
         except Exception as error:
             raise InvalidInputError(f"cell {cell!r} does not run on rows of its inputs: {error}") from error
-        outputs = (found,) if isinstance(found, torch.Tensor) else tuple(found)
+        outputs = tuple(found) if isinstance(found, tuple | list) else (found,)
+        if not all(isinstance(value, torch.Tensor) for value in outputs):
+            kinds = ", ".join(type(value).__name__ for value in outputs)
+            raise InvalidInputError(f"cell {cell!r} gives {kinds}: it must give a tensor, or a tuple of tensors")
         if len(outputs) != len(names):
             raise InvalidInputError(f"cell {cell!r} gives {len(outputs)} outputs, and {len(names)} are named")
         self._outputs = [
@@ -168,11 +171,26 @@ class _OwnArchitecture:
 
     def unfold(self, request: Payload, graph: CellGraph) -> None:
         """Call the function, and ask for the node that it returns."""
+        self._check(request)
         node = self._unfold(request, graph)
         if (node is None) != self._is_stacked:
             raise InvalidInputError("unfold returns a node for some requests and None for others: choose one")
         if node is not None:
             graph.result(node)
+
+    def _check(self, request: Payload) -> None:
+        """Refuse a request whose arrays are not those of the example, but for their sizes."""
+        if request.keys() != self._example.keys():
+            raise InvalidInputError(f"a request has {sorted(self._example)}, got {sorted(request)}")
+        for name, example in self._example.items():
+            try:
+                array = np.asarray(request[name])
+            except ValueError as error:
+                raise InvalidInputError(f"{name}: its rows have different lengths ({error})") from error
+            if array.ndim != example.ndim or (array.size and array.dtype.kind not in "biuf"):
+                raise InvalidInputError(
+                    f"{name}: numbers in {example.ndim} dimensions are needed, got {array.dtype} in {array.ndim}"
+                )
 
     def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
         """Return the last node's results by name, or all nodes' stacked."""
@@ -201,5 +219,9 @@ def _port(name: str, row: Row) -> Port:
     if isinstance(row, Port):
         return row
     if isinstance(row, range):
+        if row.start or row.step != 1:
+            raise InvalidInputError(f"input {name!r} is {row}: numbers are counted from 0, as range({row.stop})")
         return Port(name, "int64", high=row.stop)
+    if not isinstance(row, int):
+        raise InvalidInputError(f"input {name!r} is {row!r}: give the numbers of its row, range(n), or a Port")
     return Port(name, "float32", (row,))

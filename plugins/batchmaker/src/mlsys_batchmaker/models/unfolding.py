@@ -67,10 +67,15 @@ def tree(join: str, node: str) -> Unfold:
     """
 
     def unfold(request: Payload, graph: CellGraph) -> int:
-        parents = np.asarray(request["parents"], np.int64)
+        given = np.asarray(request["parents"])
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise InvalidInputError(f"parents: whole numbers in a row are needed, got {given.dtype}{given.shape}")
+        parents = given.astype(np.int64)
         if not len(parents) or parents[-1] != -1 or not (parents[:-1] > np.arange(len(parents) - 1)).all():
             raise InvalidInputError("parents: each node's parent comes after it, and the last node's is -1")
         rows = {name: value for name, value in request.items() if name != "parents"}
+        if unlike := {name: len(value) for name, value in rows.items() if len(value) != len(parents)}:
+            raise InvalidInputError(f"parents has {len(parents)} nodes, and there are other rows: {unlike}")
         (join_inputs, sums), (node_inputs, _) = _names(graph, join), _names(graph, node)
         made: list[int] = []
         for number in range(len(parents)):
