@@ -335,6 +335,9 @@ def test_limits_are_above_all_real_models() -> None:
     check_numbers({"max_position_embeddings": 10_485_760, "num_attention_heads": 128, "layer_norm_eps": 1e-12})
     with pytest.raises(InvalidInputError, match="bits"):
         check_numbers({"anything": 10**400})
+    for name in ("embedding_multiplier", "logits_scaling", "logit_scale", "attention.scale", "ssm.inner_size"):
+        with pytest.raises(InvalidInputError, match=name):
+            check_numbers({name: "x"})
 
 
 def test_hostile_directories_take_bounded_memory_and_processor_time(tmp_path: Path, cost_of_loading) -> None:
