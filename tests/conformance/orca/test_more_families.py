@@ -83,6 +83,17 @@ QWEN3_NEXT: dict[str, Any] = {
     "num_experts": 6,
     "num_experts_per_tok": 2,
 }
+QWEN3_5: dict[str, Any] = {
+    key: value for key, value in QWEN3_NEXT.items() if "expert" not in key and "moe" not in key
+} | {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    }
+}
 BLOOM = TOKENS | {"hidden_size": 60, "n_layer": 2, "n_head": 5, "initializer_range": 0.2}
 MPT = TOKENS | {"d_model": 60, "n_layers": 2, "n_heads": 5, "max_seq_len": 128, "initializer_range": 0.2}
 COHERE2 = {"logit_scale": 2.0, "sliding_window": 9, "num_hidden_layers": 4}
@@ -174,6 +185,10 @@ CASES = {
         SMALL | BAMBA | {"layer_types": ["linear_attention", "full_attention"], "position_embedding_type": "rope"},
     ),
     "qwen3-next": Case("Qwen3Next", SMALL | QWEN3_NEXT),
+    "qwen3-5": Case("Qwen3_5Text", SMALL | QWEN3_5),
+    "qwen3-5-moe": Case(
+        "Qwen3_5MoeText", {key: value for key, value in (SMALL | QWEN3_NEXT).items() if key != "intermediate_size"}
+    ),
     "mpt-scaled": Case("Mpt", MPT | {"attn_config": {"softmax_scale": 0.2}}),
 }
 GUESSED = ("gpt-oss", "deepseek-v2", "deepseek-v3", "minicpm3", "qwen3-moe-of-all")
@@ -197,6 +212,8 @@ GGUF = {
     "granite-hybrid": "GRANITE_HYBRID",
     "granite-hybrid-dense": "GRANITE_HYBRID",
     "qwen3-next": "QWEN3NEXT",
+    "qwen3-5": "QWEN35",
+    "qwen3-5-moe": "QWEN35MOE",
 }
 
 
@@ -221,7 +238,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 def tolerance_of(checkpoint: Checkpoint) -> float:
     """Of log-probabilities: transformers' own two forms of the delta rule differ by 4e-4 in a token of these."""
-    return 1e-3 if checkpoint.name == "qwen3-next" else 1e-4
+    return 1e-3 if checkpoint.name.startswith(("qwen3-next", "qwen3-5")) else 1e-4
 
 
 @torch.inference_mode()
@@ -314,6 +331,35 @@ def test_a_converted_gguf_computes_as_the_original(checkpoint: Checkpoint, tmp_p
     loaded = load_model(path, dtype="fp32", backend="native")
     exact = logits_of(checkpoint.reference, PROMPTS).log_softmax(-1)
     assert torch.allclose(torch.cat(log_probabilities(loaded, PROMPTS)), exact, atol=tolerance_of(checkpoint), rtol=0)
+
+
+def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
+    reference = write_checkpoint(tmp_path, CASES["qwen3-5"])
+    path = convert_to_gguf(reference, gguf.MODEL_ARCH.QWEN35, tmp_path / "model.gguf", num_guessing=1)
+    exact = logits_of(reference, PROMPTS).log_softmax(-1)
+    loaded = load_model(path, dtype="fp32", backend="native")
+    assert loaded.config.num_layers == 3
+    assert torch.allclose(torch.cat(log_probabilities(loaded, PROMPTS)), exact, atol=1e-3, rtol=0)
+
+
+def test_experts_in_one_tensor_are_those_in_many(tmp_path: Path) -> None:
+    """Qwen3.5's own files have all experts of a layer together; transformers saves them apart."""
+    from safetensors.torch import load_file, save_file
+
+    write_checkpoint(tmp_path, CASES["qwen3-5-moe"])
+    apart = log_probabilities(load_model(tmp_path, dtype="fp32", backend="native"), PROMPTS)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for layer in range(3):
+        stem = f"model.layers.{layer}.mlp.experts."
+        each = [
+            [tensors.pop(f"{stem}{expert}.{role}_proj.weight") for expert in range(6)]
+            for role in ("gate", "up", "down")
+        ]
+        gates, ups, downs = map(torch.stack, each)
+        tensors |= {f"{stem}gate_up_proj": torch.cat([gates, ups], dim=1), f"{stem}down_proj": downs}
+    save_file(tensors, tmp_path / "model.safetensors")
+    together = log_probabilities(load_model(tmp_path, dtype="fp32", backend="native"), PROMPTS)
+    assert all(map(torch.equal, together, apart))
 
 
 def test_experts_in_mxfp4_have_the_values_of_transformers(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "granite-hybrid": {},
     "granite-hybrid-dense": {},
     "qwen3-next": {"linear_key_head_dim": 20},
+    "qwen3-5": {"linear_key_head_dim": 20},
+    "qwen3-5-moe": {"linear_key_head_dim": 20},
 }
 REFUSED = {  # what a GGUF cannot say, or llama.cpp does not read
     "qwen2-moe": "head that is",
@@ -128,7 +130,8 @@ def test_the_file_computes_as_the_directory(tmp_path: Path, name: str) -> None:
     read = load_model(quantize(path, tmp_path / "model.gguf", "F32"), dtype="fp32", weights="float")
     ours, theirs = (torch.cat(log_probabilities(loaded, PROMPTS)) for loaded in (read, given))
     assert theirs.std() > 0.3
-    assert torch.allclose(ours, theirs, atol=2e-5, rtol=0)
+    # Qwen3.5's heads stand, and are summed, in another order there.
+    assert torch.allclose(ours, theirs, atol=2e-4 if name.startswith("qwen3-5") else 2e-5, rtol=0)
     assert read.tokenizer.encode("the 12\n\nshall's") == given.tokenizer.encode("the 12\n\nshall's")
     assert read.tokenizer.eos_ids == given.tokenizer.eos_ids
     assert len(read.tokenizer.eos_ids) == 2

@@ -13,19 +13,28 @@ ARCH = gguf.MODEL_ARCH
 WITH_LAYER_NORM = (ARCH.GPT2, ARCH.GPTNEOX, ARCH.STABLELM, ARCH.STARCODER2, ARCH.COMMAND_R, ARCH.COHERE2, ARCH.PHI2)
 WITH_LAYER_NORM += (ARCH.FALCON, ARCH.BLOOM, ARCH.MPT)
 ONE_PLUS = (ARCH.GEMMA, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.QWEN3NEXT)
+ONE_PLUS += (ARCH.QWEN35, ARCH.QWEN35MOE)
 INTERLEAVED = (ARCH.LLAMA, ARCH.SMOLLM3, ARCH.GRANITE, ARCH.GRANITE_HYBRID)
-RECURRENT = (ARCH.MAMBA2, ARCH.GRANITE_HYBRID, ARCH.QWEN3NEXT)
+DELTA = (ARCH.QWEN3NEXT, ARCH.QWEN35, ARCH.QWEN35MOE)
+RECURRENT = (ARCH.MAMBA2, ARCH.GRANITE_HYBRID, *DELTA)
 
 
-def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Path:
-    """Write the file as llama.cpp's converter does: other names, some weights in another order or form."""
+def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path, *, num_guessing: int = 0) -> Path:
+    """Write the file as llama.cpp's converter does: other names, some weights in another order or form.
+
+    ``num_guessing``: layers behind the last that would guess further tokens, copies of the last.
+    """
     config, tensors = model.config, dict(model.state_dict())
     if architecture in RECURRENT:
         add_states(config, tensors, architecture)
+    if architecture in (ARCH.QWEN35, ARCH.QWEN35MOE):
+        tile_heads(config, tensors)
     heads, hidden = getattr(config, "num_attention_heads", 0), config.hidden_size  # Mamba-2 has none
     head_dim = getattr(config, "head_dim", None) or hidden // max(1, heads)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(config.num_hidden_layers + num_guessing)
+    if num_guessing:
+        writer.add_nextn_predict_layers(num_guessing)
     writer.add_context_length(getattr(config, "max_position_embeddings", 128))
     writer.add_embedding_length(hidden)
     inner = getattr(config, "ffn_hidden_size", None) or getattr(config, "intermediate_size", 4 * hidden * bool(heads))
@@ -79,13 +88,18 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Pa
     elif "experts" in "".join(tensors):
         writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+        writer.add_expert_feed_forward_length(
+            getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+        )
         split_experts(tensors, architecture)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(["t", "tt", *(f"t{i}" for i in range(2, config.vocab_size))])
     writer.add_array("tokenizer.ggml.merges", ["t t"])
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for number in range(num_guessing):
+        own, last = f".{config.num_hidden_layers + number}.", f".{config.num_hidden_layers - 1}."
+        tensors |= {name.replace(last, own, 1): values for name, values in tensors.items() if f"layers{last}" in name}
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers + num_guessing)
     if architecture == ARCH.STABLELM:
         stack_norms(tensors)
 
@@ -117,7 +131,7 @@ def add_states(config: Any, tensors: dict[str, Tensor], architecture: gguf.MODEL
             tensors[name] = values.squeeze()
         elif name.endswith((".A_log", ".D")):
             values = values if name.endswith(".D") else -values.exp()
-            tensors[name] = values if architecture == ARCH.QWEN3NEXT else values[:, None]
+            tensors[name] = values if architecture in DELTA else values[:, None]
         elif name.endswith(".dt_bias"):
             tensors[f"{stem}.dt_proj.bias"] = tensors.pop(name)
         elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
@@ -141,13 +155,32 @@ def add_states(config: Any, tensors: dict[str, Tensor], architecture: gguf.MODEL
             tensors[f"{stem.removesuffix('_qkvz')}_z.weight"] = parts[3]
 
 
+def tile_heads(config: Any, tensors: dict[str, Tensor]) -> None:
+    """Qwen3.5: the heads of values stand as their keys repeat, not beside those that share their key."""
+    groups, heads, width = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
+    values, shared = heads * width, 2 * groups * config.linear_key_head_dim
+    order = torch.arange(heads).view(groups, -1).T.flatten()
+    wide = (order[:, None] * width + torch.arange(width)).flatten()
+    for name in [name for name in tensors if ".linear_attn." in name]:
+        old, axis = tensors[name], 1 if "out_proj" in name else 0
+        if old.shape[axis] == shared + values:
+            tensors[name] = torch.cat([old[:shared], old[shared:][wide]])
+        elif old.shape[axis] == values:
+            tensors[name] = old.index_select(axis, wide)
+        elif old.shape[axis] == heads:
+            tensors[name] = old[order]
+
+
 def add_sizes_of_states(writer: gguf.GGUFWriter, config: Any, architecture: gguf.MODEL_ARCH) -> None:
-    if architecture == ARCH.QWEN3NEXT:
+    if architecture in DELTA:
         sizes = (config.linear_conv_kernel_dim, config.linear_key_head_dim, config.linear_num_key_heads)
         heads, width = config.linear_num_value_heads, config.linear_value_head_dim
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+        if architecture != ARCH.QWEN35:
+            writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+        if architecture != ARCH.QWEN3NEXT:
+            writer.add_rope_dimension_sections([11, 11, 10, 0])
     elif architecture == ARCH.MAMBA2:
         sizes, heads, width = (
             (config.conv_kernel, config.state_size, config.n_groups),

@@ -1,7 +1,7 @@
 """The text part of a directory whose model also sees pictures, as if it were a directory of its own.
 
 Used by :mod:`mlsys_orca.loading.huggingface` for models whose text part, asked in text only, computes as it would
-alone: Gemma 3 from 4B on and Mistral Small 3.1 and 3.2.
+alone: Gemma 3 from 4B on, Mistral Small 3.1 and 3.2, Qwen3.5.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from mlsys_orca.model.weights.quantized import QuantizedMatrix
 
 _ALONE = MappingProxyType({"language_model.": ""})
-_ARCHITECTURES = {"gemma3": "gemma3_text", "mistral3": "mistral"}  # the whole's -> its text part's
+_QWEN = MappingProxyType({"model.language_model.": "model.", "lm_head.": "lm_head."})
+_ARCHITECTURES = {  # the whole's -> its text part's
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 
 
 def text_config(raw: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -33,6 +39,11 @@ def text_config(raw: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     refuse_common(raw)
     return {"model_type": _ARCHITECTURES[raw["model_type"]], **part}
+
+
+def open_text_part(whole: Checkpoint, raw: Mapping[str, Any]) -> TextPart:
+    """Return the tensors of the text part of the model that ``raw`` describes."""
+    return TextPart(whole, prefixes=_QWEN if raw["model_type"].startswith("qwen3_5") else _ALONE)
 
 
 class TextPart:

@@ -136,6 +136,11 @@ def read_experts(
         gates, ups = (read.stack(role, number, inner, hidden, at=at) for role in ("gates", "ups"))
         products = [Linear(concatenate_rows(pair)) for pair in zip(gates, ups, strict=True)]
         downs = [Linear(down) for down in read.stack("downs", number, hidden, inner, at=at)]
+    elif read.has("products", at=at, part=""):  # all experts in one tensor
+        products, downs = (
+            [Linear(matrix) for matrix in read.as_kept(role, read.unsuffixed(role, shape, at=at))]
+            for role, shape in (("products", (number, 2 * inner, hidden)), ("downs", (number, hidden, inner)))
+        )
     else:
         where = [(index, expert) for expert in range(number)]
         products = [read.linear({"gate": inner, "up": inner}, hidden, at=at) for at in where]

@@ -33,6 +33,7 @@ class Family:
     ignorable_prefixes: tuple[str, ...] = ()
     transposed: frozenset[Layout] = frozenset()  # whose weights in layers are [in_features, out_features]
     qkv_by_head: frozenset[Layout] = frozenset()  # where query, key and value of a head stand together
+    guesses_in_gguf: bool = False  # layers behind the last one guess further tokens there, which nobody asks of them
     pairs_in_gguf: bool = False  # rotary pairs stand beside each other there, and half a head apart in directories
 
     def load(
@@ -65,7 +66,8 @@ class Family:
         with torch.inference_mode():
             read = read_by(reader, stems, dtype=dtype, device=device, eps=config.norm_eps, weights=weights)
             model = self.build(config, read)
-        reader.finish(self.is_ignorable)
+        guessing = self.guesses_in_gguf and checkpoint.layout == "gguf"
+        reader.finish(lambda name: self.is_ignorable(name) or (guessing and _layer(name) >= config.num_layers))
         return model
 
     def is_ignorable(self, name: str) -> bool:
@@ -75,3 +77,10 @@ class Family:
             or name.endswith((".rotary_emb.inv_freq", *self.ignorable_suffixes))
             or name.startswith(self.ignorable_prefixes)
         )
+
+
+def _layer(name: str) -> int:
+    """Return the number of the layer that a tensor of a GGUF belongs to; -1: to none."""
+    first, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    return int(number) if first == "blk" and number.isdecimal() else -1

@@ -43,6 +43,7 @@ _RULES = [
     _Rule(r"(kv|q)_lora_rank|qk_(nope|rope)_head_dim|v_head_dim|attention\.kv_lora_rank", 0, MAX_HEAD_DIM),
     _Rule(r"n_(routed|shared)_experts|n_group|topk_group|first_k_dense_replace", 0, MAX_EXPERTS),
     _Rule(r"expert_(shared|group|group_used)_count|leading_dense_block_count", 0, MAX_EXPERTS),
+    _Rule(r"nextn_predict_layers", 0, MAX_LAYERS),
     _Rule(r"vocab_size", 1, MAX_VOCAB),
     _Rule(r"(moe_)?intermediate_size|(dense_)?ffn_dim|n_inner|d_ff|hidden_dim|.*feed_forward_length", 0, MAX_WIDTH),
     _Rule(r"hidden_size|n_embd|d_model|dim|embedding_length|word_embed_proj_dim", 1, MAX_WIDTH),

@@ -61,9 +61,9 @@ class OperatorReader:
         named = any(name.startswith(first) for name in reader.checkpoint.names)
         self._absent_prefix = "" if named or self.layout == "gguf" else first
 
-    def has(self, role: str, *, at: tuple[int, ...] = ()) -> bool:
-        """Return whether the file has a weight of that role."""
-        return self._name(role, at, "weight") in self._reader.checkpoint.names
+    def has(self, role: str, *, at: tuple[int, ...] = (), part: str = "weight") -> bool:
+        """Return whether the file has a weight of that role; ``part``: the end of its name, empty where it has none."""
+        return role in self._stems and self._name(role, at, part).removesuffix(".") in self._reader.checkpoint.names
 
     def tensor(
         self, role: str, shape: tuple[int, ...], *, at: tuple[int, ...] = (), dtype: torch.dtype | None = None

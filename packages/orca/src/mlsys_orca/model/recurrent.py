@@ -111,7 +111,7 @@ class Recurrence(nn.Module):
         values, keys, queries = torch.split(mixed, [part.num_values, shared, shared], dim=1)
         values = values.view(-1, part.num_heads, part.head_dim)
         keys, queries = (
-            each.view(-1, part.num_groups, part.state_size).repeat_interleave(part.num_heads // part.num_groups, 1)
+            _of_heads(each.view(-1, part.num_groups, part.state_size), part.num_heads // part.num_groups, part.is_tiled)
             for each in (keys, queries)
         )
         steps = softplus(steps + self.step_bias)
@@ -132,6 +132,11 @@ class Recurrence(nn.Module):
         if self.skip is not None:
             found += values * self.skip[:, None]
         return found.view(len(found), -1)
+
+
+def _of_heads(shared: Tensor, times: int, is_tiled: bool) -> Tensor:
+    """Return what each head has of ``shared`` [tokens, groups, features]."""
+    return shared.repeat(1, times, 1) if is_tiled else shared.repeat_interleave(times, 1)
 
 
 class MixerLayer(nn.Module):

@@ -101,16 +101,17 @@ def read_delta_net(config: ModelConfig, read: OperatorReader, index: int) -> Rec
     part, hidden, at = config.recurrent, config.hidden_size, (index,)
     assert part is not None
     heads, groups, values, channels = part.num_heads, part.num_groups, part.num_values, part.num_channels
-    is_gguf = read.layout == "gguf"
-    counts = {"qkv": channels, "z": values} if is_gguf else {"qkvz": channels + values}
-    both = Linear(read.matrix({**counts, "ba": 2 * heads}, hidden, at=at))
-    # The file has queries, keys, values and gates: a GGUF of all groups, a directory group by group. Both have group by
-    # group the rates of its heads, then their steps.
+    # Queries, keys, values and gates stand kind by kind, or, in directories of Qwen3-Next, group by group; rates and
+    # steps of heads kind by kind, or group by group.
+    is_by_group, are_apart = read.has("qkvz", at=at), read.has("b", at=at)
+    counts = {"qkvz": channels + values} if is_by_group else {"qkv": channels, "z": values}
+    counts |= {"b": heads, "a": heads} if are_apart else {"ba": 2 * heads}
+    both = Linear(read.matrix(counts, hidden, at=at))
     shared, width = groups * part.state_size, values // groups
-    rows = torch.arange(channels + values).view(1 if is_gguf else groups, -1)
-    sizes = [shared, shared, values, values] if is_gguf else [part.state_size, part.state_size, width, width]
+    rows = torch.arange(channels + values).view(groups if is_by_group else 1, -1)
+    sizes = [part.state_size, part.state_size, width, width] if is_by_group else [shared, shared, values, values]
     queries, keys, own, gates = torch.split(rows, sizes, dim=1)
-    rates, steps = (channels + values + torch.arange(2 * heads)).view(groups, 2, -1).unbind(1)
+    rates, steps = (channels + values + torch.arange(2 * heads)).view(1 if are_apart else groups, 2, -1).unbind(1)
     order = torch.cat([each.flatten() for each in (own, keys, queries, gates, steps, rates)])
     fp32: dict[str, Any] = {"at": at, "dtype": torch.float32}
     queries, keys, own = torch.split(_read_taps(part, read, index), [shared, shared, values])

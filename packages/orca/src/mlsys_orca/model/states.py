@@ -29,11 +29,12 @@ class RecurrentPart:
     rule: Literal["decay", "delta"]  # a token adds to its head's state; or first takes what the state has for its key
     layers: tuple[bool, ...]  # [num_layers] whether a layer is recurrent; the others attend
     num_heads: int
-    num_groups: int  # of neighbouring heads that share a key and a query
+    num_groups: int  # of heads that share a key and a query
     head_dim: int  # features of a head's values
     state_size: int  # features of a key
     num_taps: int  # inputs that a convolution sees, the newest included
     norm_eps: float  # of the norm beside the gates, which reads no states
+    is_tiled: bool = False  # heads share a key with every num_groups-th head, not with their neighbours
 
     def __post_init__(self) -> None:
         for name, most in (("num_heads", MAX_HEADS), ("num_groups", MAX_HEADS), ("num_taps", MAX_HEADS)):

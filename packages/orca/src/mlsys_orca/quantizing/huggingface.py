@@ -19,7 +19,7 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_orca.loading.huggingface import read_json, read_tokenizer, template_source
-from mlsys_orca.loading.text_part import TextPart, text_config
+from mlsys_orca.loading.text_part import open_text_part, text_config
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.families import ARCHITECTURES, model_family
 from mlsys_orca.model.family import Family
@@ -29,6 +29,8 @@ from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut
 from mlsys_orca.model.weights.damage import MAX_INDEX_NBYTES, json_object
 from mlsys_orca.model.weights.quantized_directory import QuantizedDirectory, open_weights
 from mlsys_orca.quantizing.metadata import (
+    DELTA,
+    QWEN3_5,
     check_llama_cpp_reads,
     check_says_the_same,
     gguf_architecture,
@@ -41,7 +43,7 @@ from mlsys_orca.quantizing.vocabulary import vocabulary_metadata
 
 Arrange = Callable[[Tensor], Tensor]
 
-_ONE_PLUS = frozenset({"gemma", "gemma2", "gemma3", "qwen3next"})  # norms' weights are whole
+_ONE_PLUS = frozenset({"gemma", "gemma2", "gemma3", *DELTA})  # norms' weights are whole
 _PIECE_OF = re.compile(r"\.(?:experts|norms)\.(\d+)(?=\.)")  # of tensors that GGUF has as one
 
 
@@ -63,10 +65,10 @@ def open_directory(path: Path) -> Source:
     architecture, family = gguf_architecture(model_type), model_family(model_type)
     config, weights = family.from_huggingface(raw), open_weights(path, whole)
     if part:
-        weights = TextPart(weights)
-        config = replace(config, tied_embeddings=not weights.has_head)
+        text = open_text_part(weights, whole)
+        weights, config = text, replace(config, tied_embeddings=not text.has_head)
     if config.recurrent is not None:
-        weights = CutDirectory(weights, config)
+        weights = CutDirectory(weights, config, is_tiled=architecture in QWEN3_5)
     tensors = _tensors(config, family, weights, architecture)
     factors = scaling_tensors(config, raw)
     tensors += [_constant(name, values) for name, values in factors.items()]
@@ -199,7 +201,7 @@ def _arrangement(target: str, rank: int, config: ModelConfig, family: Family, ar
 
 def _of_states(role: str, rank: int, part: RecurrentPart, architecture: str) -> Arrange | None:
     """Return how a recurrent layer's tensor changes: its decay, and the shapes that go with it."""
-    beside = () if architecture == "qwen3next" else (1,)  # of each head's number
+    beside = () if architecture in DELTA else (1,)  # of each head's number
     match role:
         case "ssm_conv1d" if rank > 1:
             return lambda values: values.flatten(1)
@@ -207,7 +209,7 @@ def _of_states(role: str, rank: int, part: RecurrentPart, architecture: str) -> 
             return lambda values: -values.exp().view(-1, *beside)
         case "ssm_d":
             return lambda values: values.view(-1, *beside)
-        case "ssm_norm" if architecture != "qwen3next":
+        case "ssm_norm" if architecture not in DELTA:
             return lambda values: values.view(part.num_groups, -1)
     return None
 

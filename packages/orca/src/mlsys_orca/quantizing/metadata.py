@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
@@ -32,7 +33,11 @@ _NAMES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
+QWEN3_5 = frozenset({"qwen35", "qwen35moe"})
+DELTA = QWEN3_5 | {"qwen3next"}  # with gated delta nets
 _WITH_LAYER_NORM = frozenset(
     {"gpt2", "gptneox", "stablelm", "starcoder2", "command-r", "cohere2", "phi2", "falcon", "bloom", "mpt"}
 )
@@ -46,6 +51,7 @@ _GRANITE = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
+_SECTIONS = (11, 11, 10, 0)  # of rotary positions on three axes, alike for text
 _COMMAND_R_LAYERS = 64  # from here on llama.cpp looks for norms of heads
 
 _TENSORS = {  # of rotary scalings, and the field of GgufFields that each is read to
@@ -153,7 +159,7 @@ def check_llama_cpp_reads(config: ModelConfig, architecture: str, tensors: Mappi
         "products without biases": not is_biased and architecture == "starcoder2",
         "rotary scaling as a tensor": "rope_freqs.weight" in tensors and architecture not in _WITH_ROPE_FREQS,
         "layers that all attend": part is not None and not part.num_layers,
-        "values of another width than keys": architecture == "qwen3next" and part and part.head_dim != part.state_size,
+        "values of another width than keys": architecture in DELTA and part and part.head_dim != part.state_size,
         f"norms of heads in a model of fewer than {_COMMAND_R_LAYERS} layers": norms,
     }
     if wrong := [what for what, holds in reasons.items() if holds]:
@@ -167,6 +173,8 @@ def _seen(config: ModelConfig, name: str) -> Any:
         return value or config.head_dim**-0.5
     if name == "windows" and value is not None and all(each is None or each >= config.max_positions for each in value):
         return None  # wider than what is ever seen
+    if name == "recurrent" and value is not None:
+        return replace(value, is_tiled=False)  # rows are written in the file's order
     if name == "rotated" and value is not None and all(value):
         return None
     return value
@@ -226,7 +234,7 @@ def _of_family(config: ModelConfig, raw: Mapping[str, Any], architecture: str) -
             return {"attention.max_alibi_bias": float((raw.get("attn_config") or {}).get("alibi_bias_max", 8))}
         case "phi3":
             return window
-        case "qwen2moe" | "qwen3next":
+        case "qwen2moe" | "qwen3next" | "qwen35moe":
             return {
                 "expert_feed_forward_length": config.intermediate_size,
                 "expert_shared_feed_forward_length": config.shared_expert_size,
@@ -254,4 +262,6 @@ def _of_states(config: ModelConfig, part: RecurrentPart, architecture: str) -> d
             shared = {"expert_shared_feed_forward_length": config.shared_expert_size}
             return found | shared | {"attention.head_count_kv": attends, "rope.scaling.finetuned": False}
         case _:
+            if architecture in QWEN3_5:
+                found["rope.dimension_sections"] = list(_SECTIONS)
             return found | {"full_attention_interval": (*part.layers, False).index(False) + 1}

@@ -24,15 +24,16 @@ class CutDirectory:
     Args:
         whole: The directory.
         config: Its model, which has recurrent layers.
+        is_tiled: True where GGUF has heads in the order in which their keys repeat (Qwen3.5).
 
     Raises:
         InvalidInputError: a tensor has another shape than the configuration implies.
     """
 
-    def __init__(self, whole: Checkpoint, config: ModelConfig) -> None:
+    def __init__(self, whole: Checkpoint, config: ModelConfig, *, is_tiled: bool = False) -> None:
         self.layout: Layout = whole.layout
         self._whole = whole
-        self._parts = {own: (name, cut) for name in whole.names for own, cut in _parts(name, whole, config)}
+        self._parts = {own: (name, cut) for name in whole.names for own, cut in _parts(name, whole, config, is_tiled)}
 
     @property
     def names(self) -> frozenset[str]:
@@ -66,7 +67,7 @@ class CutDirectory:
         return None
 
 
-def _parts(name: str, whole: Checkpoint, config: ModelConfig) -> Iterator[tuple[str, Cut | None]]:
+def _parts(name: str, whole: Checkpoint, config: ModelConfig, is_tiled: bool) -> Iterator[tuple[str, Cut | None]]:
     """Yield the tensors that GGUF makes of tensor ``name``, under names that the ``gguf`` library knows."""
     stem, _, last = name.rpartition(".")
     layer = stem.partition(".block_sparse_moe.")[0].partition(".shared_mlp.")[0]
@@ -74,24 +75,57 @@ def _parts(name: str, whole: Checkpoint, config: ModelConfig) -> Iterator[tuple[
     part = config.recurrent
     assert part is not None
     if last == "dt_bias":
-        yield f"{stem}.dt_proj.bias", None
+        yield f"{stem}.dt_proj.bias", _tiled(name, part) if is_tiled else None
+    elif last == "down_proj":  # of all experts
+        yield f"{name}.weight", None
+    elif last == "gate_up_proj":
+        yield from _halves(f"{stem}.", 1, whole.shape(name))
     elif name.endswith(".router.layer.weight"):
         yield f"{layer}.mlp.gate.weight", None
     elif name.endswith(".output_linear.weight"):
         yield (f"{layer}.mlp.experts" if "block_sparse_moe" in name else shared) + ".down_proj.weight", None
     elif name.endswith(".input_linear.weight"):
         axis, mlp = (1, f"{layer}.mlp.experts") if "block_sparse_moe" in name else (0, shared)
-        half = whole.shape(name)[axis] // 2
-        yield f"{mlp}.gate_proj.weight", Cut(axis, (range(half),))
-        yield f"{mlp}.up_proj.weight", Cut(axis, (range(half, 2 * half),))
+        yield from _halves(f"{mlp}.", axis, whole.shape(name))
     elif name.endswith(".in_proj_qkvz.weight"):
         if whole.shape(name)[0] != part.num_channels + part.num_values:
             raise InvalidInputError(f"{name!r} has {whole.shape(name)[0]} rows, other than the configuration implies")
         queries, keys, values, gates = _of_groups(part)
         yield f"{stem.removesuffix('_qkvz')}_qkv.weight", Cut(0, (*queries, *keys, *values))
         yield f"{stem.removesuffix('_qkvz')}_z.weight", Cut(0, tuple(gates))
+    elif ".linear_attn." in name and is_tiled:
+        yield name, _tiled(name, part)
     else:
         yield name, None
+
+
+def _halves(prefix: str, axis: int, shape: tuple[int, ...]) -> Iterator[tuple[str, Cut]]:
+    half = shape[axis] // 2
+    yield f"{prefix}gate_proj.weight", Cut(axis, (range(half),))
+    yield f"{prefix}up_proj.weight", Cut(axis, (range(half, 2 * half),))
+
+
+def _tiled(name: str, part: RecurrentPart) -> Cut | None:
+    """Return the rows or columns of a tensor with heads in the order in which their keys repeat; None: it has none."""
+    times = part.num_heads // part.num_groups
+    heads = [head for first in range(times) for head in range(first, part.num_heads, times)]
+    shared = 2 * part.num_groups * part.state_size
+
+    def wide(start: int = 0) -> tuple[range, ...]:
+        size = part.head_dim
+        return tuple(range(start + head * size, start + (head + 1) * size) for head in heads)
+
+    role = name.rpartition(".linear_attn.")[2].removesuffix(".weight")
+    match role:
+        case "in_proj_qkv" | "conv1d":
+            return Cut(0, (range(shared), *wide(shared)))
+        case "in_proj_z":
+            return Cut(0, wide())
+        case "out_proj":
+            return Cut(1, wide())
+        case "in_proj_a" | "in_proj_b" | "A_log" | "dt_bias":
+            return Cut(0, tuple(range(head, head + 1) for head in heads))
+    return None
 
 
 def _of_groups(part: RecurrentPart) -> list[list[range]]:

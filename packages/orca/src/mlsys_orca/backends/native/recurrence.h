@@ -29,6 +29,7 @@ struct Scan {  // state = decay * state + new key^T; target = state * query
     int32_t source, target;  // registers; the source's columns: values, keys, queries
     Rule rule;
     int32_t num_heads, num_groups;  // heads share keys and queries in groups
+    bool is_tiled;                  // groups of every num_groups-th head, not of neighbours
     int32_t head_dim, state_size;
     int32_t steps;             // a register with each head's step and rate
     int32_t step_column, rate_column;
@@ -39,7 +40,7 @@ struct Scan {  // state = decay * state + new key^T; target = state * query
     int64_t state;             // floats of a request's states before this layer's matrices
 };
 MLSYS_STRUCT(
-    Scan, source, target, rule, num_heads, num_groups, head_dim, state_size, steps, step_column, rate_column, decay, step_bias,
+    Scan, source, target, rule, num_heads, num_groups, is_tiled, head_dim, state_size, steps, step_column, rate_column, decay, step_bias,
     skip, key_eps, state);
 
 MLSYS_ENUM(GateKind, SILU_THEN_NORM, NORM_THEN_SILU, SIGMOID_ALONE);
@@ -180,7 +181,7 @@ inline void scan(
     const int rows = std::min(SCAN_ROWS, op.head_dim - first), size = op.state_size;
     float* state = matrices + ((int64_t)head * op.head_dim + first) * size;
     if (is_first(span)) std::fill(state, state + (int64_t)rows * size, 0.0f);
-    const int values_at = head * op.head_dim + first, group = head / (op.num_heads / op.num_groups);
+    const int values_at = head * op.head_dim + first, group = op.is_tiled ? head % op.num_groups : head / (op.num_heads / op.num_groups);
     const int keys_at = op.num_heads * op.head_dim + group * size, queries_at = keys_at + op.num_groups * size;
     const bool turns = span.stop - span.start >= TOKENS_TO_TURN && size % LANES == 0;
     const int num_turned = turns ? rows / LANES * LANES : 0;

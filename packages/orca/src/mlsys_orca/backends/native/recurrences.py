@@ -121,6 +121,7 @@ def bind_recurrence(
         rule=part.rule,
         num_heads=part.num_heads,
         num_groups=part.num_groups,
+        is_tiled=part.is_tiled,
         head_dim=part.head_dim,
         state_size=part.state_size,
         steps=number[operator.steps],

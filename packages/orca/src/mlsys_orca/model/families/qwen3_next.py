@@ -38,7 +38,7 @@ _STEMS: dict[Layout, dict[str, str]] = {
         **recurrent_reader.GGUF_STEMS,
     },
 }
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "num_attention_heads": 16,
     "num_key_value_heads": 2,
     "head_dim": 256,
@@ -60,8 +60,11 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
-    raw = _DEFAULTS | dict(raw)
-    require(raw, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+    return config_of(DEFAULTS | dict(raw), "qwen3_next")
+
+
+def config_of(raw: Mapping[str, Any], architecture: str, *, has_experts: bool = True) -> ModelConfig:
+    """Return the configuration that a ``config.json`` with Qwen3-Next's keys states, all of which it has."""
     require(raw, "num_hidden_layers", "linear_num_key_heads", "linear_num_value_heads", "full_attention_interval")
     refuse(bool(raw.get("mlp_only_layers")), "layers without experts beside those with (mlp_only_layers)")
     refuse(raw.get("decoder_sparse_step", 1) != 1, "layers without experts beside those with (decoder_sparse_step)")
@@ -83,16 +86,18 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
         num_taps=raw["linear_conv_kernel_dim"],
         norm_eps=raw["rms_norm_eps"],
     )
+    experts: dict[str, Any] = {}
+    if has_experts:
+        require(raw, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+        experts = {
+            "intermediate_size": raw["moe_intermediate_size"],
+            "num_experts": raw["num_experts"],
+            "num_chosen_experts": raw["num_experts_per_tok"],
+            "experts_sum_to_one": bool(raw["norm_topk_prob"]),
+            "shared_expert_size": raw["shared_expert_intermediate_size"],
+        }
     return config_from_huggingface(
-        raw | {"intermediate_size": raw["moe_intermediate_size"]},
-        "qwen3_next",
-        partial_rotary=True,
-        recurrent=part,
-        num_experts=raw["num_experts"],
-        num_chosen_experts=raw["num_experts_per_tok"],
-        experts_sum_to_one=bool(raw["norm_topk_prob"]),
-        shared_expert_size=raw["shared_expert_intermediate_size"],
-        spans_heads=True,
+        {"intermediate_size": 1, **raw}, architecture, partial_rotary=True, recurrent=part, spans_heads=True, **experts
     )
 
 
@@ -111,7 +116,8 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     )
 
 
-def _attention(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+def read_branch(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+    """Read the gated delta net of layer ``index``, or its attention."""
     part = config.recurrent
     assert part is not None
     if part.layers[index]:
@@ -125,7 +131,7 @@ FAMILY = Family(
     stems=_STEMS,
     build=partial(
         assembly.build,
-        attention=_attention,
+        attention=read_branch,
         mlp=qwen2_moe.read_shared_experts,
         norm=one_plus_norm,
     ),
