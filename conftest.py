@@ -21,13 +21,15 @@ _patience.connect = _patience.read = _patience.write = _patience.pool = None
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that wants a hub brings its own
 
-settings.register_profile("mlsys", deadline=None)
+# The same examples for everybody: a run says something of the change. `--hypothesis-profile=random` looks further.
+settings.register_profile("mlsys", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None)
 # For `make mutants`: a failure is enough, its smallest form is not wanted; thousands of runs have few examples each.
 settings.register_profile(
     "mutants", deadline=None, phases=(Phase.explicit, Phase.generate), derandomize=True, max_examples=25
 )
 MOST_CASES, MOST_EXAMPLES = 8, 10  # of one test, under --quick; @pytest.mark.quick_cases(n) sets fewer or more cases
-settings.register_profile("quick", deadline=None, max_examples=MOST_EXAMPLES)
+settings.register_profile("quick", deadline=None, derandomize=True, max_examples=MOST_EXAMPLES)
 settings.load_profile("mlsys")
 STATM, GROWTH = Path("/proc/self/statm"), 300 << 20  # a process's pages; bytes
 _OWN_SETTINGS = "_hypothesis_internal_use_settings"  # where @settings keeps them; it may not be applied twice
