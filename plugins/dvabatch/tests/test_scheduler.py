@@ -304,7 +304,7 @@ def test_nothing_is_lost_doubled_or_cross_wired(data: st.DataObject):
             assert served.request_id == poison
     assert scheduler.num_unfinished == 0
     assert not scheduler.pipeline.table.rows
-    assert not scheduler._held_rows
+    assert not scheduler._held.rows_of_task
 
 
 def test_policy_i_begins_with_who_is_quick_but_not_for_ever():

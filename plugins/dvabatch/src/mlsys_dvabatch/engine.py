@@ -84,6 +84,9 @@ class Engine:
             cores = sorted(usable_cores() or range(num_threads or torch.get_num_threads()))[:num_threads]
             is_serial = (policy.num_pairs if num_pairs is None else num_pairs) == 1
             concurrency = 1 if is_serial and device is None else None if device is not None else len(cores)
+            self._looks_ahead = (
+                device is None and model.num_stages == 1 and bool(getattr(model, "computes_in_turn", False))
+            )
             self.scheduler = DvaScheduler(
                 policy,
                 costs,
@@ -91,6 +94,7 @@ class Engine:
                 max_waiting=max_waiting,
                 num_pairs=num_pairs,
                 concurrency=concurrency,
+                looks_ahead=self._looks_ahead,
             )
             executors: Any = self._stage_executors(model.num_stages, cores, is_serial, device, policy)
         else:
@@ -142,7 +146,13 @@ class Engine:
         can_pin = not is_alone and num_stages <= len(cores)
         threads = len(cores) if is_alone else 1
         return [
-            StageExecutor(stage, run, core=cores[stage] if can_pin else None, num_threads=threads)
+            StageExecutor(
+                stage,
+                run,
+                core=cores[stage] if can_pin else None,
+                num_threads=threads,
+                num_ahead=1 if self._looks_ahead else 0,
+            )
             for stage in range(num_stages)
         ]
 

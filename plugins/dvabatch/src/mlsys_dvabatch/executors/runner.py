@@ -25,6 +25,7 @@ class StageMeter:
     num_rows: int = 0  # requests, summed over tasks
     num_gathered: int = 0  # rows copied together for it
     busy_s: float = 0.0
+    last_s: float = 0.0  # when a task ended last
 
 
 class StageRunner:
@@ -75,11 +76,13 @@ class StageRunner:
 
     def _note(self, stage: int, task: StageTask, start_s: float) -> float:
         """Record the work of ``stage`` since ``start_s``; return the current time in seconds."""
-        now_s = self._clock()
         meter = self.meters[stage]
-        meter.num_tasks += 1
-        meter.num_rows += task.num
-        meter.busy_s += now_s - start_s
+        with self._lock:  # tasks of a stage overlap where one is made ready while another runs
+            now_s = self._clock()
+            meter.num_tasks += 1
+            meter.num_rows += task.num
+            meter.busy_s += now_s - max(start_s, meter.last_s)
+            meter.last_s = now_s
         return now_s
 
     def run_whole(self, batch: RequestBatch[Any]) -> list[Any]:

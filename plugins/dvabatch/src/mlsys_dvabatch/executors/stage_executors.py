@@ -25,14 +25,16 @@ _CLOSE_TIMEOUT_S = 10.0
 class StageExecutor:
     """Executor of one stage's tasks on a stream of the host: a thread of its own.
 
+    With ``num_ahead`` there are more threads, and tasks take turns: one computes while another is made ready or gives
+    its answers out. Tasks complete in order; the model sees to it that one computes at a time.
+
     Args:
         stage: which; its number as a worker.
         run: runs a task; what it raises is the task's failure.
         core: the core its thread stays on; None lets it float.
         num_threads: threads torch may use inside an operator, for this thread; None leaves torch's default.
+        num_ahead: tasks that may be made ready behind the one at work.
     """
-
-    max_in_flight = 1
 
     def __init__(
         self,
@@ -41,12 +43,16 @@ class StageExecutor:
         *,
         core: int | None = None,
         num_threads: int | None = None,
+        num_ahead: int = 0,
     ) -> None:
+        self.max_in_flight = 1 + num_ahead
         self.stage = stage
         self._run = run
         self._core = core
         self._num_threads = num_threads
-        self._host: CpuStream | None = None  # opened by the first task
+        self._hosts: list[CpuStream] = []  # each opened by its first task
+        self._num_submitted = 0
+        self._last = _set_event()  # is set when the task submitted last has completed
         self.worker = WorkerId(stage)
         self.completed: SimpleQueue[_Done | None] = SimpleQueue()  # replaced by the loop's own
 
@@ -57,12 +63,17 @@ class StageExecutor:
 
     def submit(self, batch: StageTask) -> None:
         """Hand ``batch`` to the thread."""
-        if self._host is None:
-            host = CpuDevice(spin_s=0)  # a stage waits for milliseconds, and others want the core: no spinning
-            self._host = host.stream(core=self._core, name=f"stage-{self.stage}")
+        place = self._num_submitted % self.max_in_flight
+        self._num_submitted += 1
+        if place == len(self._hosts):
+            device = CpuDevice(spin_s=0)  # a stage waits for milliseconds, and others want the core: no spinning
+            name = f"stage-{self.stage}" + (f".{place}" if place else "")
+            host = device.stream(core=self._core, name=name)
             if self._num_threads is not None:
-                self._host.submit(torch.set_num_threads, self._num_threads)  # OpenMP's count is the thread's own
-        self._host.submit(self._work, batch)
+                host.submit(torch.set_num_threads, self._num_threads)  # OpenMP's count is the thread's own
+            self._hosts.append(host)
+        before, self._last = self._last, threading.Event()
+        self._hosts[place].submit(self._work, batch, before, self._last)
 
     def wait(self, timeout_s: float | None) -> tuple[StageTask, StageOutput | BaseException] | None:
         """Return the oldest completed task, for use without :meth:`as_workers`; None after the timeout."""
@@ -75,16 +86,18 @@ class StageExecutor:
 
     def close(self) -> None:
         """Stop the thread after the task that is running; one that hangs is left behind (it is a daemon)."""
-        if self._host is not None:
-            self._host.leave(_CLOSE_TIMEOUT_S)
+        for host in self._hosts:
+            host.leave(_CLOSE_TIMEOUT_S)
 
-    def _work(self, task: StageTask) -> None:
+    def _work(self, task: StageTask, before: threading.Event, done: threading.Event) -> None:
         output: StageOutput | BaseException
         try:
             output = self._run(task)
         except BaseException as error:  # noqa: BLE001 - a request boundary: reported to the scheduler
             output = error
+        before.wait()
         self.completed.put(Completion(self.worker, task, output))
+        done.set()
 
 
 class StreamExecutor(StageExecutor):
@@ -135,6 +148,12 @@ class StreamExecutor(StageExecutor):
         """Stop the thread and the stream."""
         super().close()
         self._stream.close()
+
+
+def _set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
 
 
 def _get(queue: SimpleQueue[Any], timeout_s: float | None) -> Any:

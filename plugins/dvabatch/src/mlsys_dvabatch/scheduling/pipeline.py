@@ -116,6 +116,13 @@ class Pipeline:
         held_after = self.table[self.queues[stage][0].batch_id].held_after
         return self.num_stages - 1 if held_after is None or held_after < stage else held_after
 
+    def put_first(self, stage: int, batch_id: int) -> None:
+        """Let the part of ``batch_id`` that waits for ``stage`` start next."""
+        queue = self.queues[stage]
+        part = next(part for part in queue if part.batch_id == batch_id)
+        queue.remove(part)
+        queue.appendleft(part)
+
     def start(self, stage: int) -> Part | None:
         """Start the oldest part that waits for ``stage`` and return it; None if there is none or it may not run yet."""
         if self.working[stage] is not None or not self.queues[stage]:

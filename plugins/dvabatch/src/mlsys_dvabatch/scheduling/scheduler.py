@@ -8,7 +8,7 @@ down where their activations are. Pure: tasks name activations by the task that 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +18,13 @@ from mlsys_core.serving.protocols import Finished, FinishReason, WorkerId
 from mlsys_core.serving.queue import RequestQueue
 from mlsys_core.serving.request import ServeRequest
 
+from mlsys_dvabatch.scheduling.ahead import Ahead
 from mlsys_dvabatch.scheduling.costs import StageCosts
+from mlsys_dvabatch.scheduling.held import HeldRows
 from mlsys_dvabatch.scheduling.pipeline import Pipeline
 from mlsys_dvabatch.scheduling.policies.base import New, Policy, State, Stretch
-from mlsys_dvabatch.scheduling.tasks import Source, StageOutput, StageTask
+from mlsys_dvabatch.scheduling.table import Part
+from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
 
 
 class DvaScheduler:
@@ -37,6 +40,8 @@ class DvaScheduler:
         num_pairs: buffer pairs; None: what the policy is made for.
         concurrency: executors that the device can keep busy at the same time; None: one for each pair. Where it has to
             choose, the later stage goes first.
+        looks_ahead: a model of one stage, whose executor takes a second task to make ready while the first runs. The
+            policy says when (:meth:`.policies.base.Policy.ahead_after_s`).
 
     Raises:
         InvalidInputError: a number is below 1.
@@ -60,6 +65,7 @@ class DvaScheduler:
         max_waiting: int | None = None,
         num_pairs: int | None = None,
         concurrency: int | None = None,
+        looks_ahead: bool = False,
     ) -> None:
         pairs = policy.num_pairs if num_pairs is None else num_pairs
         self.pipeline = Pipeline(costs.num_stages, pairs)
@@ -72,13 +78,12 @@ class DvaScheduler:
         waiting: RequestQueue[Any] = RequestQueue(max_size=max_waiting)
         self.state = State(self.pipeline, waiting, costs, max_batch_size=max_batch_size, concurrency=self.concurrency)
         self._active: dict[str, ServeRequest[Any]] = {}
-        self._row_of: dict[str, tuple[int, int]] = {}  # request -> (task, row) that holds its activations
-        self._held_rows: Counter[int] = Counter()  # task -> rows of its output that are still needed
+        self._held = HeldRows()
         self._skip_to: dict[str, int] = {}
         self._leaving: dict[str, FinishReason] = {}  # cancelled or expired while at work
         self._deadlines: list[tuple[float, str]] = []
-        self._drops: deque[int] = deque()
         self._next_task = 0
+        self._ahead = Ahead(policy, self.state) if looks_ahead and costs.num_stages == 1 else None
         self.counters: Counter[str] = Counter()  # meta-operations, gathers, rows copied
 
     @property
@@ -119,6 +124,8 @@ class DvaScheduler:
     def wake_at(self, now: float) -> float | None:
         """Return the end of the policy's window, or the next deadline."""
         times = [self.policy.wake_at(self.state, now), self.state.waiting.next_deadline_s()]
+        if self._ahead is not None:
+            times.append(self._ahead.wake_at())
         if self._deadlines:
             times.append(self._deadlines[0][0])
         return min((time for time in times if time is not None and time > now), default=None)
@@ -129,7 +136,7 @@ class DvaScheduler:
         if not stage and len(self.state.waiting):
             self._admit(now)  # here alone: what is admitted can run only while the first stage is idle
         if not pipeline.queues[stage] or not pipeline.can_start(stage):
-            return None
+            return self._made_ready(now)
         later = range(stage + 1, pipeline.num_stages)
         room = self.concurrency - sum(part is not None for part in pipeline.working)
         if room <= sum(pipeline.can_start(other) for other in later if pipeline.queues[other]):
@@ -140,24 +147,9 @@ class DvaScheduler:
         row = pipeline.table[part.batch_id]
         assert row.pair is not None
         row.is_passing = last_stage > stage
-        drops = tuple(self._drops)
-        self._drops.clear()
-        task = StageTask(
-            number=self._next_task,
-            stage=stage,
-            last_stage=last_stage,
-            part=part,
-            requests=tuple(self._active[request] for request in part.requests),
-            padded_length=row.padded_length,
-            pair=row.pair,
-            sources=self._sources(part.requests) if stage else (),
-            skips=frozenset(i for i, r in enumerate(part.requests) if self._skip_to.get(r, 0) > stage),
-            drops=drops,
-            is_last=last_stage == pipeline.num_stages - 1,
-        )
-        self._next_task += 1
-        if task.gathers:
-            self.counters["gathered rows"] += task.num
+        task = self._task(part, stage, last_stage, row.padded_length, row.pair)
+        if self._ahead is not None:
+            self._ahead.note_begun(task, now)
         return task
 
     def complete(self, batch: StageTask, output: StageOutput, now: float) -> Sequence[Finished[Any]]:
@@ -165,6 +157,8 @@ class DvaScheduler:
         if batch.is_last and len(output.results) != batch.num:
             mismatch = f"the last stage gave {len(output.results)} results for {batch.num} requests"
             return self.fail(batch, ServingError(mismatch), now)
+        if batch.part.batch_id not in self.pipeline.table.rows:
+            return self._all_left(batch)
         stage = self._pass_on(batch)
         finished: list[Finished[Any]] = []
         leaving: list[str] = []
@@ -181,7 +175,7 @@ class DvaScheduler:
             else:
                 if position in output.skip_to:
                     self._skip_to[request_id] = output.skip_to[position]
-                self._move(request_id, batch.number, position)
+                self._held.move(request_id, batch.number, position)
         if stage is None:
             return finished
         groups: Sequence[Sequence[str]] = ()
@@ -191,6 +185,7 @@ class DvaScheduler:
             if len(groups) > 1:
                 self.counters["split"] += 1
         self.pipeline.finish(stage, leaving=leaving, groups=groups, serial=self.policy.splits_serially)
+        self._begin_ahead(now)
         return finished
 
     def fail(self, batch: StageTask, error: BaseException, now: float) -> Sequence[Finished[Any]]:
@@ -200,15 +195,19 @@ class DvaScheduler:
             for r in batch.requests
             if r.request_id in self._leaving
         ]
+        if batch.part.batch_id not in self.pipeline.table.rows:
+            return finished
         self.pipeline.table[batch.part.batch_id].is_passing = False
         alive = [r for r in batch.requests if r.request_id in self._active]
         if batch.num > 1 and alive:
             self.counters["retried parts"] += 1
             self.pipeline.retry(batch.stage)
+            self._begin_ahead(now)
             return finished
         cause = blamed(error) if isinstance(error, Exception) else error
         finished += [self._leave(r.request_id, FinishReason.FAILED, error=cause) for r in alive]
         self.pipeline.finish(batch.stage, leaving=[r.request_id for r in alive])
+        self._begin_ahead(now)
         return finished
 
     # -- below ------------------------------------------------------------------------------------------------------
@@ -233,6 +232,54 @@ class DvaScheduler:
                 self.pipeline.new(ids, now, padded_length=longest, can_stretch=can_stretch)
             self.state.last_admission_s = now
 
+    def _task(self, part: Part, stage: int, last_stage: int, padded_length: int, pair: int) -> StageTask:
+        task = StageTask(
+            number=self._next_task,
+            stage=stage,
+            last_stage=last_stage,
+            part=part,
+            requests=tuple(self._active[request] for request in part.requests),
+            padded_length=padded_length,
+            pair=pair,
+            sources=self._held.sources(part.requests) if stage else (),
+            skips=frozenset(i for i, r in enumerate(part.requests) if self._skip_to.get(r, 0) > stage),
+            drops=self._held.take_drops(),
+            is_last=last_stage == self.pipeline.num_stages - 1,
+        )
+        self._next_task += 1
+        if task.gathers:
+            self.counters["gathered rows"] += task.num
+        return task
+
+    def _made_ready(self, now: float) -> StageTask | None:
+        """Return a task to make ready behind the one at work, if it is time; its part waits in the pipeline's queue."""
+        if self._ahead is None or not self._ahead.is_due(now):
+            return None
+        with self.state.looking_ahead():
+            self._admit(now)
+        if not self.pipeline.queues[0]:
+            return None
+        part = self.pipeline.queues[0][0]
+        task = self._task(part, 0, 0, self.pipeline.table[part.batch_id].padded_length, pair=0)
+        self._ahead.task = task
+        self.counters["made ready ahead"] += 1
+        return task
+
+    def _begin_ahead(self, now: float) -> None:
+        """Note that the task that was made ready runs now, less those of its requests that have left."""
+        if self._ahead is None or (task := self._ahead.task) is None:
+            return
+        self._ahead.task = None
+        if task.part.batch_id in self.pipeline.table.rows:
+            self.pipeline.put_first(0, task.part.batch_id)
+            part = self.pipeline.start(0)
+            assert part is not None
+        self._ahead.note_begun(task, now)
+
+    def _all_left(self, batch: StageTask) -> list[Finished[Any]]:
+        """Let those go whose batch had been made ready, and which were all cancelled before it ran."""
+        return [self._leave(r.request_id, self._leaving.pop(r.request_id)) for r in batch.requests]
+
     def _run_to(self, stage: int) -> int:
         """Return the last stage of the run that begins in ``stage``: several stages where nobody has to be asked."""
         if self.concurrency > 1 or self.policy.wants_exits:
@@ -256,6 +303,7 @@ class DvaScheduler:
         if request_id not in self._active or request_id in self._leaving:
             return []
         is_at_work = any(part is not None and request_id in part.requests for part in self.pipeline.working)
+        is_at_work = is_at_work or (self._ahead is not None and self._ahead.holds(request_id))
         self.pipeline.cancel(request_id)
         if is_at_work:
             self._leaving[request_id] = reason
@@ -274,32 +322,11 @@ class DvaScheduler:
     ) -> Finished[Any]:
         del self._active[request_id]
         self._skip_to.pop(request_id, None)
-        self._move(request_id, None, 0)
+        self._held.move(request_id, None, 0)
         if len(self._deadlines) > 2 * len(self._active) + 64:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._active]
             heapq.heapify(self._deadlines)
         return Finished(request_id, reason, result, error)
-
-    def _move(self, request_id: str, task: int | None, row: int) -> None:
-        """Note that a request's activations are in ``task`` now; drop the earlier ones when nobody needs them."""
-        before = self._row_of.pop(request_id, None)
-        if task is not None:
-            self._row_of[request_id] = task, row
-            self._held_rows[task] += 1
-        if before is not None:
-            self._held_rows[before[0]] -= 1
-            if not self._held_rows[before[0]]:
-                del self._held_rows[before[0]]
-                self._drops.append(before[0])
-
-    def _sources(self, requests: Sequence[str]) -> tuple[Source, ...]:
-        sources: list[tuple[int, list[int]]] = []
-        for request in requests:
-            task, row = self._row_of[request]
-            if not sources or sources[-1][0] != task:
-                sources.append((task, []))
-            sources[-1][1].append(row)
-        return tuple(Source(task, tuple(rows)) for task, rows in sources)
 
 
 def task_s(costs: StageCosts, task: StageTask) -> float:

@@ -7,7 +7,8 @@ requests: it takes them from :class:`State` and answers with the meta-operations
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -58,6 +59,7 @@ class State:
         self.is_draining = False  # nobody else will come: wait for no company
         self.mean_length = 1.0  # of recent requests, in units
         self._arrivals_s: deque[float] = deque(maxlen=512)
+        self._looks_ahead = False  # a batch is to be made that begins when the one at work ends
         self._busy_share = 1.0  # of recent requests, those that found others here when they came
 
     @property
@@ -100,13 +102,27 @@ class State:
         return planner_for(self.costs, self.max_batch_size, nearest, covering)
 
     def can_begin(self) -> bool:
-        """Return whether a new batch would start at once: the first executor, a pair, and the device have room."""
+        """Return whether a new batch would start at once: the first executor, a pair, and the device have room.
+
+        While the scheduler looks ahead: whether it would start when the one at work ends.
+        """
+        if self._looks_ahead:
+            return True
         pipeline = self.pipeline
         if pipeline.working[0] is not None or pipeline.queues[0] or pipeline.pairs.free_pair() is None:
             return False
         busy = sum(part is not None for part in pipeline.working)
         busy += sum(pipeline.can_start(stage) for stage, queue in enumerate(pipeline.queues) if queue)
         return busy < self.concurrency
+
+    @contextmanager
+    def looking_ahead(self) -> Iterator[None]:
+        """Let :meth:`can_begin` be true for the batch after the one at work."""
+        self._looks_ahead = True
+        try:
+            yield
+        finally:
+            self._looks_ahead = False
 
     def take(self, num: int, now: float) -> list[ServeRequest[Any]]:
         """Take the next ``num`` requests, by priority and arrival; fewer if fewer wait."""
@@ -155,6 +171,17 @@ class Policy:
     def run_to(self, row: Row, stage: int, state: State) -> int:
         """Return the last stage to run from ``stage`` on without being asked in between; called on one device only."""
         return stage
+
+    def ahead_after_s(self, requests: Sequence[ServeRequest[Any]], state: State) -> float | None:
+        """Return how long a batch of ``requests`` runs before the next may be made ready, in seconds; None: it is not.
+
+        Asked of models of one stage whose executor can make a batch ready while another runs. :meth:`admit` makes it.
+        """
+        return None
+
+    def can_fill(self, state: State) -> bool:
+        """Return whether a batch made ready now would be full: nobody who comes later could have joined it."""
+        return state.num_waiting >= state.max_batch_size
 
     def wake_at(self, state: State, now: float) -> float | None:
         """Return when :meth:`admit` may answer differently without an event; None if only events matter."""

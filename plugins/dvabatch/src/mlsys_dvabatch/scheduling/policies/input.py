@@ -187,6 +187,17 @@ class PackedPolicy(Policy):
             num_tokens += request[0].length
         return [New(taken, can_stretch=False)]
 
+    def ahead_after_s(self, requests: Sequence[ServeRequest[Any]], state: State) -> float | None:
+        """Return half of the batch's time: late, for the sake of urgent requests that come meanwhile."""
+        num, units = len(requests), sum(request.length for request in requests)
+        return 0.5 * remaining_s(state.costs, 0, num, max(1, round(units / num)))
+
+    def can_fill(self, state: State) -> bool:
+        """Return whether as many units wait as a batch may have, or as many requests."""
+        if state.num_waiting >= state.max_batch_size:
+            return True
+        return sum(request.length for request, _ in state.waiting.waiting()) >= self.max_tokens
+
     def run_to(self, row: Row, stage: int, state: State) -> int:
         """Return the last stage if the batch's tokens take a short time; else ``stage``. See Policy I."""
         rest_s = remaining_s(state.costs, stage, row.size, max(1, round(state.mean_length)))

@@ -15,7 +15,7 @@ from mlsys_dvabatch.stages.activations import Packed, Padded, to_host
 from mlsys_dvabatch.stages.isolation import IsolationCheck
 from mlsys_dvabatch.stages.models.config import BertConfig, Weights
 from mlsys_dvabatch.stages.models.layers import ACTIVATIONS, Head, Layer, Places, bias_of, norm_of, rotations
-from mlsys_dvabatch.stages.models.native.layers import CompiledLayers, compiled_layers
+from mlsys_dvabatch.stages.models.native.layers import CompiledLayers, compiled_layers, short_operators
 from mlsys_dvabatch.stages.models.pooling import pool_packed, pool_padded
 from torch import Tensor, nn
 from torch.nn import functional
@@ -197,14 +197,21 @@ class BertStages(nn.Module):
         return Padded({"hidden": hidden, "length": lengths})
 
     def _run_packed(self, stage: int, values: Packed) -> Packed:
+        compiled = self._compiled()
+        if compiled is None:
+            return self._packed(stage, values, None, 0)
+        with short_operators() as threads:
+            return self._packed(stage, values, compiled, threads)
+
+    def _packed(self, stage: int, values: Packed, compiled: CompiledLayers | None, threads: int) -> Packed:
         hidden, lengths = values.tokens, values.lengths
         positions = torch.cat([torch.arange(length, device=hidden.device) for length in lengths])
         if not stage:
             hidden = self._embed(hidden[:, 0], hidden[:, 1] if hidden.shape[1] > 1 else None, positions)
         places = self._places(positions, max(lengths))
         first, stop = self._bounds[stage : stage + 2]
-        if (compiled := self._compiled()) is not None:
-            hidden = compiled.run(hidden, lengths, places, first, stop)
+        if compiled is not None:
+            hidden = compiled.run(hidden, lengths, places, first, stop, threads=threads)
         else:
             layers: Any = self.layers[first:stop]
             for layer in layers:
@@ -213,6 +220,11 @@ class BertStages(nn.Module):
             return Packed(hidden, lengths)
         vectors = self._answer(pool_packed(self._poolings, self.last_norm(hidden), lengths))
         return Packed(vectors, (1,) * len(lengths))
+
+    @property
+    def computes_in_turn(self) -> bool:
+        """Return whether a batch may be made ready while another runs: the layers of one run at a time."""
+        return self.is_packed and self._compiled() is not None
 
     @property
     def form(self) -> str:

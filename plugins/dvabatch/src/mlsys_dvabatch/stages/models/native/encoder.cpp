@@ -65,7 +65,7 @@ struct Run {
     // On each thread of `pool`, the same phases.
     void run(ThreadPool& pool, int thread) {
         const int64_t rows = begins.back();
-        const int blocks = (int)std::min(rows, std::max<int64_t>((rows + BLOCK - 1) / BLOCK, pool.size));
+        const int blocks = (int)std::min(rows, num_blocks(rows, pool.size));
         for (int number = batch.first_layer; number <= batch.stop_layer; number++) {
             pool.for_each(thread, blocks, [&](int block) {
                 const int64_t first = rows * block / blocks;
@@ -78,6 +78,12 @@ struct Run {
                 attend_head(encoder.layers[number], i / encoder.num_heads, i % encoder.num_heads);
             });
         }
+    }
+
+    // Blocks of at most BLOCK rows, as many for each thread: with one more on some thread the others would wait for it.
+    static int64_t num_blocks(int64_t rows, int threads) {
+        const int64_t round = (int64_t)threads * BLOCK;
+        return (rows + round - 1) / round * threads;
     }
 
     // Queries, keys and values of rows.
@@ -169,7 +175,8 @@ struct Run {
     }
 };
 
-// The helpers of one call at a time; others run alone. Never destroyed: threads may still call while the process ends.
+// The helpers of one call at a time; others wait for their turn, so a batch that is ready begins as soon as the one before
+// it ends. Never destroyed: threads may still call while the process ends.
 struct Helpers {
     std::mutex mutex;
     std::unique_ptr<ThreadPool> pool;
@@ -213,11 +220,11 @@ void encoder_pack(const float* weight, float* panels, int64_t K, int64_t N) {
 void encoder_run(const Encoder* encoder, const Batch* batch) {
     Run run(*encoder, *batch);
     Helpers& own = helpers();
-    std::unique_lock<std::mutex> lock(own.mutex, std::defer_lock);
-    if (batch->threads < 2 || !lock.try_lock()) {
+    if (batch->threads < 2) {
         ThreadPool alone(1, 0);
         return run_on(alone, run);
     }
+    std::lock_guard<std::mutex> lock(own.mutex);
     // With homes, since layers are short: a helper that wakes on its caller's core would come too late.
     if (!own.pool || own.pool->size != batch->threads)
         own.pool = std::make_unique<ThreadPool>(batch->threads, 2000, 2000, true);

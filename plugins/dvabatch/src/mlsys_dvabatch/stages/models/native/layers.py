@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import addressof, byref
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,21 @@ def _compiled_layers(layers: Sequence[Layer], config: BertConfig, weights: Weigh
         return None
 
 
+@contextmanager
+def short_operators() -> Iterator[int]:
+    """Give torch's operators around the layers one thread: they are short, and their helpers would spin beside layers.
+
+    Yields:
+        The threads that torch had before: the layers'.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
+
+
 class CompiledLayers:
     """Layers whose weights are packed once, read only.
 
@@ -106,7 +122,16 @@ class CompiledLayers:
             eps=config.layer_norm_eps,
         )
 
-    def run(self, hidden: Tensor, lengths: Sequence[int], places: Places, first: int, stop: int) -> Tensor:
+    def run(
+        self,
+        hidden: Tensor,
+        lengths: Sequence[int],
+        places: Places,
+        first: int,
+        stop: int,
+        *,
+        threads: int | None = None,
+    ) -> Tensor:
         """Run layers ``first`` to ``stop - 1``.
 
         Args:
@@ -115,6 +140,7 @@ class CompiledLayers:
             places: Positions of the tokens.
             first: Of the layers.
             stop: Behind the last one.
+            threads: To run on, one call at a time; None: as many as torch's operators would.
 
         Returns:
             The states, a new tensor shaped as ``hidden``.
@@ -131,7 +157,7 @@ class CompiledLayers:
             num_texts=len(lengths),
             first_layer=first,
             stop_layer=stop,
-            threads=torch.get_num_threads(),
+            threads=threads or torch.get_num_threads(),
             bias=None if bias is None else bias.data_ptr(),
             longest=max(lengths),
             cosines=addressof(cosines),
