@@ -16,7 +16,7 @@ from mlsys_dvabatch.scheduling.costs import PackedCosts, StageCosts, unit_name
 from mlsys_dvabatch.scheduling.pipeline import Pipeline
 from mlsys_dvabatch.scheduling.policies.base import State
 from mlsys_dvabatch.scheduling.policies.input import PackedPolicy
-from mlsys_dvabatch.stages.profile import SHARERS, profile_stages
+from mlsys_dvabatch.stages.profile import SHARERS, packed_units, profile_stages
 
 UNITS = (8, 16, 32, 64, 128, 256)
 
@@ -102,3 +102,19 @@ def test_requests_share_the_units_when_a_packed_model_is_measured(units: int, ba
     costs = profile_stages(model, lambda length: length, batch_sizes=SHARERS, lengths=(units,), is_packed=True)
     assert model.seen == batches
     assert isinstance(costs, PackedCosts)
+
+
+def test_a_full_batch_is_measured_with_no_request_longer_than_there_are():
+    model: Any = Recording()
+    units = packed_units((8, 200))
+    assert units == (8, 200, 512) == packed_units((8, 200, 512))
+    profile_stages(model, lambda length: length, batch_sizes=(1, 4), lengths=units, is_packed=True, longest=200)
+    assert model.seen[-2:] == [[171, 171, 170], [128] * 4]
+
+
+def test_a_batch_is_not_divided_where_its_parts_cost_as_much():
+    """Each batch costs a task besides, so that many who wait are served in few batches."""
+    flat = PackedCosts(
+        ProfileTable(tuple(UnitProfile(unit_name(0, n), (1,), (1e-6 * n,)) for n in (8, 512))), 1, (8, 512)
+    )
+    assert first_batch(flat, [8] * 20) == 20

@@ -75,9 +75,13 @@ def test_the_load_is_not_known_before_eight_have_come():
     at_once = state_of()
     for _ in range(20):
         at_once.note_arrival(5.0)
-    assert at_once.utilisation() == 0.3, "no time has passed"
+    assert at_once.utilisation() == at_once._busy_share, "no time has passed: all work for as long as any is here"
     at_once.note_arrival(6.0)
     assert at_once.utilisation() == pytest.approx(20 * least_request_s(MODEL, 8))
+    crowd = state_of(num_waiting=20)
+    for _ in range(100):
+        crowd.note_arrival(5.0)
+    assert crowd.utilisation() > 0.99
     assert at_once.is_draining is False
 
 

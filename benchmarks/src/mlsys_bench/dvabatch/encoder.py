@@ -16,7 +16,7 @@ from mlsys_dvabatch.scheduling.costs import StageCosts, remaining_s
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
 from mlsys_dvabatch.scheduling.policies.planner import TASK_S
 from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.profile import SHARERS, profile_stages
+from mlsys_dvabatch.stages.profile import SHARERS, packed_units, profile_stages
 from mlsys_dvabatch.stages.zoo import load
 
 from mlsys_bench.dvabatch.cases import Case, Outcome, Trace, capped, delay_batch, run_case, zero_batch
@@ -46,7 +46,8 @@ class EncoderBench:
                 model,
                 loaded.request,
                 batch_sizes=SHARERS if is_packed else sizes,
-                lengths=lengths,
+                lengths=packed_units(lengths) if is_packed else lengths,
+                longest=lengths[-1],
                 repeats=1 if is_quick else 3,
                 clock=time.thread_time,
                 is_packed=is_packed,

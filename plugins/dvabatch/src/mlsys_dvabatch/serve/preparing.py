@@ -20,7 +20,7 @@ from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
 from mlsys_dvabatch.scheduling.policies.registry import Diversities, choose, comp_wait_s, make_policy
 from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.profile import SHARERS, cached_costs, profile_operators, profile_stages
+from mlsys_dvabatch.stages.profile import SHARERS, cached_costs, packed_units, profile_operators, profile_stages
 from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.zoo import Loaded, compiler_of, load
 
@@ -150,17 +150,19 @@ def profiled(
         sizes = list(SHARERS)
     elif is_encoder or len(loaded.lengths) > 1:  # batches of many long requests take long and say nothing new
         sizes = [size for size in sizes if size <= 8]
+    lengths = packed_units(loaded.lengths) if is_packed else loaded.lengths
     name = loaded.name + (loaded.model.form if isinstance(loaded.model, BertStages) else "")
     return cached_costs(
         cache_dir,
         f"{name}, sizes {sizes}",
         loaded.model,
-        loaded.lengths,
+        lengths,
         lambda: profile_stages(
             loaded.model,
             loaded.request,
             batch_sizes=sizes,
-            lengths=loaded.lengths,
+            lengths=lengths,
+            longest=loaded.lengths[-1],
             repeats=5 if isinstance(loaded.model, SizedModel) else 2,
             progress=progress,
             device=loaded.device,

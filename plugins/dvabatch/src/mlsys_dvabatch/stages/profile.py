@@ -27,6 +27,7 @@ from mlsys_dvabatch.stages.slicing.program import Program
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 SHARERS = (1, 2, 4, 16)  # requests that share the units of a packed batch: of more, attention is next to nothing
 TRIES = (1, 2, 3, 4, 6, 8, 12, 20)  # numbers of stages tried: the paper's eight
+MOST_UNITS = 512  # of a packed batch by default
 Progress = Callable[[int, int], None]
 
 
@@ -41,6 +42,7 @@ def profile_stages(
     progress: Progress | None = None,
     device: Device | None = None,
     is_packed: bool = False,
+    longest: int | None = None,
 ) -> TableCosts:
     """Measure every stage at every batch size and length.
 
@@ -54,12 +56,13 @@ def profile_stages(
         progress: called as ``progress(done, total)``.
         device: that the model's weights lie on; None: host memory.
         is_packed: the model packs its requests: ``lengths`` are the units of a whole batch, which its requests share.
+        longest: packed: units of the longest request; so many more share a larger batch. None: no bound.
     """
     inputs: dict[tuple[str, int], tuple[int, Any]] = {}
     with torch.inference_mode():
         for length in lengths:
             for num in batch_sizes:
-                units_of = _shares(length, num) if is_packed else [length] * num
+                units_of = _shares(length, num, longest or length) if is_packed else [length] * num
                 requests = [ServeRequest(str(at), request(units), length=units) for at, units in enumerate(units_of)]
                 values = model.collate(requests, length)
                 for stage in range(model.num_stages):
@@ -78,9 +81,17 @@ def profile_stages(
     return (PackedCosts if is_packed else TableCosts)(table, model.num_stages, tuple(lengths))
 
 
-def _shares(units: int, num: int) -> list[int]:
-    """Return the units of ``num`` requests that share them evenly, of fewer where they would have less than two."""
-    num = max(1, min(num, units // 2))
+def packed_units(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Return the units at which packed batches are measured: those of single requests, and of a full batch."""
+    return (*lengths, *([MOST_UNITS] if lengths[-1] < MOST_UNITS else ()))
+
+
+def _shares(units: int, num: int, longest: int) -> list[int]:
+    """Return the units of ``num`` requests that share them evenly.
+
+    Fewer where they would have less than two each, more where they would have over ``longest``.
+    """
+    num = max(min(num, units // 2), -(-units // longest))
     return [units // num + (at < units % num) for at in range(num)]
 
 

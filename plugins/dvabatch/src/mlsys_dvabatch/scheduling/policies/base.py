@@ -89,8 +89,10 @@ class State:
         which the server works, and so at least the load; a client that asks when it has its answer never finds any.
         """
         arrivals = self._arrivals_s
-        if len(arrivals) < 8 or arrivals[-1] <= arrivals[0]:
+        if len(arrivals) < 8:
             return 0.3
+        if arrivals[-1] <= arrivals[0]:  # all at once: more than can be served, whatever the costs
+            return self._busy_share
         rate = (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
         return min(rate * least_request_s(self.costs, self.max_batch_size, length) / self.concurrency, self._busy_share)
 

@@ -11,7 +11,7 @@ from mlsys_core.serving.request import ServeRequest
 from mlsys_dvabatch.scheduling.costs import remaining_s
 from mlsys_dvabatch.scheduling.policies.base import Mode, New, Policy, State, Stretch
 from mlsys_dvabatch.scheduling.policies.decisions import BatchCost, cluster, cluster_by_bounds
-from mlsys_dvabatch.scheduling.policies.planner import LONGEST_RUN_S
+from mlsys_dvabatch.scheduling.policies.planner import LONGEST_RUN_S, TASK_S
 from mlsys_dvabatch.scheduling.table import Row
 
 BOUNDS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -171,7 +171,7 @@ class PackedPolicy(Policy):
             costs = state.costs
             batch = best_batch(
                 state,
-                lambda num, _longest, units: remaining_s(costs, 0, num, max(1, round(units / num))),
+                lambda num, _longest, units: TASK_S + remaining_s(costs, 0, num, max(1, round(units / num))),
                 now,
                 patience_s=self.patience_s,
                 max_units=self.max_tokens,

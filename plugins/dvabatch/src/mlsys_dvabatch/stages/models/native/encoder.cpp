@@ -47,18 +47,28 @@ MLSYS_STRUCT(Batch, hidden, lengths, num_texts, first_layer, stop_layer, threads
 
 namespace {
 
+// What a run writes between its phases; kept from one run to the next, since new pages cost a hundredth of it.
+struct Between {
+    std::vector<float> given;  // [rows][3 * size]: queries, keys, values
+    std::vector<float> mixed;  // [rows][size]: what attention gives
+
+    void fit(size_t rows, size_t size) {
+        if (given.size() < rows * 3 * size) given.resize(rows * 3 * size);
+        if (mixed.size() < rows * size) mixed.resize(rows * size);
+    }
+};
+
 struct Run {
     const Encoder& encoder;
     const Batch& batch;
     std::vector<int64_t> begins;  // by text: its first row; then the number of rows
-    std::vector<float> given;     // [rows][3 * size]: queries, keys, values
-    std::vector<float> mixed;     // [rows][size]: what attention gives
+    std::vector<float>&given, &mixed;
     int64_t head_size;
 
-    Run(const Encoder& encoder, const Batch& batch) : encoder(encoder), batch(batch), begins(1, 0) {
+    Run(const Encoder& encoder, const Batch& batch, Between& between)
+        : encoder(encoder), batch(batch), begins(1, 0), given(between.given), mixed(between.mixed) {
         for (int text = 0; text < batch.num_texts; text++) begins.push_back(begins.back() + batch.lengths[text]);
-        given.resize(begins.back() * 3 * encoder.size);
-        mixed.resize(begins.back() * encoder.size);
+        between.fit(begins.back(), encoder.size);
         head_size = encoder.size / encoder.num_heads;
     }
 
@@ -180,6 +190,7 @@ struct Run {
 struct Helpers {
     std::mutex mutex;
     std::unique_ptr<ThreadPool> pool;
+    Between between;
 };
 
 Helpers& helpers() {
@@ -218,16 +229,18 @@ void encoder_pack(const float* weight, float* panels, int64_t K, int64_t N) {
 }
 
 void encoder_run(const Encoder* encoder, const Batch* batch) {
-    Run run(*encoder, *batch);
     Helpers& own = helpers();
     if (batch->threads < 2) {
+        static thread_local Between between;
         ThreadPool alone(1, 0);
+        Run run(*encoder, *batch, between);
         return run_on(alone, run);
     }
     std::lock_guard<std::mutex> lock(own.mutex);
     // With homes, since layers are short: a helper that wakes on its caller's core would come too late.
     if (!own.pool || own.pool->size != batch->threads)
         own.pool = std::make_unique<ThreadPool>(batch->threads, 2000, 2000, true);
+    Run run(*encoder, *batch, own.between);
     run_on(*own.pool, run);
 }
 
