@@ -3,7 +3,8 @@
 A batch goes through its stages; after each, some of those waiting may catch up and join it. Under Poisson arrivals that
 is a semi-Markov decision process over (stages done, requests in the batch, requests waiting). Relative value iteration
 finds the lowest average latency that any schedule of this kind reaches, and the lowest with whole batches only. The
-policies of DVABatch are simulated beside them on the same costs. Splits are left out.
+policies of DVABatch are simulated beside them on the same costs. Splits are left out; of them the rise of the peak is
+told that the best size for each stage gives over the best size for all.
 
     mlsys bench dvabatch-ideal models=vgg19-weights
     mlsys bench dvabatch-ideal stage_ms=6+0.01,6+0.01,6+0.01,6+0.01 loads=0.1,0.25
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from mlsys_core.report import Section, Table
 from mlsys_dvabatch.scheduling.costs import StageCosts, catch_up_s, least_request_s
-from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
+from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy, LoadPolicy
 from mlsys_dvabatch.scheduling.policies.planner import TASK_S, poisson
 from mlsys_dvabatch.stages.simulated import parse_stages
 
@@ -93,12 +94,22 @@ class Process:
         return rise
 
     def mean_s(self, *, tolerance: float = 0.001) -> float:
-        """Return the lowest average latency, once all states' values rise alike, within ``tolerance``."""
+        """Return the lowest average latency, once all states' values rise alike, within ``tolerance``.
+
+        NaN: they do not, after 5,000 sweeps: stages are too short beside batches, or the load is too high.
+        """
         for number in range(5000):
             rise = self.sweep()[: NUM_STATES // 2]
             if number > 800 and np.ptp(rise) < tolerance * abs(rise.mean()):
-                break
-        return float(rise.mean() / self.step_s / self.rate)
+                return float(rise.mean() / self.step_s / self.rate)
+        return float("nan")
+
+
+def split_peak(costs: StageCosts) -> float:
+    """Return the peak with the best batch size for each stage, over that with the best size for all stages."""
+    sizes = range(1, MOST + 1)
+    by_stage_s = sum(min(costs.stage_s(stage, num) / num for num in sizes) for stage in range(costs.num_stages))
+    return min(catch_up_s(costs, costs.num_stages, num) / num for num in sizes) / by_stage_s
 
 
 def run(
@@ -129,12 +140,19 @@ def run(
             rate = load / least_request_s(costs, MOST)
             whole_s, joined_s = (Process(costs, rate, joins=joins).mean_s() for joins in (False, True))
             trace = poisson_trace(rate, [1] * requests, lambda _: None)
-            cases = (zero_batch(), Case("DVABatch", LoadPolicy))
-            zero_s, dva_s = (run_case(case, Costed(costs, TASK_S), trace).mean_s for case in cases)
+            cases = (zero_batch(), Case("DVABatch", LoadPolicy), Case("DVABatch, splits", LoadOperatorPolicy))
+            zero_s, dva_s, split_s = (run_case(case, Costed(costs, TASK_S), trace).mean_s for case in cases)
             found = {"whole_ms": whole_s, "joined_ms": joined_s, "zero_ms": zero_s, "dvabatch_ms": dva_s}
-            rows.append({"model": name, "load": load, **{key: 1e3 * seconds for key, seconds in found.items()}})
-    columns = ["model", "load", "best whole batches, ms", "best with joining, ms", "ZeroBatch, ms", "DVABatch, ms"]
-    lines = [[str(row["model"]), str(row["load"]), *(f"{row[key]:.1f}" for key in list(row)[2:])] for row in rows]
+            found["dvabatch_splits_ms"] = split_s
+            row = {"model": name, "load": load, **{key: 1e3 * seconds for key, seconds in found.items()}}
+            rows.append(row | {"split_peak": split_peak(costs)})
+            context.console.print(f"{name}, load {load:g}: solved")
+    columns = ["model", "load", "best whole batches, ms", "best with joining, ms", "ZeroBatch, ms", "DVABatch III, ms"]
+    columns += ["II and III, ms", "peak by stages' sizes"]
+    lines = []
+    for row in rows:
+        shown = [f"{row[key]:.1f}" for key in list(row)[2:-1]]
+        lines.append([str(row["model"]), str(row["load"]), *shown, f"{row['split_peak']:.2f}x"])
     costs_s = {
         name: [[costs.stage_s(stage, num) for num in (1, 2, 4, 8, 16, 32, 64)] for stage in range(costs.num_stages)]
         for name, costs in subjects.items()

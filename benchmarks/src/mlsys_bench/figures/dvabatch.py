@@ -142,6 +142,24 @@ def ideal(name: str) -> str:
     return table(["load", "whole batches", "best joining", "gain", "ZeroBatch", "DVABatch"], rows)
 
 
+def ideal_of_nets(name: str) -> str:
+    """Return what DVABatch gains over the best whole batches, and the most that joining and splitting could."""
+    rows = [
+        [
+            MODELS.get(row["model"], row["model"]),
+            str(row["load"]),
+            *(f"{row[key]:.1f}" for key in ("zero_ms", "whole_ms", "joined_ms")),
+            f"{min(row['dvabatch_ms'], row['dvabatch_splits_ms']):.1f}",
+            f"{row['joined_ms'] / row['whole_ms'] - 1:.0%}",
+            f"{min(row['dvabatch_ms'], row['dvabatch_splits_ms']) / row['whole_ms'] - 1:.0%}",
+            f"{row['split_peak']:.2f}x",
+        ]
+        for row in load(name)["rows"]
+    ]
+    columns = ["model", "load", "ZeroBatch", "best whole batches", "best joining", "DVABatch", "joining could give"]
+    return table([*columns, "DVABatch gives", "peak, sizes by stage"], rows)
+
+
 def over_http(*names: str) -> str:
     """Return mean, median and 99th percentile of each server, in milliseconds, by requests a second."""
     servers = [row["server"] for row in load(names[0])["rows"]]
