@@ -19,20 +19,30 @@ ARGUMENTS = {"city": "Rome </tool", "n": [1, {"x": None}]}
 ONE = {"name": "f", "arguments": ARGUMENTS}
 LLAMA = {"name": "f", "parameters": ARGUMENTS}
 CALL = ("f", json.dumps(ARGUMENTS))
+TAGGED = (
+    "<tool_call>\n<function=f>\n<parameter=city>\nRome </tool\n</parameter>\n"
+    '<parameter=n>\n[1, {"x": null}]\n</parameter>\n</function>\n</tool_call>'
+)
 ANSWERS = {
     "hermes": (f"Well.\n<tool_call>\n{json.dumps(ONE)}\n</tool_call>\n" * 2, "Well.\nWell.\n", [CALL, CALL]),
     "hermes-side-by-side": (f" \n<tool_call>\n{json.dumps(ONE)}\n</tool_call>" * 2, "", [CALL, CALL]),
     "hermes-turned": (f'<tool_call>{{"arguments": {json.dumps(ARGUMENTS)}, "name": "f"}}</tool_call>', "", [CALL]),
     "hermes-cut": ('<tool_call>{"name": "f", "arguments": {"city": "Ro', "", [("f", '{"city": "Ro')]),
     "hermes-without": ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+    "tagged": (f"Well.\n{TAGGED}\n" * 2, "Well.\nWell.\n", [CALL, CALL]),
+    "tagged-cut": (TAGGED[:-40], "", [("f", '{"city": "Rome </tool"}')]),
+    "tagged-without": ("<tool_call>\n<function=f>\n</function>\n</tool_call>", "", [("f", "{}")]),
     "mistral": (f"[TOOL_CALLS][{json.dumps(ONE)}, {json.dumps(ONE)}]", "", [CALL, CALL]),
     "llama3": (json.dumps(LLAMA), "", [CALL]),
     "llama3-several": (f"{json.dumps(LLAMA)}; {json.dumps(LLAMA)}", "", [CALL, CALL]),
 }
 
 
+TYPED = {"name": "f", "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "n": {}}}}
+
+
 def parse(notation: str, text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
-    parser, parts = ToolParser(notation.partition("-")[0]), list[Part]()
+    parser, parts = ToolParser(notation.partition("-")[0], [TYPED]), list[Part]()
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for a, b in pairwise(borders):
         parts += parser.push(text[a:b])
@@ -58,7 +68,7 @@ def test_arguments_come_as_they_are_written() -> None:
     assert parser.push("\n</tool_call>\nSo.") == [Part("text", "So.")]
 
 
-@pytest.mark.parametrize("notation", ["hermes", "mistral", "llama3"])
+@pytest.mark.parametrize("notation", ["hermes", "tagged", "mistral", "llama3"])
 @pytest.mark.parametrize(
     "text",
     [
@@ -79,6 +89,7 @@ def test_text_that_is_no_call_stays_text(notation, text, cuts):
 
 def test_notations_are_found_in_templates_that_take_tools():
     assert notation_of("{% if tools %}<tool_call>{% endif %}") == "hermes"
+    assert notation_of("{% if tools %}<tool_call>\\n<function=a>\\n<parameter=b>{% endif %}") == "tagged"
     assert notation_of("{% if tools %}[TOOL_CALLS]{% endif %}") == "mistral"
     assert notation_of('{{ tools | tojson }} {"name": x, "parameters": y}') == "llama3"
     assert notation_of("<tool_call> but nobody names them") is None
@@ -153,3 +164,73 @@ def test_arguments_are_those_that_the_function_names(parameters, fits, fits_not)
     grammar = call_grammar("llama3", [{"name": "f", "parameters": parameters}], only_one=True)
     found = [accepts(grammar, f'{{"name": "f", "parameters": {arguments}}}') for arguments in (fits, fits_not)]
     assert found == [True, False]
+
+
+SHAPED = {
+    "name": "g",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "unit": {"enum": ["C", "F"]},
+            "count": {"type": ["integer", "null"]},
+            "place": {"$ref": "#/$defs/Place"},
+            "what": {},
+        },
+        "required": ["text", "unit"],
+        "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+    },
+}
+
+
+def tagged(*arguments: tuple[str, str], name: str = "g") -> str:
+    tags = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments)
+    return f"<tool_call>\n<function={name}>\n{tags}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("otherwise", [None, "text", ANSWER], ids=["must", "text", "format"])
+def test_tagged_calls_fit_their_functions(otherwise):
+    grammar = call_grammar("tagged", [FUNCTION, SHAPED], only_one=otherwise is not None, otherwise=otherwise)
+    text, unit = ("text", 'a "b"\n<c>\n'), ("unit", "F")
+    fits = [
+        tagged(("x", "1"), name="f"),
+        tagged(name="f"),
+        tagged(text, unit),
+        tagged(text, unit, ("count", "null"), ("place", '{"x": 1.5}'), ("what", "anything: {")),
+    ]
+    fits_not = [
+        tagged(("x", '"1"'), name="f"),
+        tagged(("y", "1"), name="f"),
+        tagged(text),
+        tagged(text, ("unit", "K")),
+        tagged(text, unit, ("count", "1.5")),
+        tagged(text, unit, ("place", "{}")),
+        tagged(("x", "1"), name="h"),
+        '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
+    ]
+    assert [accepts(grammar, call) for call in fits] == [True] * len(fits)
+    assert [accepts(grammar, call) for call in fits_not] == [False] * len(fits_not)
+    assert accepts(grammar, fits[0] + "\n" + fits[2]) is (otherwise is None)
+
+
+def test_tagged_arguments_are_what_their_schemas_say():
+    said = tagged(("text", "5"), ("unit", "F"), ("count", "5"), ("place", '{"x": 1}'), ("what", "True"), ("more", "[1"))
+    parser = ToolParser("tagged", [SHAPED])
+    (call,) = [part for part in joined(parser.push(said) + parser.finish()) if part.kind == "call"]
+    assert call.name == "g"
+    found = {"text": "5", "unit": "F", "count": 5, "place": {"x": 1}, "what": True, "more": "[1"}
+    assert json.loads(call.text) == found
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "x+"}}}, "'pattern'"),
+        ({"properties": {"a": {"type": "string", "minLength": 2}}}, "'minLength'"),
+        ({"properties": {"a>b": {"type": "string"}}}, "cannot be named"),
+        ({"anyOf": [{"properties": {}}]}, "'anyOf'"),
+    ],
+)
+def test_what_tagged_calls_are_not_held_to_is_refused(parameters, message):
+    with pytest.raises(InvalidInputError, match=message):
+        call_grammar("tagged", [{"name": "f", "parameters": {"type": "object", **parameters}}], only_one=True)

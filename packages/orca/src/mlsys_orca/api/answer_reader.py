@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mlsys_orca.api.parts import Part, joined
 from mlsys_orca.api.reasoning import ReasoningMarks, ReasoningParser
+from mlsys_orca.api.tagged_calls import Function
 from mlsys_orca.api.tool_parser import ToolParser
 from mlsys_orca.api.tools import Notation
 
@@ -15,6 +16,7 @@ class AnswerForm:
     """Parts that an answer may have beside text."""
 
     notation: Notation | None = None  # of its calls; None: there are none
+    functions: tuple[Function, ...] = ()  # that may be called
     only_one: bool = False  # calls after the first are left out
     marks: ReasoningMarks | None = None  # of its reasoning; None: there is none
     is_open: bool = False  # the prompt ends within the reasoning
@@ -31,7 +33,7 @@ class AnswerReader:
 
     def __init__(self, form: AnswerForm) -> None:
         self._reasoning = None if form.marks is None else ReasoningParser(form.marks, is_open=form.is_open)
-        self._tools = None if form.notation is None else ToolParser(form.notation)
+        self._tools = None if form.notation is None else ToolParser(form.notation, form.functions)
         self._only_one = form.only_one
         self._num_calls = 0
 

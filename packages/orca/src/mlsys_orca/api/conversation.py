@@ -100,7 +100,11 @@ def prepare(conversation: Conversation, service: ModelService) -> Prepared:
         ends = tokenizer.control_tokens.get(marks.end)
         grammar = reasoned(grammar, begin=None if is_open else marks.begin, end=marks.end, end_token=ends)
     form = AnswerForm(
-        notation=notation if tools.functions else None, only_one=tools.only_one, marks=marks, is_open=is_open
+        notation=notation if tools.functions else None,
+        functions=tuple(tools.functions),
+        only_one=tools.only_one,
+        marks=marks,
+        is_open=is_open,
     )
     has_control_marks = notation == "mistral" or (
         marks is not None and (bool(marks.direct) or marks.end in tokenizer.control_tokens)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 from mlsys_orca.api.parts import Part
+from mlsys_orca.api.tagged_calls import Function, tagged_calls_of
 from mlsys_orca.api.tools import MARKS, SEPARATORS, Notation
 
 # What a call begins with, up to its arguments. One that is written otherwise is read when it is complete.
@@ -45,6 +47,7 @@ class ToolParser:
 
     Args:
         notation: The template's.
+        functions: Those that may be called, where a notation leaves to their schemas what is text.
 
     Example:
         >>> parser = ToolParser("hermes")
@@ -54,7 +57,8 @@ class ToolParser:
         [': 1}']
     """
 
-    def __init__(self, notation: Notation) -> None:
+    def __init__(self, notation: Notation, functions: Sequence[Function] = ()) -> None:
+        self._functions = functions if notation == "tagged" else None
         self._begin, self._end, _ = MARKS[notation]
         self._separator = SEPARATORS[notation]
         self._is_bare = notation == "llama3"  # a call has no mark
@@ -89,7 +93,7 @@ class ToolParser:
         if self._scanner is not None or self._is_behind:
             return parts
         if self._mark is not None:
-            self._read_block(parts, held.rstrip(), self._mark + held)
+            self._read_block(parts, held.rstrip(), self._mark + held, is_cut=True)
             return parts
         self._show(parts, held)
         if self._blank and not self._num_calls:
@@ -159,9 +163,10 @@ class ToolParser:
         self._held, self._is_behind, self._follows_call = rest, False, True
         return True
 
-    def _read_block(self, parts: list[Part], block: str, text: str) -> None:
-        """Read a call, or several, that is complete; it is ``text`` if it is none."""
-        found = _calls_of(block)
+    def _read_block(self, parts: list[Part], block: str, text: str, *, is_cut: bool = False) -> None:
+        """Read a call, or several, that is complete, or ``is_cut``; it is ``text`` if it is none."""
+        tagged = None if self._functions is None else tagged_calls_of(block, self._functions, is_cut=is_cut)
+        found = tagged or _calls_of(block)
         if found is None:
             self._show(parts, text)
             return

@@ -1,6 +1,6 @@
 """Tool calls, in the notation of the model's own chat template: what to tell a grammar, and what an answer means.
 
-A template that knows tools shows how the model was taught to call them. Three notations cover most of them; where a
+A template that knows tools shows how the model was taught to call them. Four notations cover most of them; where a
 template has none, ``tools`` is refused by name. With ``tool_choice`` "required", or a function's name, a grammar sees
 to it that the answer is a call with arguments that fit. With "auto" the answer is read for what it is; a grammar sees
 to it that calls fit where a function is strict, and that the answer is a call or fits where it has a format.
@@ -13,16 +13,18 @@ from typing import Any, Literal
 
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_orca.api.tagged_calls import tagged_rules
 from mlsys_orca.text.guides import JSON_STYLE, Grammar, grammar_of
 
-Notation = Literal["hermes", "mistral", "llama3"]
+Notation = Literal["hermes", "tagged", "mistral", "llama3"]
 # Notation -> the text that a call begins with, what ends it, and what the arguments are called.
 MARKS: dict[Notation, tuple[str, str, str]] = {
     "hermes": ("<tool_call>", "</tool_call>", "arguments"),
+    "tagged": ("<tool_call>", "</tool_call>", "parameter"),
     "mistral": ("[TOOL_CALLS]", "", "arguments"),
     "llama3": ('{"name":', "", "parameters"),
 }
-SEPARATORS: dict[Notation, str] = {"hermes": "\n", "mistral": ",", "llama3": ";"}  # between two calls
+SEPARATORS: dict[Notation, str] = {"hermes": "\n", "tagged": "\n", "mistral": ",", "llama3": ";"}  # between two calls
 
 
 def notation_of(template: str) -> Notation | None:
@@ -35,7 +37,7 @@ def notation_of(template: str) -> Notation | None:
     if "tools" not in template:
         return None
     if "<tool_call>" in template:
-        return "hermes"
+        return "tagged" if "<function=" in template and "<parameter=" in template else "hermes"
     if "[TOOL_CALLS]" in template:
         return "mistral"
     return "llama3" if '"parameters"' in template or "<|python_tag|>" in template else None
@@ -61,6 +63,8 @@ def call_grammar(
         InvalidInputError: a schema cannot be read.
     """
     begin, end, arguments = MARKS[notation]
+    if notation == "tagged":
+        functions = [{**function, "parameters": _closed(function.get("parameters"))} for function in functions]
     calls = [
         {
             "type": "object",
@@ -74,11 +78,12 @@ def call_grammar(
         for function in functions
     ]
     called = _any_of(calls)
+    one = tagged_rules(functions) if notation == "tagged" else [_json_rule("object", called)]
     if otherwise == "text":
-        return _calls_in_text(notation, calls, only_one=only_one)
+        return _calls_in_text(notation, calls, one, only_one=only_one)
     match notation:
-        case "hermes":
-            rules = [f'call: "{begin}\\n" object "\\n{end}"', _json_rule("object", called)]
+        case "hermes" | "tagged":
+            rules = [f'call: "{begin}\\n" object "\\n{end}"', *one]
         case "mistral":
             bound = {"minItems": 1} | ({"maxItems": 1} if only_one else {})
             rules = [f'call: "{begin}" list', _json_rule("list", {"type": "array", "items": called} | bound)]
@@ -86,7 +91,7 @@ def call_grammar(
             rules = [_json_rule("call", called if otherwise is None else {"anyOf": [called, otherwise]})]
     start = "start: call"
     if notation != "mistral" and not only_one:  # whose calls are one list
-        start += {"hermes": ' ("\\n"? call)*', "llama3": ' ("; " call)*'}[notation]
+        start += ' ("; " call)*' if notation == "llama3" else ' ("\\n"? call)*'
     if otherwise is not None and notation != "llama3":
         start += " | answer"
         rules.append(_json_rule("answer", otherwise))
@@ -110,8 +115,11 @@ def _closed(schema: dict[str, Any] | None) -> dict[str, Any]:
     )
 
 
-def _calls_in_text(notation: Notation, calls: list[dict[str, Any]], *, only_one: bool) -> Grammar:
-    """Return a grammar of any text, in which what begins as a call is one of ``calls``, which are schemas."""
+def _calls_in_text(notation: Notation, calls: list[dict[str, Any]], one: list[str], *, only_one: bool) -> Grammar:
+    """Return a grammar of any text, in which what begins as a call is one of ``calls``, which are schemas.
+
+    ``one``: rules of one call, ``object``.
+    """
     begin, end, arguments = MARKS[notation]
     if notation == "llama3":  # an answer is a call or is none
         rules = ["start: called | TEXT", r'TEXT: /(?s:.*)/ & ~/\s*\{\s*"name"\s*:(?s:.*)/']
@@ -135,7 +143,7 @@ def _calls_in_text(notation: Notation, calls: list[dict[str, Any]], *, only_one:
         bound = {"minItems": 1} | ({"maxItems": 1} if only_one else {})
         rules.append(_json_rule("call", {"type": "array", "items": called} | bound))
     else:
-        rules += [f'call: "\\n" object "\\n{end}"', _json_rule("object", called)]
+        rules += [f'call: "\\n" object "\\n{end}"', *one]
     return grammar_of("lark", "\n".join(rules))
 
 
