@@ -97,6 +97,23 @@ def test_notations_are_found_in_templates_that_take_tools():
         need_notation("{{ messages }}")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "<tool_call>{{ call.name }}\n<arg_key>{{ k }}</arg_key>",  # GLM-4.5
+        "<tool_call>{{ call.name }}<tool_sep>",  # Hunyuan
+        "[TOOL_CALLS]{{ call.name }}[ARGS]{{ call.arguments }}",  # Mistral Small 3.2
+        '<seed:tool_call><function={{ name }}> "parameters"',  # Seed-OSS
+        '<\uff5ctool\u2581call\u2581begin\uff5c>{{ name }} "parameters"',  # DeepSeek
+        'Action: ```json [{"tool_name": "a", "parameters": {}}]',  # Command R
+        '<|tool_call|>[{"name": "a", "parameters": {}}]',  # Granite 3, Phi-4
+    ],
+)
+def test_notations_of_others_are_refused_and_not_taken_for_one_of_ours(call):
+    with pytest.raises(InvalidInputError, match="--chat-template"):
+        need_notation("{% if tools %}" + call + "{% endif %}")
+
+
 FUNCTION = {
     "name": "f",
     "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}, "additionalProperties": False},

@@ -153,3 +153,34 @@ def test_messages_think_in_blocks_of_their_own(serve) -> None:
         assert "".join(thought) == block["thinking"]
         off = client.post("/v1/messages", json=body | {"thinking": {"type": "disabled"}}).json()
         assert [each["type"] for each in off["content"]] == ["text"]
+
+
+def test_calls_with_tags_are_made_and_read(serve) -> None:
+    """Of a model that says anything: an integer and one of two texts, in tags, and as JSON in the answer."""
+    template = "{# <tool_call> <function=name> <parameter=name> #}" + CALLS.replace("<tool_call>", "")
+    properties = {
+        "x": {"type": "integer", "minimum": 0, "maximum": 9},
+        "unit": {"type": "string", "enum": ["aa", "bb"]},
+    }
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties, "required": ["x", "unit"]}}
+    with serve(template=template) as (url, _), httpx.Client(base_url=url, timeout=None) as client:
+        body = {"model": "tiny", "messages": HI, "max_tokens": 90, "seed": 2, "parallel_tool_calls": False} | {
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": "required",
+        }
+        answer = client.post("/v1/chat/completions", json=body).json()
+        assert "error" not in answer, answer
+        (choice,) = answer["choices"]
+        (call,) = choice["message"]["tool_calls"]
+        found = json.loads(call["function"]["arguments"])
+        assert (call["function"]["name"], choice["finish_reason"]) == ("f", "tool_calls")
+        assert (found["x"] in range(10), found["unit"] in ("aa", "bb"), len(found)) == (True, True, 2)
+        assert choice["message"]["content"] is None
+        streamed = chunks(client.post("/v1/chat/completions", json=body | {"stream": True}))
+        deltas = [delta for c in streamed for delta in c["delta"].get("tool_calls", [])]
+        assert "".join(delta["function"].get("arguments") or "" for delta in deltas) == call["function"]["arguments"]
+        refused = client.post(
+            "/v1/chat/completions", json=body | {"tools": [{"type": "function", "function": FUNCTION}]}
+        )
+        assert refused.status_code == 400
+        assert "'pattern'" in refused.json()["error"]["message"]

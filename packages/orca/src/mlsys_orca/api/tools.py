@@ -27,6 +27,22 @@ MARKS: dict[Notation, tuple[str, str, str]] = {
 SEPARATORS: dict[Notation, str] = {"hermes": "\n", "tagged": "\n", "mistral": ",", "llama3": ";"}  # between two calls
 
 
+# Marks of notations that are not read here, some in templates that have a mark of ours, too: GLM's, Hunyuan's, later
+# Mistrals', Seed's, DeepSeek's, Phi-4's and Granite 3's, Command R's, Kimi's, Nemotron's, FunctionGemma's.
+_OTHERS = (
+    "<arg_key>",
+    "<tool_sep>",
+    "[ARGS]",
+    "<seed:tool_call>",
+    "<\uff5ctool",
+    "<|tool_call|>",
+    '"tool_name"',
+    "<|tool_call_begin|>",
+    "<TOOLCALL>",
+    "<start_function_call>",
+)
+
+
 def notation_of(template: str) -> Notation | None:
     """Return the notation in which a chat template, as Jinja text, writes tool calls; None: none that is known here.
 
@@ -34,7 +50,7 @@ def notation_of(template: str) -> Notation | None:
         >>> notation_of("{% if tools %}... within <tool_call></tool_call> tags ...{% endif %}")
         'hermes'
     """
-    if "tools" not in template:
+    if "tools" not in template or any(mark in template for mark in _OTHERS):
         return None
     if "<tool_call>" in template:
         return "tagged" if "<function=" in template and "<parameter=" in template else "hermes"
