@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel import translate
+from mlsys_windtunnel.export.pt2 import export_pt2
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder, TargetEncoder
 
 FRAME = pd.DataFrame({"a": [1.0, 2, 3, 4], "b": [1, 2, 3, 5], "c": pd.Series(["x", "y", None, "x"], dtype=object)})
 NUMBERS = ["a", "b"]
@@ -62,3 +67,39 @@ def test_a_function_of_the_users_own_may_read_dates():
     dates = pd.DataFrame({"since": pd.Timestamp("2024-01-01") + pd.to_timedelta([3, 5, 9, 20], unit="D")})
     source = make_pipeline(FunctionTransformer(_days), Ridge()).fit(dates, [1.0, 2, 3, 4])
     np.testing.assert_allclose(translate(source, dates).predict(dates), source.predict(dates))
+
+
+@pytest.mark.parametrize("repeats", [1, 40])
+def test_na_is_no_category_of_encoders_unless_it_is_among_numbers(tmp_path: Path, repeats: int):
+    number = np.array([1.0, 2.0, np.nan] * 10)
+    word = np.array(["a", "b", np.nan] * 10, object)
+    gaps = {
+        "n": [pd.array([1, None, 9], dtype=kind) for kind in ("Int64", "Float64", "int64[pyarrow]", object)]
+        + [pd.array([1, pd.NA, 9], dtype=object), pd.array([True, None, False], dtype="boolean")],
+        "w": [pd.array(["a", None, "z"], dtype=kind) for kind in ("string", "str", "category", "string[pyarrow]")]
+        + [pd.array(cells, dtype=object) for cells in (["a", pd.NA, "z"], ["a", np.nan, "z"], ["a", None, "z"])],
+    }
+    for name, column in (("n", number), ("w", word)):
+        table = pd.DataFrame({name: column})
+        for encoder in (
+            TargetEncoder(random_state=0).fit(table, np.arange(30.0)),
+            OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(table),
+            OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1).fit(table),
+        ):
+            module = translate(encoder)
+            export_pt2(module, tmp_path / "m.pt2", columns=True)
+            for gap in gaps[name]:
+                asked = pd.DataFrame({name: pd.concat([pd.Series(gap)] * repeats, ignore_index=True)})
+                expected = encoder.transform(asked)
+                np.testing.assert_allclose(module.transform(asked), expected, err_msg=str(gap))
+                np.testing.assert_allclose(alone(tmp_path / "m.py").transform(asked), expected, err_msg=str(gap))
+
+
+def alone(path: Path) -> Any:
+    """Load a file that stands alone, as somebody without WindTunnel does."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.load()

@@ -155,6 +155,10 @@ def _named(plan: Mapping[str, Any], rows: Any, names: Sequence[str]) -> list[Any
 
 
 def _cells(column: Any) -> Any:
+    dtype = getattr(column, "dtype", None)
+    is_nullable = hasattr(column, "isna") and not isinstance(dtype, np.dtype) and getattr(dtype, "kind", "O") in "iufb"
+    if is_nullable and column.isna().any():  # in a nullable column of numbers NA is NaN
+        return column.to_numpy(dtype=np.float64, na_value=math.nan)
     array = column.to_numpy() if hasattr(column, "to_numpy") and not hasattr(column, "iloc") else _array(column)
     return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 
@@ -211,7 +215,8 @@ def _codes(code: Mapping[str, Any], column: Any, name: str) -> Any:
         for fill in fills:
             cell = _filled(cell, fill, name)
         try:
-            found = code["missing"] if is_missing(cell) else known.get(cell)
+            is_gap = isinstance(cell, float | np.floating) and cell != cell  # pandas' NA is no category
+            found = code["missing"] if is_gap else known.get(cell)
         except TypeError as error:
             raise ValueError(f"column {name}: a cell is no category ({error})") from error
         made[row] = _unknown(code, cell, name) if found is None else found

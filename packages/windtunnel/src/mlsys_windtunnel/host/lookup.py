@@ -57,10 +57,16 @@ def is_missing(value: object) -> bool:
     return type(value).__name__ in ("NAType", "NaTType")  # by name: pandas may not be installed
 
 
+def is_nan(value: object) -> bool:
+    """Return whether a cell is NaN, which alone of what is missing may be a category; see :class:`Vocabulary`."""
+    return isinstance(value, float | np.floating) and bool(value != value)
+
+
 class Vocabulary:
     """The categories of one column; a category's code is its index among them.
 
-    Values are equal as Python has it: 1, 1.0 and True are one category, 1 and "1" are two, and NaN equals NaN.
+    Values are equal as Python has it: 1, 1.0 and True are one category, 1 and "1" are two, and NaN equals NaN. pandas'
+    NA is no category, as to scikit-learn, but in a nullable column of numbers, where it is NaN.
 
     Args:
         categories: ``[categories]``, distinct, of numbers, text or objects.
@@ -118,7 +124,7 @@ class Vocabulary:
             raise InvalidInputError(f"a cell is no category ({error}); give text, numbers or missing values") from error
         if self._code_of_missing != UNKNOWN and UNKNOWN in codes:
             for row, cell in enumerate(cells):
-                if codes[row] == UNKNOWN and is_missing(cell):
+                if codes[row] == UNKNOWN and is_nan(cell):
                     codes[row] = self._code_of_missing
         return codes
 
@@ -126,7 +132,9 @@ class Vocabulary:
         """Return codes by way of the distinct values, which pandas finds without making an object of each cell."""
         indices, distinct = column.factorize()
         codes = self.codes(np.asarray(distinct))
-        return np.append(codes, self._code_of_missing)[indices]  # -1, the last, stands for missing values
+        is_gap = is_nan(getattr(getattr(column, "dtype", None), "na_value", math.nan))
+        # -1, the last, stands for missing values.
+        return np.append(codes, self._code_of_missing if is_gap else UNKNOWN)[indices]
 
     def _codes_by_search(self, numbers: npt.NDArray[Any], column: npt.NDArray[Any]) -> Codes:
         codes = np.full(len(column), UNKNOWN, np.int64)
@@ -168,6 +176,7 @@ class CategoryLookup:
         Raises:
             InvalidInputError: a category is unknown and ``unknown`` is ``refuse``, or a cell is no category.
         """
+        columns = [_with_nan(column) for column in columns]
         for name, vocabulary, column in zip(self.names, self.vocabularies, columns, strict=True):
             vocabulary.check_kind(name, column)
         num_rows = len(columns[0])
@@ -293,6 +302,15 @@ def bucket(category: Any, num_buckets: int) -> int:
     text = "nan" if is_missing(category) else str(category)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest) % num_buckets
+
+
+def _with_nan(column: Column) -> Column:
+    """Return a nullable column of numbers or truth values, some of them missing, as floats with NaN; others as is."""
+    dtype: Any = getattr(column, "dtype", None)
+    if isinstance(dtype, np.dtype) or getattr(dtype, "kind", "O") not in "iufb":
+        return column
+    cells: Any = column
+    return np.asarray(cells.to_numpy(dtype=np.float64, na_value=math.nan)) if cells.isna().any() else column
 
 
 def _refuse_odd(name: str, cells: npt.NDArray[Any]) -> None:

@@ -98,9 +98,11 @@ class NamedTable:
         return [_kept(self._with_dtype(self._names[index])) for index in indices]
 
     def _with_dtype(self, name: str) -> Any:
-        """Return a column; from the frame, if it may hold truth values: nullable and plain columns hold these alike."""
+        """Return a column; from the frame, if it may hold truth values or NA, which columns of several dtypes hold."""
         column = self.column(name)
-        is_apart = self._columns is not self._x and self._shape[0] > 0 and type(column[0]) is bool
+        if self._columns is self._x or not self._shape[0]:
+            return column
+        is_apart = type(column[0]) is bool or any(type(cell).__name__ == "NAType" for cell in column)
         return self._x[name] if is_apart else column
 
     def column(self, name: str) -> Any:
