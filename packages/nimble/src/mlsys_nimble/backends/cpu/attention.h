@@ -214,20 +214,25 @@ class AttentionKernel : public Kernel {
 
     // Scores to shares that sum to one.
     void softmax(float* scores, int64_t seen) const {
-        for (int v = 0; v < 2; v++) {
-            float* column = scores + v * LANES;
-            vf most = splat(-INFINITY), total{};
-            for (int64_t s = 0; s < seen; s++) most = larger(load(column + s * NR), most);
-            const vi blind = a.has_zero_rows ? most == splat(-INFINITY) : vi{};
-            most = chosen(blind, vf{}, most);
-            for (int64_t s = 0; s < seen; s++) {
-                const vf e = exp(load(column + s * NR) - most);
-                total += e;
-                store(column + s * NR, e);
-            }
-            const vf scale = chosen(blind & (total == vf{}), vf{}, splat(1.0f) / total);
-            for (int64_t s = 0; s < seen; s++) store(column + s * NR, load(column + s * NR) * scale);
+        constexpr int VECS = NR / LANES;
+        vf most[VECS], total[VECS] = {}, scale[VECS];
+        for (vf& each : most) each = splat(-INFINITY);
+        for (int64_t s = 0; s < seen; s++)
+            for (int v = 0; v < VECS; v++) most[v] = larger(load(scores + s * NR + v * LANES), most[v]);
+        vi blind[VECS];
+        for (int v = 0; v < VECS; v++) {
+            blind[v] = a.has_zero_rows ? most[v] == splat(-INFINITY) : vi{};
+            most[v] = chosen(blind[v], vf{}, most[v]);
         }
+        for (int64_t s = 0; s < seen; s++)
+            for (int v = 0; v < VECS; v++) {
+                const vf e = exp(load(scores + s * NR + v * LANES) - most[v]);
+                total[v] += e;
+                store(scores + s * NR + v * LANES, e);
+            }
+        for (int v = 0; v < VECS; v++) scale[v] = chosen(blind[v] & (total[v] == vf{}), vf{}, splat(1.0f) / total[v]);
+        for (int64_t s = 0; s < seen; s++)
+            for (int v = 0; v < VECS; v++) store(scores + s * NR + v * LANES, load(scores + s * NR + v * LANES) * scale[v]);
     }
 
     const Attention a;

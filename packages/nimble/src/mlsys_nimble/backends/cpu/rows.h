@@ -26,17 +26,22 @@ inline std::vector<int64_t> offsets_of(const View& view) {
     return offsets;
 }
 
-// The sum of `vecs` vectors. Blocks of 64 are summed, then 64 of these, so that rounding does not grow with the number.
+// The sum of `vecs` vectors. Blocks of 64 are summed, then 64 of these, so that rounding does not grow with the number. A
+// block has four sums, since one would wait for itself.
 template <class Term>
 inline vf cascade(int64_t vecs, Term&& term) {
-    constexpr int64_t BLOCK = 64, BLOCKS = 64 * BLOCK;
+    constexpr int64_t BLOCK = 64, BLOCKS = 64 * BLOCK, SUMS = 4;
     vf total{};
     for (int64_t first = 0; first < vecs; first += BLOCKS) {
         vf part{};
         for (int64_t block = first; block < std::min(vecs, first + BLOCKS); block += BLOCK) {
-            vf some{};
-            for (int64_t i = block; i < std::min(vecs, block + BLOCK); i++) some += term(i);
-            part += some;
+            vf some[SUMS] = {};
+            const int64_t stop = std::min(vecs, block + BLOCK);
+            int64_t i = block;
+            for (; i + SUMS <= stop; i += SUMS)
+                for (int64_t k = 0; k < SUMS; k++) some[k] += term(i + k);
+            for (; i < stop; i++) some[0] += term(i);
+            part += (some[0] + some[1]) + (some[2] + some[3]);
         }
         total += part;
     }
