@@ -238,3 +238,15 @@ def test_several_encoders_are_named_by_requests(tmp_path: Path):
         vectors = [base64.b64decode(each["embedding"]) for each in answer.json()["data"]]
     assert len(vectors) == 40
     assert len(set(vectors)) <= 4  # all alike but for rounding between batch sizes
+
+
+def test_many_texts_are_encoded_while_others_run(encoder: tuple[str, Any, Path]):
+    url, model, folder = encoder
+    expected = [vector(model, folder, text) for text in LINES]
+    answer = post(url, "/v1/embeddings", {"input": LINES * 50}).json()
+    close([each["embedding"] for each in answer["data"]], expected * 50)
+    assert answer["usage"]["prompt_tokens"] == 50 * (9 + 6 + 3 + 10)
+    refused = post(url, "/v1/embeddings", {"input": [*LINES * 50, "cat " * 500]})
+    assert refused.status_code == 413
+    again = post(url, "/v1/embeddings", {"input": LINES}).json()
+    close([each["embedding"] for each in again["data"]], expected)

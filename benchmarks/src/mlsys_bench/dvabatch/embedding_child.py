@@ -20,6 +20,7 @@ import torch
 from mlsys_core.config import settings
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.preparing import prepare
+from mlsys_dvabatch.serve.text_service import Cutting, TextEncoder
 from numpy.typing import NDArray
 
 
@@ -41,9 +42,9 @@ class Embedder:
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the vectors of texts, [texts, features]."""
-        assert self._served.texts is not None
-        rows = self._served.texts.encode(texts, is_cut=True)
-        return np.stack(self._loop.run_until_complete(self._served.run_rows(rows, str(next(self._numbers)))))
+        encoder = TextEncoder(self._served, self._served.threads, str(next(self._numbers)))
+        vectors, _ = self._loop.run_until_complete(encoder.vectors(texts, cutting=Cutting(is_cut=True)))
+        return vectors
 
     def served(self, texts: Sequence[str], arrivals: Sequence[float]) -> list[float]:
         """Return the seconds between each text's arrival and its vector.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from mlsys_core.serving.oip import ModelRepository, ModelSpec
 from mlsys_dvabatch.serve.tokens import Side, TextTokens
 from mlsys_dvabatch.stages.models.config import HeadConfig
 
+_Input = TypeVar("_Input")
+_ENCODED_AT_ONCE = 64  # texts that are tokenised together, while those before them run
 _PAIR_CHARS = 64  # beside its text, that a pair of texts counts for
 
 
@@ -109,34 +112,70 @@ class TextEncoder:
         if self.head is not None:
             raise WrongModelError(f"{self.name!r} is a classifier, which has no vectors: use /v1/rerank or /predict")
         check_dimensions(dimensions, self.texts.config.embedding_size, model=self.name)
-        texts = [each for each in inputs if isinstance(each, str)]
-        encoded = iter(
-            await self._threads.run(
-                lambda: self.texts.encode(texts, prompt_name=prompt_name, is_cut=cutting.is_cut, side=cutting.side),
-                size=sum(map(len, texts)),
-            )
-        )
-        rows = [next(encoded) if isinstance(each, str) else np.array(each, np.int64) for each in inputs]
-        found = np.stack(await self.model.run_rows(rows, self._key))
-        return shortened(found, dimensions), _num_tokens(rows)
+        options: Any = {"prompt_name": prompt_name, "is_cut": cutting.is_cut, "side": cutting.side}
+
+        def encode(some: Sequence[str | list[int]]) -> list[Any]:
+            encoded = iter(self.texts.encode([each for each in some if isinstance(each, str)], **options))
+            return [next(encoded) if isinstance(each, str) else np.array(each, np.int64) for each in some]
+
+        size = sum(len(each) for each in inputs if isinstance(each, str))
+        found, num_tokens = await self._answers(inputs, encode, size)
+        return shortened(np.stack(found), dimensions), num_tokens
 
     async def logits(self, texts: Sequence[str | tuple[str, str]], *, cutting: Cutting) -> tuple[Floats, int]:
         """Return a classifier's logits for texts and pairs of texts, [texts, labels], and the tokens of all."""
         if self.head is None:
             raise WrongModelError(f"{self.name!r} gives vectors and is no classifier: use /embed or /v1/embeddings")
 
-        def encode() -> list[Any]:
+        def encode(some: Sequence[str | tuple[str, str]]) -> list[Any]:
             options: Any = {"is_cut": cutting.is_cut, "side": cutting.side}
             return [
                 self.texts.encode([each], **options)[0]
                 if isinstance(each, str)
                 else self.texts.encode_pairs([each], **options)[0]
-                for each in texts
+                for each in some
             ]
 
         size = sum(len(each) if isinstance(each, str) else sum(map(len, each)) + _PAIR_CHARS for each in texts)
-        rows = await self._threads.run(encode, size=size)
-        return np.stack(await self.model.run_rows(rows, self._key)), _num_tokens(rows)
+        found, num_tokens = await self._answers(texts, encode, size)
+        return np.stack(found), num_tokens
+
+    async def _answers(
+        self, inputs: Sequence[_Input], encode: Callable[[Sequence[_Input]], list[Any]], size: int
+    ) -> tuple[list[Any], int]:
+        """Return the answer to each input, and the tokens of all; later inputs are encoded while earlier ones run.
+
+        Args:
+            inputs: Any number.
+            encode: Makes a row of each.
+            size: Of the work of encoding all.
+        """
+        parts = [inputs[first : first + _ENCODED_AT_ONCE] for first in range(0, len(inputs), _ENCODED_AT_ONCE)]
+        most = min(4 * self.model.max_batch_size, self.model.max_waiting // 2) // _ENCODED_AT_ONCE
+        room = asyncio.Semaphore(max(1, most))
+        num_tokens = 0
+        running: list[asyncio.Task[list[Any]]] = []
+
+        async def run(rows: list[Any], key: str) -> list[Any]:
+            try:
+                return await self.model.run_rows(rows, key)
+            finally:
+                room.release()
+
+        try:
+            for number, part in enumerate(parts):
+                await room.acquire()
+                if any(task.done() and task.exception() is not None for task in running):
+                    break  # told below
+                rows = await self._threads.run(encode, part, size=size)
+                num_tokens += _num_tokens(rows)
+                running.append(asyncio.ensure_future(run(rows, f"{self._key}/{number}")))
+            return list(itertools.chain.from_iterable(await asyncio.gather(*running))), num_tokens
+        except BaseException:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            raise
 
     async def scores(
         self, query: str, texts: Sequence[str], *, cutting: Cutting, is_raw: bool = False
