@@ -108,8 +108,10 @@ def test_two_adapters_and_none_in_one_batch_are_the_merged_models(
         ({"peft_type": "IA3"}, "'IA3'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern"),
+        ({"arrow_config": {"top_k": 3}}, "arrow_config"),
+        ({"use_something_new": True}, "use_something_new = True, which is not known here"),
     ],
-    ids=["dora", "type", "saved", "pattern"],
+    ids=["dora", "type", "saved", "pattern", "router", "unknown"],
 )
 def test_unimplemented_options_are_refused_by_name(
     make_gguf: Callable[..., Path], tmp_path: Path, config: dict[str, Any], says: str
@@ -118,6 +120,18 @@ def test_unimplemented_options_are_refused_by_name(
     model = load_model(make_gguf(), dtype="fp32", backend="torch").model
     with pytest.raises(InvalidInputError, match=says):
         AdaptedDecoder(model, {"a": tmp_path / "a"})
+
+
+def test_a_configuration_as_peft_writes_it_is_taken(make_gguf: Callable[..., Path], tmp_path: Path) -> None:
+    """The fields of peft 0.18, with what training leaves in them."""
+    trained: dict[str, Any] = {"base_model_name_or_path": "a/b", "peft_version": "0.18.1", "lora_dropout": 0.05}
+    trained |= {"inference_mode": True, "init_lora_weights": "pissa", "task_type": "CAUSAL_LM", "megatron_core": "m"}
+    trained |= {"auto_mapping": {"unsloth_fixed": True}, "qalora_group_size": 16, "layers_to_transform": [0, 1]}
+    nothing = ["alora_invocation_tokens", "arrow_config", "eva_config", "layer_replication", "modules_to_save"]
+    trained |= {"rank_pattern": {}, "loftq_config": {}, "use_dora": False, **dict.fromkeys(nothing)}
+    write_adapter(tmp_path / "a", 1, ["self_attn.q_proj"], **trained)
+    model = load_model(make_gguf(), dtype="fp32", backend="torch").model
+    assert AdaptedDecoder(model, {"a": tmp_path / "a"}).adapters == {"a"}
 
 
 def test_an_adapter_of_another_model_and_a_directory_without_one_are_refused(

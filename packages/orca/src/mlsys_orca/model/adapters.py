@@ -41,6 +41,7 @@ _PREFIX = "base_model.model."
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": (None, []),
     "alpha_pattern": (None, {}),
+    "arrow_config": (None,),
     "bias": ("none", None),
     "layer_replication": (None, []),
     "lora_bias": (None, False),
@@ -49,6 +50,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None, [], {}),
     "use_dora": (None, False),
     "use_qalora": (None, False),
+}
+# What changes no answer: how an adapter was trained, and where it was put, which its tensors say.
+_HARMLESS = {
+    *("auto_mapping", "base_model_name_or_path", "peft_type", "peft_version", "revision", "task_type"),
+    *("exclude_modules", "layers_pattern", "layers_to_transform", "rank_pattern", "target_modules"),
+    *("corda_config", "eva_config", "init_lora_weights", "loftq_config", "lora_dropout", "lora_ga_config"),
+    *("megatron_config", "megatron_core", "qalora_group_size", "runtime_config"),
+    *("ensure_weight_tying", "fan_in_fan_out", "inference_mode", "lora_alpha", "r", "use_rslora"),
 }
 
 
@@ -245,4 +254,12 @@ def _read_config(files: AdapterFiles) -> Any:
     for key, neutral in _NEUTRAL.items():
         if raw.get(key) not in neutral:
             raise InvalidInputError(f"{path}: the adapter has {key} = {raw[key]!r}, which is not implemented")
+    unknown = sorted(
+        key for key in raw.keys() - _HARMLESS - _NEUTRAL.keys() if raw[key] not in (None, False, [], {}, "")
+    )
+    if unknown:
+        raise InvalidInputError(
+            f"{path}: the adapter has {unknown[0]} = {raw[unknown[0]]!r}, which is not known here; "
+            f"if it changes no answer, leave it out of {CONFIG_FILE}"
+        )
     return lambda rank: alpha / (rank**0.5 if use_rslora else rank)
