@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.api.parts import Part, joined, text_of
 from mlsys_orca.api.tool_parser import ToolParser
-from mlsys_orca.api.tools import call_grammar, need_notation, notation_of
+from mlsys_orca.api.tools import MARKS, call_grammar, need_notation, notation_of
 from mlsys_orca.text.guides import Grammar
 
 ARGUMENTS = {"city": "Rome </tool", "n": [1, {"x": None}]}
@@ -25,7 +25,7 @@ TAGGED = (
 )
 ANSWERS = {
     "hermes": (f"Well.\n<tool_call>\n{json.dumps(ONE)}\n</tool_call>\n" * 2, "Well.\nWell.\n", [CALL, CALL]),
-    "hermes-side-by-side": (f" \n<tool_call>\n{json.dumps(ONE)}\n</tool_call>" * 2, "", [CALL, CALL]),
+    "hermes-beside": (f" \n<tool_call>\n{json.dumps(ONE)}\n</tool_call>" * 2, "", [CALL, CALL]),
     "hermes-turned": (f'<tool_call>{{"arguments": {json.dumps(ARGUMENTS)}, "name": "f"}}</tool_call>', "", [CALL]),
     "hermes-cut": ('<tool_call>{"name": "f", "arguments": {"city": "Ro', "", [("f", '{"city": "Ro')]),
     "hermes-without": ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
@@ -33,6 +33,12 @@ ANSWERS = {
     "tagged-cut": (TAGGED[:-40], "", [("f", '{"city": "Rome </tool"}')]),
     "tagged-without": ("<tool_call>\n<function=f>\n</function>\n</tool_call>", "", [("f", "{}")]),
     "mistral": (f"[TOOL_CALLS][{json.dumps(ONE)}, {json.dumps(ONE)}]", "", [CALL, CALL]),
+    "mistral-args": (
+        f"Well. [TOOL_CALLS]f[ARGS]{CALL[1]}[TOOL_CALLS]f[CALL_ID]abc[ARGS]{CALL[1]}",
+        "Well. ",
+        [CALL, CALL],
+    ),
+    "mistral-args-cut": ('[TOOL_CALLS]f[ARGS]{"city": "Ro', "", [("f", '{"city": "Ro')]),
     "llama3": (json.dumps(LLAMA), "", [CALL]),
     "llama3-several": (f"{json.dumps(LLAMA)}; {json.dumps(LLAMA)}", "", [CALL, CALL]),
 }
@@ -42,7 +48,7 @@ TYPED = {"name": "f", "parameters": {"type": "object", "properties": {"city": {"
 
 
 def parse(notation: str, text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
-    parser, parts = ToolParser(notation.partition("-")[0], [TYPED]), list[Part]()
+    parser, parts = ToolParser(notation if notation in MARKS else notation.rpartition("-")[0], [TYPED]), list[Part]()
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for a, b in pairwise(borders):
         parts += parser.push(text[a:b])
@@ -68,7 +74,7 @@ def test_arguments_come_as_they_are_written() -> None:
     assert parser.push("\n</tool_call>\nSo.") == [Part("text", "So.")]
 
 
-@pytest.mark.parametrize("notation", ["hermes", "tagged", "mistral", "llama3"])
+@pytest.mark.parametrize("notation", ["hermes", "tagged", "mistral", "mistral-args", "llama3"])
 @pytest.mark.parametrize(
     "text",
     [
@@ -91,6 +97,7 @@ def test_notations_are_found_in_templates_that_take_tools():
     assert notation_of("{% if tools %}<tool_call>{% endif %}") == "hermes"
     assert notation_of("{% if tools %}<tool_call>\\n<function=a>\\n<parameter=b>{% endif %}") == "tagged"
     assert notation_of("{% if tools %}[TOOL_CALLS]{% endif %}") == "mistral"
+    assert notation_of("{% if tools %}[TOOL_CALLS]{{ name }}[ARGS]{% endif %}") == "mistral-args"
     assert notation_of('{{ tools | tojson }} {"name": x, "parameters": y}') == "llama3"
     assert notation_of("<tool_call> but nobody names them") is None
     with pytest.raises(InvalidInputError, match="--chat-template"):
@@ -102,7 +109,6 @@ def test_notations_are_found_in_templates_that_take_tools():
     [
         "<tool_call>{{ call.name }}\n<arg_key>{{ k }}</arg_key>",  # GLM-4.5
         "<tool_call>{{ call.name }}<tool_sep>",  # Hunyuan
-        "[TOOL_CALLS]{{ call.name }}[ARGS]{{ call.arguments }}",  # Mistral Small 3.2
         '<seed:tool_call><function={{ name }}> "parameters"',  # Seed-OSS
         '<\uff5ctool\u2581call\u2581begin\uff5c>{{ name }} "parameters"',  # DeepSeek
         'Action: ```json [{"tool_name": "a", "parameters": {}}]',  # Command R
@@ -251,3 +257,13 @@ def test_tagged_arguments_are_what_their_schemas_say():
 def test_what_tagged_calls_are_not_held_to_is_refused(parameters, message):
     with pytest.raises(InvalidInputError, match=message):
         call_grammar("tagged", [{"name": "f", "parameters": {"type": "object", **parameters}}], only_one=True)
+
+
+@pytest.mark.parametrize("otherwise", [None, "text", ANSWER], ids=["must", "text", "format"])
+def test_calls_with_a_name_before_their_arguments_fit(otherwise):
+    grammar = call_grammar("mistral-args", [FUNCTION], only_one=otherwise is not None, otherwise=otherwise)
+    fits = ['[TOOL_CALLS]f[ARGS]{"x": 1}', "[TOOL_CALLS]f[ARGS]{}"]
+    fits_not = ['[TOOL_CALLS]f[ARGS]{"y": 1}', "[TOOL_CALLS]g[ARGS]{}", '[TOOL_CALLS][{"name": "f", "arguments": {}}]']
+    assert [accepts(grammar, call) for call in fits + fits_not] == [True] * 2 + [False] * 3
+    assert accepts(grammar, "".join(fits)) is (otherwise is None)
+    assert accepts(grammar, "Well.") is (otherwise == "text")

@@ -106,7 +106,7 @@ def prepare(conversation: Conversation, service: ModelService) -> Prepared:
         marks=marks,
         is_open=is_open,
     )
-    has_control_marks = notation == "mistral" or (
+    has_control_marks = notation in ("mistral", "mistral-args") or (
         marks is not None and (bool(marks.direct) or marks.end in tokenizer.control_tokens)
     )
     return Prepared(prompt, prompted.images, grammar, form, has_control_marks)

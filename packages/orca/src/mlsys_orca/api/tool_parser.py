@@ -12,6 +12,8 @@ from mlsys_orca.api.tools import MARKS, SEPARATORS, Notation
 
 # What a call begins with, up to its arguments. One that is written otherwise is read when it is complete.
 _HEAD = re.compile(r'\s*\[?\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+# The same in Mistral's later templates: a name, perhaps the call's id, and a mark.
+_NAMED_HEAD = re.compile(r"\s*([^\[\]{}\s]+)(?:\[CALL_ID\][^\[\]{}]*)?\[ARGS\]\s*(?=\{)")
 
 
 class _ObjectScanner:
@@ -61,6 +63,7 @@ class ToolParser:
         self._functions = functions if notation == "tagged" else None
         self._begin, self._end, _ = MARKS[notation]
         self._separator = SEPARATORS[notation]
+        self._is_named = notation == "mistral-args"  # a call's name stands outside of JSON, and nothing ends it
         self._is_bare = notation == "llama3"  # a call has no mark
         self._held = ""  # what cannot be told yet
         self._blank = ""  # white space at the answer's start, which is text if text follows
@@ -123,8 +126,8 @@ class ToolParser:
         return True
 
     def _read_head(self, parts: list[Part], mark: str) -> bool:
-        head = _HEAD.match(self._held)
-        if head is not None and (name := _text_of(head[1])) is not None:
+        head = (_NAMED_HEAD if self._is_named else _HEAD).match(self._held)
+        if head is not None and (name := head[1] if self._is_named else _text_of(head[1])) is not None:
             self._begin_call(parts, name)
             self._held, self._mark, self._scanner = self._held[head.end() :], None, _ObjectScanner()
             return True
@@ -143,7 +146,7 @@ class ToolParser:
             parts.append(Part("call", piece))
         if stop is None:
             return False
-        self._scanner, self._is_behind = None, True
+        self._scanner, self._is_behind, self._follows_call = None, not self._is_named, self._is_named
         return True
 
     def _read_tail(self) -> bool:

@@ -1,6 +1,6 @@
 """Tool calls, in the notation of the model's own chat template: what to tell a grammar, and what an answer means.
 
-A template that knows tools shows how the model was taught to call them. Four notations cover most of them; where a
+A template that knows tools shows how the model was taught to call them. Five notations cover most of them; where a
 template has none, ``tools`` is refused by name. With ``tool_choice`` "required", or a function's name, a grammar sees
 to it that the answer is a call with arguments that fit. With "auto" the answer is read for what it is; a grammar sees
 to it that calls fit where a function is strict, and that the answer is a call or fits where it has a format.
@@ -16,23 +16,29 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.api.tagged_calls import tagged_rules
 from mlsys_orca.text.guides import JSON_STYLE, Grammar, grammar_of
 
-Notation = Literal["hermes", "tagged", "mistral", "llama3"]
+Notation = Literal["hermes", "tagged", "mistral", "mistral-args", "llama3"]
 # Notation -> the text that a call begins with, what ends it, and what the arguments are called.
 MARKS: dict[Notation, tuple[str, str, str]] = {
     "hermes": ("<tool_call>", "</tool_call>", "arguments"),
     "tagged": ("<tool_call>", "</tool_call>", "parameter"),
     "mistral": ("[TOOL_CALLS]", "", "arguments"),
+    "mistral-args": ("[TOOL_CALLS]", "", "arguments"),
     "llama3": ('{"name":', "", "parameters"),
 }
-SEPARATORS: dict[Notation, str] = {"hermes": "\n", "tagged": "\n", "mistral": ",", "llama3": ";"}  # between two calls
+SEPARATORS: dict[Notation, str] = {
+    "hermes": "\n",
+    "tagged": "\n",
+    "mistral": ",",
+    "mistral-args": "",
+    "llama3": ";",
+}  # between two calls
 
 
-# Marks of notations that are not read here, some in templates that have a mark of ours, too: GLM's, Hunyuan's, later
-# Mistrals', Seed's, DeepSeek's, Phi-4's and Granite 3's, Command R's, Kimi's, Nemotron's, FunctionGemma's.
+# Marks of notations that are not read here, some in templates that have a mark of ours, too: GLM's, Hunyuan's, Seed's,
+# DeepSeek's, Phi-4's and Granite 3's, Command R's, Kimi's, Nemotron's, FunctionGemma's.
 _OTHERS = (
     "<arg_key>",
     "<tool_sep>",
-    "[ARGS]",
     "<seed:tool_call>",
     "<\uff5ctool",
     "<|tool_call|>",
@@ -55,7 +61,7 @@ def notation_of(template: str) -> Notation | None:
     if "<tool_call>" in template:
         return "tagged" if "<function=" in template and "<parameter=" in template else "hermes"
     if "[TOOL_CALLS]" in template:
-        return "mistral"
+        return "mistral-args" if "[ARGS]" in template else "mistral"
     return "llama3" if '"parameters"' in template or "<|python_tag|>" in template else None
 
 
@@ -100,6 +106,8 @@ def call_grammar(
     match notation:
         case "hermes" | "tagged":
             rules = [f'call: "{begin}\\n" object "\\n{end}"', *one]
+        case "mistral-args":
+            rules = _named_rules(calls, begin)
         case "mistral":
             bound = {"minItems": 1} | ({"maxItems": 1} if only_one else {})
             rules = [f'call: "{begin}" list', _json_rule("list", {"type": "array", "items": called} | bound)]
@@ -107,7 +115,7 @@ def call_grammar(
             rules = [_json_rule("call", called if otherwise is None else {"anyOf": [called, otherwise]})]
     start = "start: call"
     if notation != "mistral" and not only_one:  # whose calls are one list
-        start += ' ("; " call)*' if notation == "llama3" else ' ("\\n"? call)*'
+        start += {"llama3": ' ("; " call)*', "mistral-args": " call*"}.get(notation, ' ("\\n"? call)*')
     if otherwise is not None and notation != "llama3":
         start += " | answer"
         rules.append(_json_rule("answer", otherwise))
@@ -158,9 +166,21 @@ def _calls_in_text(notation: Notation, calls: list[dict[str, Any]], one: list[st
     if notation == "mistral":
         bound = {"minItems": 1} | ({"maxItems": 1} if only_one else {})
         rules.append(_json_rule("call", {"type": "array", "items": called} | bound))
+    elif notation == "mistral-args":
+        rules += _named_rules(calls, "")
     else:
         rules += [f'call: "\\n" object "\\n{end}"', *one]
     return grammar_of("lark", "\n".join(rules))
+
+
+def _named_rules(calls: list[dict[str, Any]], begin: str) -> list[str]:
+    """Return the rules of ``call``: ``begin``, one of the functions' names, its mark and its arguments."""
+    rules = ["call: " + " | ".join(f"call_{number}" for number in range(len(calls)))]
+    for number, call in enumerate(calls):
+        head = json.dumps(f"{begin}{call['properties']['name']['const']}[ARGS]")
+        rules.append(f"call_{number}: {head} arguments_{number}")
+        rules.append(_json_rule(f"arguments_{number}", call["properties"]["arguments"]))
+    return rules
 
 
 def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
