@@ -25,8 +25,9 @@ MLSYS_STRUCT(Convolution, x, residual, out, weights, bias, kernel, stride, befor
 
 constexpr int PART = 320;         // features of one part of a sum: 20 KiB of a panel, in the first-level cache
 constexpr int WHOLE = 400;        // up to so many are one part all the same: to keep sums between parts costs more
-constexpr int SET_PANELS = 4;     // of pixels with more features: each part of them is read once for so many panels,
-constexpr int FAR_NBYTES = 512 << 10;  // if all of them are more than stays in the second-level cache
+// Of pixels with more features each part is read once for so many panels, if all of them are more than stays in the
+// second-level cache. Processors with AVX-512 have 1 MiB of it and gain nothing: there are more units instead.
+constexpr int SET_PANELS = LANES == 16 ? 1 : 4, FAR_NBYTES = 512 << 10;
 constexpr int BLOCK_ROWS = LANES == 16 ? 192 : 96;  // pixels of a unit at most
 constexpr int LEAST_ROWS = 24;    // below, weights would be read too often
 constexpr int ENOUGH_UNITS = 32;  // to share among some workers evenly
