@@ -1,14 +1,18 @@
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.gguf_splits import DISTINCT_NAMES, PRE_TOKENIZERS
 from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
+from mlsys_orca.loading.huggingface import read_tokenizer
 from mlsys_orca.text.tokenizer import Detokenizer, Tokenizer
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers
 
 
 def byte_alphabet() -> list[str]:
@@ -203,3 +207,16 @@ def test_the_prompts_end_is_context() -> None:
     assert [after_prompt.push(token) for token in (2, 3, 2, 2)] == [" world", "!", " world", " world"]
     at_the_start = Detokenizer(tokenizer)
     assert [at_the_start.push(token) for token in (2, 2)] == ["world", " world"]
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_a_directory_may_say_that_control_tokens_in_a_text_are_text(tmp_path: Path, splits: bool) -> None:
+    backend = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(byte_alphabet())}, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.add_special_tokens(["<s>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    options = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "split_special_tokens": splits}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)("a<s>b")["input_ids"]
+    assert read_tokenizer(tmp_path, options).encode("a<s>b", allow_special=True) == theirs
+    assert len(theirs) == (5 if splits else 3)

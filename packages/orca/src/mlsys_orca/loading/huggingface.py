@@ -193,6 +193,7 @@ def read_tokenizer(path: Path, options: dict[str, Any], *, end_ids: object = Non
         backend = tokenizers.Tokenizer.from_file(str(file))
     backend.no_truncation()  # some files cut or pad texts to what their authors trained with
     backend.no_padding()
+    backend.encode_special_tokens = options.get("split_special_tokens") is True  # control tokens in a text are text
     special = {
         role: token["content"] if isinstance(token, dict) else token  # written either way, by version
         for role, token in options.items()
