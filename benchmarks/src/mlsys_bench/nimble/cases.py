@@ -128,10 +128,10 @@ MAKERS: dict[str, Maker] = {
     "OpenVINO": openvino,
     OURS_SINGLE: nimble(use_multi_stream=False),
     OURS: nimble(use_multi_stream=True),
+    OURS_TRUSTING: nimble(use_multi_stream=True, weights="versions"),
 }
 ZOO_MAKERS: dict[str, Maker] = {name: make for name, make in MAKERS.items() if name != OURS_SINGLE} | {
     "torch.compile": compiled_with_tuning,
-    OURS_TRUSTING: nimble(use_multi_stream=True, weights="versions"),
 }
 SLOW_TO_PREPARE = ("torch.compile", "AOTInductor")  # by a C++ compiler for many kernels: minutes
 
