@@ -95,6 +95,23 @@ def test_na_is_no_category_of_encoders_unless_it_is_among_numbers(tmp_path: Path
                 np.testing.assert_allclose(alone(tmp_path / "m.py").transform(asked), expected, err_msg=str(gap))
 
 
+def test_numbers_before_an_encoder_of_texts_are_refused_as_the_source_refuses_them(tmp_path: Path) -> None:
+    table = pd.DataFrame({"w": pd.Series(["a", "b", None] * 4, dtype=object)})
+    encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(table)
+    module = translate(encoder)
+    export_pt2(module, tmp_path / "m.pt2", columns=True)
+    for cells in ([np.nan, np.nan], [1, 2], pd.array([1, None], dtype="Int64"), pd.array([1, 2], dtype="Int64")):
+        asked = pd.DataFrame({"w": cells})
+        with pytest.raises(TypeError, match="isnan"):
+            encoder.transform(asked)
+        with pytest.raises(InvalidInputError, match="fitted on texts or objects"):
+            module.transform(asked)
+        with pytest.raises(ValueError, match="fitted on texts or objects"):
+            alone(tmp_path / "m.py").transform(asked)
+        objects = asked.astype(object)
+        np.testing.assert_allclose(module.transform(objects), encoder.transform(objects))
+
+
 def alone(path: Path) -> Any:
     """Load a file that stands alone, as somebody without WindTunnel does."""
     spec = importlib.util.spec_from_file_location(path.stem, path)

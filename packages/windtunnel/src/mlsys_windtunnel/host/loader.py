@@ -209,6 +209,9 @@ def _codes(code: Mapping[str, Any], column: Any, name: str) -> Any:
     is_of_numbers = bool(known) and all(type(each) in (int, float) for each in known)
     if is_of_numbers and column.dtype.kind not in "iufO":
         raise ValueError(f"column {name} is of dtype {column.dtype}, and the encoder was fitted on numbers")
+    is_lookup = unknown == unknown and not fills  # not of trees, and not behind an imputer
+    if is_lookup and column.dtype.kind in "iuf" and not all(type(each) in (int, float, bool) for each in known):
+        raise ValueError(f"column {name} is of dtype {column.dtype}, and the encoder was fitted on texts or objects")
     made = np.empty(len(column))
     for row, raw in enumerate(column.tolist()):
         cell = raw

@@ -95,9 +95,17 @@ class Vocabulary:
     def check_kind(self, name: str, column: Column) -> None:
         """Refuse a column that holds no numbers where the categories are numbers: True is no 1, a date no integer.
 
+        And one of numbers where they are texts or objects, as scikit-learn's encoders do: a column of NaN alone, too.
+
         Raises:
             InvalidInputError: see above; ``name`` is what the message calls the column.
         """
+        is_of_texts = self._numbers is None and not all(isinstance(value, bool) for value in self._code_of)
+        if is_of_texts and isinstance(column, np.ndarray) and column.dtype.kind in "iuf":
+            raise InvalidInputError(
+                f"column {name} is of dtype {column.dtype}, and the encoder was fitted on texts or objects: convert it "
+                "with x.astype(object)"
+            )
         if self._numbers is not None and isinstance(column, np.ndarray) and column.dtype.kind not in "iufO":
             raise InvalidInputError(
                 f"y contains previously unseen labels: column {name} is of dtype {column.dtype}, and the encoder was "
@@ -310,7 +318,9 @@ def _with_nan(column: Column) -> Column:
     if isinstance(dtype, np.dtype) or getattr(dtype, "kind", "O") not in "iufb":
         return column
     cells: Any = column
-    return np.asarray(cells.to_numpy(dtype=np.float64, na_value=math.nan)) if cells.isna().any() else column
+    if cells.isna().any():
+        return np.asarray(cells.to_numpy(dtype=np.float64, na_value=math.nan))
+    return column if dtype.kind == "b" else np.asarray(cells.to_numpy())
 
 
 def _refuse_odd(name: str, cells: npt.NDArray[Any]) -> None:

@@ -98,11 +98,11 @@ class NamedTable:
         return [_kept(self._with_dtype(self._names[index])) for index in indices]
 
     def _with_dtype(self, name: str) -> Any:
-        """Return a column; from the frame, if it may hold truth values or NA, which columns of several dtypes hold."""
+        """Return a column; from the frame, if it may hold more than texts, since columns of several dtypes do."""
         column = self.column(name)
         if self._columns is self._x or not self._shape[0]:
             return column
-        is_apart = type(column[0]) is bool or any(type(cell).__name__ == "NAType" for cell in column)
+        is_apart = type(column[0]) is not str or any(type(cell).__name__ == "NAType" for cell in column)
         return self._x[name] if is_apart else column
 
     def column(self, name: str) -> Any:
