@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from tests.oracles.orca_hostile.bodies import CHAT, known, mutated  # noqa: E402
 
 BATCH = 24
-KEPT_NBYTES = 256 * 1024 * 1024  # that a server may keep after it all
+KEPT_NBYTES = 384 * 1024 * 1024  # that a server may keep after it all; allocators kept 143 to 263 MiB of what was freed
 INNOCENT: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"model": "tiny", "prompt": "he said", "max_tokens": 8, "temperature": 0, "logprobs": 2}),
     ("/v1/chat/completions", CHAT | {"max_tokens": 8, "temperature": 1.0, "seed": 7, "logprobs": True}),

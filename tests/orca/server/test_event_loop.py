@@ -14,7 +14,7 @@ import httpx
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import BackgroundServer, HttpConfig, HttpError
-from mlsys_orca.api import answers, chat, completions, encoders, front, intake, messages, responses, tokens
+from mlsys_orca.api import chat, completions, encoders, front, intake, messages, responses, tokens
 from mlsys_orca.api.intake import MAX_CONTAINERS, MAX_VALUES, bounded_json
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import EngineConfig
@@ -29,7 +29,7 @@ BLOCKING = [
     (GuideMaker, "guides"),
     (intake, "read_body"),
     (front, "to_json"),
-    (answers, "prompt_logprobs"),
+    (completions, "prompt_logprobs"),
     (completions, "completion"),
     (completions, "parameters_of"),
     (chat, "chat_completion"),
