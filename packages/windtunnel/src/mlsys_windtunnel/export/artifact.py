@@ -19,6 +19,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
+from mlsys_windtunnel.backends.direct.program import direct_program
 from mlsys_windtunnel.export.plain import DAMAGE, Reader, Writer
 from mlsys_windtunnel.export.schema import check_schema
 from mlsys_windtunnel.export.sound import check_sound
@@ -174,7 +175,8 @@ def _try(module: WindTunnelModule, path: Path) -> None:
             value.name for value in module.frontend.frontier
         ]:
             raise ValueError("its parts do not fit together")
+        direct_program(module.network)
         _ask(module)
-    except (AssertionError, RuntimeError, *DAMAGE) as error:
+    except (AssertionError, RuntimeError, StopIteration, *DAMAGE) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InvalidInputError(f"{path}: the module does not run ({reason})") from error

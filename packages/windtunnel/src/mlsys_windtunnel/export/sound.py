@@ -13,6 +13,7 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.backends.soft.trees import SoftGroupParameters, SoftTrees
+from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.host.lookup import UNKNOWN, CategoryLookup, HashLookup, Vocabulary
 from mlsys_windtunnel.host.words import Words
 from mlsys_windtunnel.module import WindTunnelModule
@@ -39,9 +40,25 @@ def check_sound(module: WindTunnelModule) -> None:
         if isinstance(lookup, CategoryLookup):
             for vocabulary in lookup.vocabularies:
                 _check_vocabulary(vocabulary)
+    frontier = module.network.frontier
+    is_made_of_pairs = isinstance(frontier, tuple) and all(isinstance(pair, tuple | list) for pair in frontier)
+    _check(is_made_of_pairs and [*map(len, frontier)] == [2] * len(frontier), "tables")
+    rules, width = module.frontend.rules, module.frontend.width or 0
+    for columns in (rules.number_columns, rules.passed_columns, rules.category_columns or ()):
+        is_of_numbers = isinstance(columns, tuple) and all(type(column) is int for column in columns)
+        _check(is_of_numbers and all(0 <= column < width for column in columns), "columns")
     for wire, operator in zip(module.network.wires, module.network.operators, strict=True):
+        for _, contract in wire.checks:
+            _check_contract(contract)
         if isinstance(operator, CategoryEmbedding):
             _check_embedding(operator, lookups.get(wire.inputs[0]) if len(wire.inputs) == 1 else None)
+
+
+def _check_contract(contract: Contract) -> None:
+    flags = (contract.takes_nan, contract.takes_inf, contract.rounds_to_float32)
+    _check(isinstance(contract.estimator, str) and all(isinstance(flag, bool) for flag in flags), "checks")
+    bounds = (contract.low, contract.high)
+    _check(all(bound is None or (type(bound) in (int, float) and bound == bound) for bound in bounds), "checks")
 
 
 def _check_trees(trees: Trees) -> None:
