@@ -44,17 +44,17 @@ class Shape:
 
     @property
     def architecture(self) -> str:
-        """What GGUF calls it."""
+        """Return its name among GGUF's architectures."""
         return "llama" if self.attending is None else "granitehybrid"
 
     @property
     def recurrent_layers(self) -> list[int]:
-        """Layers that do not attend."""
+        """Return the numbers of the layers that do not attend."""
         return [] if self.attending is None else [at for at in range(self.num_layers) if at not in self.attending]
 
     @property
     def num_values(self) -> int:
-        """Features of a recurrent layer's values."""
+        """Return the features of a recurrent layer's values."""
         return 2 * self.hidden_size
 
 

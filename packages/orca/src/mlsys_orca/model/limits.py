@@ -57,7 +57,7 @@ _RULES = [
     _Rule(r"(low|high)_freq_factor|attention_factor|factor|rope\.scaling\.(attn_)?factor", _TINY, MAX_MAGNITUDE),
     _Rule(r"query_pre_attn_scalar", _TINY, MAX_MAGNITUDE),
     _Rule(r"(embedding|residual|attention)_multiplier|logits_scaling", -MAX_MAGNITUDE, MAX_MAGNITUDE),
-    _Rule(r"(embedding|residual|logit|attention\.)_?scale", -MAX_MAGNITUDE, MAX_MAGNITUDE),
+    _Rule(r"(embedding|residual|logit)_scale|attention\.scale", -MAX_MAGNITUDE, MAX_MAGNITUDE),
     _Rule(
         r"(relative_attention|attention\.relative)_(num_)?buckets(_count)?|relative_attention_max_distance", 1, 65_536
     ),

@@ -10,13 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mlsys_orca.model import assembly, recurrent_reader
+from mlsys_orca.model import assembly
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.experts import expert_fields
 from mlsys_orca.model.families import llama, qwen2_moe, qwen3_next
 from mlsys_orca.model.families.gemma2 import one_plus_norm
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
+from mlsys_orca.model.gguf_config import GgufFields
 from mlsys_orca.model.weights.checkpoint import Layout
 
 _PARTS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
@@ -48,27 +47,11 @@ def _with_experts_from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _from_gguf(fields: GgufFields) -> ModelConfig:
-    every = fields.get("full_attention_interval", 4)
-    num_layers = fields.get("block_count") - fields.get("nextn_predict_layers", 0)
-    layers = [bool((index + 1) % every) for index in range(int(num_layers))]
-    part = recurrent_reader.part_from_gguf(fields, layers, rule="delta")
-    changes: dict[str, Any] = expert_fields(fields)
-    if changes:
-        changes |= {
-            "intermediate_size": fields.get("expert_feed_forward_length"),
-            "shared_expert_size": fields.get("expert_shared_feed_forward_length"),
-        }
-    return config_from_gguf(
-        fields,
-        implements=frozenset(
-            {"expert_count", "expert_shared_count", "nextn_predict_layers", "rope.dimension_sections"}
-        ),
-        partial_rotary=True,
-        num_layers=num_layers,
-        recurrent=replace(part, is_tiled=part.num_heads != part.num_groups),
-        spans_heads=True,
-        **changes,
-    )
+    implements = frozenset({"nextn_predict_layers", "rope.dimension_sections"})
+    config = qwen3_next.config_of_file(fields, implements=implements)
+    part = config.recurrent
+    assert part is not None
+    return replace(config, recurrent=replace(part, is_tiled=part.num_heads != part.num_groups))
 
 
 FAMILY = Family(

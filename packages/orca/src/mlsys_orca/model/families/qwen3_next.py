@@ -101,18 +101,29 @@ def config_of(raw: Mapping[str, Any], architecture: str, *, has_experts: bool = 
     )
 
 
-def _from_gguf(fields: GgufFields) -> ModelConfig:
-    every = fields.get("full_attention_interval", 4)
-    layers = [bool((index + 1) % every) for index in range(int(fields.get("block_count")))]
+def config_of_file(fields: GgufFields, *, implements: frozenset[str] = frozenset()) -> ModelConfig:
+    """Return the configuration that a GGUF states, with experts or without; ``implements``: keys beyond Qwen3-Next's.
+
+    Layers that guess further tokens are not counted, where their number is among those keys.
+    """
+    every, num_layers = fields.get("full_attention_interval", 4), int(fields.get("block_count"))
+    if "nextn_predict_layers" in implements:
+        num_layers -= int(fields.get("nextn_predict_layers", 0))
+    experts: dict[str, Any] = expert_fields(fields)
+    if experts:
+        experts |= {
+            "intermediate_size": fields.get("expert_feed_forward_length"),
+            "shared_expert_size": fields.get("expert_shared_feed_forward_length"),
+        }
+    layers = [bool((index + 1) % every) for index in range(num_layers)]
     return config_from_gguf(
         fields,
-        implements=frozenset({"expert_count", "expert_shared_count"}),
+        implements=implements | {"expert_count", "expert_shared_count"},
         partial_rotary=True,
+        num_layers=num_layers,
         recurrent=recurrent_reader.part_from_gguf(fields, layers, rule="delta"),
-        intermediate_size=fields.get("expert_feed_forward_length"),
-        shared_expert_size=fields.get("expert_shared_feed_forward_length"),
         spans_heads=True,
-        **expert_fields(fields),
+        **experts,
     )
 
 
@@ -127,7 +138,7 @@ def read_branch(config: ModelConfig, read: OperatorReader, index: int) -> nn.Mod
 
 FAMILY = Family(
     from_huggingface=_from_huggingface,
-    from_gguf=_from_gguf,
+    from_gguf=config_of_file,
     stems=_STEMS,
     build=partial(
         assembly.build,
