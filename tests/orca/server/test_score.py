@@ -119,7 +119,7 @@ def test_a_worker_s_report_gives_the_same_parts():
         seals=(wire.Seal(0, 8, (4,), 6), wire.Seal(1, 11, None, 1), wire.Seal(2, 12, (5, 6), 4)),
         counts=EngineCounts(num_blocks=8, num_free_blocks=4, pool=None),
         slowest_s=0.0,
-        most_tokens=0,
+        most_work=0.0,
         started_s=1.0,
         ended_s=2.0,
     )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_orca.engine.deadline import IterationDeadline
 from mlsys_orca.engine.recovery import Ledger, LiveRequest, Return, judge
-from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
+from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SampledToken, SamplingParams, ScoredPrompt
 from mlsys_orca.scheduling.request import GenerationRequest
 
 
@@ -120,9 +120,30 @@ def test_a_prompt_scored_again_is_told_once():
     assert live.scored == [part, rest]
 
 
-@given(st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 30)), min_size=3), st.integers(1, 2000))
-def test_a_deadline_is_never_shorter_than_what_was_seen(seen: list[tuple[int, float]], num_tokens: int):
+@given(st.lists(st.tuples(st.floats(1, 512), st.floats(1e-4, 30)), min_size=3), st.floats(1, 2000))
+def test_a_deadline_is_never_shorter_than_what_was_seen(seen: list[tuple[float, float]], work: float):
     deadline = IterationDeadline()
-    for tokens, seconds in seen:
-        deadline.note(tokens, seconds)
-    assert deadline.limit_s(num_tokens) >= max(1.0, 8 * max(seconds for _, seconds in seen))
+    for each, seconds in seen:
+        deadline.note(each, seconds)
+    assert deadline.limit_s(work) >= max(1.0, 8 * max(seconds for _, seconds in seen))
+
+
+def batch_of(num_tokens: int, *, position: int) -> IterationBatch:
+    builder = BatchBuilder()
+    blocks = tuple(range((position + num_tokens) // 16 + 1))
+    builder.add("a", (5,) * num_tokens, num_computed_tokens=position, block_table=blocks, sampling=SamplingParams())
+    return builder.build()
+
+
+def test_a_first_iteration_over_a_long_prompt_has_more_than_a_minute():
+    """An 8B model reads some 90 tokens a second on two cores: a prompt of 8,000 was killed after 60 s."""
+    assert IterationDeadline().limit_s(batch_of(8_000, position=0).work) > 8 * 90
+    assert IterationDeadline().limit_s(batch_of(1, position=0).work) == 60
+
+
+def test_a_chunk_behind_a_kept_context_has_the_time_to_read_it():
+    deadline = IterationDeadline()
+    for _ in range(3):
+        deadline.note(batch_of(512, position=0).work, 1.0)
+    assert deadline.limit_s(batch_of(512, position=131_072 - 512).work) > 8 * 30
+    assert deadline.limit_s(batch_of(512, position=0).work) == 8

@@ -131,9 +131,14 @@ def run(
             with running(case, job, settings, is_in_process=False, log=log) as runner:
                 for size in sizes:
                     turns = [runner.run(requests(1, size - ANSWER, ANSWER, seed=turn)) for turn in range(rounds)]
+                    try:
+                        answer = statistics.median(map(decode_rate, turns))
+                    except InvalidInputError as error:  # what was measured before is kept
+                        notes.append(f"{case.name}, {size}: {error}")
+                        break
                     firsts = [turn.records[0].token_s[0] - turn.records[0].sent_s for turn in turns]
                     prompt = (size - ANSWER) / statistics.median(firsts)
-                    rows.append(Row(case.name, size, prompt, statistics.median(map(decode_rate, turns))))
+                    rows.append(Row(case.name, size, prompt, answer))
                     context.console.print(
                         f"{case.name}, {size}: {prompt:.0f} prompt tokens/s, {rows[-1].answer:.1f} of the answer"
                     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import httpx
-from mlsys_core.workload import LoadResult, RequestRecord, run_load_blocking
+from mlsys_core.workload import LoadOptions, LoadResult, RequestRecord, run_load_blocking
 from mlsys_core.workload.http_target import HttpTarget
 
 from mlsys_bench.harness.child import environment, free_port
@@ -21,6 +21,7 @@ from mlsys_bench.orca.peers.cases import Job, PeerCase, Settings, child_command
 from mlsys_bench.orca.peers.traffic import Traffic
 
 READY_WITHIN_S = 600.0
+REQUEST_WITHIN_S = 4 * 3600.0  # a prompt of 32,768 tokens takes half an hour behind some
 _STOP_WITHIN_S = 20.0
 
 
@@ -100,7 +101,7 @@ class _Server:
     def run(self, traffic: Traffic) -> LoadResult:
         target = HttpTarget.openai(self._url, model="model", keep_output=True)
         trace = traffic.over_http(self._body, takes_token_ids=self._takes_token_ids)
-        return run_load_blocking(trace, target)
+        return run_load_blocking(trace, target, options=LoadOptions(timeout_s=REQUEST_WITHIN_S))
 
 
 class _Child:

@@ -59,7 +59,7 @@ class Start(msgspec.Struct, array_like=True, tag=2):
     alone: int | None  # as of Alone
     kept_blocks: dict[int, bytes]  # digests by block, of contents that requests to come may share
     slowest_s: float  # of an iteration so far, by the worker before; 0: unknown
-    most_tokens: int  # of an iteration so far
+    most_work: float  # of an iteration so far
     kv_identity: str = ""  # of the keys and values that the blocks are in; another one has others
 
 
@@ -125,7 +125,7 @@ class Iteration(msgspec.Struct, array_like=True, tag=10):
     seals: tuple[Seal, ...]
     counts: EngineCounts
     slowest_s: float
-    most_tokens: int
+    most_work: float
     started_s: float  # when it ran, in seconds of time.perf_counter, which processes of a machine share
     ended_s: float
 

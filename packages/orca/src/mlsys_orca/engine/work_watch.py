@@ -54,7 +54,7 @@ class WorkWatch:
         now = time.perf_counter()
         self.ran_s = now - seconds, now
         if not batch.num_tiles:  # what an encoder takes says nothing about tokens
-            self.deadline.note(batch.num_tokens, seconds)
+            self.deadline.note(batch.work, seconds)
         self._reach("computed")
 
     def told(self, batch: IterationBatch) -> None:
@@ -91,9 +91,9 @@ class WorkWatch:
             self._box.end()
             return
         handles = [int(part.request_id) for batch in self._flying for part in batch.requests]
-        num_tokens = max(batch.num_tokens for batch in self._flying)
+        work = max(batch.work for batch in self._flying)
         num_tiles = sum(batch.num_tiles for batch in self._flying)
-        self._box.begin(handles, limit_s=self.deadline.limit_s(num_tokens) + _TILE_S * num_tiles)
+        self._box.begin(handles, limit_s=self.deadline.limit_s(work) + _TILE_S * num_tiles)
 
 
 def die_with(group: Group | HostGroup) -> None:

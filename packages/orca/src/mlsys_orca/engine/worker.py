@@ -155,7 +155,7 @@ class Worker:
             identity = self._have_ranks_serve(self._ranks, command.replica)
         elif self._core.runner is not None:
             self._core.runner.kv_cache = self._settings.kv_caches[command.replica]
-        self._watch.deadline = IterationDeadline(command.slowest_s, most_tokens=command.most_tokens)
+        self._watch.deadline = IterationDeadline(command.slowest_s, most_work=command.most_work)
         self._hold_all_but(command.alone)
         if command.kv_identity and command.kv_identity != identity:
             self._lost = frozenset(command.block_tables)
@@ -257,7 +257,7 @@ class Worker:
                 tuple(seals),
                 self._core.counts(),
                 self._watch.deadline.slowest_s,
-                self._watch.deadline.most_tokens,
+                self._watch.deadline.most_work,
                 *self._watch.ran_s,
             )
         )

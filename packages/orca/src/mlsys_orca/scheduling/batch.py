@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BlockCopy = tuple[int, int]  # (source, destination) K/V block ids
+_KEYS_AS_A_TOKEN = 4096  # to attend to as many costs, in small models, as much as all else of a token
 MAX_LOGPROBS = 20  # what the OpenAI protocol allows
 
 
@@ -176,6 +177,11 @@ class IterationBatch:
     def num_tokens(self) -> int:
         """Rows of the flattened batch."""
         return len(self.token_ids)
+
+    @property
+    def work(self) -> float:
+        """What it costs, for a deadline: its tokens, each once more for every 4,096 tokens that it attends to."""
+        return self.num_tokens + sum(self.positions) / _KEYS_AS_A_TOKEN
 
     @property
     def num_tiles(self) -> int:

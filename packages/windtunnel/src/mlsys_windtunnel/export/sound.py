@@ -38,6 +38,7 @@ def check_sound(module: WindTunnelModule) -> None:
     lookups = {value.name: value.lookup for value in module.frontend.frontier}
     for lookup in lookups.values():
         if isinstance(lookup, CategoryLookup):
+            _check(len(lookup.names) == len(lookup.vocabularies), "categories")
             for vocabulary in lookup.vocabularies:
                 _check_vocabulary(vocabulary)
     frontier = module.network.frontier

@@ -49,7 +49,7 @@ class Replica:
         self._listeners, self._recoveries = listeners, listeners.recoveries
         self._kept = KeptBlocks()
         self._order = Return()
-        self._profile = (0.0, 0)  # slowest iteration so far in seconds, most tokens
+        self._profile = (0.0, 0.0)  # slowest iteration so far in seconds, most work
         self._now = EngineCounts(num_blocks=shape.num_blocks, num_free_blocks=shape.num_blocks, pool=None)
         self._before = NOTHING  # totals of the workers before
 
@@ -106,7 +106,7 @@ class Replica:
         worker.on_report = self._take
         worker.begin()
         tables = {live.handle: live.block_table for live in self.ledger.live.values() if live.block_table}
-        slowest_s, most_tokens = self._profile
+        slowest_s, most_work = self._profile
         worker.send(
             wire.Start(
                 self.number,
@@ -114,7 +114,7 @@ class Replica:
                 self._order.alone,
                 dict(self._kept.digests),
                 slowest_s,
-                most_tokens,
+                most_work,
                 self._kv_identity,
             )
         )
@@ -245,7 +245,7 @@ class Replica:
 
     def _on_iteration(self, report: wire.Iteration) -> None:
         self._now = report.counts
-        self._profile = report.slowest_s, report.most_tokens
+        self._profile = report.slowest_s, report.most_work
         self._listeners.on_iteration(self.number, self.ledger.live, report)
         self._listeners.on_output(seal(self.ledger.live, report))
         for token in report.tokens:

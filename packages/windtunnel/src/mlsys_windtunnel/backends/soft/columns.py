@@ -27,6 +27,7 @@ class SoftColumns(nn.Module):
     mean: Tensor  # [columns] float64, as the next
     inverse_deviation: Tensor
     zero_is_missing: Tensor  # [columns] bool
+    is_unknown_below_zero = False  # files of before have no such field
 
     def __init__(self, ensemble: TreeEnsemble, statistics: ColumnStatistics, *, trains_categories: bool) -> None:
         super().__init__()
@@ -36,6 +37,7 @@ class SoftColumns(nn.Module):
         self.register_buffer("inverse_deviation", torch.from_numpy(1 / statistics.deviation))
         self.register_buffer("zero_is_missing", torch.from_numpy(zero))
         self.has_zero_missing = bool(zero.any())
+        self.is_unknown_below_zero = ensemble.rounds_to_float32  # XGBoost: a category that no set holds
         self.categorical = [int(feature) for feature in ensemble.categorical_features]
         self.tables = nn.ParameterList()  # of each categorical feature, [codes + 2, splits]: unknown codes, missing
         for feature in self.categorical:
@@ -76,9 +78,10 @@ class SoftColumns(nn.Module):
             return columns.t().contiguous(), None
         return columns.masked_fill(missing, 0.0).t().contiguous(), missing.t()
 
-    @staticmethod
-    def _codes(column: Tensor, table: Tensor) -> Tensor:
+    def _codes(self, column: Tensor, table: Tensor) -> Tensor:
         """Return rows of a table, as the exact form reads categories: whole parts, those below 0 and NaN missing."""
-        code = column.detach().trunc()
-        last = len(table) - 1
+        column, last = column.detach(), len(table) - 1
+        code = column.trunc()
+        if self.is_unknown_below_zero:
+            code = code.masked_fill(column < 0, last - 1)
         return torch.where(code >= 0, code.clamp(max=last - 1), last).long()
