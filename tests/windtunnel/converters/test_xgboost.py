@@ -8,7 +8,11 @@ import numpy as np
 import onnxruntime
 import pandas as pd
 import pytest
+import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.backends.soft.options import SoftOptions
+from mlsys_windtunnel.backends.soft.soften import soften
+from mlsys_windtunnel.backends.soft.trees import SoftTrees
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.export.artifact import load, save
 from mlsys_windtunnel.export.onnx import export_onnx
@@ -188,6 +192,23 @@ def test_numbers_below_0_are_categories_that_no_split_knows(same_answers, one_ho
     source = xgboost.XGBRegressor(**options, **SMALL).fit(x, np.where(np.isnan(x[:, 1]), -9, x[:, 1] * x[:, 0]))
     odd = np.repeat([-1.0, -0.5, -1e-9, -0.0, 0.5, 7, 2.0**24, -3e9, np.nan], 30)  # -1: what pandas codes a gap with
     same_answers(source, np.stack([np.resize(x[:, 0], len(odd)), odd], axis=1))
+
+
+def test_soft_trees_send_categories_below_0_where_xgboost_does():
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.normal(size=300), rng.integers(0, 7, 300).astype(float)], axis=1)
+    x[::5, 1] = np.nan
+    options = {"enable_categorical": True, "feature_types": ["q", "c"]}
+    source = xgboost.XGBRegressor(**options, **SMALL).fit(x, np.where(np.isnan(x[:, 1]), -9, x[:, 1] * x[:, 0]))
+    exact = translate(source).network
+    soft = soften(exact, torch.from_numpy(x), SoftOptions(level="L4", temperature=1e-6))
+    for part in soft.modules():
+        if isinstance(part, SoftTrees):
+            part.sharpness = 1e3
+    x[:, 1] = np.resize([-3.0, -1.0, -0.5, 0.0, 100.0, np.nan], len(x))
+    with torch.no_grad():
+        odd = torch.from_numpy(x)
+        torch.testing.assert_close(soft(odd), exact(odd), rtol=1e-5, atol=1e-5)
 
 
 def test_categories_that_the_fit_did_not_see_are_refused_in_files_too(tmp_path):

@@ -73,19 +73,6 @@ def test_sharp_soft_trees_answer_as_exact_ones(name: str, gate: str) -> None:
             torch.testing.assert_close(soft(x), exact(x), rtol=1e-5, atol=1e-5)
 
 
-def test_categories_below_0_go_where_xgboost_sends_them() -> None:
-    xgboost = pytest.importorskip("xgboost")
-    x, y = table()
-    options = {"enable_categorical": True, "feature_types": ["q", "q", "q", "c", "q"], "n_estimators": 6}
-    exact = translate(xgboost.XGBClassifier(**options, max_depth=4).fit(x, y)).network
-    soft = soften(exact, torch.from_numpy(x), SoftOptions(level="L4", temperature=1e-6))
-    trees_of(soft).sharpness = 1e3
-    x[:, 3] = np.resize([-3.0, -1.0, -0.5, 0.0, 100.0, np.nan], len(x))
-    with torch.no_grad():
-        odd = torch.from_numpy(x)
-        torch.testing.assert_close(soft(odd), exact(odd), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["lightgbm", "forest"])
 def test_weights_of_leaves_sharpen_to_the_exact_leaves(name: str) -> None:
     exact, soft, x = softened(name, temperature=1e-6)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import facts_html
 from torch import Tensor, nn
 
@@ -153,7 +154,7 @@ class WindTunnelModule(nn.Module):
                 return lambda x: self._run(x, name)
         elif name == "predict" and predictor.classes:
             labels = np.asarray(predictor.classes)
-            return lambda x: labels[self._run(x, name)]
+            return lambda x: _labelled(labels, self._run(x, name))
         elif predictor.outputs and name in predictor.answers:
             return self._method_of_outputs(name, predictor)
         elif self.has_features(name):
@@ -176,7 +177,9 @@ class WindTunnelModule(nn.Module):
 
             def predict(x: Table) -> npt.NDArray[Any]:
                 indices = self._run(x, name)
-                return np.stack([labels[indices[:, number]] for number, labels in enumerate(outputs)], axis=1)
+                return np.stack(
+                    [_labelled(labels, indices[:, number]) for number, labels in enumerate(outputs)], axis=1
+                )
 
             return predict
         ends = np.cumsum([len(labels) for labels in outputs])[:-1]
@@ -215,3 +218,11 @@ class WindTunnelModule(nn.Module):
                 result = self.predictor.answer(result, method)
             answer: npt.NDArray[Any] = result.cpu().numpy()
         return answer
+
+
+def _labelled(labels: npt.NDArray[Any], indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    try:
+        found: npt.NDArray[Any] = labels[indices]
+    except IndexError as error:
+        raise InvalidInputError(f"it answers with more than its {labels.size} classes: damaged or forged") from error
+    return found
