@@ -125,7 +125,7 @@ def test_a_deadline_is_never_shorter_than_what_was_seen(seen: list[tuple[float, 
     deadline = IterationDeadline()
     for each, seconds in seen:
         deadline.note(each, seconds)
-    assert deadline.limit_s(work) >= max(1.0, 8 * max(seconds for _, seconds in seen))
+    assert deadline.limit_s(work) >= max(5.0, 8 * max(seconds for _, seconds in seen))
 
 
 def batch_of(num_tokens: int, *, position: int) -> IterationBatch:

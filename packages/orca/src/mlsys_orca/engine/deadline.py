@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_LEAST_S = 1.0
+_LEAST_S = 5.0  # a starved machine may hold any thread up for seconds
 _FACTOR = 8.0  # beyond the slowest so far: other work on the machine, longer contexts
 _UNKNOWN_S = 60.0  # the first iterations touch memory for the first time; a token of theirs may take a second, too
 _NUM_UNKNOWN = 3
@@ -18,7 +18,7 @@ class IterationDeadline:
     Example:
         >>> deadline = IterationDeadline(0.5, most_work=100)
         >>> deadline.limit_s(10), deadline.limit_s(200)
-        (4.0, 8.0)
+        (5.0, 8.0)
         >>> IterationDeadline().limit_s(2000.0)
         2000.0
     """

@@ -11,7 +11,7 @@ from mlsys_core.serving.processes import FrameChannel, is_stopped
 from mlsys_core.serving.processes.box import Box
 from mlsys_orca.engine import wire
 
-_DEAF_S = 1.0  # that a worker may leave a message lying
+_DEAF_S = 5.0  # that a worker may leave a message lying
 _BEGIN_S = 60.0  # that it may take to its first message: it has just been forked
 _SILENT_S = 10.0  # that it may do nothing while there are requests; a grammar may take some seconds
 
