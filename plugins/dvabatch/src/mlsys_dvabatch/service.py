@@ -124,7 +124,8 @@ class Service(PredictService):
             prepared = prepare_loaded(prepared.loaded, settings().cache_dir, self._prepare_options)
         self._is_used = True
         threads = RequestThreads("service", num_small=self._num_workers)
-        served = ServedModel(prepared.loaded, prepared.costs, prepared.policy, threads=threads, **self._options)
+        options = self._options | {"threads": threads, "profile": prepared.profile}
+        served = ServedModel(prepared.loaded, prepared.costs, prepared.policy, **options)
         app, numbers = create_oip_app(ModelRepository([served])), itertools.count()
 
         async def run(row: Any) -> Any:

@@ -80,13 +80,27 @@ class ProfileCache:
             )
             return None
 
-    def put(self, key: ProfileKey, table: ProfileTable) -> None:
+    def notes(self, key: ProfileKey) -> dict[str, float]:
+        """Return the numbers that were stored beside the table of ``key``; empty if there are none."""
+        try:
+            document = json.loads(self.path(key).read_text(encoding="utf-8"))
+            return {str(name): float(value) for name, value in document["notes"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            return {}
+
+    def put(self, key: ProfileKey, table: ProfileTable, notes: Mapping[str, float] | None = None) -> None:
         """Store ``table`` under ``key``, replacing an older one.
+
+        Args:
+            key: of the table.
+            table: to store.
+            notes: finite numbers to store beside it, such as how quiet the machine was.
 
         Raises:
             InvalidInputError: the folder cannot be made or written to.
         """
-        text = json.dumps({"key": json.loads(key._text()), "table": json.loads(table.to_json())}, indent=1)
+        document = {"key": json.loads(key._text()), "table": json.loads(table.to_json()), "notes": dict(notes or {})}
+        text = json.dumps(document, indent=1, allow_nan=False)
         try:
             self.cache_dir.mkdir(parents=True, exist_ok=True)
             with atomic_write(self.path(key)) as file:
@@ -96,16 +110,19 @@ class ProfileCache:
                 f"cannot keep profiles in {self.cache_dir}: {error}; name another folder"
             ) from error
 
-    def get_or_measure(self, key: ProfileKey, measure: Callable[[], ProfileTable]) -> ProfileTable:
-        """Return the table of ``key`` from the folder, or else measure and store it.
+    def get_or_measure(
+        self, key: ProfileKey, measure: Callable[[], ProfileTable], *, notes: Mapping[str, float] | None = None
+    ) -> ProfileTable:
+        """Return the table of ``key`` from the folder, or else measure and store it with ``notes``.
 
-        A folder that cannot be written to causes a ``RuntimeWarning``; the table just measured is still returned.
+        ``notes`` are read after measuring, which may change them. A folder that cannot be written to causes a
+        ``RuntimeWarning``; the table just measured is still returned.
         """
         table = self.get(key)
         if table is None:
             table = measure()
             try:
-                self.put(key, table)
+                self.put(key, table, notes)
             except InvalidInputError as error:
                 warnings.warn(str(error), RuntimeWarning, stacklevel=2)
         return table

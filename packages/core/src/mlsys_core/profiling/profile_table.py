@@ -32,7 +32,7 @@ class UnitProfile:
 
     unit: str
     batch_sizes: tuple[int, ...]  # rising
-    seconds: tuple[float, ...]  # median time of one batch, for each batch size
+    seconds: tuple[float, ...]  # time of one batch, for each batch size: the median of the repeats, or the least
     spread: tuple[float, ...] = ()  # (slowest - fastest) / median of the repeats; () if not known
 
     def __post_init__(self) -> None:
@@ -177,11 +177,12 @@ def measure(
     warmup: int = 2,
     repeats: int = 5,
     progress: Callable[[int, int], None] | None = None,
+    keep: Callable[[Sequence[float]], float] = statistics.median,
 ) -> ProfileTable:
     """Time every unit at every batch size.
 
     Repeats are interleaved, every second pass in reverse, so that a change in the machine's speed meets all of them
-    alike. The median of the repeats is kept.
+    alike. The median of the repeats is kept, or what ``keep`` makes of them.
 
     Args:
         units: Names, each once.
@@ -191,6 +192,7 @@ def measure(
         warmup: Untimed passes over everything before the first timed one.
         repeats: Timed passes.
         progress: Called as ``progress(done, total)`` after each run.
+        keep: Seconds of all repeats -> those to keep. ``min`` withstands other work that comes and goes.
 
     Raises:
         InvalidInputError: an argument is out of range (nothing was run then), or the clock did not move in a run.
@@ -218,16 +220,18 @@ def measure(
             done += 1
             if progress is not None:
                 progress(done, total)
-    return ProfileTable(tuple(_profile(unit, batch_sizes, times) for unit in units))
+    return ProfileTable(tuple(_profile(unit, batch_sizes, times, keep) for unit in units))
 
 
-def _profile(unit: str, batch_sizes: Sequence[int], times: dict[tuple[str, int], list[float]]) -> UnitProfile:
-    medians = [statistics.median(times[unit, batch_size]) for batch_size in batch_sizes]
-    spread = [
-        (max(times[unit, batch_size]) - min(times[unit, batch_size])) / median if median > 0 else 0.0
-        for batch_size, median in zip(batch_sizes, medians, strict=True)
-    ]
-    return UnitProfile(unit, tuple(batch_sizes), tuple(medians), tuple(spread))
+def _profile(
+    unit: str,
+    batch_sizes: Sequence[int],
+    times: dict[tuple[str, int], list[float]],
+    keep: Callable[[Sequence[float]], float],
+) -> UnitProfile:
+    repeats = [times[unit, batch_size] for batch_size in batch_sizes]
+    spread = [(max(each) - min(each)) / median if (median := statistics.median(each)) > 0 else 0.0 for each in repeats]
+    return UnitProfile(unit, tuple(batch_sizes), tuple(map(keep, repeats)), tuple(spread))
 
 
 def _check_batch_sizes(batch_sizes: Sequence[int], whose: str) -> None:

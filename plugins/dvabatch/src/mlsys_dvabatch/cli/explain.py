@@ -73,6 +73,8 @@ def print_batching(prepared: Prepared, console: Console) -> None:
         console.print(f"Requests are texts of any length, {form}.")
     else:
         console.print("All requests have one shape.")
+    if prepared.profile is not None:
+        console.print(prepared.profile.describe(), soft_wrap=True)
     console.print(f"Policy: {prepared.policy_name}, {model.num_stages} stages.")
 
 

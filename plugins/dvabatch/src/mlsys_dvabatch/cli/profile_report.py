@@ -94,13 +94,14 @@ def report(
         if has_exits and not loaded.has_exits:
             raise InvalidInputError(f"{name}: {NO_EXITS}")
         measuring = bar.add_task("stages")
-        costs = profiled(
+        profile = profiled(
             loaded,
             cache_dir,
             max_batch_size=max_batch_size,
             progress=lambda done, total: bar.update(measuring, completed=done, total=total),
         )
-    assert isinstance(costs, TableCosts)
+    costs = profile.costs
+    console.print(profile.describe())
     _print_costs(costs, console, has_exits=loaded.has_exits)
     if graph is not None:
         write_graph(loaded.to_networkx(costs), graph)

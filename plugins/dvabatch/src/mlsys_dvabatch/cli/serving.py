@@ -90,6 +90,9 @@ def serve_models(
     def tell(address: ServerAddress) -> None:
         console.print(f"listening on {address.url}" + ("" if grpc is None else f", gRPC on {grpc.host}:{grpc.port}"))
 
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def app_of(repository: ModelRepository, **more: Any) -> FastAPI:
         options = oip.app_options() | more
         return create_app(repository, config=http, grpc=grpc, system="dvabatch", unit="task", **options)
@@ -99,6 +102,8 @@ def serve_models(
             prepared = loading.prepared(argument)
         loaded = prepared.loaded
         console.print(f"{loaded.name}: policy {prepared.policy_name}, {loaded.model.num_stages} stages")
+        if prepared.profile is not None and not prepared.profile.is_quiet:
+            say(f"{loaded.name}: {prepared.profile.describe()}")
         return prepared
 
     configs, composed = oip.configs(), oip.composed()
@@ -120,7 +125,7 @@ def serve_models(
         )
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    source = ServedSource(lambda argument: served_model(announced(argument), loading.batching, num_threads))
+    source = ServedSource(lambda argument: served_model(announced(argument), loading.batching, num_threads, told=say))
     served = [source.add(argument) for argument in arguments]
     registry = CollectorRegistry()
     registry.register(StageMetrics(source))

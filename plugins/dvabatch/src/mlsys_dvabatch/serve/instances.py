@@ -44,7 +44,11 @@ class RemoteEncoder:
 
 
 def served_model(
-    prepared: Prepared, batching: Batching, num_threads: int | None, form: WireForm | None = None
+    prepared: Prepared,
+    batching: Batching,
+    num_threads: int | None,
+    form: WireForm | None = None,
+    **told: Any,  # as of ServedModel, if any
 ) -> ServedModel:
     """Return a prepared model with an engine of its own."""
     return ServedModel(
@@ -55,6 +59,8 @@ def served_model(
         max_waiting=batching.max_waiting,
         num_threads=num_threads,
         form=form,
+        profile=prepared.profile,
+        **told,
     )
 
 

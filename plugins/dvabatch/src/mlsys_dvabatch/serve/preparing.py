@@ -20,8 +20,9 @@ from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
 from mlsys_dvabatch.scheduling.policies.registry import Diversities, choose, comp_wait_s, make_policy
 from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.profile import SHARERS, cached_costs, packed_units, profile_operators, profile_stages
+from mlsys_dvabatch.stages.profile import SHARERS, packed_units, profile_operators, profile_stages
 from mlsys_dvabatch.stages.slicing.sized import SizedModel
+from mlsys_dvabatch.stages.stored import StoredProfile, stored_costs
 from mlsys_dvabatch.stages.zoo import Loaded, compiler_of, load
 
 # Core's baselines, by their registered names: the whole model runs a batch at once.
@@ -36,6 +37,7 @@ class Prepared:
     costs: StageCosts
     policy: Policy | Scheduler[Any, Any, Any]
     policy_name: str
+    profile: StoredProfile | None = None  # the file of the costs; None: they are of no file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +116,8 @@ def prepare_loaded(
     if isinstance(loaded.model, BertStages) and loaded.model.weights != "float" and policy not in ("auto", "packed"):
         raise InvalidInputError(f"{name}: --weights {loaded.model.weights} is for packed batches: give --policy packed")
     if policy in WHOLE:  # these ask for no costs
-        costs = profiled(loaded, cache_dir, max_batch_size=1, progress=progress)
-        return Prepared(loaded, costs, _whole(batching), policy)
+        profile = profiled(loaded, cache_dir, max_batch_size=1, progress=progress)
+        return Prepared(loaded, profile.costs, _whole(batching), policy)
     chosen = policy
     if policy == "auto":
         is_encoder = isinstance(loaded.model, BertStages)
@@ -130,18 +132,19 @@ def prepare_loaded(
             raise InvalidInputError(f"{name}: only encoders can be packed; take another policy")
         packed = loaded.model.with_form(is_packed=True, num_stages=batching.num_stages or 1)
         loaded = replace(loaded, model=packed)
-    costs = profiled(loaded, cache_dir, max_batch_size=max_batch_size, progress=progress)
+    profile = profiled(loaded, cache_dir, max_batch_size=max_batch_size, progress=progress)
+    costs = profile.costs
     if isinstance(made, LoadPolicy):
         made.comp_wait_s = comp_wait_s(costs, batching.qos_s, max_batch_size, loaded.lengths[-1])
         made.qos_s = batching.qos_s
     if isinstance(made, InputPolicy) and isinstance(loaded.model, SizedModel):
         made.group_of = loaded.model.group_of
-    return Prepared(loaded, costs, made, chosen)
+    return Prepared(loaded, costs, made, chosen, profile)
 
 
 def profiled(
     loaded: Loaded, cache_dir: Path, *, max_batch_size: int = 64, progress: Callable[[int, int], None] | None = None
-) -> StageCosts:
+) -> StoredProfile:
     """Return the costs of a model's stages, from disk or measured now."""
     sizes = [2**power for power in range(7) if 2**power <= max_batch_size]
     is_encoder = isinstance(loaded.model, BertStages)
@@ -152,7 +155,7 @@ def profiled(
         sizes = [size for size in sizes if size <= 8]
     lengths = packed_units(loaded.lengths) if is_packed else loaded.lengths
     name = loaded.name + (loaded.model.form if isinstance(loaded.model, BertStages) else "")
-    return cached_costs(
+    return stored_costs(
         cache_dir,
         f"{name}, sizes {sizes}",
         loaded.model,
@@ -163,7 +166,8 @@ def profiled(
             batch_sizes=sizes,
             lengths=lengths,
             longest=loaded.lengths[-1],
-            repeats=5 if isinstance(loaded.model, SizedModel) else 2,
+            repeats=5 if isinstance(loaded.model, SizedModel) else 3,
+            keep=min,
             progress=progress,
             device=loaded.device,
             is_packed=is_packed,

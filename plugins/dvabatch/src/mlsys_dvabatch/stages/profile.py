@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from mlsys_core.device import Device
-from mlsys_core.profiling import ProfileCache, ProfileKey, ProfileTable, UnitProfile, measure
+from mlsys_core.profiling import ProfileTable, UnitProfile, measure
 from mlsys_core.serving import ServeRequest, SimulatedExecutor, simulate
 from mlsys_core.workload import Poisson
 from mlsys_dvabatch.scheduling.costs import PackedCosts, StageCosts, TableCosts, least_request_s, unit_name
@@ -38,6 +37,7 @@ def profile_stages(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     lengths: Sequence[int] = (1,),
     repeats: int = 3,
+    keep: Callable[[Sequence[float]], float] = statistics.median,
     clock: Callable[[], float] | None = None,
     progress: Progress | None = None,
     device: Device | None = None,
@@ -52,6 +52,7 @@ def profile_stages(
         batch_sizes: rising.
         lengths: rising; where inputs have one shape, (1,).
         repeats: timed passes.
+        keep: seconds of all passes -> those to keep.
         clock: seconds; None: wall time. ``time.thread_time`` counts this thread's processor time alone.
         progress: called as ``progress(done, total)``.
         device: that the model's weights lie on; None: host memory.
@@ -77,7 +78,9 @@ def profile_stages(
 
         units = [unit_name(stage, length) for stage in range(model.num_stages) for length in lengths]
         timing = {} if clock is None else {"clock": clock}
-        table = measure(units, list(batch_sizes), run=run, warmup=1, repeats=repeats, progress=progress, **timing)
+        table = measure(
+            units, list(batch_sizes), run=run, warmup=1, repeats=repeats, progress=progress, keep=keep, **timing
+        )
     return (PackedCosts if is_packed else TableCosts)(table, model.num_stages, tuple(lengths))
 
 
@@ -111,41 +114,6 @@ def boundary_nbytes(model: StageModel, request: Callable[[int], Any], *, num: in
             values = model.run(stage, values)
             found.append(values.nbytes)
     return found
-
-
-def cached_costs(
-    cache_dir: Path,
-    name: str,
-    model: StageModel,
-    lengths: Sequence[int],
-    measure_costs: Callable[[], TableCosts],
-    *,
-    device: Device | None = None,
-    is_packed: bool = False,
-) -> TableCosts:
-    """Return the costs of ``model``, from disk if this machine has measured them with these versions and threads."""
-    from mlsys_core.environment import describe_environment
-
-    environment = describe_environment()
-    content = f"{name}, {model.num_stages} stages, lengths {list(lengths)}, {_shape_digest(model)}"
-    where = f"cpu {environment.get('cpu', '')}: {torch.get_num_threads()} threads"
-    if device is not None and device.kind != "cpu":
-        where = f"{device.name} beside {where}"
-    key = ProfileKey.of(where, {"torch": str(torch.__version__)}, content)
-    cache = ProfileCache(cache_dir / "dvabatch-profiles")
-    table = cache.get_or_measure(key, lambda: measure_costs().table)
-    return (PackedCosts if is_packed else TableCosts)(table, model.num_stages, tuple(lengths))
-
-
-def _shape_digest(model: StageModel) -> str:
-    cuts = getattr(model, "cuts", ())
-    state = getattr(getattr(model, "program", None), "module", model)
-    shapes = (
-        [(name, tuple(value.shape)) for name, value in state.state_dict().items()]
-        if hasattr(state, "state_dict")
-        else []
-    )
-    return hashlib.sha256(repr((cuts, shapes)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
