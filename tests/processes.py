@@ -1,18 +1,62 @@
-"""Waiting for processes that are not one's own children."""
+"""Waiting in tests: for a condition that another thread or process makes true, and for processes to end.
+
+No test is decided by speed: see "No test is decided by speed" in docs/contributing.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
+
+T = TypeVar("T")
+FAULT_S = 240.0  # only a fault takes so long, whatever else the machine does
+
+
+def until(condition: Callable[[], T], *, timeout_s: float = FAULT_S, every_s: float = 0.01) -> T:
+    """Ask ``condition`` again and again; return its first answer that is true.
+
+    Args:
+        condition: What another thread or process makes true.
+        timeout_s: A deadline that only a fault reaches; then the last answer is told.
+        every_s: Seconds between two looks.
+
+    Raises:
+        AssertionError: it did not become true.
+    """
+    late_s = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < late_s, f"not within {timeout_s:.0f} s: the last answer is {found!r}"
+        time.sleep(every_s)
+    return found
+
+
+async def eventually(condition: Callable[[], T], *, timeout_s: float = FAULT_S, every_s: float = 0.01) -> T:
+    """Do as :func:`until`, while the event loop goes on."""
+    late_s = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < late_s, f"not within {timeout_s:.0f} s: the last answer is {found!r}"
+        await asyncio.sleep(every_s)
+    return found
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Keep a port of 127.0.0.1 for a server that is to bind it: the kernel gives it to nobody else meanwhile."""
+    with socket.socket() as bound:  # and nobody listens
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
 
 
 def end(process: Any, timeout_s: float = 120.0) -> int:

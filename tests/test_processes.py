@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import socket
 import subprocess
 import sys
 from multiprocessing.shared_memory import SharedMemory
@@ -10,7 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import abandoned, end
+from tests.processes import abandoned, end, eventually, reserved_port, until
+
+
+def test_a_condition_is_awaited_and_one_that_never_holds_is_told() -> None:
+    answers = iter([0, 0, 7])
+    assert until(lambda: next(answers)) == 7
+    answers = iter([[], [3]])
+    assert asyncio.run(eventually(lambda: next(answers))) == [3]
+    with pytest.raises(AssertionError, match="the last answer is 0"):
+        until(lambda: 0, timeout_s=0.0)
+    with pytest.raises(AssertionError, match="the last answer is None"):
+        asyncio.run(eventually(lambda: None, timeout_s=0.0))
+
+
+def test_a_reserved_port_can_be_served_at_once() -> None:
+    with reserved_port() as port:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        with socket.create_server(("127.0.0.1", port)):
+            socket.create_connection(("127.0.0.1", port)).close()
 
 
 def test_a_stopped_process_ends() -> None:

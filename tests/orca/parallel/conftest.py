@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +17,8 @@ import pytest
 from tests.installed import installed_model
 from tests.orca.conftest import tiny_metadata, write_gguf
 from tests.orca.parallel.places import write_checkpoint
-from tests.orca.survival.clients import Server
-from tests.processes import abandoned, await_ends, end
+from tests.orca.survival.clients import Server, name_of
+from tests.processes import FAULT_S, abandoned, await_ends, end, until
 from tests.warm import Warm
 
 NUM_LAYERS, HIDDEN, VOCAB = 6, 128, 260
@@ -94,16 +93,16 @@ def start(six_layers: Path) -> Iterator[Callable[..., Any]]:
             if "gate" in options:
                 yield server
                 return
-            while httpx.get(f"{server.url}/health", timeout=None).status_code != 200:
-                time.sleep(0.01)
+            until(lambda: httpx.get(f"{server.url}/health", timeout=None).status_code == 200)
             yield server
         finally:
             if process.poll() is None:
                 children = psutil.Process(process.pid).children(recursive=True)
             end(process)
             process.stdout.close()
-            assert not await_ends(children, timeout_s=20)
-        assert not abandoned(set(Path("/dev/shm").iterdir()) - before)  # other programs of the machine make files, too
+            assert not await_ends(children, timeout_s=FAULT_S)
+        # Other programs of the machine make files, too, and map them a moment later.
+        until(lambda: not abandoned(set(Path("/dev/shm").iterdir()) - before))
 
     yield started
     warm.close()
@@ -112,4 +111,4 @@ def start(six_layers: Path) -> Iterator[Callable[..., Any]]:
 def ranks_of(holder: Any) -> list[psutil.Process]:
     """Return the ranks of all groups of a server, or of a node, by age."""
     found = psutil.Process(getattr(holder, "process", holder).pid).children(recursive=True)
-    return sorted((each for each in found if each.name() == "mlsys-rank"), key=lambda each: each.pid)
+    return sorted((each for each in found if name_of(each) == "mlsys-rank"), key=lambda each: each.pid)

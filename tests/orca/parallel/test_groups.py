@@ -19,8 +19,8 @@ import pytest
 from mlsys_core.serving.processes import can_supervise
 
 from tests.orca.parallel.conftest import ranks_of
-from tests.orca.survival.clients import answers, bodies
-from tests.processes import await_ends
+from tests.orca.survival.clients import answers, bodies, name_of
+from tests.processes import FAULT_S, await_ends, until
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
 
@@ -55,20 +55,18 @@ def test_a_divided_model_answers_as_one_process_to_the_bit(
 def test_clients_are_told_that_the_parts_are_loading(start: Any, tmp_path: Path) -> None:
     with start(stages=2, gate=str(tmp_path / "gate")) as server:
         holders = psutil.Process(server.process.pid).children
-        while {each.name() for each in holders()} < {"orca 0.0", "orca 1.0"}:
-            assert server.process.poll() is None
+        until(lambda: {name_of(each) for each in holders()} >= {"orca 0.0", "orca 1.0"})
         assert httpx.get(f"{server.url}/health/live").status_code == 200
         assert httpx.get(f"{server.url}/v1/models").json()["error"]["code"] == "loading"
         (tmp_path / "gate").touch()
-        while httpx.get(f"{server.url}/health").status_code != 200:
-            assert server.process.poll() is None
+        until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
 
 
 @pytest.mark.parametrize("step", ["started", "planned", "computed", "half sent", "sent"])
 def test_a_master_that_dies_at_any_step_changes_nothing(start: Any, undisturbed: list[Any], step: str) -> None:
     with start(stages=2, step=step, number=1 if step == "started" else 4) as server:
         assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
-        assert server.metric("worker_deaths_total") >= (step != "started")
+        server.await_metric("worker_deaths_total", step != "started")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
@@ -119,7 +117,7 @@ def test_nobody_outlives_a_server(start: Any, number: signal.Signals) -> None:
         everyone = psutil.Process(server.process.pid).children(recursive=True)
         assert len(everyone) >= 3 + 3 + 6
         server.process.send_signal(number)
-        assert not await_ends(everyone, timeout_s=20)
+        assert not await_ends(everyone, timeout_s=FAULT_S)
 
 
 def test_a_part_that_cannot_be_loaded_is_told_in_one_line_and_leaves_nobody(six_layers: Path, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +48,10 @@ def names(server: Served) -> set[str]:
     return {card["id"] for card in server.get("/v1/models")["data"]}
 
 
-async def ask(url: str, model: str) -> list[Any]:
+async def ask(url: str, model: str, on_event: Callable[[], None] = lambda: None) -> list[Any]:
     body = {"model": model, "prompt": "hello hello", "max_tokens": 40, "temperature": 0}
     async with httpx.AsyncClient(timeout=None) as client:
-        return await answer(client, url, body | {"ignore_eos": True, "stream": True, "logprobs": 2})
+        return await answer(client, url, body | {"ignore_eos": True, "stream": True, "logprobs": 2}, on_event)
 
 
 def test_adapters_of_a_divided_model(six_layers: Path, tmp_path: Path) -> None:
@@ -68,10 +70,13 @@ def test_adapters_of_a_divided_model(six_layers: Path, tmp_path: Path) -> None:
         assert len({str([event["text"] for event in found]) for found in expected.values()}) == 3
 
         async def killed(kind: str, name: str) -> list[Any]:
-            running = asyncio.create_task(ask(server.url, name))
-            await asyncio.sleep(0.1)
-            server.processes(kind)[0].kill()
-            return await running
+            events = count()
+
+            def on_event() -> None:
+                if next(events) == 0:
+                    server.processes(kind)[0].kill()
+
+            return await ask(server.url, name, on_event)
 
         for kind, name in (("mlsys-worker", "later"), ("mlsys-rank", "later"), ("orca 0.1", "start")):
             assert asyncio.run(killed(kind, name)) == expected[name]

@@ -8,12 +8,14 @@ import random
 import re
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import psutil
 
+from tests.processes import until
 from tests.warm import Started
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -33,12 +35,33 @@ class Server:
     def workers(self) -> list[psutil.Process]:
         """Return its workers, the one that serves first."""
         children = psutil.Process(self.process.pid).children()
-        return sorted((child for child in children if child.name() == "mlsys-worker"), key=lambda child: child.pid)
+        return sorted((child for child in children if name_of(child) == "mlsys-worker"), key=lambda child: child.pid)
+
+    def kill_worker(self, chance: random.Random | None = None) -> list[int]:
+        """Kill the worker that serves first, or one by chance; return its id, or nothing if none runs now."""
+        running = self.workers()
+        hit = running[:1] if chance is None else chance.sample(running, min(1, len(running)))
+        for worker in hit:
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
+        return [worker.pid for worker in hit]
 
     def metric(self, name: str) -> float:
         """Return a value of ``/metrics``, by its name behind the prefix."""
         lines = httpx.get(f"{self.url}/metrics", timeout=None).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"mlsys_orca_{name}{{"))
+
+    def await_metric(self, name: str, least: float) -> None:
+        """Wait until a value of ``/metrics`` is ``least`` or more: an answer may be there before it is counted."""
+        until(lambda: self.metric(name) >= least)
+
+
+def name_of(process: psutil.Process) -> str:
+    """Return a process's name; empty: it is gone."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 _CALL_ID = re.compile(r"call_[0-9a-f]{24}")
@@ -88,8 +111,13 @@ def calls(number: int) -> list[dict[str, Any]]:
     ]
 
 
-async def answer(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> list[Any]:
-    """Return all events of a stream but for ids and times, in order; choices one after the other."""
+async def answer(
+    client: httpx.AsyncClient, url: str, body: dict[str, Any], on_event: Callable[[], None] = lambda: None
+) -> list[Any]:
+    """Return all events of a stream but for ids and times, in order; choices one after the other.
+
+    ``on_event`` is called at each event, before the next is read.
+    """
     events: list[Any] = []
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     if not body["stream"]:
@@ -103,23 +131,35 @@ async def answer(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> l
             if line.startswith("data: ") and not is_done:
                 event = json.loads(_CALL_ID.sub("call_", line[6:]))
                 events += event.get("choices", [event])
+                on_event()
     assert is_done or "error" in events[-1], "the stream was cut"
     return sorted(events, key=lambda event: event.get("index", 0))
 
 
 async def answers(url: str, asked: list[dict[str, Any]], trouble: Callable[[], Any] | None = None) -> list[Any]:
-    """Return the answers to all requests, asked at once, while ``trouble`` is made again and again."""
+    """Return the answers to all requests, asked at once, while ``trouble`` is made again and again.
+
+    It is made first when the first event of a stream has come, so that no machine is too quick or too slow for it.
+    """
+    making: list[asyncio.Task[None]] = []
+
+    def begin() -> None:
+        if trouble is not None and not making:
+            trouble()
+            making.append(asyncio.create_task(make(trouble)))
+
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=None, limits=limits) as client:
-        task = asyncio.create_task(make(trouble)) if trouble is not None else None
-        found = await asyncio.gather(*(answer(client, url, body) for body in asked))
-        if task is not None:
-            task.cancel()
-        return found
+        found = await asyncio.gather(*(answer(client, url, body, begin) for body in asked))
+    for task in making:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    return found
 
 
 async def make(trouble: Callable[[], Any]) -> None:
-    await asyncio.sleep(0.02)  # a quick machine answers all within a tenth of a second
     while True:
-        trouble()
         await asyncio.sleep(0.15)
+        with suppress(psutil.NoSuchProcess):  # it has ended in the meantime
+            trouble()

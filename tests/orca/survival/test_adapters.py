@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import signal
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,11 +16,13 @@ import pytest
 from mlsys_core.serving.processes import can_supervise
 
 from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
-from tests.orca.survival.clients import answer
+from tests.orca.survival.clients import Server, answer
 from tests.orca.survival.commands import Served, served
+from tests.processes import until
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
 NAMES = ("tiny", "start", "later")
+KILL_AT = (5, 60, 120)  # events, of 200
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +55,9 @@ def body(model: str) -> dict[str, Any]:
     return {"model": model, "prompt": "hello hello hello hello", "max_tokens": 200, **fields}
 
 
-async def ask(url: str, model: str) -> list[Any]:
+async def ask(url: str, model: str, on_event: Callable[[], None] = lambda: None) -> list[Any]:
     async with httpx.AsyncClient(timeout=None) as client:
-        return await answer(client, url, body(model))
+        return await answer(client, url, body(model), on_event)
 
 
 def texts(found: list[Any]) -> list[str]:
@@ -67,10 +71,17 @@ def is_up(server: Served) -> bool:
         return False
 
 
-def kill_worker(server: Served) -> int:
-    oldest = server.processes("mlsys-worker")[0]
-    oldest.kill()
-    return oldest.pid
+def killer(server: Served) -> Callable[[], None]:
+    """Return what kills the oldest worker, that is the one that serves, at some of a stream's events."""
+    events, killed = count(1), set[int]()
+
+    def on_event() -> None:
+        if next(events) in KILL_AT:
+            oldest = until(lambda: [each for each in server.processes("mlsys-worker") if each.pid not in killed])[0]
+            killed.add(oldest.pid)
+            oldest.kill()
+
+    return on_event
 
 
 def test_requests_under_adapters_survive_their_workers(arguments: list[str], tmp_path: Path) -> None:
@@ -83,28 +94,19 @@ def test_requests_under_adapters_survive_their_workers(arguments: list[str], tmp
             file.unlink()
 
         async def killed(model: str) -> list[Any]:
-            running = asyncio.create_task(ask(server.url, model))
-            for _ in range(3):
-                await asyncio.sleep(0.15)
-                kill_worker(server)
-            return await running
+            return await ask(server.url, model, killer(server))
 
         for name in NAMES:  # alone in its batches, as before: the same to the last bit
             assert asyncio.run(killed(name)) == expected[name]
 
         async def all_together() -> list[list[Any]]:
-            running = [asyncio.create_task(ask(server.url, name)) for name in NAMES * 2]
-            for _ in range(3):
-                await asyncio.sleep(0.3)
-                kill_worker(server)
-            return await asyncio.gather(*running)
+            kill = killer(server)  # counts the events of all
+            return await asyncio.gather(*(ask(server.url, name, kill) for name in NAMES * 2))
 
         # In torch's operators the last digits depend on who else is in the batch; the text does not here.
         for name, found in zip(NAMES * 2, asyncio.run(all_together()), strict=True):
             assert texts(found) == texts(expected[name])
-        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-        (deaths,) = [float(line.split()[-1]) for line in lines if line.startswith("mlsys_orca_worker_deaths_total")]
-        assert deaths > 3
+        until(lambda: Server(server.process, httpx.URL(server.url).port or 0).metric("worker_deaths_total") > 3)
 
 
 def test_adapters_outlive_fronts_generations_and_reloads(arguments: list[str], tmp_path: Path) -> None:
@@ -121,8 +123,7 @@ def test_adapters_outlive_fronts_generations_and_reloads(arguments: list[str], t
             (process,) = server.processes(name)
             process.kill()
             process.wait()
-            while not is_up(server):
-                pass
+            until(lambda: is_up(server))
             found = names()
             assert found == {"tiny", "later"}
             assert texts(asyncio.run(ask(server.url, "later"))) == expected

@@ -15,56 +15,57 @@ import pytest
 from mlsys_core.serving.processes import can_supervise
 
 from tests.orca.server.test_chats import CALLS
-from tests.orca.survival.clients import answers, bodies, calls
+from tests.orca.survival.clients import Server, answers, bodies, calls
 from tests.orca.survival.test_streams import by_choice, read, read_to_the_end
+from tests.processes import until
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
 _MINUTE_S = 60.0
 _KILL_EVERY_S = 2.0
+_LEAST_KILLS = 10
 
 
 def test_a_minute_of_kills_under_mixed_streams_changes_nothing(start: Any) -> None:
-    asked, rng, kills = [*bodies(24), *calls(8)], random.Random(0), []
+    asked, rng, kills = [*bodies(24), *calls(8)], random.Random(0), list[int]()
 
-    async def ask_for_a_minute(url: str, workers: Any) -> list[list[Any]]:
-        until, next_kill, found = time.monotonic() + _MINUTE_S, time.monotonic() + _KILL_EVERY_S, []
+    async def ask_for_a_minute(server: Server) -> list[list[Any]]:
+        end_s, next_kill_s, found = time.monotonic() + _MINUTE_S, time.monotonic() + _KILL_EVERY_S, []
 
         def kill() -> None:
-            nonlocal next_kill
-            if time.monotonic() > next_kill and (running := workers()):
-                rng.choice(running).kill()
-                kills.append(next_kill)
-                next_kill += _KILL_EVERY_S
+            nonlocal next_kill_s
+            if time.monotonic() > next_kill_s:
+                kills.extend(server.kill_worker(rng))
+                next_kill_s = time.monotonic() + _KILL_EVERY_S
 
-        while time.monotonic() < until:
-            found.append(await answers(url, asked, kill))
+        while time.monotonic() < end_s or len(kills) <= _LEAST_KILLS:
+            found.append(await answers(server.url, asked, kill))
         return found
 
-    with start(template=CALLS) as server:
+    with start(template=CALLS, max_deaths=10_000) as server:
         undisturbed = asyncio.run(answers(server.url, asked))
         assert any("tool_calls" in json.dumps(events) for events in undisturbed[-8:])
-        for found in asyncio.run(ask_for_a_minute(server.url, server.workers)):
+        for found in asyncio.run(ask_for_a_minute(server)):
             assert found == undisturbed
-    assert len(kills) > 10
 
 
 def test_who_reads_slowly_holds_up_nobody_and_gets_all_of_it(start: Any, undisturbed: list[Any]) -> None:
     slow = {"model": "tiny", "prompt": "ab", "n": 64, "max_tokens": 60, "logprobs": 5, "seed": 1, "stream": True}
     slow["ignore_eos"] = True
 
-    async def read_slowly(url: str, may_read: asyncio.Event) -> bytes:
+    async def read_slowly(url: str, has_begun: asyncio.Event, may_read: asyncio.Event) -> bytes:
         async with (
             httpx.AsyncClient(timeout=None) as client,
             client.stream("POST", f"{url}/v1/completions", json=slow) as response,
         ):
+            has_begun.set()
             await may_read.wait()
             return b"".join([piece async for piece in response.aiter_raw()])
 
     async def run(server: Any) -> tuple[list[Any], bytes]:
-        may_read = asyncio.Event()
-        reading = asyncio.create_task(read_slowly(server.url, may_read))
-        await asyncio.sleep(0.3)
-        found = await answers(server.url, bodies(14), lambda: server.workers()[0].kill())
+        has_begun, may_read = asyncio.Event(), asyncio.Event()
+        reading = asyncio.create_task(read_slowly(server.url, has_begun, may_read))
+        await has_begun.wait()
+        found = await answers(server.url, bodies(14), server.kill_worker)
         may_read.set()
         return found, await reading
 
@@ -83,7 +84,7 @@ def events_in(text: bytes) -> list[tuple[str, str]]:
 def test_a_clock_that_jumps_changes_nothing(start: Any, undisturbed: list[Any], tmp_path: Path) -> None:
     body = bodies(1)[0]
     with start(clock_jumps=True, journal=str(tmp_path)) as server:
-        assert asyncio.run(answers(server.url, bodies(14), lambda: server.workers()[0].kill())) == undisturbed
+        assert asyncio.run(answers(server.url, bodies(14), server.kill_worker)) == undisturbed
         whole = asyncio.run(read_to_the_end(server.url, "/v1/completions", body))
         begun = asyncio.run(read(server.url, "/v1/completions", body, stop_at=2))
         server.process.kill()
@@ -94,14 +95,13 @@ def test_a_clock_that_jumps_changes_nothing(start: Any, undisturbed: list[Any], 
 
 def test_a_worker_that_dies_while_clients_hold_all_files_is_replaced(start: Any, undisturbed: list[Any]) -> None:
     with start(num_files=128, max_deaths=6) as server:
-        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(250)]
+        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(250)]
         try:
-            idle[-1].settimeout(30)
+            idle[-1].settimeout(120)
             assert idle[-1].recv(12) == b"HTTP/1.1 503"  # it is refused, and does not hang
             first = server.workers()[0]
             first.kill()
-            while len([worker for worker in server.workers() if worker.pid != first.pid]) < 2:
-                time.sleep(0.01)
+            until(lambda: len([worker for worker in server.workers() if worker.pid != first.pid]) >= 2)
         finally:
             for connection in idle:
                 connection.close()

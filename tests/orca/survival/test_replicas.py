@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from mlsys_orca.engine.engine import Engine
 from mlsys_orca.loading.load import load_model
 
 from tests.orca.survival.clients import Server, answers, bodies
+from tests.processes import until
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
 LONG = {"model": "tiny", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -39,12 +39,10 @@ def test_the_death_of_a_replicas_worker_is_nothing_to_the_other(start: Any):
 
 @pytest.mark.parametrize("policy", ["chunked", "orca"])
 def test_replicas_killed_again_and_again_change_nothing(start: Any, undisturbed: list[Any], policy: str):
-    rng, kills = random.Random(2), []
+    rng, kills = random.Random(2), list[int]()
 
     def kill() -> None:
-        for worker in rng.sample(server.workers(), 1):
-            worker.kill()
-            kills.append(worker.pid)
+        kills.extend(server.kill_worker(rng))
 
     with start(replicas=3, policy=policy, max_deaths=10_000) as server:
         for _ in range(2):
@@ -78,8 +76,7 @@ def test_who_waits_too_long_for_a_standby_goes_to_another_replica(start: Any, un
     day = 86_400.0  # no worker comes back
     with start(replicas=2, step="computed", number=9, num_immediate=0, backoff_s=day) as server:
         server.workers()[-1].kill()
-        while len(server.workers()) > 2:
-            time.sleep(0.01)
+        until(lambda: len(server.workers()) == 2)
         assert asyncio.run(answers(server.url, bodies(14))) == undisturbed
         assert len(server.workers()) == 1
         assert server.metric("recomputed_tokens_total") > 0
@@ -110,10 +107,8 @@ def test_a_replica_still_keeps_prompts_when_its_worker_is_dead(start: Any):
     with start() as server:
         found = [httpx.post(f"{server.url}/v1/completions", json=body, timeout=None).json()]
         server.workers()[0].kill()
-        while server.metric("worker_deaths_total") < 1:
-            time.sleep(0.01)
-        while httpx.get(f"{server.url}/health", timeout=None).status_code != 200:
-            time.sleep(0.01)
+        server.await_metric("worker_deaths_total", 1)
+        until(lambda: httpx.get(f"{server.url}/health", timeout=None).status_code == 200)
         found.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=None).json())
     assert found[0]["choices"] == found[1]["choices"]
     assert found[1]["usage"]["prompt_tokens_details"]["cached_tokens"] >= 48

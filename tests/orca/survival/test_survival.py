@@ -16,6 +16,7 @@ from mlsys_core.serving.processes import can_supervise
 from mlsys_orca.engine.crash_points import STEPS
 
 from tests.orca.survival.clients import answers, bodies
+from tests.processes import until
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
 
@@ -62,12 +63,10 @@ def test_a_defect_of_the_scheduler_ends_a_worker_and_no_request(start: Any, undi
 
 
 def test_workers_killed_again_and_again_change_nothing(start: Any, undisturbed: list[Any]):
-    rng, kills = random.Random(1), []
+    rng, kills = random.Random(1), list[int]()
 
     def kill() -> None:
-        for worker in rng.sample(server.workers(), 1):
-            worker.kill()
-            kills.append(worker.pid)
+        kills.extend(server.kill_worker(rng))
 
     with start(max_deaths=10_000) as server:
         for _ in range(3):
@@ -135,6 +134,5 @@ def test_clients_who_leave_leave_nothing_behind(start: Any, undisturbed: list[An
 
     with start(step="sent", number=7) as server:
         asyncio.run(leave(server.url))
-        while used(server.url):
-            time.sleep(0.01)
+        until(lambda: not used(server.url))
         assert asyncio.run(answers(server.url, bodies(14))) == undisturbed

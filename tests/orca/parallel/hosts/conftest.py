@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,13 +12,8 @@ import psutil
 import pytest
 
 from tests.orca.survival.clients import Server
-from tests.processes import await_ends, end
+from tests.processes import FAULT_S, await_ends, end, reserved_port
 from tests.warm import Started, Warm
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @dataclass
@@ -48,7 +42,7 @@ class Nodes:
         for process in self.processes:
             end(process)
             process.stdout.close()
-        assert not await_ends(everyone, timeout_s=20)
+        assert not await_ends(everyone, timeout_s=FAULT_S)
 
 
 @dataclass
@@ -72,11 +66,12 @@ def nodes(six_layers: Path, tmp_path: Path, warm_node: Warm) -> Iterator[Nodes]:
     secret = tmp_path / "secret"
     secret.write_text("a secret of this test's run\n")
     secret.chmod(0o600)
-    found = Nodes(six_layers, f"127.0.0.1:{free_port()}", secret, warm_node)
-    try:
-        yield found
-    finally:
-        found.close()
+    with reserved_port() as port:
+        found = Nodes(six_layers, f"127.0.0.1:{port}", secret, warm_node)
+        try:
+            yield found
+        finally:
+            found.close()
 
 
 @pytest.fixture
@@ -101,6 +96,6 @@ def start_hosts(start: Any, nodes: Nodes) -> Callable[..., Any]:
             yield HostServer(server.process, server.port, nodes)
         for process in nodes.processes:
             if process.poll() != -9:  # killed by the test
-                assert process.wait(60) in ((0, 1) if may_lose else (0,))
+                assert process.wait(FAULT_S) in ((0, 1) if may_lose else (0,))
 
     return started

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ from mlsys_core.serving.processes import can_supervise
 from tests.orca.parallel.conftest import environment_here, ranks_of
 from tests.orca.parallel.hosts.conftest import Nodes
 from tests.orca.survival.clients import answers, bodies
-from tests.processes import await_ends
+from tests.processes import FAULT_S, await_ends
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
 
@@ -60,20 +60,29 @@ def test_torchs_operators_over_two_hosts_answer_as_two_ranks_of_one(
         assert ask(server.url) == expected
 
 
-def test_a_node_that_falls_silent_under_load_changes_nothing(start_hosts: Any, undisturbed: list[Any]) -> None:
-    hits: list[int] = []
-    with start_hosts(2, ranks=2, spares=1, may_lose=True, heartbeat=2.0, control_only=True) as server:
+@pytest.mark.parametrize("with_ranks", [False, True], ids=["node", "node and ranks"])
+def test_a_node_that_falls_silent_under_load_changes_nothing(
+    start_hosts: Any, undisturbed: list[Any], with_ranks: bool
+) -> None:
+    stopped: list[psutil.Process] = []
+    with start_hosts(2, ranks=2, spares=1, may_lose=True, heartbeat=5.0, control_only=True) as server:
 
         def trouble() -> None:
-            if not hits:
+            if not stopped:
                 sitting = next(each for each in server.nodes.processes if ranks_of(each))
-                hits.append(sitting.pid)
-                sitting.send_signal(signal.SIGSTOP)
+                stopped.extend([psutil.Process(sitting.pid), *(ranks_of(sitting) if with_ranks else ())])
+                for each in stopped:
+                    each.suspend()
 
-        assert asyncio.run(answers(server.url, bodies(14), trouble)) == undisturbed
-        assert hits
-        assert server.metric("worker_deaths_total") >= 1
-        os.kill(hits[0], signal.SIGCONT)  # it joins anew, as a spare, if the server is still there
+        try:
+            while True:  # the server is at work when it misses the node, however quickly it answers
+                assert asyncio.run(answers(server.url, bodies(14), trouble)) == undisturbed
+                if server.metric("worker_deaths_total") >= 1:
+                    break
+        finally:
+            for each in stopped:  # the node joins anew, as a spare, if the server is still there
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.resume()
 
 
 def test_a_node_that_is_killed_is_missed_and_the_next_goes_on(start_hosts: Any, undisturbed: list[Any]) -> None:
@@ -107,10 +116,10 @@ def test_nobody_outlives_a_server_that_is_killed(start_hosts: Any, nodes: Nodes)
         everyone = psutil.Process(server.process.pid).children(recursive=True)
         everyone += psutil.Process(node.pid).children(recursive=True)
         server.process.kill()
-        assert node.wait(60) != 0
+        assert node.wait(FAULT_S) != 0
         assert node.stdout is not None
         assert node.stdout.read().splitlines()[-1].startswith(f"error: the server at {nodes.address} is lost")
-        assert not await_ends(everyone, timeout_s=20)
+        assert not await_ends(everyone, timeout_s=FAULT_S)
         nodes.processes.clear()
 
 
@@ -123,12 +132,12 @@ def test_a_node_with_another_secret_or_model_is_refused_in_one_line(
     other.write_bytes(bytes(changed))
     with start_hosts(1) as server:
         stranger = nodes.add(other)
-        assert stranger.wait(60) != 0
+        assert stranger.wait(FAULT_S) != 0
         assert stranger.stdout is not None
         assert "install the same package and model on all hosts" in stranger.stdout.read().splitlines()[-1]
         nodes.secret.write_text("a secret of another run\n")
         stranger = nodes.add()
-        assert stranger.wait(60) != 0
+        assert stranger.wait(FAULT_S) != 0
         assert stranger.stdout is not None
         assert "both sides need the same secret" in stranger.stdout.read().splitlines()[-1]
         nodes.processes.clear()
@@ -139,7 +148,7 @@ def test_nodes_that_do_not_come_and_ports_in_use_are_told_in_one_line(six_layers
     options = f'{{"stages": 2, "nodes": 2, "listen": "{nodes.address}", "secret": "{nodes.secret}", "join_timeout": 1}}'
     command = [sys.executable, str(Path(__file__).parents[1] / "server.py"), str(six_layers), options]
     environment = environment_here()
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=FAULT_S)
     assert done.returncode == 2
     assert "1 of 2 nodes have joined" in done.stderr.strip().splitlines()[-1]
     done = subprocess.run(
@@ -151,7 +160,7 @@ def test_nodes_that_do_not_come_and_ports_in_use_are_told_in_one_line(six_layers
 
 def test_a_node_that_nobody_waits_for_ends_with_one_line(nodes: Nodes) -> None:
     node = nodes.add(seconds=0.0)
-    assert node.wait(60) != 0
+    assert node.wait(FAULT_S) != 0
     assert node.stdout is not None
     (line,) = node.stdout.read().splitlines()
     assert line.startswith(f"error: nobody can be joined at {nodes.address}")

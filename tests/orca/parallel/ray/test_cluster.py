@@ -104,7 +104,7 @@ def test_a_node_of_the_cluster_that_is_killed_under_load_changes_nothing(
     assert len(before) == 4
     assert asyncio.run(answers(server.url, bodies(14), trouble)) == undisturbed
     assert not nodes
-    assert server.metric("worker_deaths_total") >= 2  # both replicas had a part there
+    server.await_metric("worker_deaths_total", 2)  # both replicas had a part there
     while len(seated()) < 4 or httpx.get(f"{server.url}/health/ready").status_code != 200:
         time.sleep(0.1)
     assert len(seated() & before) == 1
