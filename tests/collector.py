@@ -33,7 +33,7 @@ class Collector:
                     self.spans.extend(scope.spans)
             self._come.notify_all()
 
-    def wait(self, name: str, count: int = 1, timeout_s: float = 30.0) -> list[Any]:
+    def wait(self, name: str, count: int = 1, timeout_s: float = 240.0) -> list[Any]:
         """Return the spans whose name begins with ``name``, when there are ``count``."""
 
         def found() -> list[Any]:

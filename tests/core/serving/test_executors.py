@@ -1,10 +1,11 @@
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving import InlineExecutor, ThreadExecutor
+
+from tests.processes import FAULT_S, until
 
 
 def fail_on_odd(batch: int) -> int:
@@ -102,12 +103,14 @@ def test_close_finishes_the_running_batch_and_drops_the_rest() -> None:
         ran.append(batch)
         return batch
 
-    executor = ThreadExecutor(work, max_in_flight=2)
+    executor = ThreadExecutor(work, max_in_flight=2, close_timeout_s=FAULT_S)
     executor.submit(1)
     executor.submit(2)
     assert started.wait()
-    threading.Timer(0.02, release.set).start()
+    releasing = threading.Thread(target=lambda: (until(lambda: executor._closed), release.set()))
+    releasing.start()
     executor.close()
+    releasing.join()
     assert ran == [1]
     assert not any(thread.name == "executor" and thread.is_alive() for thread in threading.enumerate())
 
@@ -119,5 +122,4 @@ def test_close_gives_up_on_a_batch_that_hangs() -> None:
     executor.close()
     assert not release.is_set()  # close came back although the batch has not
     release.set()
-    while any(thread.name == "hangs" for thread in threading.enumerate()):
-        time.sleep(0.005)
+    until(lambda: not any(thread.name == "hangs" for thread in threading.enumerate()))

@@ -67,6 +67,23 @@ def no_thread_is_left() -> Iterator[None]:
     assert not left
 
 
+class Entered(ZeroBatch[Any, Any]):
+    """A scheduler that tells when the loop is about to wait."""
+
+    def __init__(self) -> None:
+        super().__init__(max_batch_size=1)
+        self.entered, self.num_waits = threading.Event(), 0
+
+    def wake_at(self, now: float) -> float | None:
+        self.num_waits += 1
+        self.entered.set()
+        return super().wake_at(now)
+
+    def then(self, act: Callable[[], None]) -> None:
+        """Have a thread act when the loop waits."""
+        threading.Thread(target=lambda: self.entered.wait(PATIENCE_S) and act()).start()
+
+
 def submit(loop: ServingLoop[Any, Any, Any], name: str) -> None:
     loop.submit(ServeRequest(name, None), name)
 
@@ -112,23 +129,15 @@ def test_many_threads_submit_and_cancel(make_executors: Callable[[], list[Any]])
 
 
 def test_an_idle_loop_blocks_and_wakes_for_a_request() -> None:
-    class Counting(ThreadExecutor[Any, Any]):
-        num_waits = 0
-
-        def wait(self, timeout_s: float | None) -> Any:
-            self.num_waits += 1
-            return super().wait(timeout_s)
-
-    executor, ledger = Counting(names), Ledger()
-    with ServingLoop[Any, Any, Any](
-        ZeroBatch(max_batch_size=1), executor, WallClock(), listener=ledger
-    ).start() as loop:
+    scheduler, ledger = Entered(), Ledger()
+    with ServingLoop[Any, Any, Any](scheduler, ThreadExecutor(names), WallClock(), listener=ledger).start() as loop:
         for index in range(5):
-            before = executor.num_waits
+            before = scheduler.num_waits
             time.sleep(0.03)  # a loop that spins would wait thousands of times meanwhile
-            assert executor.num_waits - before <= 2
+            assert scheduler.num_waits - before <= 2
             submit(loop, str(index))
             ledger.wait_for(index + 1)
+        assert scheduler.num_waits > 5
 
 
 def test_a_call_comes_in_order_with_submissions_and_wakes_an_idle_loop() -> None:
@@ -375,10 +384,11 @@ def test_run_forever_in_the_owners_thread_ends_by_stop_from_another() -> None:
 
 
 def test_a_signal_handler_of_the_loops_thread_may_stop_it() -> None:
-    loop = ServingLoop[Any, Any, Any](ZeroBatch(max_batch_size=1), ThreadExecutor(names), WallClock())
+    scheduler = Entered()
+    loop = ServingLoop[Any, Any, Any](scheduler, ThreadExecutor(names), WallClock())
     before = signal.signal(signal.SIGUSR1, lambda *_: loop.stop())
     try:
-        threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+        scheduler.then(lambda: os.kill(os.getpid(), signal.SIGUSR1))
         loop.run_forever()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -386,9 +396,9 @@ def test_a_signal_handler_of_the_loops_thread_may_stop_it() -> None:
 
 
 def test_a_step_by_hand_ends_by_stop_from_another_thread() -> None:
-    ledger = Ledger()
-    loop = ServingLoop[Any, Any, Any](ZeroBatch(max_batch_size=1), ThreadExecutor(names), WallClock(), listener=ledger)
-    threading.Timer(0.02, loop.stop).start()
+    scheduler = Entered()
+    loop = ServingLoop[Any, Any, Any](scheduler, ThreadExecutor(names), WallClock())
+    scheduler.then(loop.stop)
     while loop.state is not LoopState.STOPPED:
         loop.step()
     with pytest.raises(LoopClosedError):
@@ -417,7 +427,7 @@ def test_a_worker_has_its_next_batch_before_the_listener_hears_of_the_last(num_w
 
     def run(batch: Any) -> list[None]:
         if batch.requests[0].request_id != "0":
-            gate.wait(10)  # the others last until the first is reported
+            gate.wait(PATIENCE_S)  # the others last until the first is reported
         return [None]
 
     executors = [ThreadExecutor(run) for _ in range(num_workers)]
@@ -426,5 +436,5 @@ def test_a_worker_has_its_next_batch_before_the_listener_hears_of_the_last(num_w
         for number in range(4):
             loop.submit(ServeRequest(str(number), None), str(number))
         loop.start()
-        assert loop.drain(20)
+        assert loop.drain(PATIENCE_S)
     assert in_flight[0] == num_workers

@@ -11,6 +11,8 @@ from mlsys_core.device.cpu import CpuDevice
 from mlsys_core.errors import ServingError
 from mlsys_core.serving import EventSignal, StreamExecutor, WallClock
 
+from tests.processes import FAULT_S
+
 
 class Recorded:
     """A stream and its signal: runs what is submitted at once, as CUDA launches; ``done`` of it is over."""
@@ -108,7 +110,7 @@ def test_on_threads_of_the_cpu_too() -> None:
     gate, seen = threading.Event(), []
 
     def issue(batch: int) -> int:
-        gate.wait(20)
+        gate.wait(FAULT_S)
         seen.append(threading.current_thread().name)
         return batch * 2
 
@@ -117,7 +119,7 @@ def test_on_threads_of_the_cpu_too() -> None:
     worker.submit(2)
     assert worker.wait(0.0) is None
     gate.set()
-    assert [worker.wait(20) for _ in range(2)] == [(1, 2), (2, 4)]
+    assert [worker.wait(FAULT_S) for _ in range(2)] == [(1, 2), (2, 4)]
     worker.close()
     assert set(seen) == {"mlsys-cpu-stream-0"}
 
@@ -128,7 +130,7 @@ def test_events_are_asked_in_order() -> None:
     with device.stream() as one, device.stream() as other:
         signal = EventSignal(device)
         for stream, gate in ((one, first), (other, second), (one, first)):
-            stream.submit(gate.wait, 20)
+            stream.submit(gate.wait, FAULT_S)
             signal.record(stream)
         second.set()
         other.synchronize()
@@ -142,11 +144,11 @@ def test_events_are_asked_in_order() -> None:
 def test_a_stream_of_the_cpu_is_left_after_its_work_or_a_while(is_late: bool) -> None:
     gate, ran = threading.Event(), []
     stream = CpuDevice().stream(name="left")
-    stream.submit(gate.wait, 20)
+    stream.submit(gate.wait, FAULT_S)
     stream.submit(ran.append, 1)
     if not is_late:
         gate.set()
-    stream.leave(0.01 if is_late else 20)
+    stream.leave(0.01 if is_late else FAULT_S)
     assert ran == ([] if is_late else [1])
     gate.set()
     stream.close()

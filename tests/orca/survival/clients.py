@@ -56,6 +56,21 @@ class Server:
         until(lambda: self.metric(name) >= least)
 
 
+MOST_KILLS = 3  # at a fourth without a token in between a request is given up, as it should be
+
+
+def killer(server: Server, chance: random.Random | None = None) -> Callable[[], int]:
+    """Return a trouble for one call of :func:`answers`: kills workers, not so many that a request is given up."""
+    killed: list[int] = []
+
+    def kill() -> int:
+        if len(killed) < MOST_KILLS:
+            killed.extend(server.kill_worker(chance))
+        return len(killed)
+
+    return kill
+
+
 def name_of(process: psutil.Process) -> str:
     """Return a process's name; empty: it is gone."""
     try:

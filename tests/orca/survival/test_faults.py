@@ -15,7 +15,7 @@ import pytest
 from mlsys_core.serving.processes import can_supervise
 
 from tests.orca.server.test_chats import CALLS
-from tests.orca.survival.clients import Server, answers, bodies, calls
+from tests.orca.survival.clients import MOST_KILLS, Server, answers, bodies, calls, killer
 from tests.orca.survival.test_streams import by_choice, read, read_to_the_end
 from tests.processes import until
 
@@ -30,14 +30,16 @@ def test_a_minute_of_kills_under_mixed_streams_changes_nothing(start: Any) -> No
 
     async def ask_for_a_minute(server: Server) -> list[list[Any]]:
         end_s, next_kill_s, found = time.monotonic() + _MINUTE_S, time.monotonic() + _KILL_EVERY_S, []
+        most = MOST_KILLS
 
         def kill() -> None:
             nonlocal next_kill_s
-            if time.monotonic() > next_kill_s:
+            if time.monotonic() > next_kill_s and len(kills) < most:
                 kills.extend(server.kill_worker(rng))
                 next_kill_s = time.monotonic() + _KILL_EVERY_S
 
         while time.monotonic() < end_s or len(kills) <= _LEAST_KILLS:
+            most = len(kills) + MOST_KILLS  # of one round, however long that takes
             found.append(await answers(server.url, asked, kill))
         return found
 
@@ -65,7 +67,7 @@ def test_who_reads_slowly_holds_up_nobody_and_gets_all_of_it(start: Any, undistu
         has_begun, may_read = asyncio.Event(), asyncio.Event()
         reading = asyncio.create_task(read_slowly(server.url, has_begun, may_read))
         await has_begun.wait()
-        found = await answers(server.url, bodies(14), server.kill_worker)
+        found = await answers(server.url, bodies(14), killer(server))
         may_read.set()
         return found, await reading
 
@@ -84,7 +86,7 @@ def events_in(text: bytes) -> list[tuple[str, str]]:
 def test_a_clock_that_jumps_changes_nothing(start: Any, undisturbed: list[Any], tmp_path: Path) -> None:
     body = bodies(1)[0]
     with start(clock_jumps=True, journal=str(tmp_path)) as server:
-        assert asyncio.run(answers(server.url, bodies(14), server.kill_worker)) == undisturbed
+        assert asyncio.run(answers(server.url, bodies(14), killer(server))) == undisturbed
         whole = asyncio.run(read_to_the_end(server.url, "/v1/completions", body))
         begun = asyncio.run(read(server.url, "/v1/completions", body, stop_at=2))
         server.process.kill()

@@ -16,7 +16,7 @@ from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.engine import Engine
 from mlsys_orca.loading.load import load_model
 
-from tests.orca.survival.clients import Server, answers, bodies
+from tests.orca.survival.clients import Server, answers, bodies, killer
 from tests.processes import until
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
@@ -39,15 +39,12 @@ def test_the_death_of_a_replicas_worker_is_nothing_to_the_other(start: Any):
 
 @pytest.mark.parametrize("policy", ["chunked", "orca"])
 def test_replicas_killed_again_and_again_change_nothing(start: Any, undisturbed: list[Any], policy: str):
-    rng, kills = random.Random(2), list[int]()
-
-    def kill() -> None:
-        kills.extend(server.kill_worker(rng))
-
+    rng = random.Random(2)
     with start(replicas=3, policy=policy, max_deaths=10_000) as server:
         for _ in range(2):
+            kill = killer(server, rng)
             assert asyncio.run(answers(server.url, bodies(14), kill)) == undisturbed
-    assert kills
+            assert kill() > 0
 
 
 @pytest.mark.parametrize("policy", ["chunked", "paged", "orca", "request-level"])

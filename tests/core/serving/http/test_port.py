@@ -18,6 +18,7 @@ from mlsys_core.errors import ServingError
 from mlsys_core.serving.http import BoundPort, ErrorFormat, HttpConfig, TlsConfig, create_app, serve
 
 from tests.certificates import make_certificates
+from tests.processes import reserved_port
 
 CONFIG = HttpConfig(drain_timeout_s=0)
 
@@ -107,9 +108,7 @@ def test_a_start_that_fails_gives_the_port_back() -> None:
         raise KeyError("weights")
         yield
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for _ in range(2):
-        with pytest.raises(ServingError, match="weights"):
-            serve(create_app(CONFIG, lifespan=lifespan), port=port)
+    with reserved_port() as port:
+        for _ in range(2):
+            with pytest.raises(ServingError, match="weights"):
+                serve(create_app(CONFIG, lifespan=lifespan), port=port)

@@ -168,7 +168,7 @@ def test_stop_lets_running_requests_finish() -> None:
         return "finished"
 
     results: list[httpx.Response] = []
-    server = BackgroundServer(create_app(HttpConfig(), routers=[router]), drain_timeout_s=60).start()
+    server = BackgroundServer(create_app(HttpConfig(), routers=[router]), drain_timeout_s=600).start()
     request = threading.Thread(target=lambda: results.append(httpx.get(f"{server.url}/slow", timeout=WAIT_S)))
     request.start()
     assert entered.wait(WAIT_S)

@@ -69,7 +69,7 @@ def test_a_client_that_never_shakes_hands_is_closed(tls: TlsConfig) -> None:
     config = HttpConfig(tls=tls, connections=ConnectionLimits(header_timeout_s=0.3), drain_timeout_s=0)
     with BackgroundServer(create_app(config)) as server:
         address = (server.address.host, server.address.port)
-        with socket.create_connection(address, timeout=60) as sock:
+        with socket.create_connection(address, timeout=600) as sock:
             assert sock.recv(100) == b""
 
 

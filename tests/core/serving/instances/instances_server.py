@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import numpy as np
 from mlsys_core.serving.http import BoundPort
@@ -32,13 +33,25 @@ def spec_of(name: str) -> ModelSpec:
     numbers, text = (TensorSpec("x", DataType.FP32, (-1,)), TensorSpec("text", DataType.BYTES, (1,)))
     return ModelSpec(
         name=name,
-        inputs=(numbers, TensorSpec("seconds", DataType.FP32, (1,), optional=True), text),
+        inputs=(
+            numbers,
+            TensorSpec("seconds", DataType.FP32, (1,), optional=True),
+            TensorSpec("gate", DataType.BYTES, (1,), optional=True),
+            text,
+        ),
         outputs=(numbers, text, TensorSpec("pid", DataType.INT64, (1,))),
     )
 
 
+async def opened(request: InferRequest) -> None:
+    """Wait for the file that a request names."""
+    gate = Path(bytes(request.inputs.get("gate", [b"/"])[0]).decode())
+    while not gate.exists():
+        await asyncio.sleep(0.01)
+
+
 class Doubling:
-    """Doubles what it gets, after a while."""
+    """Doubles what it gets, after a while, and when the file that it is given as a gate is there."""
 
     def __init__(self, name: str) -> None:
         self.spec, self.executions = spec_of(name), Executions()
@@ -47,6 +60,7 @@ class Doubling:
         """Return the doubled inputs."""
         x = request.inputs["x"]
         await asyncio.sleep(float(request.inputs.get("seconds", [0.002])[0]))
+        await opened(request)
         if x.size and x[0] == POISON:
             ctypes.string_at(0)
         if x.size and x[0] == BROKEN:
@@ -57,8 +71,9 @@ class Doubling:
 
     async def stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """Yield one number after the other, doubled."""
-        for value in request.inputs["x"]:
-            await asyncio.sleep(float(request.inputs.get("seconds", [0.002])[0]))
+        for place, value in enumerate(request.inputs["x"]):
+            if place == 2:
+                await opened(request)
             yield InferResponse({"x": np.array([2 * value], np.float32)})
 
     async def close(self) -> None:

@@ -7,10 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -19,10 +18,12 @@ import pytest
 from mlsys_core.serving.instances.chaos import counted, workers_of
 from mlsys_core.serving.processes import can_supervise
 
+from tests.processes import await_ends, until
+
 pytestmark = pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
 SERVER = Path(__file__).with_name("instances_server.py")
 POISON, BROKEN = -1.0, -2.0
-_PATIENCE_S = 60
+_PATIENCE_S = 600
 
 
 class Server:
@@ -32,7 +33,15 @@ class Server:
         self.process, self.handle = process, psutil.Process(process.pid)
         self.client = httpx.Client(base_url=url, timeout=_PATIENCE_S)
 
-    def infer(self, x: list[float], *, model: str = "first", seconds: float | None = None, **parameters: object):
+    def infer(
+        self,
+        x: list[float],
+        *,
+        model: str = "first",
+        seconds: float | None = None,
+        gate: Path | None = None,
+        **parameters: object,
+    ) -> httpx.Response:
         """Send a request, and return its response."""
         inputs = [
             {"name": "x", "datatype": "FP32", "shape": [len(x)], "data": x},
@@ -40,7 +49,14 @@ class Server:
         ]
         if seconds is not None:
             inputs.append({"name": "seconds", "datatype": "FP32", "shape": [1], "data": [seconds]})
+        if gate is not None:
+            inputs.append({"name": "gate", "datatype": "BYTES", "shape": [1], "data": [str(gate)]})
         return self.client.post(f"/v2/models/{model}/infer", json={"inputs": inputs, "parameters": parameters})
+
+    def await_pending(self, number: int) -> None:
+        """Wait until so many requests to the first model are under way."""
+        line = f'nv_inference_pending_request_count{{model="first",version="1"}} {number}'
+        until(lambda: line in self.client.get("/metrics").text)
 
     def pid(self, model: str) -> int:
         """Return the process that answers for a model."""
@@ -76,8 +92,7 @@ def running(num_instances: int) -> Iterator[Server]:
             process.terminate()
         process.wait(_PATIENCE_S)
         process.stdout.close()
-    _, alive = psutil.wait_procs(processes, timeout=_PATIENCE_S)
-    assert alive == []
+    assert not await_ends(processes, timeout_s=_PATIENCE_S)
 
 
 def test_killed_workers_lose_nothing_and_each_answer_is_told_once():
@@ -97,7 +112,8 @@ def test_killed_workers_lose_nothing_and_each_answer_is_told_once():
         for _ in range(4):  # a death after each twenty answers
             for _ in range(20):
                 assert answered.acquire(timeout=_PATIENCE_S)
-            max(workers_of(server.handle), key=lambda worker: worker.cpu_times().user).kill()
+            with suppress(psutil.NoSuchProcess):  # one that was killed before has just been fetched
+                max(workers_of(server.handle), key=lambda worker: worker.cpu_times().user).kill()
         for future in futures:
             for x, found in future.result():
                 assert found["x"] == [2 * value for value in x]
@@ -118,12 +134,14 @@ def test_a_crash_ends_one_model_and_fails_the_request_that_caused_it():
         assert (broken.status_code, "secret" in broken.text) == (500, False)
 
 
-def test_what_must_not_run_again_gets_an_error_and_a_stream_goes_on():
+def test_what_must_not_run_again_gets_an_error_and_a_stream_goes_on(tmp_path: Path):
     with running(1) as server, ThreadPoolExecutor(3) as clients:
         pid = server.pid("first")
-        once = clients.submit(server.infer, [1.0], seconds=30.0, repeatable=False)
-        again = clients.submit(server.infer, [5.0], seconds=0.5)
-        body = {"x": [1.0, 2.0, 3.0, 4.0], "seconds": 0.2, "text": "ab"}
+        gate = tmp_path / "killed"
+        once = clients.submit(server.infer, [1.0], gate=tmp_path / "never", repeatable=False)
+        again = clients.submit(server.infer, [5.0], gate=gate)
+        server.await_pending(2)
+        body = {"x": [1.0, 2.0, 3.0, 4.0], "gate": str(gate), "text": "ab"}
         parts = []
         with server.client.stream("POST", "/v2/models/first/generate_stream", json=body) as response:
             for line in response.iter_lines():
@@ -132,26 +150,24 @@ def test_what_must_not_run_again_gets_an_error_and_a_stream_goes_on():
                 if len(parts) == 2 and pid:
                     os.kill(pid, signal.SIGKILL)
                     pid = 0
+                    gate.touch()
         assert [part.partition('"x":')[2].rstrip("}") for part in parts if part] == ["2.0", "4.0", "6.0", "8.0"]
         died = once.result()
         assert (died.status_code, "must not run again" in died.text) == (500, True)
         assert outputs(again.result())["x"] == [10.0]
         assert server.infer([1.0], repeatable="no").status_code == 400
         metrics = server.client.get("/metrics").text
-        assert counted(metrics, "mlsys_inference_repeated", "first") in (
-            1,
-            2,
-        )  # the stream; again, if it ran
+        assert counted(metrics, "mlsys_inference_repeated", "first") == 2  # the stream, and the one before it
 
 
-def test_a_signal_to_all_processes_lets_running_requests_end():
+def test_a_signal_to_all_processes_lets_running_requests_end(tmp_path: Path):
     with running(1) as server, ThreadPoolExecutor(1) as clients:
-        slow = clients.submit(server.infer, [1.0], seconds=0.5)
-        pending = 'nv_inference_pending_request_count{model="first",version="1"} 1'
-        while pending not in server.client.get("/metrics").text:
-            assert not slow.done()
-            time.sleep(0.01)
+        slow = clients.submit(server.infer, [1.0], gate=tmp_path / "gate")
+        server.await_pending(1)
         os.killpg(server.process.pid, signal.SIGINT)
+        until(lambda: server.client.get("/v2/health/ready").status_code != 200)
+        assert not slow.done()
+        (tmp_path / "gate").touch()
         assert outputs(slow.result())["x"] == [2.0]
         assert server.process.wait(_PATIENCE_S) == 0
 

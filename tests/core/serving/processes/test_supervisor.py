@@ -7,13 +7,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import psutil
 import pytest
 from mlsys_core.serving.processes import can_supervise
 
-from tests.processes import await_ends
+from tests.processes import FAULT_S, await_ends
 
 pytestmark = pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
 
@@ -92,9 +91,9 @@ def test_it_gives_up_and_says_so_by_its_exit_code():
             until("worker", number)
             ask(number, b"die")
     """
-    ran = subprocess.run(supervised(life, "max_deaths=4"), capture_output=True, text=True, check=False)
+    ran = subprocess.run(supervised(life, "max_deaths=4, window_s=3600.0"), capture_output=True, text=True, check=False)
     assert ran.returncode == 71
-    assert "4 processes have died within 10 s: the server gives up" in ran.stderr
+    assert "4 processes have died within 3600 s: the server gives up" in ran.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -119,7 +118,7 @@ def test_a_signal_reaches_the_front_once_and_ends_all(number: int):
     process.send_signal(number)
     assert process.wait() == 41
     process.stdout.close()
-    assert not [child for child in children if child.is_running()]
+    assert not await_ends(children, timeout_s=FAULT_S)
 
 
 def test_nobody_outlives_a_supervisor_that_is_killed():
@@ -154,7 +153,9 @@ def test_a_front_that_is_killed_is_started_anew_with_new_workers():
     assert process.stdout.readline() == "up 1\n"
     (front,) = [child for child in psutil.Process(process.pid).children() if child.name() == "mlsys-front"]
     os.kill(front.pid, signal.SIGKILL)
-    assert process.stdout.readline() in ("up 3\n", "up 4\n", "up 5\n")  # workers may be replaced before its end shows
+    said, number = process.stdout.readline().split()
+    assert said == "up"
+    assert int(number) >= 3  # workers may be replaced before its end shows
     assert process.wait() == 5
     process.stdout.close()
 
@@ -163,14 +164,13 @@ def test_a_process_with_threads_does_not_fork():
     script = """
         import threading, time
         from mlsys_core.serving.processes import Child
-        threading.Thread(target=time.sleep, args=(30,), name="sleeper", daemon=True).start()
+        threading.Thread(target=time.sleep, args=(3600,), name="sleeper", daemon=True).start()
         Child("x", lambda: 0)
     """
-    started = time.monotonic()
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=FAULT_S, check=False)
     assert "only a process with a single thread may fork" in ran.stderr
     assert "sleeper" in ran.stderr
-    assert time.monotonic() - started < 25
 
 
 def test_a_signal_that_comes_while_the_front_is_forked_ends_it():
@@ -188,5 +188,5 @@ def test_a_signal_that_comes_while_the_front_is_forked_ends_it():
     def life(link, until, ask, say):
         signal.pause()
     """
-    done = subprocess.run(supervised(life), timeout=60, check=False)
+    done = subprocess.run(supervised(life), timeout=FAULT_S, check=False)
     assert done.returncode == 128 + signal.SIGTERM
