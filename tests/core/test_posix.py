@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import socket
 import subprocess
@@ -140,3 +142,22 @@ def test_events_and_memory_pass_between_processes() -> None:
         assert posix.is_local(theirs)
         for fd in (memory, counter, flag, *fds):
             os.close(fd)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says")
+def test_private_memory_is_no_files_and_nobody_elses(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    with path.open("r+b") as file:
+        kinds = [
+            mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS),
+            mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS),
+            mmap.mmap(file.fileno(), mmap.PAGESIZE, flags=mmap.MAP_PRIVATE),
+        ]
+    ranges = posix.private_memory()
+    assert ranges == sorted(ranges)
+    found = []
+    for memory in kinds:
+        first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        found.append(any(begin <= first < first + mmap.PAGESIZE <= end for begin, end in ranges))
+    assert found == [True, False, False]

@@ -46,6 +46,24 @@ def is_loaded(library: str) -> bool:
     return any(library in line for line in _lines("/proc/self/maps"))
 
 
+def private_memory() -> list[tuple[int, int]]:
+    """Return the ranges of this process's addresses that are no file's and that it shares with no other, in order.
+
+    Neighbours are joined; there are none where the system does not say. Stacks are left out.
+    """
+    found: list[tuple[int, int]] = []
+    for line in _lines("/proc/self/maps"):
+        addresses, mode, _, _, inode, *name = line.split(maxsplit=5)
+        if mode[3] != "p" or inode != "0" or (name and name[0] != "[heap]" and not name[0].startswith("[anon:")):
+            continue
+        begin, end = (int(address, 16) for address in addresses.split("-"))
+        if found and found[-1][1] == begin:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((begin, end))
+    return found
+
+
 def num_memory_kills() -> int:
     """Return how many processes of this control group the system has killed for their memory; 0 if it does not say."""
     lines = _lines("/sys/fs/cgroup/memory.events")
