@@ -85,12 +85,14 @@ def memory(name: str) -> str:
 
 def weights(name: str) -> str:
     """Return the milliseconds of a call by the way changed weights are noticed, and each way's share of it."""
+    found = load(name)["rows"]
+    kinds = [kind for kind in ("versions", "pages", "samples", "bytes") if f"least_{kind}_ms" in found[0]]
     rows = []
-    for row in load(name)["rows"]:
-        ms = {kind: row[f"least_{kind}_ms"] for kind in ("versions", "samples", "bytes")}
-        over = (f"{100 * (ms[kind] / ms['versions'] - 1):.0f} %" for kind in ("samples", "bytes"))
+    for row in found:
+        ms = {kind: row[f"least_{kind}_ms"] for kind in kinds}
+        over = (f"{100 * (ms[kind] / ms['versions'] - 1):.0f} %" for kind in kinds[1:])
         rows.append([row["net"].rpartition(":")[2], *(number(value) for value in ms.values()), *over])
-    return table(["net", "versions", "samples", "bytes", "samples, more", "bytes, more"], rows)
+    return table(["net", *kinds, *(f"{kind}, more" for kind in kinds[1:])], rows)
 
 
 def gpu(name: str) -> str:

@@ -217,10 +217,11 @@ class PreparedCalls:
                 self._by_signature.popitem(last=False)
             shapes = ", ".join(str(captured.program.values[value]) for value in captured.program.inputs)
             _LOG.info(
-                "prepared %s: %d operators, %.2f s; %d of at most %d schedules kept%s",
+                "prepared %s: %d operators, %.2f s; %s; %d of at most %d schedules kept%s",
                 shapes or "a call without tensors",
                 len(prepared.program.operators),
                 time.perf_counter() - begin,
+                prepared.watch,
                 len(self._by_signature),
                 self._options.max_schedules,
                 ", the one unused for longest was dropped" if dropped else "",

@@ -171,6 +171,7 @@ class Nimble(nn.Module):
                 "operators": f"{len(program.operators)}, of the model's {len(last.captured.program.operators)}",
                 "executor": f"{type(last.executor).__name__} on {last.captured.device.type}",
             }
+            facts["changes are noticed by"] = str(last.watch)
             if options is not None:
                 facts["precision"] = options.precision
         return facts_html(f"Nimble({type(self.model).__name__})", facts)

@@ -11,6 +11,7 @@ from mlsys_core.errors import InvalidInputError
 BF16, BF16_PAIRS = "bf16", "bf16-pairs"
 # Of linears and convolutions (docs/nimble-cpu.md): "bf16" rounds the weights, "bf16-pairs" their inputs as well.
 PRECISIONS = ("fp32", BF16, BF16_PAIRS)
+WEIGHTS = ("pages", "bytes", "samples", "versions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Options:
     kernels: str = "triton"  # of the CUDA executor: "triton", "inductor" or "aten" (docs/nimble-cuda.md)
     rematerialises: bool = True  # training: recompute cheap values in the backward pass (min-cut)
     precision: str = "fp32"  # one of PRECISIONS
-    weights: str = "bytes"  # how a change is detected: by "bytes", "samples" or "versions" (docs/nimble.md)
+    weights: str = "pages"  # how a change is detected: one of WEIGHTS (docs/nimble.md)
     optimises: bool = True  # run the passes; without them the program has the model's operators
 
     def __post_init__(self) -> None:
@@ -40,8 +41,9 @@ class Options:
             raise InvalidInputError(
                 f"precision {BF16_PAIRS!r} is for CPUs; on a GPU use model.bfloat16(), or precision 'bf16'"
             )
-        if self.weights not in ("bytes", "samples", "versions"):
-            raise InvalidInputError(f"weights is {self.weights!r}; it may be 'bytes', 'samples' or 'versions'")
+        if self.weights not in WEIGHTS:
+            names = ", ".join(map(repr, WEIGHTS))
+            raise InvalidInputError(f"weights is {self.weights!r}; it may be one of {names}")
         if self.winograd not in (0, 2, 4):
             raise InvalidInputError(f"winograd is {self.winograd}; it may be 0, 2 or 4")
         if self.kernels not in ("triton", "inductor", "aten"):

@@ -193,6 +193,7 @@ def _print_profile(executor: NativeExecutor, net: Net) -> None:
 
 def _print(found: Explanation) -> None:
     from mlsys_core.memory.plan import format_nbytes
+    from mlsys_nimble.state.guard import refusal
     from rich.console import Console
     from rich.table import Table
 
@@ -220,4 +221,10 @@ def _print(found: Explanation) -> None:
     console.print(
         f"memory: {format_nbytes(memory.peak_nbytes)} for all intermediate results, {memory.ratio:.2f}x the lower "
         f"bound of {format_nbytes(memory.lower_bound_nbytes)}; without reuse {format_nbytes(memory.naive_nbytes)}"
+    )
+    reason = refusal()
+    console.print(
+        f"changed weights: every byte is compared at each call ({reason})"
+        if reason
+        else "changed weights: large tensors are compared when the system reports a written page, small ones always"
     )

@@ -3,9 +3,9 @@
 #include <cstdint>
 
 #include "digest.h"
+#include "pages.h"
 
 using namespace nimble;
-
 
 extern "C" uint64_t nimble_digest(const void* const* pointers, const int64_t* nbytes, int64_t count) {
     uint64_t state = count;
@@ -54,4 +54,30 @@ extern "C" int64_t nimble_first_resized(void* const* dictionaries, const int64_t
     for (int64_t number = 0; number < count; number++)
         if (PyDict_Size(dictionaries[number]) != sizes[number]) return number;
     return count;
+}
+
+// Return what watches pages of this process, or null and the error's number.
+extern "C" Pages* nimble_pages_open(int32_t* error) {
+    auto* pages = new Pages;
+    *error = pages->open();
+    if (!*error) return pages;
+    delete pages;
+    return nullptr;
+}
+
+extern "C" void nimble_pages_close(Pages* pages) { delete pages; }
+extern "C" const int32_t* nimble_pages_own(const Pages* pages) { return pages->is_own(); }
+extern "C" int32_t nimble_pages_arm(const Pages* pages, uint64_t begin, uint64_t end) { return pages->arm(begin, end); }
+extern "C" int32_t nimble_pages_disarm(const Pages* pages, uint64_t begin, uint64_t end) {
+    return pages->disarm(begin, end);
+}
+
+// Write the state of each range, and return how many are not UNWRITTEN.
+extern "C" int64_t nimble_pages_scan(const Pages* pages, const uint64_t* ranges, int64_t count, uint8_t* states) {
+    int64_t found = 0;
+    for (int64_t number = 0; number < count; number++) {
+        states[number] = pages->look(ranges[2 * number], ranges[2 * number + 1]);
+        found += states[number] != UNWRITTEN;
+    }
+    return found;
 }

@@ -12,9 +12,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from mlsys_core.errors import KernelUnavailableError
 from mlsys_core.native import Kernel
+from mlsys_nimble.state.ranges import Piece
 from torch import Tensor
 
-DIGEST = Kernel(Path(__file__).with_name("digest.cpp"), headers=(Path(__file__).with_name("digest.h"),))
+_HERE = Path(__file__).parent
+DIGEST = Kernel(_HERE / "digest.cpp", headers=(_HERE / "digest.h", _HERE / "pages.h"))
 PARTS = 64  # looks that read every byte once
 STRETCHES = 8  # of a tensor, each read in PARTS slices
 WHOLE_NBYTES = 4096  # tensors up to this size are read whole at every look
@@ -49,8 +51,8 @@ class Unchanged(Protocol):
 class Comparing(Protocol):
     """An executor whose workers compare bytes together."""
 
-    def compare(self, tensors: Sequence[Tensor]) -> Unchanged:
-        """Return what these tensors' bytes are now; the caller keeps their memory alive."""
+    def compare(self, pieces: Sequence[Piece]) -> Unchanged:
+        """Return what the bytes of some memory are now; the caller keeps it alive."""
         ...
 
 
@@ -60,6 +62,7 @@ class Digest:
     Args:
         tensors: Tensors on the CPU. The bytes from a tensor's first to its last element are read. The caller keeps the
             memory alive.
+        pieces: Addresses and bytes of further memory, as :func:`pieces_of` returns them.
 
     Example:
         >>> import torch
@@ -71,8 +74,8 @@ class Digest:
         False
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._pieces = pieces_of(tensors)
+    def __init__(self, tensors: Sequence[Tensor] = (), *, pieces: Sequence[Piece] = ()) -> None:
+        self._pieces = [*pieces_of(tensors), *pieces]
         self._pointers, self._nbytes = address_arrays(self._pieces)
         self._native = load_digest()
         self._found = self.read()
@@ -159,19 +162,19 @@ def _slices(pointer: int, nbytes: int, part: int) -> Iterable[tuple[int, int]]:
         yield pointer + begin + min(part * size, length - size), size
 
 
-def _crc32(pieces: Iterable[tuple[int, int]]) -> int:
+def _crc32(pieces: Iterable[Piece]) -> int:
     state = 0
     for pointer, nbytes in pieces:
         state = zlib.crc32((c_char * nbytes).from_address(pointer), state)
     return state
 
 
-def pieces_of(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+def pieces_of(tensors: Iterable[Tensor]) -> list[Piece]:
     """Return the address and bytes of each tensor's memory, each once."""
     return sorted({(tensor.data_ptr(), _nbytes(tensor)) for tensor in tensors if tensor.numel()})
 
 
-def address_arrays(pieces: Sequence[tuple[int, int]]) -> tuple[Any, Any]:
+def address_arrays(pieces: Sequence[Piece]) -> tuple[Any, Any]:
     """Return C arrays of the pieces' addresses and bytes."""
     size = max(len(pieces), 1)
     pointers = (c_void_p * size)(*(pointer for pointer, _ in pieces))

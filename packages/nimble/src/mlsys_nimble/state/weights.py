@@ -3,14 +3,15 @@
 Kernels read packed copies of weights, and passes fold several into one. A write through torch raises a tensor's
 version; one through ``.data``, NumPy or another process changes only the bytes. So each replay first checks that
 modules hold the same tensors, submodules and numbers, that tensors have the same addresses and versions, and that the
-bytes that the schedule copied, or a part of them, another each time, are the same (ADR 15 and 42 give the cost).
+bytes that the schedule copied are the same: all of them (ADR 15), those on pages that the system reports as written
+(ADR 58), or a part of them, another each time (ADR 42).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from ctypes import PyDLL, c_int64, c_void_p
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from threading import Lock
 from typing import Any
@@ -18,6 +19,9 @@ from typing import Any
 import torch
 from mlsys_nimble.ir.program import Program, ValueId
 from mlsys_nimble.state.digest import Comparing, Digest, Samples, Unchanged, load_digest
+from mlsys_nimble.state.guard import page_book, refusal
+from mlsys_nimble.state.ranges import Piece
+from mlsys_nimble.state.watched import Watched
 from torch import nn
 
 _WATCHED = (torch.Tensor, nn.Module, bool, int, float, complex, str, type(None))
@@ -35,8 +39,9 @@ class Watch:
         model: Model whose parameters, buffers, submodules and plain attributes must stay the same objects.
         constants: Tensors that the schedule took from the model. Their addresses must stay the same.
         copied: Tensors that the schedule copied. Their content must stay the same.
-        weights: The option of that name: ``"bytes"`` compares every byte, ``"samples"`` versions and a part of the
-            bytes, ``"versions"`` versions alone. Tensors on other devices are compared by versions.
+        weights: The option of that name: ``"bytes"`` compares every byte, ``"pages"`` those that may have been
+            written, ``"samples"`` versions and a part of the bytes, ``"versions"`` versions alone. Tensors on other
+            devices are compared by versions.
         executor: What replays the schedule; if it is :class:`~mlsys_nimble.state.digest.Comparing`, its workers
             compare bytes together.
     """
@@ -47,25 +52,39 @@ class Watch:
         constants: Iterable[torch.Tensor],
         copied: Iterable[torch.Tensor],
         *,
-        weights: str = "bytes",
+        weights: str = "pages",
         executor: Any = None,
     ) -> None:
+        self._asks_system = weights == "pages"
         self._attributes = Attributes(model)
         self._tensors = list({id(tensor): tensor for tensor in constants}.values())
         self._addresses = list(map(_ADDRESS, self._tensors))
         copied = list({id(tensor): tensor for tensor in copied}.values())
         on_host = [tensor for tensor in copied if tensor.device.type == "cpu"] if weights != "versions" else []
-        whole = [tensor for tensor in on_host if weights == "bytes" or tensor.is_inference()]
+        whole = [tensor for tensor in on_host if weights in ("pages", "bytes") or tensor.is_inference()]
         seen = {id(tensor) for tensor in whole}
-        self._whole: Unchanged = executor.compare(whole) if isinstance(executor, Comparing) and whole else Digest(whole)
+        compare = partial(_compare, executor)
+        self._watched = Watched(whole, compare, page_book() if weights == "pages" and whole else None)
         self._samples = Samples([tensor for tensor in on_host if id(tensor) not in seen])
         self._versioned = [tensor for tensor in copied if id(tensor) not in seen and not tensor.is_inference()]
         self._versions = list(map(_VERSION, self._versioned))
 
     @property
     def nbytes(self) -> int:
-        """Return the number of bytes that each check reads."""
-        return self._whole.nbytes + self._samples.nbytes
+        """Return the number of bytes that each check reads, at least."""
+        return self._watched.nbytes + self._samples.nbytes
+
+    @property
+    def is_calm(self) -> bool:
+        """Return whether the next check reads no page that the system guards, if nobody writes before."""
+        return self._watched.is_calm or not self._watched.guarded_nbytes
+
+    def __str__(self) -> str:
+        guarded = self._watched.guarded_nbytes
+        if guarded:
+            return f"{_mib(guarded)} MiB of weights guarded by the system, {_mib(self.nbytes)} compared"
+        reason = refusal() if self._asks_system else ""
+        return f"{_mib(self.nbytes)} MiB of weights compared{f' ({reason})' if reason else ''}"
 
     def has_changed(self, *, looks_at_all: bool = False, turn: Lock | None = None) -> bool:
         """Return whether the model has changed since the schedule was made.
@@ -81,15 +100,24 @@ class Watch:
         if list(map(_VERSION, self._versioned)) != self._versions:
             return True
         is_same = self._samples.look_at_all() if looks_at_all else self._samples.look()
-        return not is_same or not self._is_whole(turn)
+        return not is_same or not _is_same(self._watched.whole if looks_at_all else self._watched, turn)
 
-    def _is_whole(self, turn: Lock | None) -> bool:
-        if turn is None or not turn.acquire(blocking=False):
-            return self._whole.is_same(has_team=False)
-        try:
-            return self._whole.is_same(has_team=True)
-        finally:
-            turn.release()
+
+def _is_same(bytes_: Unchanged, turn: Lock | None) -> bool:
+    if turn is None or not turn.acquire(blocking=False):
+        return bytes_.is_same(has_team=False)
+    try:
+        return bytes_.is_same(has_team=True)
+    finally:
+        turn.release()
+
+
+def _compare(executor: Any, pieces: Sequence[Piece]) -> Unchanged:
+    return executor.compare(pieces) if isinstance(executor, Comparing) and pieces else Digest(pieces=pieces)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.3g}"
 
 
 class Attributes:

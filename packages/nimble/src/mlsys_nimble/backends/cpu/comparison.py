@@ -1,4 +1,4 @@
-"""Comparison of tensors' bytes with what they were, by all workers of a team."""
+"""Comparison of memory's bytes with what they were, by all workers of a team."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from collections.abc import Sequence
 from mlsys_nimble.backends.cpu.library import Kernel, load
 from mlsys_nimble.backends.cpu.replay import ReplayPlan, Team
 from mlsys_nimble.planning.planner import Assignment, Piece
-from mlsys_nimble.state.digest import address_arrays, pieces_of
-from torch import Tensor
+from mlsys_nimble.state.digest import address_arrays
+from mlsys_nimble.state.ranges import Piece as Memory
 
 _NBYTES_PER_S = 10e9  # that a thread reads: what one claim takes follows from it
 _WORTH_NBYTES = 256 * 1024  # from which on a second worker is woken
 
 
 class Comparison:
-    """Record of tensors' bytes, which a team of workers compares with what they are.
+    """Record of memory's bytes, which a team of workers compares with what they are.
 
     Args:
-        tensors: As for :class:`~mlsys_nimble.state.digest.Digest`.
+        pieces: Addresses and bytes; the caller keeps the memory alive.
         team: Workers that read them.
         num_workers: Their number.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], team: Team, num_workers: int) -> None:
-        pieces = pieces_of(tensors)
+    def __init__(self, pieces: Sequence[Memory], team: Team, num_workers: int) -> None:
         self.nbytes = sum(nbytes for _, nbytes in pieces)
         self._has_changed = ctypes.c_int32(0)
         addresses, sizes = address_arrays(pieces)

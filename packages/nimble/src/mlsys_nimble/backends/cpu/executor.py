@@ -186,9 +186,9 @@ class NativeExecutor:
             for value in program.outputs
         ]
 
-    def compare(self, tensors: Sequence[Tensor]) -> Comparison:
+    def compare(self, pieces: Sequence[tuple[int, int]]) -> Comparison:
         """See :class:`mlsys_nimble.state.digest.Comparing`."""
-        return Comparison(tensors, self._team, self.num_threads)
+        return Comparison(pieces, self._team, self.num_threads)
 
     def poison(self) -> None:
         """Fill the memory of all intermediate results with NaN (integers: -1): no replay may read what another left."""
