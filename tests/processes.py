@@ -1,6 +1,6 @@
 """Waiting in tests: for a condition that another thread or process makes true, and for processes to end.
 
-No test is decided by speed: see "No test is decided by speed" in docs/contributing.
+No test is decided by speed: see docs/testing.md.
 """
 
 from __future__ import annotations

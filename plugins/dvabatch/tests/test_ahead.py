@@ -177,8 +177,8 @@ def test_tasks_complete_in_order_though_the_second_ends_first():
         if task.number:
             second_ended.set()
         else:
-            assert second_ended.wait(10)
-            assert may_end.wait(10)
+            assert second_ended.wait(600)
+            assert may_end.wait(600)
         return StageOutput(results=[task.number])
 
     executor = StageExecutor(0, run, num_ahead=1)
@@ -186,10 +186,10 @@ def test_tasks_complete_in_order_though_the_second_ends_first():
     try:
         for task in tasks:
             executor.submit(task)
-        assert second_ended.wait(10)
+        assert second_ended.wait(600)
         assert executor.wait(0.0) is None
         may_end.set()
-        assert [executor.wait(10)[1].results for _ in tasks] == [[0], [1]]  # type: ignore[index, union-attr]
+        assert [executor.wait(600)[1].results for _ in tasks] == [[0], [1]]  # type: ignore[index, union-attr]
     finally:
         executor.close()
 

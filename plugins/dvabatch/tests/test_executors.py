@@ -192,7 +192,7 @@ def test_streams_wait_for_the_events_of_their_pairs():
         (first, task(3, 0, pair=0)),
     ):
         executor.submit(given)
-        batch, output = executor.wait(10)
+        batch, output = executor.wait(600)
         assert batch is given
         assert isinstance(output, StageOutput)
     first.close()

@@ -30,7 +30,7 @@ def test_busy_processes_end_with_their_company():
 
 
 def test_callers_call_at_the_same_time():
-    inside, together = threading.Barrier(3, timeout=30), list[int]()
+    inside, together = threading.Barrier(3, timeout=600), list[int]()
 
     def call() -> None:
         together.append(inside.wait())

@@ -91,6 +91,6 @@ with leaving_on_sigterm():
     assert running.stdout is not None
     child = int(running.stdout.readline())
     running.terminate()
-    running.communicate(timeout=60)
+    running.communicate(timeout=600)
     assert running.returncode == 128 + signal.SIGTERM
     assert not Path(f"/proc/{child}").exists()

@@ -154,7 +154,7 @@ def test_ctrl_c_disconnects_from_the_server(server):
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
 
     def start_timer(state):
-        if state.num_sent == 3 and state.num_done == 0:
+        if state.num_sent == 3 and state.num_done == 0 and timer.ident is None:
             timer.start()
 
     target = HttpTarget.openai(server.url, model="stall")

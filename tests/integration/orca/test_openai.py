@@ -7,14 +7,16 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import httpx
 import openai
 import pytest
+
+from tests.processes import reserved_port
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("smollm2")]
 MODEL = "smollm2-135m-instruct"
@@ -208,18 +210,17 @@ def test_a_client_that_leaves_frees_its_request(url, metric, wait_until_idle):
 def test_a_client_that_leaves_a_whole_answer_frees_its_request(url, wait_until_idle):
     body = {"model": MODEL, "messages": QUESTION, "max_tokens": 400}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{url}/v1/chat/completions", json=body, timeout=httpx.Timeout(30, read=0.5))
+        httpx.post(f"{url}/v1/chat/completions", json=body, timeout=httpx.Timeout(None, read=0.1))
     wait_until_idle()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as port:
+        yield port
 
 
-def test_serve_command_needs_its_key_and_drains_on_sigterm():
-    port = free_port()
+def test_serve_command_needs_its_key_and_drains_on_sigterm(port: int):
     command = [sys.executable, "-m", "mlsys_core", "orca", "serve", MODEL, "--port", str(port)]
     env = {**os.environ, "MLSYS_ORCA_API_KEY": "secret-key"}
     process = subprocess.Popen(

@@ -19,6 +19,8 @@ from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
 
+from tests.processes import until
+
 SAMPLED = {"max_tokens": 12, "temperature": 0.8, "seed": 7}
 
 
@@ -131,7 +133,8 @@ def test_bad_input_is_refused_before_anything_runs(llm: LLM, ask: Callable[[LLM]
     assert llm._service.engine.stats.num_new_tokens == 0
 
 
-def ask_forever(llm: LLM) -> None:
+def ask_forever(llm: LLM, before: Callable[[], None]) -> None:
+    before()
     while True:
         llm.generate(["hello"] * 40, max_tokens=80, ignore_eos=True)
 
@@ -139,12 +142,12 @@ def ask_forever(llm: LLM) -> None:
 def test_what_is_interrupted_leaves_the_engine(llm: LLM, request: pytest.FixtureRequest) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    timer = threading.Timer(0.3, _thread.interrupt_main)
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        ask_forever(llm)
-    timer.join()
     engine = llm._service.engine
+    until(lambda: not engine.num_unfinished)
+    interrupter = threading.Thread(target=lambda: (until(lambda: engine.num_unfinished), _thread.interrupt_main()))
+    with pytest.raises(KeyboardInterrupt):
+        ask_forever(llm, interrupter.start)
+    interrupter.join()
     assert llm.generate("hello", max_tokens=4).text == llm.generate("hello", max_tokens=4).text
     while engine.num_unfinished:
         llm.generate("x", max_tokens=1)

@@ -181,24 +181,25 @@ def test_a_full_queue_is_a_429_with_retry_after(serve) -> None:
 
 
 class held:  # noqa: N801 - reads as a word in a with statement
-    """While it is open, each iteration of the engine takes 50 ms more."""
+    """While it is open, each iteration of the engine takes so long more that an answer takes twenty seconds."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine, self.seconds = engine, 0.25
 
-    def __enter__(self) -> None:
-        runner = self._engine.core.runner
+    def __enter__(self) -> held:
+        held, runner = self, self._engine.core.runner
         self._run, model = runner.model, runner.model
 
         class Slow:
             def __call__(self, *args: Any) -> Any:
-                time.sleep(0.05)
+                time.sleep(held.seconds)
                 return model(*args)
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(model, name)
 
         runner.model = Slow()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._engine.core.runner.model = self._run
@@ -213,7 +214,7 @@ def test_a_deadline_ends_a_request_with_504_and_frees_it(serve) -> None:
 
 
 def test_a_prompt_that_is_too_long_is_refused_with_both_numbers_and_disturbs_nobody(serve) -> None:
-    with serve() as (url, engine), held(engine):
+    with serve() as (url, engine), held(engine) as slow:
         answers: list[httpx.Response] = []
         asking = threading.Thread(target=lambda: answers.append(completion(url, max_tokens=40)))
         asking.start()
@@ -222,6 +223,7 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers_and_disturbs_nob
         assert long.status_code == 400
         assert "context is 96 tokens; the prompt has 200" in long.json()["error"]["message"]
         assert long.json()["error"]["code"] == "context_length_exceeded"
+        slow.seconds = 0.0
         asking.join()
         assert answers[0].json()["usage"]["completion_tokens"] == 40
 

@@ -118,8 +118,8 @@ def test_killed_workers_lose_nothing_and_each_answer_is_told_once():
             for x, found in future.result():
                 assert found["x"] == [2 * value for value in x]
                 assert found["text"] == ["abab"]
-        metrics = server.client.get("/metrics").text
-        assert f'nv_inference_request_success{{model="first",version="1"}} {num_clients * num_each}.0' in metrics
+        line = f'nv_inference_request_success{{model="first",version="1"}} {num_clients * num_each}.0'
+        until(lambda: line in server.client.get("/metrics").text)
 
 
 def test_a_crash_ends_one_model_and_fails_the_request_that_caused_it():

@@ -105,12 +105,12 @@ def test_bytes_that_are_no_message_are_refused_and_counted(call: Client, app: Fa
         return registry.get_sample_value("mlsys_grpc_requests_total", labels) or 0.0
 
     unary = call.channel.unary_unary(f"/{SERVICE}/ModelInfer")
-    code, details = refusal(lambda: unary(content, timeout=30))
+    code, details = refusal(lambda: unary(content, timeout=600))
     assert (code, counted("ModelInfer")) == ("INVALID_ARGUMENT", 1)
     assert f"{len(content)} bytes are no ModelInferRequest" in details
     stream = call.channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
     good = add_request([1.0]).SerializeToString()
-    answers = stream(iter([good, content, good]), timeout=30)
+    answers = stream(iter([good, content, good]), timeout=600)
     assert m.ModelStreamInferResponse.FromString(next(answers)).infer_response.model_name == "add"
     assert refusal(lambda: next(answers))[0] == "INVALID_ARGUMENT"
     assert counted("ModelStreamInfer") == 1
@@ -299,7 +299,7 @@ def test_the_limits_of_the_app_hold(serve: Any, make_app: Any) -> None:
 def test_a_drain_waits_for_calls_and_takes_no_others(make_app: Any, reference: ModuleType) -> None:
     model = reference.Add()
     model.is_held = True
-    app = make_app([model], app={"grpc": GrpcConfig()}, drain_timeout_s=60)
+    app = make_app([model], app={"grpc": GrpcConfig()}, drain_timeout_s=600)
     server = BackgroundServer(app).start()
     call = Client(app)
     answers: list[Any] = []

@@ -11,14 +11,17 @@ from mlsys_core.serving import LoopClosedError, ServeRequest, ServingLoop, Threa
 from mlsys_core.serving.baselines import ZeroBatch
 from mlsys_core.serving.oip import DeadlineExceededError, LoopClient
 
+from tests.processes import FAULT_S, eventually
+
 
 class Gate:
     """Runs batches once it is open; a payload that is an exception is its request's result."""
 
     def __init__(self) -> None:
-        self.is_open = threading.Event()
+        self.is_open, self.is_reached = threading.Event(), threading.Event()
 
     def __call__(self, batch: Any) -> Sequence[Any]:
+        self.is_reached.set()
         self.is_open.wait()
         return [request.payload for request in batch.requests]
 
@@ -48,7 +51,7 @@ async def test_failures_expiry_and_a_stopped_loop() -> None:
     loop, client = make(gate)
     with loop.start():
         failing = submit(client, loop, "a", InvalidInputError("bad row"))
-        await asyncio.sleep(0.01)
+        await eventually(gate.is_reached.is_set)
         late = submit(client, loop, "b", 1, deadline_s=WallClock().now() + 0.01)
         twin = submit(client, loop, "a", 2)
         with pytest.raises(InvalidInputError, match="in use"):
@@ -68,7 +71,7 @@ async def test_cancelling_the_coroutine_cancels_the_request() -> None:
     loop, client = make(gate)
     with loop.start():
         running = submit(client, loop, "a", 1)
-        await asyncio.sleep(0.01)
+        await eventually(gate.is_reached.is_set)
         waiting = submit(client, loop, "b", 2)
         await asyncio.sleep(0.01)
         waiting.cancel()
@@ -76,7 +79,7 @@ async def test_cancelling_the_coroutine_cancels_the_request() -> None:
             await waiting
         gate.is_open.set()
         assert await running == 1
-        assert loop.drain(10)
+        assert loop.drain(FAULT_S)
 
 
 async def test_a_loop_that_stops_ends_its_waiters() -> None:
@@ -84,13 +87,12 @@ async def test_a_loop_that_stops_ends_its_waiters() -> None:
     loop, client = make(gate)
     loop.start()
     running = submit(client, loop, "a", 1)
-    await asyncio.sleep(0.01)
+    await eventually(gate.is_reached.is_set)
     waiting = submit(client, loop, "b", 2)
     await asyncio.sleep(0.01)
     stopping = asyncio.create_task(asyncio.to_thread(loop.stop))
-    await asyncio.sleep(0.01)
-    gate.is_open.set()
     with pytest.raises(ServingError, match="left the serving loop as cancelled"):
         await waiting
+    gate.is_open.set()
     await stopping
     await asyncio.gather(running, return_exceptions=True)

@@ -35,7 +35,7 @@ def call(channel: Any, name: str, request: Any = None, metadata: tuple[tuple[str
         request_serializer=lambda message: message.SerializeToString(),
         response_deserializer=getattr(m, f"{name}Response").FromString,
     )
-    return method(request, metadata=metadata, timeout=30)
+    return method(request, metadata=metadata, timeout=600)
 
 
 @asynccontextmanager
@@ -187,7 +187,7 @@ def test_a_call_without_a_message_is_refused(make_app: Any) -> None:
         address = grpc_address_of(app)
         target = f"{address.host}:{address.port}"
         with grpc.insecure_channel(target) as channel, pytest.raises(grpc.RpcError) as caught:
-            channel.stream_unary(f"/{SERVICE}/ServerMetadata")(iter(()), timeout=60)
+            channel.stream_unary(f"/{SERVICE}/ServerMetadata")(iter(()), timeout=600)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

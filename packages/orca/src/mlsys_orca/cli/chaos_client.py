@@ -132,11 +132,12 @@ def running_server(model: str, num_threads: int, replicas: int = 1) -> Iterator[
     Raises:
         ServingError: it did not start; the message is the server's own.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlsys_core", "orca", "serve", model, "--name", "model", "--port", str(port)]
-    with tempfile.TemporaryFile("w+") as log:
+    # Bound, and nobody listens: no other program is given the port before the server takes it.
+    with socket.socket() as kept, tempfile.TemporaryFile("w+") as log:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        port = kept.getsockname()[1]
+        command = [sys.executable, "-m", "mlsys_core", "orca", "serve", model, "--name", "model", "--port", str(port)]
         process = subprocess.Popen([*command, "--threads", str(num_threads), "--replicas", str(replicas)], stderr=log)
         url = f"http://127.0.0.1:{port}"
         try:
