@@ -61,7 +61,7 @@ def test_an_engine_answers_each_with_its_own(policy: type[Policy], mode: Mode):
     with Engine(model, COSTS, policy(mode=mode), listener=collector, num_threads=1) as engine:
         for number in range(40):
             engine.loop.submit(ServeRequest(str(number), torch.tensor(float(number))), str(number))
-        assert engine.loop.drain(20)
+        assert engine.loop.drain(600)
     assert {name: float(f.result) for name, f in collector.finished.items()} == {str(n): n + 3 for n in range(40)}
     if mode == "literal":
         assert model.threads == {stage: {f"stage-{stage}"} for stage in range(3)}
@@ -77,7 +77,7 @@ def test_one_poisoned_request_fails_alone():
         for number in range(9):
             value = -5.0 if number == 4 else float("inf") if number == 6 else float(number)
             engine.loop.submit(ServeRequest(str(number), torch.tensor(value)), str(number))
-        assert engine.loop.drain(20)
+        assert engine.loop.drain(600)
     failed = {name: str(f.error) for name, f in collector.finished.items() if f.reason is FinishReason.FAILED}
     assert failed.keys() == {"4", "6"}
     assert failed["4"] == "a negative value"
@@ -98,7 +98,7 @@ def test_early_exits_and_skips_of_a_real_run():
     with Engine(Adds(), COSTS, EarlyExitPolicy(), listener=collector, num_threads=1) as engine:
         for name, value in {"plain": 1.0, "skips": 60.0, "leaves": 200.0}.items():
             engine.loop.submit(ServeRequest(name, torch.tensor(value)), name)
-        assert engine.loop.drain(20)
+        assert engine.loop.drain(600)
     results = {name: float(finished.result) for name, finished in collector.finished.items()}
     assert results == {"plain": 4.0, "skips": 62.0, "leaves": 201.0}
 
@@ -220,5 +220,5 @@ def test_the_stream_executors_serve_on_the_cpu_device():
     with Engine(Adds(), COSTS, LoadPolicy(), listener=collector, device=get_device("cpu")) as engine:
         for number in range(20):
             engine.loop.submit(ServeRequest(str(number), torch.tensor(float(number))), str(number))
-        assert engine.loop.drain(20)
+        assert engine.loop.drain(600)
     assert {name: float(f.result) for name, f in collector.finished.items()} == {str(n): n + 3 for n in range(20)}

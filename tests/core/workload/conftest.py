@@ -51,6 +51,7 @@ class BadServer:
         self.headers: list[dict[str, str]] = []
         self.client_ports: list[int] = []
         self.num_abandoned = 0  # streams whose client left before the end
+        self.num_finished = 0
         # IPPROTO_TCP: only where it sees that does asyncio switch off Nagle's algorithm, worth 40 ms a request.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(("127.0.0.1", 0))
@@ -100,6 +101,7 @@ class BadServer:
                 is_finished = True
             finally:
                 self.num_abandoned += not is_finished
+                self.num_finished += is_finished
 
         async def answer(request: fastapi.Request, is_chat: bool) -> Any:
             body = await request.json()

@@ -4,13 +4,14 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 from mlsys_core.cli.workload import app
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.workload import load_result, read_trace
 from typer.testing import CliRunner
+
+from tests.processes import until
 
 
 def invoke(*args):
@@ -165,9 +166,9 @@ def test_ctrl_c_saves_the_partial_result(tmp_path, server):
         [sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        waiting = threading.Event()
-        while len(server.bodies) < 3 and process.poll() is None:
-            waiting.wait(0.01)
+        until(lambda: server.num_finished >= 2 or process.poll() is not None)
+        num_seen = len(server.bodies)  # when more come, the command has read the two
+        until(lambda: len(server.bodies) > num_seen + 2 or process.poll() is not None)
         os.kill(process.pid, signal.SIGINT)
         _, errors = process.communicate()
     finally:

@@ -84,7 +84,7 @@ def test_grpc_and_streaming(served):
         client.async_stream_infer("seq2seq", [tensor(grpcclient, WORDS)], enable_empty_final_response=True)
         words: list[int] = []
         while True:
-            part = parts.get(timeout=30)
+            part = parts.get(timeout=600)
             assert not isinstance(part, Exception), part
             if part.get_response().parameters["triton_final_response"].bool_param:
                 break

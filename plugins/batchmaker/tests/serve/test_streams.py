@@ -91,7 +91,7 @@ def test_frames_of_a_grpc_stream_are_answered_in_order(served: Any) -> None:
                 sequence_start=number == 0,
                 sequence_end=number == len(voices[0]) - 1,
             )
-        found = [parts.get(timeout=60) for _ in voices[0]]
+        found = [parts.get(timeout=600) for _ in voices[0]]
         client.stop_stream()
     assert [each.get_response().id for each in found] == [str(number) for number in range(len(found))]
     np.testing.assert_array_equal(np.concatenate([each.as_numpy("speech") for each in found]), alone[0])

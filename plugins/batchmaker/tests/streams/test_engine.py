@@ -66,7 +66,7 @@ def converse(engine: StreamEngine, inputs: Sequence[np.ndarray]) -> list[np.ndar
         for number, frames in enumerate(inputs):
             if step < len(frames):
                 engine.push(number, frames[step], is_last=step == len(frames) - 1, token=number)
-    assert done.wait(60)
+    assert done.wait(600)
     for number in range(len(inputs)):
         assert [each.frame.number for each in found[number]] == [*range(len(inputs[number]))]
     return [np.stack([each.value for each in found[number]]) for number in range(len(inputs))]
@@ -130,7 +130,7 @@ def test_an_error_ends_its_own_stream_alone() -> None:
         engine.push("bad", np.full(2, np.inf, dtype=np.float32))
         engine.push("good", np.ones(2, dtype=np.float32))
         engine.push("good", np.ones(2, dtype=np.float32), is_last=True)
-        assert told.wait(30)
+        assert told.wait(600)
         by_name = {name: [each for each in answers if each.frame.stream.stream_id == name] for name in ("bad", "good")}
         assert "not finite" in str(by_name["bad"][0].error)
         assert [float(each.value[0]) for each in by_name["good"] if each.value is not None] == [1.0, 2.0]

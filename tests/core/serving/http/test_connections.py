@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -92,19 +92,25 @@ def test_a_connection_that_sends_nothing_is_closed_without_a_word(serve_with: An
 
 
 def test_headers_that_trickle_in_do_not_hold_a_connection(serve_with: Any, dial: Any) -> None:
-    with dial(serve_with(header_timeout_s=SOON_S)) as sock:
-        sock.sendall(GET)
-        assert drip_until_closed(sock, forever(b"x: y\r\n")).startswith(b"HTTP/1.1 408 ")
+    server, answer = serve_with(header_timeout_s=SOON_S), b""
+    while not answer:  # closed without a word: this thread was held up before its first byte
+        with dial(server) as sock, suppress(ConnectionError):
+            sock.sendall(GET)
+            answer = drip_until_closed(sock, forever(b"x: y\r\n"))
+    assert answer.startswith(b"HTTP/1.1 408 ")
 
 
 def test_blank_lines_do_not_hold_a_connection(serve_with: Any, dial: Any) -> None:
     server = serve_with(header_timeout_s=SOON_S)
     with dial(server) as sock:
         drip_until_closed(sock, forever(b"\r\n"))
-    with dial(server) as sock:  # the same after a request
-        sock.sendall(GET + b"\r\n")
-        assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
-        drip_until_closed(sock, forever(b"\r\n"))
+    answer = b""
+    while not answer:  # the same after a request, which was in time
+        with dial(server) as sock, suppress(ConnectionError):
+            sock.sendall(GET + b"\r\n")
+            answer = sock.recv(65536)
+            drip_until_closed(sock, forever(b"\r\n"))
+    assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +178,7 @@ def test_a_second_request_that_stalls_does_not_cost_the_first_its_answer(make_ap
         assert may_end.wait(600)
         return {"answer": "whole"}
 
-    limits = ConnectionLimits(header_timeout_s=SOON_S)
+    limits = ConnectionLimits(header_timeout_s=3 * SOON_S)
     server = serve(make_app(router, connections=limits))
     with dial(server) as sock, dial(server) as stalled:
         sock.sendall(b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\nGET /slow HT")
@@ -215,7 +221,8 @@ def test_all_of_many_stalled_connections_are_closed_and_others_are_served(serve_
         for number, sock in enumerate(stalled):
             sock.settimeout(600)
             if number % 3:
-                sock.sendall(GET)
+                with suppress(ConnectionError):  # three hundred may take longer than the first has
+                    sock.sendall(GET)
         assert httpx.get(f"{server.url}/health/live").status_code == 200
         for sock in stalled:
             until_closed(sock)
