@@ -166,11 +166,20 @@ def test_a_sliced_model_answers_as_the_whole(small: tuple[TestClient, Small]):
     assert answer.json()["outputs"][0]["data"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_an_answer_that_is_not_finite_is_an_error(small: tuple[TestClient, Small]):
-    client, _ = small
-    answer = client.post("/v2/models/small/infer", json={"inputs": [tensor("x", "FP32", [[0.0, 1.0, 1.0, 1.0]])]})
-    assert answer.status_code >= 500
-    assert "not finite" in answer.text
+def test_an_answer_that_is_not_finite_is_sent_as_bytes_and_refused_as_json(small: tuple[TestClient, Small]):
+    client, module = small
+    rows = [[0.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
+    asked = {"inputs": [tensor("x", "FP32", rows)]}
+    answer = client.post("/v2/models/small/infer", json=asked)
+    assert answer.status_code == 400
+    assert "holds NaN or infinity, which JSON cannot: ask for it with 'binary_data': true" in answer.text
+    answer = client.post("/v2/models/small/infer", json=asked | {"parameters": {"binary_data_output": True}})
+    assert answer.status_code == 200
+    got = np.frombuffer(answer.content[int(answer.headers["Inference-Header-Content-Length"]) :], np.float32)
+    with torch.inference_mode():
+        expected = module(torch.tensor(rows)).flatten().numpy()
+    assert not np.isfinite(got).all()
+    assert np.allclose(got, expected, equal_nan=True, atol=1e-5)
     good = client.post("/v2/models/small/infer", json={"inputs": [tensor("x", "FP32", [[1.0, 1.0, 1.0, 1.0]])]})
     assert good.status_code == 200
 

@@ -76,12 +76,11 @@ def many_clients(tally: Tally, *, requests: int, at_once: int = 12) -> None:
                     return number, error
 
         for number, answer in threads.map(ask, range(requests)):
-            at_fault = number % 9 == 0
-            if isinstance(answer, Exception):
-                verdict = "refused" if at_fault and "not finite" in str(answer) else "wrong"
+            if isinstance(answer, Exception):  # clients ask for bytes, which hold NaN and infinity too
+                verdict = "wrong"
             else:
-                close = np.allclose(answer, expected[number], rtol=1e-3, atol=1e-4)
-                verdict = "equal" if close and not at_fault else "wrong"
+                close = np.allclose(answer, expected[number], rtol=1e-3, atol=1e-4, equal_nan=True)
+                verdict = "equal" if close else "wrong"
             tally[verdict] += 1
             if verdict == "wrong":
                 tally.bad.append(f"client {number}: {answer!r} for {expected[number]!r}")

@@ -77,12 +77,17 @@ def _fault(request: tuple[Tensor, ...], answer: Any, case: Case) -> str | None:
     if len(got) != len(expected):
         return f"{len(got)} arrays for {len(expected)}"
     for own, other in zip(got, expected, strict=True):
-        allowed = RELATIVE * max(1e-3, float(np.abs(other).max(initial=0))) if other.dtype.kind == "f" else 0
+        allowed = RELATIVE * max(1e-3, _largest(other)) if other.dtype.kind == "f" else 0
         if own.shape != other.shape or not np.allclose(own, other, rtol=0, atol=allowed, equal_nan=True):
             return (
                 f"by {float(np.abs(np.asarray(own, float) - other).max()):.3g}" if own.shape == other.shape else "shape"
             )
     return None
+
+
+def _largest(values: Any) -> float:
+    """Return the largest magnitude of the finite values."""
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0))
 
 
 def by_stages(case: Case) -> list[Any]:

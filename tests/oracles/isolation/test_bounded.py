@@ -38,7 +38,7 @@ def test_modules_of_torch(name: str):
 
 
 def test_clients_of_triton():
-    """60 requests at once over REST and gRPC: every ninth gets its error, the others get their own answers."""
+    """60 requests at once over REST and gRPC: each gets its own answer, every ninth one that is not finite."""
     pytest.importorskip("tritonclient.grpc")
     pytest.importorskip("tritonclient.http")
     from tests.oracles.isolation.clients import many_clients
@@ -46,7 +46,7 @@ def test_clients_of_triton():
     tally = Tally()
     many_clients(tally, requests=60)
     assert not tally.bad
-    assert (tally["equal"], tally["refused"]) == (53, 7)
+    assert tally["equal"] == 60
 
 
 def test_the_judge_sees_mixing(monkeypatch: pytest.MonkeyPatch):

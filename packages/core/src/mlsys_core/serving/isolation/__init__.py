@@ -2,7 +2,7 @@
 
 from mlsys_core.serving.isolation.check import batch_sizes, require_isolated
 from mlsys_core.serving.isolation.compare import rounding
-from mlsys_core.serving.isolation.halves import NOT_FINITE, blamed, check_finite, is_finite, run_in_halves
+from mlsys_core.serving.isolation.halves import NOT_FINITE, blamed, is_finite, run_in_halves
 from mlsys_core.serving.isolation.requests import Draw, Kind, draw_like
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "Kind",
     "batch_sizes",
     "blamed",
-    "check_finite",
     "draw_like",
     "is_finite",
     "require_isolated",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 
-from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.errors import InvalidInputError
 
 Part = TypeVar("Part")
 # What torch says, in words of its own, of values outside a table or of a division by 0.
@@ -71,15 +71,6 @@ def blamed(error: Exception) -> Exception:
     refusal = InvalidInputError(f"the model does not take these values: {text}")
     refusal.__cause__ = error
     return refusal
-
-
-def check_finite(answers: Sequence[Any]) -> list[Any]:
-    """Return ``answers`` with a :class:`ServingError` in place of each that is not finite: one request's fault.
-
-    Args:
-        answers: Of each request an array, or a tuple or mapping of arrays; other things are left as they are.
-    """
-    return [answer if is_finite(answer) else ServingError(NOT_FINITE) for answer in answers]
 
 
 def is_finite(answer: Any) -> bool:

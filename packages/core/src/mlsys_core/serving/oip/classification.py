@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from mlsys_core.errors import InvalidInputError
@@ -31,8 +33,13 @@ def classified(array: Array, spec: TensorSpec, num_classes: int, *, has_batch: b
     """
     if spec.datatype in (DataType.BYTES, DataType.BOOL):
         raise InvalidInputError(f"output {spec.name!r} is {spec.datatype.value} and cannot be classified")
-    rows = array.reshape(array.shape[0] if has_batch else 1, -1)
-    order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :num_classes]
+    num_rows = array.shape[0] if has_batch else 1
+    rows = array.reshape(num_rows, math.prod(array.shape) // max(num_rows, 1))
+    if spec.datatype.is_floating:
+        order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")  # NaN comes last
+    else:  # not all have a negative, or a double of their own: sorted from the last to the first
+        order = rows.shape[1] - 1 - np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1]
+    order = order[:, :num_classes]
     classes = np.empty(order.shape, np.object_)
     for row, indices in enumerate(order.tolist()):
         for rank, index in enumerate(indices):
