@@ -17,7 +17,7 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.serving import ServeRequest
 from mlsys_dvabatch.stages.activations import Packed, Padded
 from mlsys_dvabatch.stages.models.vision import VGG19, LinkNet, ResNet152, UNet
-from mlsys_dvabatch.stages.slicing.onnx_file import _inline_copies
+from mlsys_dvabatch.stages.slicing.onnx_file import _answers, _compare, _inline_copies
 from mlsys_dvabatch.stages.slicing.partition import diversity_cuts, even_cuts
 from mlsys_dvabatch.stages.slicing.program import load_program, program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel, slice_evenly
@@ -226,6 +226,27 @@ def test_an_onnx_file_is_cut(tmp_path: Path):
     (tmp_path / "damaged.onnx").write_bytes(b"no model")
     with pytest.raises(InvalidInputError, match="cannot be converted"):
         load_program(tmp_path / "damaged.onnx", (torch.randn(1, 3, 32, 32),))
+
+
+@pytest.mark.parametrize("has_runtime", [True, False])
+def test_a_converted_model_that_answers_otherwise_than_onnx_is_refused(
+    has_runtime: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    onnx = pytest.importorskip("onnx")
+    if not has_runtime:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    helper, number = onnx.helper, onnx.TensorProto.FLOAT
+    x, y = (helper.make_tensor_value_info(name, number, [4, 3]) for name in "xy")  # exported for batches of 4
+    graph = helper.make_graph([helper.make_node("LeakyRelu", ["x"], ["y"], alpha=0.3)], "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    example = (torch.tensor([[-1.0, 0.5, 2.0]]),)
+    expected = _answers(model, example)
+    _compare(tmp_path, nn.LeakyReLU(0.3), example, expected)
+    for wrong, fault in ((nn.LeakyReLU(0.2), "up to 0.1"), (nn.Flatten(0), r"shape \[3\]")):
+        with pytest.raises(InvalidInputError, match=f"into another model: .*{fault}"):
+            _compare(tmp_path, wrong, example, expected)
+    with pytest.raises(InvalidInputError, match="takes 1 inputs"):
+        _answers(model, example * 2)
 
 
 def test_equal_weights_are_used_themselves(tmp_path: Path):

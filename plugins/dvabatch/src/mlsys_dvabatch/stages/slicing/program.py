@@ -205,7 +205,7 @@ def load_program(
         if example is None:
             raise InvalidInputError(f"{path}: give {_A_SHAPE}; ONNX files keep none")
         try:
-            return program_of(load_onnx(path), example, device=device)
+            return program_of(load_onnx(path, example), example, device=device)
         except (InvalidInputError, MissingDependencyError):
             raise
         except Exception as error:
