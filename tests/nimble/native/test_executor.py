@@ -12,6 +12,7 @@ from mlsys_nimble.backends.cpu.executor import NativeExecutor
 from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.ir.operators import Aten, Concat, Convolution, Copy, Input, Kind, Linear, Permute, Reshape, Slice
 from mlsys_nimble.ir.program import Operator, Program, ValueType, check_program
+from mlsys_nimble.state.digest import pieces_of
 from torch import Tensor
 
 ONE = ((1, 1), ((0, 0), (0, 0)), (1, 1), 1)  # a 1x1 convolution
@@ -239,7 +240,7 @@ def test_bytes_are_compared_by_all_workers(sizes: tuple[int, ...], num_threads: 
     tensors = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
     for number, tensor in enumerate(tensors):
         for place in {0, len(tensor) // 2, len(tensor) - 1}:
-            found = executor.compare(tensors)
+            found = executor.compare(pieces_of(tensors))
             assert found.nbytes == sum(sizes)
             assert all(found.is_same(has_team=has_team) for has_team in (True, False) for _ in range(3))
             tensor[place] = 1

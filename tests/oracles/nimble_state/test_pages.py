@@ -8,6 +8,8 @@ import mmap
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,8 @@ from mlsys_nimble.state.guard import SystemGuard
 from mlsys_nimble.state.pages import SETTLE_S, PageBook
 from mlsys_nimble.state.watched import Watched
 from torch import Tensor, nn
+
+from tests.processes import FAULT_S
 
 PAGE = mmap.PAGESIZE
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -253,30 +257,42 @@ def test_writes_of_a_child_change_nothing_and_the_parents_are_seen_while_it_live
         os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize("way", ["os.fork", "fork of the C library"])
-def test_a_child_compares_until_it_has_its_own_guard(way: str, clock: Clock, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(guard.time, "monotonic", clock)
-    process = guard.ProcessPages()
-    monkeypatch.setattr(guard, "_process", lambda: process)
-    tensor = private(64 * PAGE)
-    watcher = Watcher([tensor], guard.page_book())
-    watcher.rest(clock)
-    child = os.fork() if way == "os.fork" else LIBC.fork()
-    if not child:
-        found = 1
-        try:
-            before = watcher.num_whole
-            assert watcher.is_same()
-            assert watcher.num_whole == before + 1
-            watcher.rest(clock)
-            tensor.numpy()[9 * PAGE] ^= 1
-            assert not watcher.is_same()
-            found = 0
-        finally:
-            os._exit(found)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert watcher.watched.is_calm
-    assert watcher.is_same()
+def check_child(fork: Callable[[], int]) -> None:
+    """Look in a child, which compares until it has its own guard, and then in its parent."""
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(guard.time, "monotonic", clock)
+        process = guard.ProcessPages()
+        monkeypatch.setattr(guard, "_process", lambda: process)
+        tensor = private(64 * PAGE)
+        watcher = Watcher([tensor], guard.page_book())
+        watcher.rest(clock)
+        child = fork()
+        if not child:
+            found = 1
+            try:
+                before = watcher.num_whole
+                assert watcher.is_same()
+                assert watcher.num_whole == before + 1
+                watcher.rest(clock)
+                tensor.numpy()[9 * PAGE] ^= 1
+                assert not watcher.is_same()
+                found = 0
+            finally:
+                os._exit(found)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert watcher.watched.is_calm
+        assert watcher.is_same()
+
+
+def test_a_child_compares_until_it_has_its_own_guard():
+    check_child(os.fork)
+
+
+def test_a_child_of_the_c_library_does_so_too():
+    """In a process of one Python thread: in the child of others nobody would give the interpreter's lock back."""
+    code = f"import ctypes; from {__name__} import check_child; check_child(ctypes.PyDLL(None).fork)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=FAULT_S, cwd=Path(__file__).parents[3])
 
 
 def test_writes_beside_looks_are_seen(book: PageBook):

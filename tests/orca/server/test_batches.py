@@ -220,7 +220,7 @@ def test_uploads_may_be_larger_than_bodies_and_lines_may_not(start: Start):
 
 
 def test_a_batch_is_cancelled_and_what_was_answered_stays(start: Start):
-    lines = [line(f"l{index}", max_tokens=60, ignore_eos=True) for index in range(200)]
+    lines = [line(f"l{index}", max_tokens=60, ignore_eos=True) for index in range(3000)]  # some ten seconds
     with start() as client:
         name = begin(client, lines)
         while not (counts := client.batches.retrieve(name).request_counts) or not counts.completed:
@@ -336,7 +336,7 @@ def test_clients_do_not_wait_for_batches(start: Start):
 def test_what_is_old_is_forgotten(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mlsys_orca.api.batches.runner._SWEEP_S", 0.0)
     monkeypatch.setattr("mlsys_orca.api.batches.runner._REST_S", 0.05)
-    with start(keep_s=1) as client:
+    with start(keep_s=5) as client:
         begin(client, [line("a")])
         while client.batches.list().data or client.files.list().data:
             time.sleep(0.05)
