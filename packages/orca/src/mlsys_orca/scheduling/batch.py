@@ -180,7 +180,7 @@ class IterationBatch:
 
     @property
     def work(self) -> float:
-        """What it costs, for a deadline: its tokens, each once more for every 4,096 tokens that it attends to."""
+        """Cost in tokens: each counts once, and once more for every 4,096 tokens that it attends to."""
         return self.num_tokens + sum(self.positions) / _KEYS_AS_A_TOKEN
 
     @property
