@@ -6,7 +6,7 @@
 - calls that Linux or POSIX alone has (fork, pidfd, memfd, eventfd, affinity, /proc, ...) stand in ``mlsys_core.posix``;
 - there is no top-level ``mlsys`` package or distribution (the name is taken on the package index);
 - no lock file carries an address;
-- no Python file is over 500 lines;
+- no Python file is over 500 lines, and no file over a megabyte;
 - the commands README.md shows exist: ``mlsys`` commands, ``make`` targets, and files below the repository.
 """
 
@@ -24,6 +24,7 @@ import networkx as nx
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 500
+MAX_BYTES = 1_000_000
 SUBSYSTEMS = ("mlsys_nimble", "mlsys_orca", "mlsys_windtunnel", "mlsys_batchmaker", "mlsys_dvabatch")
 BENCHMARKS = "mlsys_bench"  # measures all of them, and is installed for development only
 SOURCES = r"(packages/\w+|plugins/\w+|benchmarks)/src/(mlsys_\w+)/"
@@ -182,10 +183,12 @@ def check_locks(root: Path, files: list[Path]) -> Iterator[str]:
 
 
 def check_length(root: Path, files: list[Path]) -> Iterator[str]:
-    """Yield files that are too long."""
+    """Yield files that are too long or too large."""
     for file in files:
         if file.suffix == ".py" and (length := len(file.read_text().splitlines())) > MAX_LINES:
             yield f"{file.relative_to(root)}: {length} lines, over {MAX_LINES}: make it two rooms"
+        if (size := file.stat().st_size) > MAX_BYTES:
+            yield f"{file.relative_to(root)}: {size} bytes, over {MAX_BYTES}: every clone would carry it for good"
 
 
 def readme_commands(text: str) -> Iterator[str]:

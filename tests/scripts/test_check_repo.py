@@ -76,6 +76,11 @@ def test_each_breach_is_found(tree: Path, name: str, text: str, says: str):
     assert [breach for breach in found if says in breach], found
 
 
+def test_a_file_of_more_than_a_megabyte_is_found(tree: Path):
+    write(tree, "left.data", "0" * 1_000_001)
+    assert any("left.data: 1000001 bytes" in breach for breach in check_repo.breaches(tree))
+
+
 def test_circles_of_files_and_imports_that_point_upward_are_found(tree: Path):
     folder = "packages/orca/src/mlsys_orca"
     write(tree, "packages/orca/README.md", "## Rooms\n\n```text\na  above\nb  below\n```\n")
