@@ -94,6 +94,33 @@ def test_faults_are_the_clients_or_the_servers():
         Service(Words().eval(), example=torch.zeros(1, 3, dtype=torch.int64))([1.5, 2, 3])
 
 
+class Reciprocal(nn.Module):
+    """Gives infinity for 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 / x
+
+
+def test_numbers_that_json_has_not_are_refused_and_named():
+    shaped: dict[str, Any] = {
+        "sum": lambda y: {"sum": y.sum()},
+        "log": lambda y: {"said": "NaN", "log": torch.tensor(y - 1).log()},
+    }
+    for name, postprocess in shaped.items():
+        service = Service(Reciprocal().eval(), example=torch.ones(1, 2), postprocess=postprocess, num_threads=1)
+        with service.background() as server:
+            got = {x: httpx.post(f"{server.url}/predict", json=[0.5, x], timeout=60) for x in (0, 1, 0.25)}
+        assert got[0.25].status_code == 200
+        assert (got[0].status_code, got[0].json()) == (
+            400,
+            {"error": "the model's answer to this request is not finite (NaN or infinity); check its input"},
+        )
+        assert got[1].status_code == (200 if name == "sum" else 400)
+        if name == "log":
+            assert "a number of the answer is not finite" in got[1].json()["error"]
+            assert got[0.25].json()["said"] == "NaN"
+
+
 class Words(nn.Module):
     """Two heads, the first behind half of the work."""
 

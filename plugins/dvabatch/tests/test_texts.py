@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from .texts import serving, write_folder
+from .texts import WORDS, serving, write_folder
 
 LINES = ["The cat sat on the mat.", "A dog ran home", "sun", "red moon : blue sun is the home"]
 PROMPTS = {"config_sentence_transformers.json": {"prompts": {"query": "query : ", "plain": ""}}}
@@ -225,6 +226,31 @@ def test_classifiers_predict(moods: tuple[str, Any, Path]):
     oip = post(url, "/v2/models/moods/infer", {"inputs": texts}).json()
     assert oip["outputs"][0]["name"] == "logits"
     close(oip["outputs"][0]["data"], logits(model, folder, *pairs[1]))
+
+
+@pytest.mark.parametrize("num_labels", [0, 1])
+def test_vectors_and_scores_that_are_not_finite_are_refused(tmp_path: Path, num_labels: int):
+    model = write_folder(tmp_path / "net", num_labels=num_labels)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[WORDS.index("moon")] = torch.nan
+    model.save_pretrained(tmp_path / "net")
+    bodies: dict[str, Any] = {
+        "/v1/rerank": {"model": "net", "query": "the cat", "documents": ["sun", "moon"]},
+        "/rerank": {"query": "the cat", "texts": ["sun", "moon"]},
+    }
+    if num_labels:
+        bodies["/predict"] = {"inputs": [["sun"], ["moon"]]}
+    else:
+        bodies["/v1/embeddings"] = {"model": "net", "input": ["sun", "moon"]}
+        bodies["/embed"] = {"inputs": ["sun", "moon"]}
+        bodies["/similarity"] = {"inputs": {"source_sentence": "sun", "sentences": ["moon"]}}
+    with serving(tmp_path / "net") as url:
+        for path, body in bodies.items():
+            refused = post(url, path, body)
+            assert refused.status_code == 400, path
+            assert "not finite (NaN or infinity); check its input" in refused.text, path
+            plain = json.loads(json.dumps(body).replace("moon", "cat"))
+            assert post(url, path, plain).status_code == 200, path
 
 
 def test_several_encoders_are_named_by_requests(tmp_path: Path):

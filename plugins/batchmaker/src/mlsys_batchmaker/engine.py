@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
+from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.report import facts_html
 from mlsys_core.serving import (
     Finished,
@@ -22,7 +22,7 @@ from mlsys_core.serving import (
     ServingLoop,
     WallClock,
 )
-from mlsys_core.serving.isolation import NOT_FINITE, is_finite
+from mlsys_core.serving.isolation import NotFiniteError, is_finite
 from mlsys_core.serving.protocols import Executor
 from mlsys_core.serving.score import BatchSource
 from mlsys_core.serving.tracing import EngineTrace, EngineTraces
@@ -204,7 +204,7 @@ class Engine:
             try:
                 outputs = self.model.architecture.finish(request, finished.result.values)
                 if not is_finite(dict(outputs)):
-                    raise ServingError(NOT_FINITE)
+                    raise NotFiniteError
             except Exception as error:  # noqa: BLE001 - a request boundary: its answer cannot be made, others go on
                 future.set_exception(error)
             else:

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from fastapi import FastAPI
 from mlsys_core.config import settings
-from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import ServeRequest
 from mlsys_core.serving.http.predict import PredictService, Processing, predict_router
 from mlsys_core.serving.http.threads import RequestThreads
-from mlsys_core.serving.isolation import NOT_FINITE, is_finite
+from mlsys_core.serving.isolation import NotFiniteError, is_finite
 from mlsys_core.serving.oip import ModelRepository, create_oip_app
 from torch import Tensor, nn
 
@@ -132,7 +132,7 @@ class Service(PredictService):
         async def run(row: Any) -> Any:
             (result,) = await served.run_rows([row], f"predict {next(numbers)}")
             if not is_finite(result):
-                raise ServingError(NOT_FINITE)
+                raise NotFiniteError
             return result
 
         app.include_router(

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving import Clock, WallClock
+from mlsys_core.serving.isolation import NotFiniteError
 from mlsys_core.serving.score import BatchSource
 from numpy.typing import NDArray
 
@@ -279,7 +280,7 @@ class StreamEngine:
         if error is None and values.dtype.kind == "f" and not np.isfinite(values).all():
             for row in range(len(values)):
                 if not np.isfinite(values[row]).all():
-                    failures.setdefault(row, ServingError("the answer is not finite: the stream is closed"))
+                    failures.setdefault(row, NotFiniteError("the answer", "the stream is closed"))
         by_sink: dict[Sink, list[Answered]] = {}
         if failures:
             with self._changed:

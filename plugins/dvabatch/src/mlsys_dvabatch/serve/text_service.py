@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import HttpError
 from mlsys_core.serving.http.text_bodies import Floats, check_dimensions, shortened, unit
 from mlsys_core.serving.http.threads import RequestThreads
-from mlsys_core.serving.isolation import NOT_FINITE, is_finite
+from mlsys_core.serving.isolation import NotFiniteError, is_finite
 from mlsys_core.serving.oip import ModelRepository, ModelSpec
 from mlsys_dvabatch.serve.tokens import Side, TextTokens
 from mlsys_dvabatch.stages.models.config import HeadConfig
@@ -173,7 +173,7 @@ class TextEncoder:
                 running.append(asyncio.ensure_future(run(rows, f"{self._key}/{number}")))
             found = list(itertools.chain.from_iterable(await asyncio.gather(*running)))
             if not all(map(is_finite, found)):
-                raise ServingError(NOT_FINITE)
+                raise NotFiniteError
             return found, num_tokens
         except BaseException:
             for task in running:

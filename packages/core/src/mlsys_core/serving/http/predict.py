@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,6 +21,7 @@ from mlsys_core.serving.http.json_body import parse_json
 from mlsys_core.serving.http.routing import Router
 from mlsys_core.serving.http.server import BackgroundServer, ServerAddress, serve
 from mlsys_core.serving.http.threads import RequestThreads
+from mlsys_core.serving.isolation.halves import NotFiniteError
 
 _REFUSALS = (ValueError, KeyError, TypeError)  # of preprocessing: the client's fault
 
@@ -121,10 +122,25 @@ def predict_router(
             lambda: fit(processing.made(parse_json(content) if is_json else content)), size=len(content)
         )
         result = await run(made)
-        answer = await threads.run(lambda: to_json(processing.answer(result), fallback=_plain))
+        answer = await threads.run(lambda: _written(processing.answer(result)))
         return Response(answer, media_type="application/json")
 
     return router
+
+
+def _written(answer: Any) -> bytes:
+    """Return an answer as JSON.
+
+    Raises:
+        NotFiniteError: It holds NaN or infinity, which JSON has not.
+    """
+    written = to_json(answer, fallback=_plain)
+    if b"NaN" in written or b"Infinity" in written:  # in a text, or as a number
+        try:
+            from_json(written, allow_inf_nan=False)
+        except ValueError as error:
+            raise NotFiniteError("a number of the answer") from error
+    return written
 
 
 def _plain(value: Any) -> Any:

@@ -2,13 +2,13 @@
 
 from mlsys_core.serving.isolation.check import batch_sizes, require_isolated
 from mlsys_core.serving.isolation.compare import rounding
-from mlsys_core.serving.isolation.halves import NOT_FINITE, blamed, is_finite, run_in_halves
+from mlsys_core.serving.isolation.halves import NotFiniteError, blamed, is_finite, run_in_halves
 from mlsys_core.serving.isolation.requests import Draw, Kind, draw_like
 
 __all__ = [
-    "NOT_FINITE",
     "Draw",
     "Kind",
+    "NotFiniteError",
     "batch_sizes",
     "blamed",
     "draw_like",

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mlsys_core.errors import InvalidInputError
+from mlsys_core.errors import InvalidInputError, ServingError
 
 Part = TypeVar("Part")
 # What torch says, in words of its own, of values outside a table or of a division by 0.
@@ -16,7 +16,21 @@ _OF_VALUES = re.compile(
     r"index out of range in self|out of bounds for dimension|index out of bounds|Class values must be|"
     r"Target -?\d+ is out of bounds|^ZeroDivisionError$"
 )
-NOT_FINITE = "the model's answer to this request is not finite (NaN or infinity); check its input"
+
+
+class NotFiniteError(ServingError):
+    """The model's answer to this request holds NaN or infinity, where that cannot be told: 400, as JSON's in OIP.
+
+    Example:
+        >>> str(NotFiniteError())
+        "the model's answer to this request is not finite (NaN or infinity); check its input"
+    """
+
+    http_status = 400
+    error_code = "not_finite"
+
+    def __init__(self, what: str = "the model's answer to this request", then: str = "check its input") -> None:
+        super().__init__(f"{what} is not finite (NaN or infinity); {then}")
 
 
 def run_in_halves(run: Callable[[range], Part], size: int) -> tuple[list[tuple[range, Part]], dict[int, Exception]]:
