@@ -15,6 +15,7 @@ from mlsys_nimble.passes.elementwise import fuse_elementwise
 from mlsys_nimble.passes.epilogues import fuse_epilogues
 from mlsys_nimble.passes.integers import find_integers, fuse_codes
 from mlsys_nimble.passes.messages import fuse_messages
+from mlsys_nimble.passes.points import find_points
 from mlsys_nimble.passes.separable import fuse_separables
 from mlsys_nimble.passes.subexpressions import share_subexpressions
 from mlsys_nimble.passes.views import simplify_views
@@ -25,6 +26,7 @@ PASSES: tuple[Pass, ...] = (  # in order; a pass that others give new work appea
     find_integers,
     fold_constants,
     remove_dead_code,
+    find_points,
     simplify_views,
     share_subexpressions,
     find_attention,
