@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import os
 import pickle
 from functools import lru_cache
@@ -317,3 +318,27 @@ def test_new_sizes_are_scheduled_once_for_all(monkeypatch: pytest.MonkeyPatch):
         torch.testing.assert_close(model(x), net(x).detach())
     with pytest.raises(InternalError, match="decided again"):  # which a preparation does
         Nimble(net).prepare(torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("weights", ["pages", "bytes"])
+def test_one_preparation_tells_once_which_check_of_weights_is_in_force(
+    weights: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "mlsys_nimble"), torch.no_grad():
+        nimble = Nimble(Branchless().eval()).prepare(torch.randn(3, 4), dynamic={"x": {0: (1, 9)}}, weights=weights)
+        for size in (2, 9, 3):
+            nimble(torch.randn(size, 4))
+    assert nimble._calls is not None
+    (served,) = nimble._calls.all
+    told = f"prepared x.0 of 1 to 9: {len(served.program.operators)} operators; {served.watch}"
+    assert [record.message for record in caplog.records] == [told]
+    assert "of weights" in told
+
+
+class Branchless(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()

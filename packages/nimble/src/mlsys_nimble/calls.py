@@ -66,7 +66,10 @@ class PreparedCalls:
         """Serve all calls within these ranges by one preparation, where one can."""
 
         def make(captured: Captured, ranged: Ranged) -> Prepared:
-            return self._told(Prepared(captured, self._options, self._model, ranged=ranged))
+            prepared = self._told(Prepared(captured, self._options, self._model, ranged=ranged))
+            sizes = ", ".join(f"{name} of {least} to {most}" for name, (least, most) in ranges.bounds.items())
+            _LOG.info("prepared %s: %d operators; %s", sizes, len(prepared.program.operators), prepared.watch)
+            return prepared
 
         self.ranged = RangedCalls(ranges, self._capture_at, make)
 
