@@ -270,6 +270,8 @@ VALUES: dict[str, bytes] = {
     "a fraction as INT32": one("INT32", [1.5]),
     "a whole float as INT32": one("INT32", [1.0]),
     "true as INT32": one("INT32", [True]),
+    "true among INT32": one("INT32", [1, True], [1, 2]),
+    "false among FP32": one("FP32", [0.5, False], [1, 2]),
     "a string as INT32": one("INT32", ["1"]),
     "FP16 as JSON": one("FP16", [0.5]),
     "FP64": one("FP64", [0.1]),

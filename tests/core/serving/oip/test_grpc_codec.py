@@ -150,7 +150,17 @@ def test_shared_memory_is_refused_by_the_tensors_name() -> None:
 
 
 def test_parameters_both_ways() -> None:
-    plain = {"flag": True, "off": False, "count": -(2**63), "none": 0, "rate": 0.5, "zero": 0.0, "text": "ä", "no": ""}
+    plain = {
+        "flag": True,
+        "off": False,
+        "count": -(2**63),
+        "large": 2**64 - 1,
+        "none": 0,
+        "rate": 0.5,
+        "zero": 0.0,
+        "text": "ä",
+        "no": "",
+    }
     request = m.ModelInferRequest()
     set_parameters(request.parameters, plain)
     again = parameters_of(m.ModelInferRequest.FromString(request.SerializeToString()).parameters)

@@ -98,6 +98,8 @@ def from_values(values: Any, datatype: DataType, shape: Sequence[int], *, what: 
     elif datatype is DataType.BYTES:
         array = _texts(values, what)
     else:
+        if datatype is not DataType.BOOL and _has_booleans(values):  # numpy makes 1 of true beside numbers
+            raise InvalidInputError(f"{what}: its elements are not all {datatype.value}")
         try:
             array = _natural(values, datatype)
         except ValueError as error:
@@ -219,6 +221,14 @@ def _exact(array: Array, datatype: DataType, what: str) -> Array:
     if datatype is DataType.BOOL and kind == "b":
         return array
     raise InvalidInputError(f"{what}: its elements are not all {datatype.value}")
+
+
+def _has_booleans(values: list[Any]) -> bool:
+    """Return whether there is true or false among JSON values, at any depth."""
+    kinds = set(map(type, values))
+    if bool in kinds:
+        return True
+    return list in kinds and any(_has_booleans(each) for each in values if type(each) is list)
 
 
 def _texts(values: list[Any], what: str) -> Array:

@@ -20,6 +20,7 @@ from mlsys_core.serving.oip.rest.codec import MAX_DIMENSIONS, placed_reader
 from mlsys_core.serving.oip.shared_memory import REGION, Placement, SharedRegions
 from mlsys_core.serving.oip.tensors import from_elements, from_numbers, from_raw, to_raw
 
+_MAX_INT64 = 2**63 - 1
 # The field of InferTensorContents that holds a datatype; FP16 and BF16 have none.
 _CONTENTS = {
     DataType.BOOL: "bool_contents",
@@ -158,6 +159,8 @@ def set_parameters(into: Any, parameters: Mapping[str, Parameter]) -> None:
     for name, value in parameters.items():
         if isinstance(value, bool):
             into[name].bool_param = value
+        elif isinstance(value, int) and value > _MAX_INT64:
+            into[name].uint64_param = value
         elif isinstance(value, int):
             into[name].int64_param = value
         elif isinstance(value, float):
