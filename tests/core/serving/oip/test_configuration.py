@@ -42,12 +42,23 @@ def test_text_and_json_are_one_configuration() -> None:
         ("version_policy { specific { } }", "names no version"),
         ('model_warmup [ { name: "w" } ]', "has no inputs"),
         ('model_warmup [ { inputs { key: "x" value { dims: 2 } } } ]', "zero_data or random_data"),
+        (
+            'model_warmup { inputs { key: "x" value { dims: [ 99999999, 99999999 ] zero_data: true } } }',
+            "of [99999999, 99999999]: at most",
+        ),
+        ('model_warmup { batch_size: 4096 inputs { key: "x" value { dims: 65536 random_data: true } } }', "4096 rows"),
     ],
 )
 def test_what_means_nothing_here_is_refused_by_name(text: str, message: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
         parsed(text, is_json=False, what="it")
     assert message in str(refused.value)
+
+
+def test_json_that_is_no_object_is_no_configuration() -> None:
+    for text in ("[]", "null", '"x"', " [ ]"):
+        with pytest.raises(InvalidInputError, match="it: a configuration in JSON is an object"):
+            parsed(text, is_json=True, what="it")
 
 
 def test_a_folder_of_configurations_goes_before_the_models_own(tmp_path: Path) -> None:

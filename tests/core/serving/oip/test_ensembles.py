@@ -206,6 +206,8 @@ async def test_what_does_not_fit_together_is_refused_at_load(value: Any, message
         (cascade(rule="luck"), "there is no rule 'luck'"),
         (cascade(0.0), "above 0 and at most 1"),
         (cascade(True), "is of another type"),
+        (cascade(10**400), "above 0 and at most 1, got inf"),
+        (cascade(-(10**400)), "above 0 and at most 1, got -inf"),
     ],
 )
 def test_a_file_that_declares_neither_is_refused_by_name(value: Any, message: str, tmp_path: Path) -> None:
@@ -215,6 +217,13 @@ def test_a_file_that_declares_neither_is_refused_by_name(value: Any, message: st
         read_declared(path)
     assert message in str(refused.value)
     assert str(path) in str(refused.value)
+
+
+def test_a_name_that_comes_twice_in_one_object_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_text('{"name": "e", "steps": [{"model": "m", "inputs": {"x": "a", "x": "b"}, "outputs": {"y": "z"}}]}')
+    with pytest.raises(InvalidInputError, match="'x' comes twice in one object"):
+        read_declared(path)
 
 
 async def test_an_ensemble_may_use_a_cascade_and_is_loaded_again() -> None:

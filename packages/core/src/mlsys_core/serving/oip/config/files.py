@@ -6,6 +6,7 @@ it lacks is refused by name, with what to do instead.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from mlsys_core.serving.oip.errors import UnsupportedError
 
 _MAX_NBYTES = 1 << 20
 _MAX_WARMUPS = 1000  # requests of one entry
+_MAX_WARMUP_ELEMENTS = 1 << 26  # of one input; more would take the server's memory
 _SUFFIXES = {".pbtxt": False, ".json": True}
 _SHOWN = ("version_policy", "dynamic_batching", "model_warmup", "response_cache")
 _INSTEAD = {
@@ -147,6 +149,8 @@ def parsed(text: str, *, is_json: bool, what: str) -> ModelSettings:
     message = messages().ModelConfig()
     try:
         if is_json:
+            if not text.lstrip().startswith("{"):
+                raise InvalidInputError(f"{what}: a configuration in JSON is an object")
             json_format.Parse(text, message)
         else:
             text_format.Parse(text, message)
@@ -209,6 +213,11 @@ def _warmup(entry: Any, what: str) -> Warmup:
         kind = each.WhichOneof("input_data_type")
         if kind is None or any(size < 0 for size in each.dims):
             raise InvalidInputError(f"{what}: input {name!r} of a warm-up needs dims, and zero_data or random_data")
+        if max(1, entry.batch_size) * math.prod(each.dims) > _MAX_WARMUP_ELEMENTS:
+            raise InvalidInputError(
+                f"{what}: input {name!r} of a warm-up has {entry.batch_size} rows of {list(each.dims)}: at most "
+                f"{_MAX_WARMUP_ELEMENTS} numbers"
+            )
         inputs.append(WarmupInput(name, _datatype(each), tuple(each.dims), kind == "random_data"))
     return Warmup(entry.name, entry.batch_size, tuple(inputs), entry.count or 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def read_declared(path: Path) -> Declared:
     try:
         if path.stat().st_size > _MAX_NBYTES:
             raise InvalidInputError(f"{path} is larger than {_MAX_NBYTES} bytes")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}") from error
     try:
@@ -70,9 +71,26 @@ def _level(name: str, value: Any, *, is_last: bool) -> Level:
         return Level(_fields(value, "the last level", {"model": str})["model"])
     wanted = {"model": str, "output": str, "at_least": (int, float)}
     fields = _fields(value, "a level", wanted, {"rule": str})
-    level = Level(fields["model"], fields["output"], fields.get("rule", "confidence"), float(fields["at_least"]))
+    level = Level(fields["model"], fields["output"], fields.get("rule", "confidence"), _double(fields["at_least"]))
     check_rule(name, level.rule, level.at_least)
     return level
+
+
+def _double(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf if value > 0 else -math.inf
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, none of whose names may come twice: the first of the two would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice[:100]!r} comes twice in one object")
+    return found
 
 
 def _fields(value: Any, what: str, wanted: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> Any:
