@@ -108,7 +108,7 @@ def test_squares_are_reduced(op: Literal["sum", "mean"], dims: tuple[int, ...], 
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(4, 7, 33), (2, 128, 128), (5, 1, 3), (1, 2000, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(4, 7, 33), (2, 128, 128), (5, 1, 3), (1, 2000, 2), (2, 5000, 19)], ids=str)
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("is_log", [False, True])
 def test_softmax_is_torchs(shape: tuple[int, ...], dim: int, is_log: bool, native: Any, pieces: Pieces):
@@ -117,6 +117,15 @@ def test_softmax_is_torchs(shape: tuple[int, ...], dim: int, is_log: bool, nativ
     view = View.of(x)
     pieces(rows.softmax(Softmax(dim, is_log), view, view, library=native), x)
     torch.testing.assert_close(x.double(), expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_a_softmax_over_tokens_reads_heads_where_they_lie(heads: int, native: Any, pieces: Pieces):
+    qkv = torch.randn(2, 70, 3, heads, 19) * 5  # of which keys are one part
+    x, out = qkv[:, :, 1].permute(0, 2, 1, 3), torch.zeros(2, 70, heads, 19).permute(0, 2, 1, 3)
+    x[1, 0, 5, 0] = -torch.inf
+    pieces(rows.softmax(Softmax(2), View.of(x), View.of(out), library=native), out)
+    torch.testing.assert_close(out.double(), torch.softmax(x.double(), 2), rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("size", [1, 8, 40, 64, 96, 192, 200], ids=str)

@@ -274,10 +274,21 @@ class SoftmaxKernel : public RowKernel {
     explicit SoftmaxKernel(const Rows& r) : RowKernel(r) {
         is_short = size < 2 * LANES;
         if (is_short) scratch_nbytes = size * LANES * sizeof(float);
+        // Columns: the elements of a row lie apart, and rows side by side in both, such as a softmax over tokens.
+        const int64_t side = r.x.rank ? r.x.shape[r.x.rank - 1] : 0;
+        by_columns = !is_short && !is_dense && side >= LANES && r.x.strides[r.x.rank - 1] == 1 && r.out.strides[r.out.rank - 1] == 1;
+        if (!by_columns) return;
+        width = side;
+        pieces = (side + LANES - 1) / LANES;
+        units = x_offsets.size() / side * pieces;
     }
 
     // Short rows: a vector of them at a time, a row a lane.
     void run(int64_t begin, int64_t end, void* scratch) const override {
+        if (by_columns) {
+            for (int64_t unit = begin; unit < end; unit++) columns(unit);
+            return;
+        }
         if (!is_short) return RowKernel::run(begin, end, scratch);
         float* block = (float*)scratch;  // [size][rows]
         const int64_t stop = std::min<int64_t>(x_offsets.size(), end * per_unit);
@@ -308,7 +319,30 @@ class SoftmaxKernel : public RowKernel {
     }
 
   private:
-    bool is_short;
+    bool is_short, by_columns;
+    int64_t width = 0, pieces = 0;
+
+    // A vector of rows, a row a lane, where they lie. The result may be x: each element is read before it is written.
+    void columns(int64_t unit) const {
+        const int64_t first = unit / pieces * width + unit % pieces * LANES;
+        const int some = std::min<int64_t>(LANES, width - unit % pieces * LANES);
+        const float* x = r.x.as<const float>() + x_offsets[first];
+        float* out = r.out.as<float>() + out_offsets[first];
+        const auto read = [some](const float* from) { return some == LANES ? load(from) : load_first(from, some); };
+        const auto write = [some](float* to, vf y) { some == LANES ? store(to, y) : store_first(to, y, some); };
+        vf most = splat(-INFINITY);
+        for (int64_t k = 0; k < size; k++) most = larger(read(x + x_terms[k]), most);
+        const vf total = cascade(size, [&](int64_t k) {
+            const vf y = read(x + x_terms[k]) - most, e = exp(y);
+            write(out + out_terms[k], r.is_log ? y : e);
+            return e;
+        });
+        const vf shift = log(total), scale = splat(1.0f) / total;
+        for (int64_t k = 0; k < size; k++) {
+            const vf y = read(out + out_terms[k]);
+            write(out + out_terms[k], r.is_log ? y - shift : y * scale);
+        }
+    }
 
     void compute(float* row) const override {
         std::fill(row + size, row + padded, -INFINITY);
