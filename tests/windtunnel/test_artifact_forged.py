@@ -158,3 +158,29 @@ def test_an_invalid_graph_is_refused_in_one_line(forest, tmp_path, content):
     with pytest.raises(InvalidInputError) as caught:
         load(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("kind", ["trees", "linear"])
+def test_classes_that_are_left_out_are_refused(tmp_path, kind, keep):
+    labels = np.digitize(FRAME.a, [-0.5, 0.5])
+    source = (RandomForestClassifier(2, max_depth=3) if kind == "trees" else LogisticRegression()).fit(X, labels)
+    save(translate(source), tmp_path)
+    graph = json.loads((tmp_path / GRAPH_FILE).read_text())
+    found = _cut_classes(graph, keep)
+    assert found
+    (tmp_path / GRAPH_FILE).write_text(json.dumps(graph))
+    with pytest.raises(InvalidInputError, match="classes"):
+        load(tmp_path)
+
+
+def _cut_classes(value: Any, keep: int) -> bool:
+    """Keep the first names of each list ``[0, 1, 2]`` that is called ``classes``."""
+    found = False
+    for name, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        items = each.get("items") if isinstance(each, dict) else each
+        if name == "classes" and items == [0, 1, 2]:
+            del items[keep:]
+            found = True
+        found |= _cut_classes(each, keep)
+    return found

@@ -160,7 +160,14 @@ def _ask(module: WindTunnelModule) -> None:
             for x in inputs if hasattr(module, method) else ():
                 with contextlib.suppress(InvalidInputError), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    getattr(module, method)(x)
+                    _check_width(module, method, getattr(module, method)(x))
+
+
+def _check_width(module: WindTunnelModule, method: str, answer: Any) -> None:
+    """Compare a column of each class with the classes: with fewer names, an answer would be one of those left."""
+    num_classes = len(module.predictor.classes) if module.predictor is not None else 0
+    if num_classes and method == "predict_proba" and answer.shape != (len(answer), num_classes):
+        raise ValueError(f"it has {num_classes} classes, and probabilities of shape {answer.shape}")
 
 
 def _try(module: WindTunnelModule, path: Path) -> None:
