@@ -113,11 +113,21 @@ def test_an_answer_is_complete_by_its_tokens_alone():
     assert live.finish_reason == "stop"
 
 
-def test_a_prompt_scored_again_is_told_once():
-    live = LiveRequest(0, request("a"))
-    part, rest = (ScoredPrompt("a", at, (SampledToken("a", 5, -1.0),) * 2) for at in (1, 3))
-    assert [live.take_scored(each) for each in (part, part, rest, part, rest)] == [True, False, True, False, False]
-    assert live.scored == [part, rest]
+@given(st.integers(1, 40), st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=9), min_size=1, max_size=4))
+def test_a_prompt_scored_again_in_other_pieces_is_told_once_and_whole(length: int, runs: list[list[int]]):
+    """Each run begins anew and ends anywhere, the last at the end."""
+    live, told = LiveRequest(0, request("a")), list[ScoredPrompt]()
+    tokens = tuple(SampledToken("a", at, -1.0) for at in range(1, length + 1))
+    for sizes in [*runs, [length]]:
+        start = 0
+        for size in sizes:
+            piece = tokens[start : start + size]
+            if piece and (new := live.take_scored(ScoredPrompt("a", start + 1, piece))) is not None:
+                told.append(new)
+            start += size
+    assert live.scored == told
+    assert [token for part in told for token in part.tokens] == [*tokens]
+    assert [part.position for part in told] == [part.tokens[0].token_id for part in told]
 
 
 @given(st.lists(st.tuples(st.floats(1, 512), st.floats(1e-4, 30)), min_size=3), st.floats(1, 2000))

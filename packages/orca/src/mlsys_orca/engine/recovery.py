@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
@@ -70,13 +70,17 @@ class LiveRequest:
         """Return its result, when it is complete."""
         return GenerationResult(tuple(self.tokens), reason, tuple(self.scored))
 
-    def take_scored(self, part: ScoredPrompt) -> bool:
-        """Keep log-probabilities of its prompt; return False if they are known: prompts may be computed again."""
-        known = self.scored[-1].position + len(self.scored[-1].tokens) if self.scored else 0
-        if part.position < known:
-            return False
-        self.scored.append(part)
-        return True
+    def take_scored(self, part: ScoredPrompt) -> ScoredPrompt | None:
+        """Keep log-probabilities of its prompt; return those that were not known, or None.
+
+        A prompt that is computed again may be cut into other pieces, so one may begin with what is known.
+        """
+        known = self.scored[-1].position + len(self.scored[-1].tokens) if self.scored else part.position
+        new = part.tokens[max(0, known - part.position) :]
+        if not new:
+            return None
+        self.scored.append(replace(part, position=max(known, part.position), tokens=new))
+        return self.scored[-1]
 
 
 class Ledger:

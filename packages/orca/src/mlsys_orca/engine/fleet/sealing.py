@@ -41,6 +41,6 @@ def _scored(live_of: Mapping[int, LiveRequest], report: wire.Iteration) -> Itera
     for part in report.scored:
         live = live_of.get(part.handle)
         if live is not None:
-            prompt = wire.scored(live.request.request_id, part)
-            if live.take_scored(prompt):
-                yield prompt
+            new = live.take_scored(wire.scored(live.request.request_id, part))
+            if new is not None:
+                yield new
