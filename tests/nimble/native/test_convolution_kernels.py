@@ -82,6 +82,9 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Convolution]] = {  # x,
     "cropped": ((1, 9, 12, 12), (10, 9, 3, 3), plain(padding=((-1, 2), (1, -2)))),
     "groups": ((2, 24, 8, 9), (36, 8, 3, 3), plain(padding=((1, 1), (1, 1)), groups=3)),
     "groups 1x1": ((1, 40, 6, 6), (20, 10, 1, 1), plain(groups=4)),
+    "narrow groups": ((2, 21, 8, 9), (18, 7, 3, 3), plain(padding=((1, 1), (1, 1)), groups=3)),
+    "groups of 8": ((1, 24, 8, 9), (24, 8, 3, 3), plain(padding=((1, 1), (1, 1)), groups=3)),
+    "groups of 16": ((1, 48, 8, 9), (48, 16, 3, 3), plain(padding=((1, 1), (1, 1)), groups=3)),
     "image": ((1, 3, 37, 41), (24, 3, 7, 7), plain(padding=((3, 3), (3, 3)), stride=(2, 2))),
     "image 3x3": ((2, 3, 19, 18), (16, 3, 3, 3), plain(padding=((1, 1), (0, 2)))),
     "image dilated": ((1, 4, 19, 18), (9, 4, 3, 3), plain(padding=((2, 2), (2, 2)), dilation=(2, 2))),
@@ -110,7 +113,7 @@ def test_convolutions_are_torchs(case: str, native: Any, pieces: Pieces, error: 
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("activation", [None, *get_args(Activation)])
-@pytest.mark.parametrize("case", ["1x1", "1x1 deep and wide", "3x3 deep", "image 3x3", "groups"])
+@pytest.mark.parametrize("case", ["1x1", "1x1 deep and wide", "3x3 deep", "image 3x3", "groups", "narrow groups"])
 def test_epilogues_also_in_place(
     case: str, activation: Activation | None, first: bool, native: Any, pieces: Pieces, error: Error
 ):

@@ -22,6 +22,13 @@ constexpr bool PREFETCHES = LANES == 16;
 // Few sums would wait for each other: they are kept so many times over, for features in turn, and added at the end.
 constexpr int copies_of(int sums) { return sums >= 8 ? 1 : sums >= 4 ? 2 : 4; }
 
+// Features that are multiplied at a time, row by row. Pointers to more than ROWS_IN_REGISTERS rows do not fit in the
+// general registers: each is then read from the stack once for so many features. A sum's order stays that of the features.
+constexpr int ROWS_IN_REGISTERS = 10;
+constexpr int features_of(int rows, int vecs) {
+    return rows <= ROWS_IN_REGISTERS || vecs > 1 ? 1 : LANES == 16 ? 4 : 2;  // their weights fit beside the sums
+}
+
 // A part of the sum: taps [first_tap, stop_tap), features [first_k, first_k + K) of each.
 struct Part {
     int first_tap, stop_tap;
@@ -60,26 +67,52 @@ __attribute__((noinline)) void multiply(const Part& part, const Tile& tile, cons
     for (int tap = part.first_tap; tap < part.stop_tap; tap++, weights += part.K * ldb) {
         const float* rows[MR];
         unroll<MR>([&](auto r) MLSYS_INLINE { rows[r] = tile.rows[r * tile.taps + tap] + part.first_k; });
+        const auto prefetch = [&]() MLSYS_INLINE {
+            if constexpr (PREFETCHES) __builtin_prefetch(prefetch_from, 0, 2), prefetch_from += tile.prefetch_step_nbytes;
+        };
+        constexpr int FEATURES = features_of(MR, VECS);
+        int64_t first = 0;
+        if constexpr (FEATURES > 1)
+            for (; first + FEATURES <= part.K; first += FEATURES) {
+                vf w[FEATURES];
+                unroll<FEATURES>([&](auto k) MLSYS_INLINE {
+                    w[k] = in_register(load(weights + (first + k) * ldb));
+                    prefetch();
+                });
+                unroll<MR>([&](auto r) MLSYS_INLINE {
+                    const float* row = rows[r] + first;
+                    unroll<FEATURES>([&](auto k) MLSYS_INLINE { sums[r] = fma(splat(row[k]), w[k], sums[r]); });
+                });
+            }
         micro_kernel<MR, VECS, COPIES>(
-            sums, part.K, [&](auto r, int64_t k) MLSYS_INLINE { return rows[r][k]; },
-            [&](int64_t k, auto v) MLSYS_INLINE { return load(weights + k * ldb + v * LANES); },
-            [&]() MLSYS_INLINE {
-                if constexpr (PREFETCHES) __builtin_prefetch(prefetch_from, 0, 2), prefetch_from += tile.prefetch_step_nbytes;
-            });
+            sums, part.K - first, [&](auto r, int64_t k) MLSYS_INLINE { return rows[r][first + k]; },
+            [&](int64_t k, auto v) MLSYS_INLINE { return load(weights + (first + k) * ldb + v * LANES); }, prefetch);
     }
     add_copies<COPIES>(sums);
     if (!part.is_first)  // parts are added whole: a long sum rounds less
         unroll<SUMS>([&](auto i) MLSYS_INLINE { sums[i] += load(tile.sums + i * LANES); });
 
-    if (part.is_last && epilogue.is_plain && tile.N == NR) {
+    if (part.is_last && epilogue.is_plain && tile.N > NR - LANES) {
         const vf low = splat(epilogue.low), high = splat(epilogue.high);
-        if (epilogue.has_residual)
+        const int last = tile.N - (NR - LANES);  // columns of the last vector
+        const auto finish = [&](auto&& read, auto&& write) MLSYS_INLINE {
+            if (epilogue.has_residual)
+                unroll<SUMS>([&](auto i) MLSYS_INLINE {
+                    const float* from = tile.residual + i / VECS * tile.ld_residual + i % VECS * LANES;
+                    sums[i] += i % VECS == VECS - 1 ? read(from) : load(from);
+                });
             unroll<SUMS>([&](auto i) MLSYS_INLINE {
-                sums[i] += load(tile.residual + i / VECS * tile.ld_residual + i % VECS * LANES);
+                float* to = tile.c + i / VECS * tile.ldc + i % VECS * LANES;
+                const vf y = smaller(high, larger(low, sums[i]));
+                i % VECS == VECS - 1 ? write(to, y) : store(to, y);
             });
-        unroll<SUMS>([&](auto i) MLSYS_INLINE {
-            store(tile.c + i / VECS * tile.ldc + i % VECS * LANES, smaller(high, larger(low, sums[i])));
-        });
+        };
+        if (last == LANES)
+            finish([](const float* from) { return load(from); }, [](float* to, vf y) { store(to, y); });
+        else
+            finish(
+                [&](const float* from) { return load_first(from, last); },
+                [&](float* to, vf y) { store_first(to, y, last); });
         return;
     }
     alignas(64) float kept[SUMS * LANES];
