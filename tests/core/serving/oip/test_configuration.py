@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ from mlsys_core.serving.oip.config.cache import ResponseCache, cache_key
 from mlsys_core.serving.oip.config.files import ConfigFiles, parsed
 from mlsys_core.serving.oip.config.polling import Poller
 from mlsys_core.serving.oip.datatypes import DataType
-from mlsys_core.serving.oip.shared_memory import Placement, Region
+from mlsys_core.serving.oip.shared_memory import REGION, OpenFile, Placement, Region, SharedRegions
 from mlsys_core.serving.tracing.settings import TraceSettings
 
 
@@ -152,8 +153,7 @@ async def test_models_that_are_new_changed_broken_and_gone_are_found(tmp_path: P
 def test_a_region_that_its_client_cuts_is_an_error_and_no_crash(tmp_path: Path) -> None:
     path = tmp_path / "region"
     path.write_bytes(bytes(64))
-    fd = os.open(path, os.O_RDWR)
-    place = Placement(Region("r", "k", 0, 64, fd), 32, 32)
+    place = Placement(Region("r", "k", 0, 64, OpenFile(os.open(path, os.O_RDWR))), 32, 32)
     assert place.write(b"x" * 32, "output") == 32
     assert bytes(place.read("input")) == b"x" * 32
     path.write_bytes(bytes(40))
@@ -161,7 +161,32 @@ def test_a_region_that_its_client_cuts_is_an_error_and_no_crash(tmp_path: Path) 
         place.read("input")
     with pytest.raises(InvalidInputError, match="shorter than it was registered"):
         place.write(b"x" * 32, "output")
-    os.close(fd)
+
+
+def test_an_answer_under_way_is_never_written_into_another_file(tmp_path: Path) -> None:
+    """Its region is unregistered meanwhile, and its descriptor's number is the next that the system gives."""
+    key = f"mlsys-test-{os.getpid()}-{tmp_path.name}"
+    memory = SharedMemory(key, create=True, size=64)
+    other = tmp_path / "other"
+    other.write_bytes(bytes(64))
+    try:
+        regions = SharedRegions(is_allowed=True)
+        regions.register("r", key, 0, 64)
+        place = regions.placement({REGION: "r", "shared_memory_byte_size": 64}, "output")
+        assert place is not None
+        number = place.region.file.number
+        regions.unregister("r")
+        with other.open("r+b") as file:
+            assert file.fileno() != number
+            assert place.write(b"x" * 64, "output") == 64
+        assert other.read_bytes() == bytes(64)
+        assert bytes(memory.buf[:64]) == b"x" * 64
+        del place
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)  # nothing is left open
+    finally:
+        memory.close()
+        memory.unlink()
 
 
 def test_trace_settings_change_all_or_none() -> None:

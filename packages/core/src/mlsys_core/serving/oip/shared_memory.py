@@ -25,6 +25,22 @@ REGION = "shared_memory_region"
 _OFFSET = "shared_memory_offset"
 
 
+class OpenFile:
+    """An open file, closed when nobody holds it any more.
+
+    A request under way may outlive its region's registration; were the file closed then, its number could be that of
+    another file by the time the answer is written.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """A part of a client's shared memory."""
@@ -33,7 +49,7 @@ class Region:
     key: str  # of the POSIX object
     offset: int  # bytes
     nbytes: int
-    fd: int
+    file: OpenFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +66,7 @@ class Placement:
         Raises:
             InvalidInputError: the client has cut the region.
         """
-        found = read_at(self.region.fd, self.nbytes, self.region.offset + self.offset)
+        found = read_at(self.region.file.number, self.nbytes, self.region.offset + self.offset)
         if len(found) != self.nbytes:
             raise InvalidInputError(f"{what}: shared memory {self.region.name!r} is shorter than it was registered")
         return memoryview(found)
@@ -64,9 +80,9 @@ class Placement:
         if len(raw) > self.nbytes:
             raise InvalidInputError(f"{what} has {len(raw)} bytes, and its shared memory room for {self.nbytes}")
         start = self.region.offset + self.offset
-        if os.fstat(self.region.fd).st_size < start + len(raw):
+        if os.fstat(self.region.file.number).st_size < start + len(raw):
             raise InvalidInputError(f"{what}: shared memory {self.region.name!r} is shorter than it was registered")
-        return write_at(self.region.fd, raw, start)
+        return write_at(self.region.file.number, raw, start)
 
 
 class SharedRegions:
@@ -98,18 +114,21 @@ class SharedRegions:
             raise InvalidInputError(f"{_MAX_REGIONS} regions are registered: unregister some first")
         if not (0 <= offset <= _MAX_SIZE and 0 < nbytes <= _MAX_SIZE - offset):
             raise InvalidInputError(f"a region has an offset from 0 on and a size from 1 on, got {offset} and {nbytes}")
-        fd = _opened(key)
-        if os.fstat(fd).st_size < offset + nbytes:
-            os.close(fd)
+        file = _opened(key)
+        if os.fstat(file.number).st_size < offset + nbytes:
             raise InvalidInputError(f"shared memory {key[:100]!r} is smaller than {offset} and {nbytes} bytes")
-        self._regions[name] = Region(name, key, offset, nbytes, fd)
+        self._regions[name] = Region(name, key, offset, nbytes, file)
 
     def unregister(self, name: str = "") -> None:
-        """Forget one region, or all; names that are not registered are ignored, as Triton does."""
+        """Forget one region, or all; names that are not registered are ignored, as Triton does.
+
+        Requests under way read and write it still.
+        """
         self._require_allowed()
-        for region in [self._regions.pop(name, None)] if name else self._taken():
-            if region is not None:
-                os.close(region.fd)
+        if name:
+            self._regions.pop(name, None)
+        else:
+            self._regions.clear()
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """Return one region, or all.
@@ -142,13 +161,7 @@ class SharedRegions:
 
     def close(self) -> None:
         """Forget all regions."""
-        for region in self._taken():
-            os.close(region.fd)
-
-    def _taken(self) -> list[Region]:
-        found = list(self._regions.values())
         self._regions.clear()
-        return found
 
     def _find(self, name: str) -> Region:
         if name not in self._regions:
@@ -171,15 +184,14 @@ def _whole(parameters: Mapping[str, Parameter], name: str, what: str) -> int:
     return value
 
 
-def _opened(key: str) -> int:
+def _opened(key: str) -> OpenFile:
     name = key.removeprefix("/")
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise InvalidInputError(f"{key[:100]!r} is no key of shared memory: give a name without /")
     try:
-        fd = open_shared_memory(name)
+        file = OpenFile(open_shared_memory(name))
     except OSError as error:
         raise InvalidInputError(f"shared memory {key[:100]!r} cannot be opened: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
+    if not stat.S_ISREG(os.fstat(file.number).st_mode):
         raise InvalidInputError(f"{key[:100]!r} is no shared memory")
-    return fd
+    return file
