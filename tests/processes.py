@@ -6,6 +6,7 @@ No test is decided by speed: see docs/testing.md.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import select
 import signal
@@ -111,3 +112,11 @@ def _ends(process: psutil.Process, until: float | None) -> bool:
         return bool(poll.poll(None if until is None else max(0.0, until - time.monotonic()) * 1e3))
     finally:
         os.close(handle)
+
+
+def by_age(process: psutil.Process) -> tuple[float, int]:
+    """Return a key that sorts processes by age, one that is gone last: numbers alone begin anew after the largest."""
+    try:
+        return process.create_time(), process.pid
+    except psutil.NoSuchProcess:
+        return math.inf, process.pid

@@ -18,7 +18,7 @@ from tests.installed import installed_model
 from tests.orca.conftest import tiny_metadata, write_gguf
 from tests.orca.parallel.places import write_checkpoint
 from tests.orca.survival.clients import Server, name_of
-from tests.processes import FAULT_S, abandoned, await_ends, end, until
+from tests.processes import FAULT_S, abandoned, await_ends, by_age, end, until
 from tests.warm import Warm
 
 NUM_LAYERS, HIDDEN, VOCAB = 6, 128, 260
@@ -111,4 +111,4 @@ def start(six_layers: Path) -> Iterator[Callable[..., Any]]:
 def ranks_of(holder: Any) -> list[psutil.Process]:
     """Return the ranks of all groups of a server, or of a node, by age."""
     found = psutil.Process(getattr(holder, "process", holder).pid).children(recursive=True)
-    return sorted((each for each in found if name_of(each) == "mlsys-rank"), key=lambda each: each.pid)
+    return sorted((each for each in found if name_of(each) == "mlsys-rank"), key=by_age)

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.processes import until
+from tests.processes import by_age, until
 from tests.warm import Started
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -35,7 +35,7 @@ class Server:
     def workers(self) -> list[psutil.Process]:
         """Return its workers, the one that serves first."""
         children = psutil.Process(self.process.pid).children()
-        return sorted((child for child in children if name_of(child) == "mlsys-worker"), key=lambda child: child.pid)
+        return sorted((child for child in children if name_of(child) == "mlsys-worker"), key=by_age)
 
     def kill_worker(self, chance: random.Random | None = None) -> list[int]:
         """Kill the worker that serves first, or one by chance; return its id, or nothing if none runs now."""

@@ -15,7 +15,7 @@ from typing import IO, Any
 import httpx
 import psutil
 
-from tests.processes import await_ends, end
+from tests.processes import await_ends, by_age, end
 
 MLSYS = [sys.executable, "-m", "mlsys_core", "orca"]
 
@@ -35,7 +35,7 @@ class Served:
     def processes(self, name: str) -> list[psutil.Process]:
         """Return its processes of that name, oldest first."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return sorted((child for child in children if child.name() == name), key=lambda child: child.pid)
+        return sorted((child for child in children if child.name() == name), key=by_age)
 
     def reload(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*MLSYS, "reload", self.url, *arguments], capture_output=True, text=True, check=False)

@@ -18,6 +18,7 @@ from mlsys_orca.api.resume.keeper import AnswerKeeper
 from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
 from tests.orca.survival.clients import answer, bodies
 from tests.orca.survival.commands import Served, served
+from tests.processes import by_age
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
 LONG = {"model": "tiny", "prompt": "hello", "max_tokens": 1500, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -89,7 +90,7 @@ def test_a_generation_that_retires_keeps_its_promises(server: Served, models: li
             reloaded = (await client.post(f"{server.url}/v1/reload", json={"model": models[1]})).json()
             assert reloaded["generation"] == 2
             last = asyncio.create_task(answer(client, server.url, LONG))
-            min(workers, key=lambda worker: worker.pid).kill()
+            min(workers, key=by_age).kill()
             return [*await asyncio.gather(*running), await last]
 
     found = asyncio.run(kill_while_it_drains())

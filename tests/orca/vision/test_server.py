@@ -20,7 +20,7 @@ from mlsys_orca.loading.loaded import LoadedModel
 
 from tests.orca.survival.commands import Served, served
 from tests.orca.vision.models import data_url, part, picture
-from tests.processes import await_ends
+from tests.processes import await_ends, until
 
 QUESTION = [{"type": "text", "text": "What is it?"}]
 
@@ -124,8 +124,12 @@ def test_an_answer_about_an_image_outlives_its_worker(server: Served) -> None:
     thread.join()
     assert found[0].json()["choices"] == undisturbed["choices"]
     assert found[0].json()["usage"]["prompt_tokens"] == undisturbed["usage"]["prompt_tokens"]
-    metrics = httpx.get(f"{server.url}/metrics", timeout=None).text
-    assert any(line.startswith("mlsys_orca_worker_deaths") and line.endswith(" 1.0") for line in metrics.splitlines())
+
+    def is_counted() -> bool:
+        lines = httpx.get(f"{server.url}/metrics", timeout=None).text.splitlines()
+        return any(line.startswith("mlsys_orca_worker_deaths") and line.endswith(" 1.0") for line in lines)
+
+    until(is_counted)
 
 
 def test_a_stream_about_an_image_goes_on_after_the_whole_server_has_died(

@@ -25,7 +25,7 @@ import pytest
 from mlsys_core.serving.processes import can_supervise
 
 from tests.certificates import make_certificates
-from tests.processes import await_ends, end, until
+from tests.processes import await_ends, by_age, end, until
 
 pytestmark = pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
 
@@ -113,7 +113,7 @@ class Server:
         return json.loads(self.process.stdout.readline())
 
     def generations(self) -> list[psutil.Process]:
-        return sorted(psutil.Process(self.process.pid).children(), key=lambda child: child.pid)
+        return sorted(psutil.Process(self.process.pid).children(), key=by_age)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=None, verify=False)
