@@ -14,7 +14,7 @@ PEER_TESTS := tests/windtunnel/converters/test_xgboost.py tests/windtunnel/conve
   tests/windtunnel/converters/test_imbalanced.py tests/windtunnel/test_polars.py \
   tests/windtunnel/converters/test_boosters_inputs.py tests/windtunnel/finetune/test_fine_tune.py \
   tests/integration/orca/test_clients.py tests/conformance/oip/test_kserve.py tests/conformance/oip/test_against_triton.py \
-  plugins/dvabatch/tests/test_slicing.py
+  plugins/dvabatch/tests/test_onnx.py
 AGENT_TESTS := tests/integration/orca/test_agents.py tests/integration/orca/test_langchain_standard.py
 VISION_TESTS := tests/nimble/nets/test_timm.py
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import ServeRequest
 from mlsys_dvabatch.stages.activations import Packed, Padded
 from mlsys_dvabatch.stages.models.vision import VGG19, LinkNet, ResNet152, UNet
-from mlsys_dvabatch.stages.slicing.onnx_file import _answers, _compare, _inline_copies
 from mlsys_dvabatch.stages.slicing.partition import diversity_cuts, even_cuts
 from mlsys_dvabatch.stages.slicing.program import load_program, program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel, slice_evenly
@@ -186,79 +183,6 @@ def test_bad_files_are_refused(
     with pytest.raises(InvalidInputError, match=says):
         load_program(tmp_path / name)
     assert "Traceback" not in capfd.readouterr().err
-
-
-def test_onnx_needs_a_shape_and_a_converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "a.onnx").write_bytes(b"")
-    with pytest.raises(InvalidInputError, match="shape of one request"):
-        load_program(tmp_path / "a.onnx")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match="pip install onnx2torch"):
-        load_program(tmp_path / "a.onnx", (torch.ones(1, 4),))
-
-
-def onnx_file(module: nn.Module, path: Path) -> Path:
-    export = {
-        "dynamo": False,
-        "opset_version": 17,
-        "input_names": ["x"],
-        "output_names": ["y"],
-        "dynamic_axes": {"x": {0: "n"}},
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(module, (torch.randn(2, 3, 32, 32),), str(path), **export)
-    return path
-
-
-def test_an_onnx_file_is_cut(tmp_path: Path):
-    pytest.importorskip("onnx")
-    if importlib.util.find_spec("onnx2torch") is None:
-        pytest.skip("onnx2torch is not installed")
-    torch.manual_seed(0)
-    module = UNet(4).eval()
-    program = load_program(onnx_file(module, tmp_path / "unet.onnx"), (torch.randn(1, 3, 32, 32),))
-    model = slice_evenly(program, 4)
-    image = torch.randn(3, 3, 32, 32)
-    (got,) = run_all(model, model.collate([ServeRequest(str(n), (image[n].numpy(),)) for n in range(3)], 1))
-    with torch.inference_mode():
-        torch.testing.assert_close(got, module(image), rtol=1e-4, atol=1e-4)
-    (tmp_path / "damaged.onnx").write_bytes(b"no model")
-    with pytest.raises(InvalidInputError, match="cannot be converted"):
-        load_program(tmp_path / "damaged.onnx", (torch.randn(1, 3, 32, 32),))
-
-
-@pytest.mark.parametrize("has_runtime", [True, False])
-def test_a_converted_model_that_answers_otherwise_than_onnx_is_refused(
-    has_runtime: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    onnx = pytest.importorskip("onnx")
-    if not has_runtime:
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    helper, number = onnx.helper, onnx.TensorProto.FLOAT
-    x, y = (helper.make_tensor_value_info(name, number, [4, 3]) for name in "xy")  # exported for batches of 4
-    graph = helper.make_graph([helper.make_node("LeakyRelu", ["x"], ["y"], alpha=0.3)], "g", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    example = (torch.tensor([[-1.0, 0.5, 2.0]]),)
-    expected = _answers(model, example)
-    _compare(tmp_path, nn.LeakyReLU(0.3), example, expected)
-    for wrong, fault in ((nn.LeakyReLU(0.2), "up to 0.1"), (nn.Flatten(0), r"shape \[3\]")):
-        with pytest.raises(InvalidInputError, match=f"into another model: .*{fault}"):
-            _compare(tmp_path, wrong, example, expected)
-    with pytest.raises(InvalidInputError, match="takes 1 inputs"):
-        _answers(model, example * 2)
-
-
-def test_equal_weights_are_used_themselves(tmp_path: Path):
-    """Exporters write one of several equal weights, and an Identity of it for each other: converters want weights."""
-    onnx = pytest.importorskip("onnx")
-    graph = onnx.load(str(onnx_file(UNet(4).eval(), tmp_path / "unet.onnx"))).graph
-    weights = {weight.name for weight in graph.initializer}
-    assert any(node.op_type == "Identity" and node.input[0] in weights for node in graph.node)
-    _inline_copies(graph)
-    assert not any(node.op_type == "Identity" and node.input[0] in weights for node in graph.node)
-    made = weights | {"x"} | {name for node in graph.node for name in node.output}
-    assert all(name in made for node in graph.node for name in node.input if name)
 
 
 def test_a_compiler_that_changes_answers_is_refused():

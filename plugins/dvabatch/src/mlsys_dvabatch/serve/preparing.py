@@ -20,6 +20,7 @@ from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
 from mlsys_dvabatch.scheduling.policies.registry import Diversities, choose, comp_wait_s, make_policy
 from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.naming import naming
 from mlsys_dvabatch.stages.profile import SHARERS, packed_units, profile_operators, profile_stages
 from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.stored import StoredProfile, stored_costs
@@ -84,23 +85,24 @@ def prepare(
         PluginError: no such policy or compiler.
     """
     compile_stage = compiler_of(compiler)
-    loaded = load(
-        name,
-        cache_dir,
-        num_stages=batching.num_stages,
-        shape=shape,
-        compile_stage=compile_stage,
-        slice_at=slice_at,
-        trust_code=trust_code,
-        exit_confidence=exit_confidence if batching.policy == "early-exit" else None,
-        exit_rule=exit_rule,
-        mask=mask,
-        weights=weights,
-        device=device,
-    )
-    if compiler is not None and isinstance(loaded.model, BertStages):
-        raise InvalidInputError(f"{name}: encoders run as they are; --compiler is for models that are sliced")
-    return prepare_loaded(loaded, cache_dir, batching, progress=progress)
+    with naming(name):
+        loaded = load(
+            name,
+            cache_dir,
+            num_stages=batching.num_stages,
+            shape=shape,
+            compile_stage=compile_stage,
+            slice_at=slice_at,
+            trust_code=trust_code,
+            exit_confidence=exit_confidence if batching.policy == "early-exit" else None,
+            exit_rule=exit_rule,
+            mask=mask,
+            weights=weights,
+            device=device,
+        )
+        if compiler is not None and isinstance(loaded.model, BertStages):
+            raise InvalidInputError(f"{name}: encoders run as they are; --compiler is for models that are sliced")
+        return prepare_loaded(loaded, cache_dir, batching, progress=progress)
 
 
 def prepare_loaded(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import keyword
+import logging
+import re
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -11,85 +14,104 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_dvabatch.stages.slicing.onnx_answers import require_equal
+from mlsys_dvabatch.stages.slicing.onnx_inputs import onnx_inputs
 from torch import Tensor, nn
 
-_TOLERANCE = 1e-3  # of the largest number of an output
+_log = logging.getLogger(__name__)
+_KNOWN_OPSET = 17  # the latest of which onnx2torch has nearly all operators
+_UNKNOWN = re.compile(r"domain='([\w.]*)', operation_type='(\w+)', version=(\d+)")
 
 
-def load_onnx(path: Path, example: Sequence[Tensor]) -> nn.Module:
-    """Load the model of a file, in evaluation mode, and compare it with what ONNX itself says of one request.
+def load_onnx(path: Path, shape: Sequence[int] | None = None) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Load the model of a file, in evaluation mode, and compare it with what ONNX itself says of a few requests.
 
     Args:
-        path: of the file.
-        example: inputs of one request, in the order of the file's.
+        path: Path of the file.
+        shape: Shape of one request, where the file leaves it open.
+
+    Returns:
+        The module, and the inputs of one request, ``[1, ...]`` each.
 
     Raises:
-        InvalidInputError: the converted model gives other answers than ONNX Runtime, or onnx's own evaluator if that is
-            not installed.
+        InvalidInputError: The file is damaged, has inputs or operators that cannot be converted, or the converted model
+            gives other answers than ONNX Runtime, or onnx's own evaluator if that is not installed.
         MissingDependencyError: onnx2torch is not installed.
-        Exception: the file is damaged, or holds an operator that the converter does not know.
     """
     if importlib.util.find_spec("onnx2torch") is None:
         raise MissingDependencyError(
             f"{path}: cutting ONNX files needs onnx2torch: pip install onnx2torch; a .pt2 file needs nothing"
         )
     onnx = importlib.import_module("onnx")
-    model = onnx.load(str(path))
-    expected = _answers(model, example)
-    _inline_copies(model.graph)
-    module: nn.Module = _converter().convert(model).eval()
-    _compare(path, module, example, expected)
+    try:
+        model = onnx.load(str(path))
+    except Exception as error:
+        raise InvalidInputError(f"{path} cannot be converted: it is no ONNX file: {_first_line(error)}") from error
+    inputs = onnx_inputs(path, model, shape)
+    module = _converted(path, model)
+    _name_inputs(module, inputs.names)
+    require_equal(path, model, module, inputs)
+    if inputs.batch is not None:
+        _log.warning(
+            "%s was exported for batches of %d; its rows are checked to be independent, and run in batches of any size",
+            path,
+            inputs.batch,
+        )
+    return module, inputs.example
+
+
+def _converted(path: Path, model: Any) -> nn.Module:
+    """Convert a model, as its file has it or written for an older set of operators."""
+    versions = [each.version for each in model.opset_import if each.domain in ("", "ai.onnx")]
+    try:
+        return _module(model)
+    except NotImplementedError as error:
+        unknown = error
+    if max(versions, default=0) > _KNOWN_OPSET:
+        try:
+            return _module(importlib.import_module("onnx.version_converter").convert_version(model, _KNOWN_OPSET))
+        except NotImplementedError as error:
+            unknown = error
+        except Exception:  # noqa: BLE001 - it cannot be written so: the first fault is the one to tell
+            _log.debug("%s cannot be written for opset %d", path, _KNOWN_OPSET, exc_info=True)
+    raise InvalidInputError(f"{path} cannot be converted: {_told(unknown)}") from unknown
+
+
+def _module(model: Any) -> nn.Module:
+    copied = type(model)()
+    copied.CopyFrom(model)
+    _inline_copies(copied.graph)
+    module: nn.Module = _converter().convert(copied).eval()
     return module
 
 
-def _answers(model: Any, example: Sequence[Tensor]) -> list[Any]:
-    """Return what ONNX Runtime says, or the evaluator in numpy that comes with onnx."""
-    weights = {weight.name for weight in model.graph.initializer}
-    inputs = [each for each in model.graph.input if each.name not in weights]
-    if len(inputs) != len(example):
-        raise InvalidInputError(f"the file takes {len(inputs)} inputs; of ONNX files those with {len(example)} are cut")
-    for each in [*inputs, *model.graph.output]:  # whatever batch the file was exported for
-        if each.type.tensor_type.shape.dim:
-            each.type.tensor_type.shape.dim[0].dim_param = "batch"
-    del model.graph.value_info[:]
-    given = {each.name: value.numpy() for each, value in zip(inputs, example, strict=True)}
-    if importlib.util.find_spec("onnxruntime") is not None:
-        runtime = importlib.import_module("onnxruntime")
-        options = runtime.SessionOptions()
-        options.log_severity_level = 4
-        try:
-            session = runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-            return list(session.run(None, given))
-        except Exception:  # noqa: BLE001 - an operator or a version that it does not know: the other one may
-            pass
-    return list(importlib.import_module("onnx.reference").ReferenceEvaluator(model).run(None, given))
+def _name_inputs(module: Any, names: Sequence[str]) -> None:
+    """Give a module's arguments the names of the file's inputs, as far as Python allows them."""
+    taken = {node.name for node in module.graph.nodes}
+    for node, name in zip(module.graph.find_nodes(op="placeholder"), names, strict=True):
+        identifier = re.sub(r"\W", "_", name)
+        if identifier.isidentifier() and not keyword.iskeyword(identifier) and identifier not in taken:
+            node.target = node.name = identifier
+            taken.add(identifier)
+    module.recompile()
 
 
-def _compare(path: Path, module: nn.Module, example: Sequence[Tensor], expected: Sequence[Any]) -> None:
-    with torch.inference_mode():
-        found = module(*(value.clone() for value in example))
-    arrays = [value.numpy() for value in (found if isinstance(found, tuple | list) else (found,))]
-    faults = [_fault(own, other) for own, other in zip(arrays, expected, strict=False)]
-    if len(arrays) != len(expected):
-        faults = [f"{len(arrays)} outputs for {len(expected)}"]
-    if fault := next(filter(None, faults), None):
-        raise InvalidInputError(
-            f"{path}: onnx2torch converts it into another model: {fault}. Export a .pt2 file instead"
-        )
+def _told(error: NotImplementedError) -> str:
+    found = _UNKNOWN.search(str(error))
+    if found is None:
+        return _first_line(error)
+    domain, name, version = found.groups()
+    instead = "export a .pt2 file instead"
+    if domain == "ai.onnx.ml":
+        instead = "pipelines of scikit-learn are served by mlsys windtunnel"
+    return (
+        f"onnx2torch does not know the operator {domain + '.' if domain else ''}{name} (version {version}); {instead}"
+    )
 
 
-def _fault(own: Any, other: Any) -> str | None:
-    if own.shape != other.shape or own.dtype != other.dtype:
-        return f"{own.dtype} of shape {list(own.shape)} where ONNX has {other.dtype} of shape {list(other.shape)}"
-    if own.dtype.kind != "f":
-        return None if np.array_equal(own, other) else "other numbers than ONNX's"
-    largest = float(np.abs(other[np.isfinite(other)]).max(initial=1e-3))
-    if np.allclose(own, other, rtol=0, atol=_TOLERANCE * largest, equal_nan=True):
-        return None
-    return f"numbers that differ from ONNX's by up to {float(np.nanmax(np.abs(own - other))):.3g}"
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _inline_copies(graph: Any) -> None:

@@ -16,6 +16,7 @@ import torch
 from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.pt2.program import load_program as load_exported
+from mlsys_dvabatch.stages.naming import naming
 from mlsys_dvabatch.stages.slicing.onnx_file import load_onnx
 from mlsys_dvabatch.stages.slicing.shapes import dynamic_sizes, fixed_example
 from mlsys_dvabatch.stages.slicing.sizes import Sizes
@@ -182,8 +183,8 @@ def load_program(
 
     Args:
         path: the file.
-        example: inputs of one request; None makes them of the shapes that a ``.pt2`` tells of (its first row). Of a
-            ``.pt2`` only the shape counts: all requests have it then, where the program allows several.
+        example: inputs of one request; None makes them of the shapes that the file tells of (a ``.pt2``'s first row).
+            Only their shape counts: all requests have it then, where the program allows several.
         trust_code: let ``torch.export.load`` read a ``.pt2``, which runs code that it holds.
         device: where it is to lie; None: host memory.
 
@@ -191,25 +192,25 @@ def load_program(
         InvalidInputError: the file is damaged, of another kind, or its model takes no batches.
         MissingDependencyError: an ONNX file, and onnx2torch is not installed.
     """
-    if path.suffix == ".pt2":
-        saved = load_exported(path, trust_code=trust_code)
-        args = saved.example_args
-        if args is None and example is None:
-            raise InvalidInputError(f"{path} keeps no example inputs: give {_A_SHAPE}")
-        if saved.example_kwargs or not all(isinstance(value, Tensor) and value.ndim for value in args or ()):
-            raise InvalidInputError(f"{path} takes other inputs than tensors by position; export it so")
-        sizes = None if example is not None or args is None else dynamic_sizes(saved.program, args)
-        inputs = fixed_example(path, saved.program, args, example)
-        return program_of(saved.program, inputs, device=device, sizes=sizes)
-    if path.suffix == ".onnx":
-        if example is None:
-            raise InvalidInputError(f"{path}: give {_A_SHAPE}; ONNX files keep none")
-        try:
-            return program_of(load_onnx(path, example), example, device=device)
-        except (InvalidInputError, MissingDependencyError):
-            raise
-        except Exception as error:
-            raise InvalidInputError(f"{path} cannot be converted: {_first_line(error)}") from error
+    with naming(path):
+        if path.suffix == ".pt2":
+            saved = load_exported(path, trust_code=trust_code)
+            args = saved.example_args
+            if args is None and example is None:
+                raise InvalidInputError(f"{path} keeps no example inputs: give {_A_SHAPE}")
+            if saved.example_kwargs or not all(isinstance(value, Tensor) and value.ndim for value in args or ()):
+                raise InvalidInputError(f"{path} takes other inputs than tensors by position; export it so")
+            sizes = None if example is not None or args is None else dynamic_sizes(saved.program, args)
+            inputs = fixed_example(path, saved.program, args, example)
+            return program_of(saved.program, inputs, device=device, sizes=sizes)
+        if path.suffix == ".onnx":
+            try:
+                module, inputs = load_onnx(path, None if example is None else example[0].shape[1:])
+                return program_of(module, inputs, device=device)
+            except (InvalidInputError, MissingDependencyError):
+                raise
+            except Exception as error:
+                raise InvalidInputError(f"{path} cannot be converted: {_first_line(error)}") from error
     raise InvalidInputError(f"{path}: got {path.suffix or 'no suffix'}; a .pt2 or .onnx file is needed")
 
 
