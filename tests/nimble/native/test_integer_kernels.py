@@ -45,6 +45,8 @@ CASES = {  # channels, columns, groups, kernel, stride, padding, dilation, space
     "image": (3, 32, 1, (7, 7), (2, 2), (3, 3), (1, 1), (19, 23)),
     "window": (20, 48, 1, (3, 3), (1, 1), (1, 1), (1, 1), (9, 11)),
     "strided pixels": (32, 33, 1, (1, 1), (2, 2), (0, 0), (1, 1), (7, 9)),
+    "wide": (4, 24, 1, (3, 3), (1, 1), (1, 1), (1, 1), (5, 461)),
+    "many pixels": (12, 24, 1, (1, 1), (1, 1), (0, 0), (1, 1), (21, 31)),
     "grouped": (24, 40, 4, (3, 3), (2, 1), (1, 2), (1, 1), (8, 7)),
     "dilated": (5, 17, 1, (3, 2), (1, 1), (2, 0), (2, 3), (9, 12)),
     "voxels": (6, 8, 2, (2, 3, 2), (1, 2, 1), (1, 0, 1), (1, 1, 1), (4, 5, 6)),
@@ -89,6 +91,17 @@ def test_sums_are_exact(case: str, int8: Any, pieces: Pieces):
     assert torch.equal(pieces(kernel, out).double(), expected + bias.double().reshape(shape))
 
 
+def test_features_may_lie_apart(int8: Any, pieces: Pieces):
+    torch.manual_seed(7)
+    kind, x, weight = product_of("image")
+    kind = replace(kind, x=UNIT)
+    expected = exact(kind, x, weight)
+    out = last(torch.zeros_like(expected, dtype=torch.float32))
+    scales, planes = torch.ones(weight.shape[0]), x.contiguous()
+    kernel = integers.product(kind, View.of(planes), weight, scales, None, View.of(out), library=int8)
+    assert torch.equal(pieces(kernel, out).double(), expected)
+
+
 EPILOGUES = {
     "none": (Epilogue(), None),
     "relu": (Epilogue("relu"), None),
@@ -101,7 +114,7 @@ EPILOGUES = {
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("case", ["odd linear", "window", "depthwise"])
+@pytest.mark.parametrize("case", ["odd linear", "window", "many pixels", "depthwise"])
 def test_results_in_codes_are_torchs_to_a_step(case: str, epilogue: str, int8: Any, pieces: Pieces):
     torch.manual_seed(3)
     how, residual_codes = EPILOGUES[epilogue]

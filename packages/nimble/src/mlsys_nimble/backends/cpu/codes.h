@@ -3,6 +3,7 @@
 #pragma once
 
 #include <mlsys/dot.h>
+#include <mlsys/gemm.h>
 
 #include "epilogue.h"
 
@@ -41,17 +42,89 @@ inline void store_bytes(uint8_t* to, vi codes) {
 #endif
 }
 
+typedef uint8_t vq __attribute__((vector_size(4 * LANES), may_alias));
+
+#if MLSYS_LANES == 16 && defined(__AVX512BW__) && defined(__AVX512VL__)
+constexpr bool HAS_MASKS = true;
+#else
+constexpr bool HAS_MASKS = false;
+#endif
+
+// The first `count` codes as numbers, at most a vector's (where there are no masks: all); zeros follow.
+inline vf load_codes(const uint8_t* from, int count) {
+#if MLSYS_LANES == 16 && defined(__AVX512BW__) && defined(__AVX512VL__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((__mmask16)((1u << count) - 1), from)));
+#else
+    return load_codes(from);
+#endif
+}
+
+// Store the first `count` bytes of a part of `bytes`, of PARTS equal ones.
+template <int PART, int PARTS>
+inline void store_part(uint8_t* to, vq bytes, int count) {
+    constexpr int NBYTES = 4 * LANES / PARTS;
+#if MLSYS_LANES == 16 && defined(__AVX512BW__) && defined(__AVX512VL__)
+    if constexpr (PARTS == 2) {
+        const __m256i part = _mm512_extracti64x4_epi64((__m512i)bytes, PART);
+        if (count == NBYTES) _mm256_storeu_si256((__m256i*)to, part);
+        else _mm256_mask_storeu_epi8(to, (__mmask32)((1u << count) - 1), part);
+    } else {
+        const __m128i part = _mm512_extracti32x4_epi32((__m512i)bytes, PART);
+        if (count == NBYTES) _mm_storeu_si128((__m128i*)to, part);
+        else _mm_mask_storeu_epi8(to, (__mmask16)((1u << count) - 1), part);
+    }
+#else
+    alignas(64) uint8_t kept[4 * LANES];
+    std::memcpy(kept, &bytes, sizeof kept);
+    if (count == NBYTES) std::memcpy(to, kept + PART * NBYTES, NBYTES);
+    else std::memcpy(to, kept + PART * NBYTES, count);
+#endif
+}
+
 // Floats to codes.
 struct Rounding {
     float inverse, low, high;  // codes less the zero point
-    int32_t zero_point;
+    int32_t zero_point, least;
 
     explicit Rounding(const Codes& c)
-        : inverse(c.inverse), low((float)(c.least - c.zero_point)), high((float)(c.most - c.zero_point)), zero_point(c.zero_point) {}
+        : inverse(c.inverse), low((float)(c.least - c.zero_point)), high((float)(c.most - c.zero_point)),
+          zero_point(c.zero_point), least(c.least) {}
 
     vi operator()(vf x) const {
         return nearest(smaller(splat(high), larger(splat(low), x * splat(inverse)))) + splat_int(zero_point);
     }
+
+#if (MLSYS_LANES == 16 && defined(__AVX512BW__)) || (MLSYS_LANES == 8 && defined(__AVX2__))
+    // For `pack`, which adds the zero point and brings what is too small to the least code.
+    vi in_steps(vf x) const { return nearest(smaller(splat(high), x)); }
+#if MLSYS_LANES == 16
+#define MLSYS_WIDE(name) _mm512_##name
+    typedef __m512i Wide;
+#else
+#define MLSYS_WIDE(name) _mm256_##name
+    typedef __m256i Wide;
+#endif
+    vq pack(const vi (&steps)[4]) const {
+        const Wide zero = MLSYS_WIDE(set1_epi16)((short)zero_point);
+        const Wide a = MLSYS_WIDE(adds_epi16)(MLSYS_WIDE(packs_epi32)((Wide)steps[0], (Wide)steps[1]), zero);
+        const Wide b = MLSYS_WIDE(adds_epi16)(MLSYS_WIDE(packs_epi32)((Wide)steps[2], (Wide)steps[3]), zero);
+        const Wide bytes = MLSYS_WIDE(max_epu8)(MLSYS_WIDE(packus_epi16)(a, b), MLSYS_WIDE(set1_epi8)((char)least));
+#if MLSYS_LANES == 16
+        const Wide order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        return (vq)_mm512_permutexvar_epi32(order, bytes);
+#else
+        return (vq)_mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+#endif
+    }
+#undef MLSYS_WIDE
+#else
+    vi in_steps(vf x) const { return nearest(smaller(splat(high), larger(splat(low), x))); }
+    vq pack(const vi (&steps)[4]) const {
+        vq bytes;
+        for (int i = 0; i < 4 * LANES; i++) bytes[i] = (uint8_t)(steps[i / LANES][i % LANES] + zero_point);
+        return bytes;
+    }
+#endif
 };
 
 // What is done to sums in floats before they are stored.
@@ -63,8 +136,10 @@ class Finish {
     bool has_residual() const { return epilogue.has_residual; }
     int64_t residual_size() const { return adds_codes ? 1 : 4; }
     int64_t out_size() const { return makes_codes ? 1 : 4; }
-    // Whether it is a clamp alone, which `store_plain` does.
+    // Whether a residual and a clamp are all.
     bool is_plain() const { return epilogue.is_plain; }
+    // Whether sums are in units of the result's scale already, and only clamped.
+    bool is_in_steps() const { return epilogue.is_plain && makes_codes && rounding.inverse == 1; }
 
     template <bool MAKES_CODES>
     void store_plain(char* out, vf y) const {
@@ -75,6 +150,29 @@ class Finish {
     vf residual(const char* from) const {
         if (!adds_codes) return load((const float*)from);
         return (load_codes((const uint8_t*)from) - splat((float)codes.residual_zero_point)) * splat(codes.residual_scale);
+    }
+
+    // The first `count` numbers of a residual; all where there are no masks. Call f(load) with the one for its form.
+    template <class F>
+    inline __attribute__((always_inline)) void with_residual(F&& f) const {
+        const vf zero = splat((float)codes.residual_zero_point), scale = splat(codes.residual_scale);
+        if (adds_codes) f([=](const char* from, int i, int count) MLSYS_INLINE {
+            return (load_codes((const uint8_t*)from + i, count) - zero) * scale;
+        });
+        else f([](const char* from, int i, int count) MLSYS_INLINE {
+            const float* at = (const float*)from + i;
+            return HAS_MASKS ? load_first(at, count) : load(at);
+        });
+    }
+
+    // Residual and activation of rows of N sums, `width` apart, in place: all but the last clamp.
+    void apply(float* y, int rows, int width, int N, const char* from, int64_t step) const {
+        const auto add_all = [&] {
+            for (int row = 0; row < rows; row++) add(y + row * width, N, from + row * step);
+        };
+        if (from && !epilogue.activates_first) add_all();
+        if (epilogue.activation) activate_all(y, rows * width / LANES, epilogue.activation, epilogue.slope);
+        if (from && epilogue.activates_first) add_all();
     }
 
     // A row of N sums, stored in whatever form; `y` has whole vectors and is lost.

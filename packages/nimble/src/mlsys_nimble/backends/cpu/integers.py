@@ -47,7 +47,8 @@ def product(
         packed = packing.pack_integer_depthwise(planes, lanes, words)
         kept = [packing.pack_quads(each, lanes) for each in columns]
     else:
-        packed = packing.pack_integers(weight, main.groups, lanes, words)
+        run = weight.shape[1] * (weight.shape[-1] if main.dilation[-1] == 1 else 1)  # side by side in x
+        packed = packing.pack_integers(weight, main.groups, lanes, words, run)
         kept = [packing.pack_values(each, main.groups, lanes) for each in columns]
     arguments = {
         "x": image(x),

@@ -210,20 +210,23 @@ def _words(matrix: Tensor, words: int) -> Tensor:
     return pairs.transpose(-2, -3).contiguous().reshape(-1).view(torch.int8)
 
 
-def _integers_size(weight: Tensor, groups: int, lanes: int, words: int) -> tuple[int, torch.dtype]:
-    terms = -(-prod(weight.shape[1:]) // 4) * 4
+def _integers_size(weight: Tensor, groups: int, lanes: int, words: int, run: int) -> tuple[int, torch.dtype]:
+    terms = prod(weight.shape[1:]) // run * _whole(run, 4)
     return groups * _whole(weight.shape[0] // groups, lanes) * terms * words, torch.int8
 
 
 @_packs(_integers_size)
-def pack_integers(weight: Tensor, groups: int, lanes: int, words: int) -> Tensor:
-    """Pack codes [O, C/groups, *kernel] as flat [groups][panels][K / 4][vectors][words][lanes]; panels of 2 vectors."""
+def pack_integers(weight: Tensor, groups: int, lanes: int, words: int, run: int) -> Tensor:
+    """Pack codes [O, C/groups, *kernel] as flat [groups][panels][K / 4][vectors][words][lanes]; panels of 2 vectors.
+
+    Each run of ``run`` terms, of which channels are the closest, ends with a whole word.
+    """
     rows = weight.detach().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(2, 3).flatten(2)
     columns, terms = rows.shape[1:]
-    padded = torch.zeros(groups, _whole(columns, lanes), -(-terms // 4) * 4, dtype=torch.int8)
-    padded[:, :columns, :terms] = rows
+    padded = torch.zeros(groups, _whole(columns, lanes), terms // run, _whole(run, 4), dtype=torch.int8)
+    padded[:, :columns, :, :run] = rows.unflatten(2, (-1, run))
     made = []
-    for group in padded:
+    for group in padded.flatten(2):
         quads = [panel.reshape(-1, lanes, panel.shape[1] // 4, 4) for panel in torch.split(group, 2 * lanes)]
         made += [_words(each.permute(2, 0, 1, 3), words) for each in quads]
     return torch.cat(made)
