@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.conformance.oip.habits import control, memory, scheduling
+from tests.conformance.oip.habits import configured, control, memory, scheduling
 from tests.conformance.oip.habits.case import Case, Server
 from tests.conformance.oip.habits.clients import Client, connected
 
@@ -42,4 +42,8 @@ def cases() -> list[Case]:
         for name, run in BOTH.items()
         for wire in ("http", "grpc")
     ]
-    return [*made, Case("client, grpc: sequences in a stream", scheduling.sequences_in_a_stream)]
+    return [
+        *made,
+        Case("client, grpc: sequences in a stream", scheduling.sequences_in_a_stream),
+        Case("client, http: loading with a configuration", both(configured.configured, "http"), has_steps=True),
+    ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +20,10 @@ from mlsys_core.serving.oip import DirectorySource, InferRequest, InferResponse,
 from mlsys_core.serving.oip.config.cache import ResponseCache, cache_key
 from mlsys_core.serving.oip.config.files import ConfigFiles, parsed
 from mlsys_core.serving.oip.config.polling import Poller
+from mlsys_core.serving.oip.config.settings import ModelSettings, VersionPolicy, Warmup, WarmupInput
+from mlsys_core.serving.oip.config.warmup import warm_up
 from mlsys_core.serving.oip.datatypes import DataType
+from mlsys_core.serving.oip.models.version import Version
 from mlsys_core.serving.oip.shared_memory import REGION, OpenFile, Placement, Region, SharedRegions
 from mlsys_core.serving.tracing.settings import TraceSettings
 
@@ -42,6 +47,7 @@ def test_text_and_json_are_one_configuration() -> None:
         ("max_batch_size: many", "max_batch_size"),
         ("max_batch_size: -1", "0 or more"),
         ("version_policy { specific { } }", "names no version"),
+        ("version_policy { latest { } }", "1 or more"),
         ('model_warmup [ { name: "w" } ]', "has no inputs"),
         ('model_warmup [ { inputs { key: "x" value { dims: 2 } } } ]', "zero_data or random_data"),
         (
@@ -55,6 +61,112 @@ def test_what_means_nothing_here_is_refused_by_name(text: str, message: str) -> 
     with pytest.raises(InvalidInputError) as refused:
         parsed(text, is_json=False, what="it")
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dynamic_batching { default_priority_level: 2 }", "no effect without priority_levels"),
+        (
+            "dynamic_batching { default_queue_policy { allow_timeout_override: true } }",
+            "no effect without default_timeout_microseconds",
+        ),
+        ("dynamic_batching { priority_levels: 3 default_priority_level: 2 }", ""),
+    ],
+)
+def test_what_triton_takes_and_ignores_is_taken_with_a_warning(
+    text: str, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    parsed(text, is_json=False, what="it")
+    assert message in caplog.text
+    assert bool(caplog.text) == bool(message)
+
+
+SPEC = ModelSpec(
+    name="a",
+    inputs=(TensorSpec("x", DataType.FP32, (-1, 4)), TensorSpec("mask", DataType.BOOL, (-1, 4), optional=True)),
+    outputs=(TensorSpec("y", DataType.FP32, (-1, 4)),),
+    max_batch_size=4,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('input { name: "x" optional: true }', "'x' as optional, and the model needs it"),
+        ('input [ { name: "x" }, { name: "x" } ]', "has input 'x' twice"),
+        ('output [ { name: "y" }, { name: "y" } ]', "has output 'y' twice"),
+        ('input { name: "mask" optional: true }', None),
+    ],
+)
+def test_tensors_of_a_configuration_are_those_of_the_model(text: str, message: str | None) -> None:
+    settings = parsed(text, is_json=False, what="it")
+    if message is None:
+        assert settings.applied(SPEC).inputs == SPEC.inputs
+        return
+    with pytest.raises(InvalidInputError, match=message):
+        settings.applied(SPEC)
+
+
+class Unary:
+    """A model with one response a request."""
+
+    def __init__(self, spec: ModelSpec = SPEC) -> None:
+        self.spec = spec
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        return InferResponse({"y": request.inputs["x"]})
+
+    async def close(self) -> None:
+        pass
+
+
+class Streaming:
+    """A model with several."""
+
+    def __init__(self) -> None:
+        self.spec = SPEC
+
+    async def stream(self, request: InferRequest) -> AsyncIterator[InferResponse]:
+        yield InferResponse({"y": request.inputs["x"]})
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_cache_is_refused_by_models_with_several_responses() -> None:
+    with pytest.raises(InvalidInputError, match="'a' gives several responses a request: response_cache keeps one"):
+        Version(Streaming(), ModelSettings(has_cache=True))
+    assert Version(Unary(), ModelSettings(has_cache=True)).settings.has_cache
+
+
+def test_versions_of_models_that_are_given_are_those_of_the_policy() -> None:
+    def repository(policy: VersionPolicy) -> ModelRepository:
+        second = replace(SPEC, version="2")
+        return ModelRepository([Unary(), Unary(second)], settings_of=lambda _: ModelSettings(versions=policy))
+
+    assert len(repository(VersionPolicy(num_latest=2)).versions("a")) == 2
+    with pytest.raises(InvalidInputError, match="model 'a': version_policy asks for version 7; there are 1, 2"):
+        repository(VersionPolicy(specific=(7,)))
+    with pytest.raises(InvalidInputError, match="'a' serves version 2 alone: leave the others out"):
+        repository(VersionPolicy(num_latest=1))
+
+
+async def test_a_warm_up_of_several_rows_needs_a_model_with_rows() -> None:
+    warmup = Warmup("w", 2, (WarmupInput("x", "FP32", (4,), is_random=False),), 1)
+    alone = replace(SPEC, max_batch_size=0)
+    with pytest.raises(InvalidInputError, match="batch_size 2, and model 'a' takes no batches"):
+        await warm_up(Version(Unary(alone), ModelSettings(warmups=(warmup,))))
+    await warm_up(Version(Unary(), ModelSettings(warmups=(warmup,))))
+
+
+def test_configurations_of_no_model_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a.pbtxt", "typo.json", "readme.txt"):
+        (tmp_path / name).write_text("")
+    ConfigFiles(tmp_path).warn_unused(["a", "b"])
+    assert "typo.json is of no model here; there are: a, b" in caplog.text
+    assert "a.pbtxt" not in caplog.text
+    assert "readme" not in caplog.text
 
 
 def test_json_that_is_no_object_is_no_configuration() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,16 @@ def test_a_name_that_comes_twice_in_one_object_is_refused(tmp_path: Path) -> Non
     path.write_text('{"name": "e", "steps": [{"model": "m", "inputs": {"x": "a", "x": "b"}, "outputs": {"y": "z"}}]}')
     with pytest.raises(InvalidInputError, match="'x' comes twice in one object"):
         read_declared(path)
+
+
+async def test_a_model_made_of_others_takes_priorities_if_one_of_them_does() -> None:
+    steps = [{"model": name, "inputs": {"x": "raw"}, "outputs": {"y": name}} for name in ("a", "b")]
+    graph = {"name": "graph", "steps": steps, "outputs": ["a"]}
+    for priorities, takes in (((True, False), True), ((False, False), False)):
+        models = [Affine(name, 2) for name in ("a", "b")]
+        for model, each in zip(models, priorities, strict=True):
+            model.spec = replace(model.spec, takes_priorities=each)
+        assert (await repository(models, graph)).find("graph").spec.takes_priorities is takes
 
 
 async def test_an_ensemble_may_use_a_cascade_and_is_loaded_again() -> None:

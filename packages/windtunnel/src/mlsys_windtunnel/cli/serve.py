@@ -52,13 +52,10 @@ def serve(
 
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys windtunnel")
     with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
-        source = PipelineSource(build)
-        repository = ModelRepository(
-            [source.add(path) for path in models],
-            source=source,
-            settings_of=oip.configs().settings,
-            composed=oip.composed(),
-        )
+        source, configs, composed = PipelineSource(build), oip.configs(), oip.composed()
+        served = [source.add(path) for path in models]
+        configs.warn_unused([*source.names(), *(each.name for each in composed)])
+        repository = ModelRepository(served, source=source, settings_of=configs.settings, composed=composed)
         api = create_oip_app(repository, config=http, grpc=grpc, system="windtunnel", **oip.app_options())
         api.include_router(rows_router(repository))
 

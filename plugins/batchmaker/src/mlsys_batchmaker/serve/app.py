@@ -73,6 +73,7 @@ def make_app(
             f"mlsys batchmaker save g2p-en {roots[0]}/g2p-en"
         )
     files = ConfigFiles(configs, source.directory)
+    files.warn_unused([*source.names(), *(each.name for each in composed)])
     return create_oip_app(
         ModelRepository(source=source, settings_of=files.settings, composed=composed),
         config=http,

@@ -113,6 +113,7 @@ def serve_models(
         groups = [instance_group(announced(argument), loading.batching) for argument in arguments]
         if len({group.spec.name for group in groups}) != len(groups):
             raise InvalidInputError("two models have the same name: give each model once")
+        configs.warn_unused([*(group.spec.name for group in groups), *(each.name for each in composed)])
         return serve_instances(
             groups,
             num_instances,
@@ -127,6 +128,7 @@ def serve_models(
         torch.set_num_threads(num_threads)
     source = ServedSource(lambda argument: served_model(announced(argument), loading.batching, num_threads, told=say))
     served = [source.add(argument) for argument in arguments]
+    configs.warn_unused([*source.names(), *(each.name for each in composed)])
     registry = CollectorRegistry()
     registry.register(StageMetrics(source))
     repository = ModelRepository(served, source=source, settings_of=configs.settings, composed=composed)

@@ -6,9 +6,10 @@ it lacks is refused by name, with what to do instead.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mlsys_core.serving.oip.config.settings import (
 )
 from mlsys_core.serving.oip.errors import UnsupportedError
 
+_log = logging.getLogger(__name__)
 _MAX_NBYTES = 1 << 20
 _MAX_WARMUPS = 1000  # requests of one entry
 _MAX_WARMUP_ELEMENTS = 1 << 26  # of one input; more would take the server's memory
@@ -105,6 +107,13 @@ class ConfigFiles:
         path = self.path(name)
         return None if path is None else read_config(path)
 
+    def warn_unused(self, names: Iterable[str]) -> None:
+        """Log a warning for each file of ``--model-configs`` that is of none of these models."""
+        known = set(names)
+        for path in [] if self._folder is None else sorted(self._folder.iterdir()):
+            if path.suffix in _SUFFIXES and path.stem not in known:
+                _log.warning("%s is of no model here; there are: %s", path, ", ".join(sorted(known)) or "none")
+
     def path(self, name: str) -> Path | None:
         """Return the file of a model; that of ``--model-configs`` goes first."""
         found = None if self._folder is None else find_config(self._folder, name)
@@ -165,6 +174,10 @@ def _settings(message: Any, shown: Mapping[str, Any], what: str) -> ModelSetting
     levels, default = batching.priority_levels, batching.default_priority_level
     if levels and not 1 <= default <= levels:
         raise InvalidInputError(f"{what}: default_priority_level is from 1 to {levels}, got {default}")
+    if default and not levels:
+        _log.warning("%s: default_priority_level has no effect without priority_levels", what)
+    if queue.allow_timeout_override and not queue.default_timeout_microseconds:
+        _log.warning("%s: allow_timeout_override has no effect without default_timeout_microseconds", what)
     if message.max_batch_size < 0:
         raise InvalidInputError(f"{what}: max_batch_size is 0 or more")
     return ModelSettings(
@@ -172,7 +185,7 @@ def _settings(message: Any, shown: Mapping[str, Any], what: str) -> ModelSetting
         platform=message.platform,
         backend=message.backend,
         max_batch_size=message.max_batch_size,
-        inputs=tuple(_claim(each) for each in message.input),
+        inputs=tuple(_claim(each, is_optional=each.optional) for each in message.input),
         outputs=tuple(_claim(each) for each in message.output),
         versions=_versions(message.version_policy, what),
         priority_levels=levels,
@@ -190,7 +203,9 @@ def _settings(message: Any, shown: Mapping[str, Any], what: str) -> ModelSetting
 def _versions(message: Any, what: str) -> VersionPolicy:
     match message.WhichOneof("policy_choice"):
         case "latest":
-            return VersionPolicy(num_latest=message.latest.num_versions or 1)
+            if not message.latest.num_versions:
+                raise InvalidInputError(f"{what}: num_versions of version_policy's latest is 1 or more")
+            return VersionPolicy(num_latest=message.latest.num_versions)
         case "specific":
             if not message.specific.versions:
                 raise InvalidInputError(f"{what}: version_policy names no version")
@@ -199,8 +214,8 @@ def _versions(message: Any, what: str) -> VersionPolicy:
             return VersionPolicy()
 
 
-def _claim(tensor: Any) -> TensorClaim:
-    return TensorClaim(tensor.name, _datatype(tensor), tuple(tensor.dims))
+def _claim(tensor: Any, *, is_optional: bool = False) -> TensorClaim:
+    return TensorClaim(tensor.name, _datatype(tensor), tuple(tensor.dims), is_optional)
 
 
 def _warmup(entry: Any, what: str) -> Warmup:

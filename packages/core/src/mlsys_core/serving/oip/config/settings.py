@@ -43,6 +43,7 @@ class TensorClaim:
     name: str
     datatype: str  # "FP32"; empty: not said
     dims: tuple[int, ...]
+    is_optional: bool = False  # an input that requests may leave out
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +147,19 @@ NO_SETTINGS = ModelSettings()
 def _check_tensors(spec: ModelSpec, what: str, claims: Sequence[TensorClaim], tensors: Sequence[TensorSpec]) -> None:
     by_name = {tensor.name: tensor for tensor in tensors}
     skipped = 1 if spec.max_batch_size else 0
+    names = [claim.name for claim in claims]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InvalidInputError(f"the configuration of model {spec.name!r} has {what} {twice[0]!r} twice")
     for claim in claims:
         tensor = by_name.get(claim.name)
         if tensor is None:
             raise InvalidInputError(
                 f"the configuration of model {spec.name!r} has {what} {claim.name!r}; its {what}s are {list(by_name)}"
+            )
+        if claim.is_optional and not tensor.optional:
+            raise InvalidInputError(
+                f"the configuration of model {spec.name!r} has {what} {claim.name!r} as optional, and the model needs "
+                "it"
             )
         dims = tensor.shape[skipped:]
         if claim.datatype not in ("", tensor.datatype.value) or (claim.dims and claim.dims != dims):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.oip.binding import WireRequest, WireTensor, bind
 from mlsys_core.serving.oip.config.settings import Warmup
 from mlsys_core.serving.oip.datatypes import Array, DataType
@@ -21,6 +22,11 @@ async def warm_up(version: Version) -> None:
         Exception: The model's own.
     """
     for warmup in version.settings.warmups:
+        if warmup.num_rows > 1 and not version.spec.max_batch_size:
+            raise InvalidInputError(
+                f"warm-up {warmup.name!r} has batch_size {warmup.num_rows}, and model {version.spec.name!r} takes no "
+                "batches: give the whole shape in dims"
+            )
         for seed in range(warmup.count):
             request = bind(_wire(warmup, version, seed), version, now=0.0, deadline_s=None)
             if version.unary is not None:

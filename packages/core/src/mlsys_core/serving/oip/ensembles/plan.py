@@ -71,6 +71,7 @@ class Ensemble:
             platform="ensemble",
             max_batch_size=rows,
             is_stateful=any(spec.is_stateful for spec in specs),
+            takes_priorities=any(spec.takes_priorities for spec in specs),
         )
 
     def order(self) -> list[list[int]]:
@@ -139,6 +140,7 @@ class Cascade:
             platform="cascade",
             max_batch_size=rows,
             is_stateful=any(spec.is_stateful for spec in specs),
+            takes_priorities=any(spec.takes_priorities for spec in specs),
         )
 
 

@@ -81,7 +81,17 @@ class ModelRepository:
         for model in models:
             by_name[model.spec.name].append(model)
         for name, versions in by_name.items():
-            self._ready[name] = _by_version(name, versions, settings_of(name) or NO_SETTINGS)
+            settings = settings_of(name) or NO_SETTINGS
+            try:
+                chosen = settings.versions.chosen([model.spec.version for model in versions])
+            except InvalidInputError as error:
+                raise InvalidInputError(f"the configuration of model {name!r}: {error}") from error
+            if len(chosen) < len(versions):
+                raise InvalidInputError(
+                    f"the configuration of model {name!r} serves version {', '.join(chosen)} alone: leave the others "
+                    "out"
+                )
+            self._ready[name] = _by_version(name, versions, settings)
         self._is_warm = False
 
     def find(self, name: str, version: str = "") -> Version:

@@ -34,6 +34,10 @@ class Version:
             raise InvalidInputError(f"model {self.spec.name!r} has neither infer() nor stream()")
         if settings.is_decoupled and self.streaming is None:
             raise InvalidInputError(f"model {self.spec.name!r} gives one response a request: it is not decoupled")
+        if settings.has_cache and (self.unary is None or settings.is_decoupled):
+            raise InvalidInputError(
+                f"model {self.spec.name!r} gives several responses a request: response_cache keeps one; leave it out"
+            )
         self.statistics = VersionStatistics(model)
         self.inputs = {tensor.name: tensor for tensor in self.spec.inputs}
         self.outputs = {tensor.name: tensor for tensor in self.spec.outputs}
