@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections import namedtuple
+from types import FunctionType
 from typing import Any
 
 import mlsys_nimble
@@ -199,6 +200,14 @@ def test_a_model_that_fails_only_in_a_captured_run_is_refused():
     with pytest.raises(CaptureError, match="not when it is watched \\(LookupError: no plan for compilers") as caught:
         prepared(NoticesTheRun(), torch.randn(2))
     assert not isinstance(caught.value, InternalError)
+
+
+def test_code_of_no_module_that_fails_in_a_captured_run_is_refused(monkeypatch: pytest.MonkeyPatch):
+    names = {**NoticesTheRun.forward.__globals__}
+    del names["__name__"]  # as in what exec compiles
+    monkeypatch.setattr(NoticesTheRun, "forward", FunctionType(NoticesTheRun.forward.__code__, names))
+    with pytest.raises(CaptureError, match="not when it is watched"):
+        prepared(NoticesTheRun(), torch.randn(2))
 
 
 def test_an_operator_that_fails_only_in_a_captured_run_is_refused():

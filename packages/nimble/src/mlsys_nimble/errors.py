@@ -48,7 +48,8 @@ def refuse_or_blame(error: Exception, what: str, advice: str) -> CaptureError:
         advice: Next step for such a model.
     """
     said = f"({type(error).__name__}: {first_line(error)})"
-    frames = [(frame, line) for frame, line in walk_tb(error.__traceback__) if _is_own(frame.f_globals["__name__"])]
+    walked = [*walk_tb(error.__traceback__)]
+    frames = [(frame, line) for frame, line in walked if _is_own(frame.f_globals.get("__name__", ""))]
     if not frames or frames[-1][0].f_code is call_external.__code__ or _is_out_of_memory(error):
         return refuse(f"{what} {said}", "", advice)
     frame, line = frames[-1]

@@ -199,33 +199,60 @@ def general_program(ranges: Ranges, flat: trees.Flat, capture_at: CaptureAt) -> 
     """
     hint = ranges.sizes_of(flat.leaves)
     assert hint is not None
-    tried: list[dict[str, int]] = []
-    captures: list[Captured] = []
-    watched: list[Questions] = []
+    captures = _Captures(ranges, flat, capture_at)
     for sizes in sizes_to_try(ranges.bounds, hint, ends=ranges.tries_ends):
-        args, kwargs = trees.unflatten(ranges.resized(flat.leaves, sizes), flat.spec)
+        captures.add(sizes)
+    try:
+        return captures.general()
+    except NotGeneral:
+        if not any(1 in sizes.values() for sizes in captures.tried):
+            raise
+    captures.drop_ones()
+    for name, (least, most) in ranges.bounds.items():  # the least that is left: where a slice takes all there is
+        if least == 1 < most:
+            captures.add({**captures.tried[1 % len(captures.tried)], name: 2})
+    return replace(captures.general(), serves_one=False)
+
+
+class _Captures:
+    """Captures of one model at some sizes."""
+
+    def __init__(self, ranges: Ranges, flat: trees.Flat, capture_at: CaptureAt) -> None:
+        self._ranges, self._flat, self._capture_at = ranges, flat, capture_at
+        self.tried: list[dict[str, int]] = []
+        self._captured: list[Captured] = []
+        self._watched: list[Questions] = []
+
+    def add(self, sizes: dict[str, int]) -> None:
+        """Capture at these sizes; the first ones are the hint."""
+        if sizes in self.tried:
+            return
+        is_first = not self._captured
+        args, kwargs = trees.unflatten(self._ranges.resized(self._flat.leaves, sizes), self._flat.spec)
         questions = Questions()
         try:
-            captures.append(capture_at(args, kwargs, questions, not tried))
+            self._captured.append(self._capture_at(args, kwargs, questions, is_first))
         except CaptureError:
-            if not tried:
+            if is_first:
                 raise
             raise NotGeneral(f"at {sizes} it cannot be captured") from None
         except Exception as error:
-            if not tried:
+            if is_first:
                 raise
             raise NotGeneral(f"at {sizes} the model raises {type(error).__name__}: {first_line(error)}") from None
-        tried.append(sizes)
-        watched.append(questions)
-    try:
-        return _following(ranges, generalise(tried, captures, watched))
-    except NotGeneral:
-        larger = [number for number, sizes in enumerate(tried) if 1 not in sizes.values()]
-        if len(larger) == len(tried):
-            raise
-    some, those = [tried[number] for number in larger], [captures[number] for number in larger]
-    found = generalise(some, those, [watched[number] for number in larger])
-    return replace(_following(ranges, found), serves_one=False)
+        self.tried.append(sizes)
+        self._watched.append(questions)
+
+    def drop_ones(self) -> None:
+        """Leave out captures at which a size is 1."""
+        larger = [number for number, sizes in enumerate(self.tried) if 1 not in sizes.values()]
+        self.tried = [self.tried[number] for number in larger]
+        self._captured = [self._captured[number] for number in larger]
+        self._watched = [self._watched[number] for number in larger]
+
+    def general(self) -> General:
+        """Return one program of all captures; raise NotGeneral if there is none."""
+        return _following(self._ranges, generalise(self.tried, self._captured, self._watched))
 
 
 def _following(ranges: Ranges, found: General) -> General:

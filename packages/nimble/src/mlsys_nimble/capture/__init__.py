@@ -83,7 +83,7 @@ def capture(
     own += [
         parameter for module in modules.values() for parameter in module._parameters.values() if parameter is not None
     ]
-    tracer = Tracer(device, site, own, is_general=questions is not None)
+    tracer = Tracer(device, site, own, questions=questions)
     run: Callable[..., Any] = node_site.run if node_site else model
     # Generators are restored afterwards, so that the first replay draws what eager draws.
     generators = torch.random.fork_rng([device] if device.type == "cuda" else [])

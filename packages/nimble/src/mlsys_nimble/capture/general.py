@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from mlsys_nimble.capture import Captured
-from mlsys_nimble.capture.watched import Question, Questions, holds, value_of
+from mlsys_nimble.capture.watched import Question, Questions, Term, holds, value_of
 from mlsys_nimble.ir.operators import Convolution, Pool
 from mlsys_nimble.ir.program import Operator, Program, ValueType
-from mlsys_nimble.ir.sizes import NotGeneral, Size, evaluate, poly_of, symbol
+from mlsys_nimble.ir.sizes import Atom, NotGeneral, Poly, Size, evaluate, poly_of, sizes_in, symbol
 
 SPARE = 2  # captures beyond the number of coefficients
 _UNWATCHED = "a model in TorchScript, whose branches on sizes nothing shows"
@@ -33,15 +33,31 @@ class General:
     captured: Captured
     questions: tuple[Question, ...]  # about varying reads only
     reads: tuple[int | None, ...]  # integers or sizes; None: follows no rule, and no question asks about it
+    quotients: tuple[tuple[Term, int], ...] = ()  # each with what it was at the captures
+    windows: tuple[tuple[Poly, Poly], ...] = ()  # likewise
+    least: tuple[tuple[Poly, int], ...] = ()  # sizes of the program's values, each with its least at the captures
     serves_one: bool = True  # False: a size of 1 makes another program, as where a dimension is then dropped
 
     def serves(self, sizes: Mapping[str, int]) -> bool:
         """Return whether the model's Python code takes the same way at these sizes."""
         if not self.serves_one and 1 in sizes.values():
             return False
-        known = {poly_of(symbol(name, 1))[0][0][0]: size for name, size in sizes.items()}
+        known = _known(sizes)
+        if any(evaluate(made, known) != evaluate(found, known) for made, found in self.windows):
+            return False
+        if any(evaluate(size, known) < min(least, 2) for size, least in self.least):
+            return False  # 0 and 1 are special to torch
         reads = [read if read is None else evaluate(poly_of(read), known) for read in self.reads]
-        return all(holds(question, reads) for question in self.questions)
+        try:
+            return all(holds(question, reads) for question in self.questions) and all(
+                value_of(term, reads) == evaluate(poly_of(found), known) for term, found in self.quotients
+            )
+        except (NotGeneral, ZeroDivisionError):  # a read without a rule; or the model's own, which it shall raise
+            return False
+
+
+def _known(sizes: Mapping[str, int]) -> dict[Atom, int]:
+    return {Atom(name): size for name, size in sizes.items()}
 
 
 def generalise(
@@ -64,7 +80,20 @@ def generalise(
     captured = fitter.captured([captures[n] for n in same])
     reads = [fitter.found(vector) for vector in zip(*(watched[n].reads for n in same), strict=True)]
     asked = [question for question in watched[0].asked if _asks(question, reads)]
-    return General(captured, tuple(asked), tuple(reads))
+    quotients = []
+    for term in watched[0].divided:
+        found = fitter.found([value_of(term, watched[n].reads) for n in same])
+        if found is not None:  # else no program holds it: it follows no rule
+            quotients.append((term, found))
+    known = [_known(sizes[n]) for n in same]
+    varying = dict.fromkeys(size.poly for type_ in captured.program.values for size in sizes_in(type_.shape))
+    least = [(poly, min(evaluate(poly, each) for each in known)) for poly in varying]
+    general = General(
+        captured, tuple(asked), tuple(reads), tuple(quotients), tuple(dict.fromkeys(fitter.windows)), tuple(least)
+    )
+    if any(general.serves(each) != (number in same) for number, each in enumerate(sizes)):
+        raise NotGeneral("the model's Python code takes another way where a size is cut off")
+    return general
 
 
 def _asks(question: Question, reads: Sequence[int | None]) -> bool:
@@ -84,6 +113,7 @@ class Fitter:
 
     def __init__(self, sizes: Sequence[Mapping[str, int]]) -> None:
         self._number = len(sizes)
+        self.windows: list[tuple[Poly, Poly]] = []  # what windows make of an input, and what it was at the captures
         self._known: dict[tuple[int, ...], Size] = {}
         self._bases: list[tuple[int, tuple[int, ...]]] = [(1, (1,) * self._number)]
         for name in sizes[0]:
@@ -181,10 +211,14 @@ class Fitter:
         kernel = kind.kernel if isinstance(kind, Pool) else values[operator.inputs[1]].shape[2:]
         for dim, width in enumerate(kernel):
             vector = tuple(type_.shape[2 + dim] for type_ in types)
-            if self.found(vector) is None:
-                before, after = kind.padding[dim]
-                reach = x[2 + dim] + (before + after - kind.dilation[dim] * (width - 1) - 1)
-                self._learn(reach // kind.stride[dim] + 1, vector)
+            before, after = kind.padding[dim]
+            reach = x[2 + dim] + (before + after - kind.dilation[dim] * (width - 1) - 1)
+            made = reach // kind.stride[dim] + 1
+            found = self.found(vector)
+            if found is None:
+                self._learn(made, vector)
+            elif isinstance(made, Size):
+                self.windows.append((made.poly, poly_of(found)))
 
     def _type(self, types: Sequence[ValueType], operator: Operator | None = None) -> ValueType:
         if len({(type_.dtype, len(type_.shape)) for type_ in types}) > 1:

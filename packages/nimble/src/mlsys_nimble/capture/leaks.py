@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from mlsys_nimble.capture.cuts import ask_stops
 from mlsys_nimble.capture.layouts import ASKS_STRIDES, MAY_BE_VIEWS
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.tracer import BRANCH, CUSTOM, Tracer
@@ -67,6 +68,8 @@ class LeakGuard(TorchFunctionMode):
 
     def _item(self, func: Any, tensor: torch.Tensor, index: Any) -> torch.Tensor:
         """Index a tensor, and have torch take slices of all elements as well: see :func:`read_whole`."""
+        assert self._questions is not None
+        ask_stops(self._questions, index, tuple(tensor.shape))
         index, slices = read_whole(index, tuple(tensor.shape))
         result: torch.Tensor = call_external(func, tensor, index)
         for dim, start, stop in slices:

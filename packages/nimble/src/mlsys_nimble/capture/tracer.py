@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mlsys_nimble.capture.aliases import Group, Member, overlap, read, shares_memory, steps_between, write
 from mlsys_nimble.capture.builder import Builder, Ref, dtype_name, type_of
+from mlsys_nimble.capture.cuts import ask_cuts
 from mlsys_nimble.capture.dispatched import (
     STATIC_CHECKS,
     is_row_by_row,
@@ -35,6 +36,7 @@ from mlsys_nimble.capture.layouts import Kin, depends_on_strides
 from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.statistics import checked, declared
+from mlsys_nimble.capture.watched import Questions
 from mlsys_nimble.errors import call_external, refuse
 from mlsys_nimble.ir.operators import Aten, Copy, Input
 
@@ -68,11 +70,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         site: Callable[[], Site],
         own: Iterable[torch.Tensor] = (),
         *,
-        is_general: bool = False,
+        questions: Questions | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._questions = questions
         self._own = {id(tensor) for tensor in own}  # tensors of the model or the caller, which outlive the run
-        self.builder = Builder(device, is_general=is_general)
+        self.builder = Builder(device, is_general=questions is not None)
         self._device = device
         self.draws = Draws(device)
         self._site = site
@@ -201,6 +204,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_lifting = name.startswith("aten.lift_fresh")
         refs = self._refs(args), self._refs(kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if _is_tensor(leaf)]
+        if self._questions is not None and tensors:
+            ask_cuts(self._questions, name, tuple(tensors[0].shape), args[1:])
         if rule is None:
             result = checked(func, args, dict(kwargs), tensors, self.builder.site.source)
         else:

@@ -20,6 +20,7 @@ Term: TypeAlias = Any  # an int; ("read", number of the read); or (name of an op
 
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod")
+_DIVISIONS = ("floordiv", "mod")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,13 @@ class Questions:
 
     reads: list[int] = field(default_factory=list)  # what each read gave
     asked: dict[Question, None] = field(default_factory=dict)  # each once, in order
+    divided: dict[Term, None] = field(default_factory=dict)  # quotients and remainders, and what was made of them
 
     def clear(self) -> None:
         """Forget all."""
         self.reads.clear()
         self.asked.clear()
+        self.divided.clear()
 
     def wrapped(self, result: Any) -> Any:
         """Return what torch gave to the model's Python code, integers so that they note what is asked."""
@@ -113,7 +116,10 @@ def _arithmetic(name: str, *, swapped: bool) -> Callable[[Read, Any], Any]:
         terms, values = (self.term, _term(other)), (_plain(self), _plain(other))
         if swapped:
             terms, values = terms[::-1], values[::-1]
-        return _made(self.questions, compute(*values), (name, *terms))
+        term = (name, *terms)
+        if name in _DIVISIONS or any(each in self.questions.divided for each in terms):
+            self.questions.divided[term] = None
+        return _made(self.questions, compute(*values), term)
 
     return method
 

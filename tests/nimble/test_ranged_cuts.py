@@ -1,0 +1,114 @@
+"""Where torch cuts a size off, or Python divides it, one preparation serves the sizes at which it does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+from mlsys_nimble import Nimble
+from mlsys_nimble.backends.cpu.ranged import RangedExecutor
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+TABLE = torch.randn(70, 4)
+
+
+def remainder(x: Tensor, y: Tensor) -> Tensor:
+    return x[x.shape[0] % 16 // 14 :] * 2
+
+
+def padded_to_a_multiple(x: Tensor, y: Tensor) -> Tensor:
+    n = x.shape[0]
+    rows = F.pad(x, (0, 0, 0, -n % 11)).view(-1, 11, 4).sum(1)
+    return rows * 2 if n > 11 else rows - 1
+
+
+def last_rows(x: Tensor, y: Tensor) -> Tensor:
+    rows = x[-3:].exp()
+    return rows.sum(0) if rows.shape[0] % 2 else rows.sum(0) - 1
+
+
+def part_of_both(x: Tensor, y: Tensor) -> Tensor:
+    both = torch.cat([x, y]) if x.shape[0] < 20 else torch.cat([y, x])
+    return both.split(20)[0] * 2
+
+
+def as_far_as(x: Tensor, y: Tensor) -> Tensor:
+    return x[: y.shape[0] * 20].exp()
+
+
+def at_most(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat([x, y])[:33].exp()
+
+
+def turned(x: Tensor, y: Tensor) -> Tensor:
+    return x[y.shape[0] :].roll(y.shape[0], 0) * 2
+
+
+def one_row(x: Tensor, y: Tensor) -> Tensor:
+    return TABLE[x.shape[0] + y.shape[0] - 5] + x
+
+
+def some_rows(x: Tensor, y: Tensor) -> Tensor:
+    return TABLE.narrow(0, x.shape[0], y.shape[0]) + y
+
+
+def squeezed(x: Tensor, y: Tensor) -> Tensor:
+    return x[: y.shape[0] // 30 + 1].exp().squeeze(0).sum(0)
+
+
+NETS = [
+    remainder,
+    padded_to_a_multiple,
+    last_rows,
+    part_of_both,
+    as_far_as,
+    at_most,
+    turned,
+    one_row,
+    some_rows,
+    squeezed,
+]
+
+
+class Net(nn.Module):
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.function(x, y)
+
+
+@pytest.mark.parametrize("function", NETS)
+def test_sizes_between_those_tried_are_eagers(function: Callable[[Tensor, Tensor], Tensor]):
+    x, y = torch.randn(40, 4), torch.randn(40, 4)
+    dynamic = {"x": {0: ("n", 1, 40)}, "y": {0: ("m", 1, 40)}}
+    model = Nimble(Net(function)).prepare((x[:9], y[:7]), dynamic=dynamic, num_threads=1, optimises=False)
+    for n, m in product((1, 2, 3, 5, 11, 14, 15, 22, 38, 40), (1, 2, 11, 33, 40)):
+        try:
+            expected = function(x[:n], y[:m])
+        except (IndexError, RuntimeError) as error:
+            with pytest.raises(type(error)):
+                model(x[:n], y[:m])
+            continue
+        torch.testing.assert_close(model(x[:n], y[:m]), expected)
+
+
+def test_a_step_of_a_window_that_no_size_tried_takes():
+    net = nn.Sequential(nn.Conv1d(4, 4, 1, stride=32), nn.ReLU())
+    compiled = torch.compile(net, backend="nimble", dynamic=True)
+    with torch.no_grad():
+        for size in (20, 31, 40, 100):
+            x = torch.randn(2, 4, size)
+            torch.testing.assert_close(compiled(x), net(x))
+
+
+@pytest.mark.parametrize("function", [remainder, last_rows])
+def test_one_preparation_serves_the_others(function: Callable[[Tensor, Tensor], Tensor]):
+    x, y = torch.randn(40, 4), torch.randn(4, 4)
+    model = Nimble(Net(function)).prepare((x[:9], y), dynamic={"x": {0: (1, 40)}}, num_threads=1)
+    model(x[:25], y)
+    assert isinstance(model.prepared.executor, RangedExecutor)
