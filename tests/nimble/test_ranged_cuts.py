@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from mlsys_nimble import Nimble
+from mlsys_nimble import InternalError, Nimble
 from mlsys_nimble.backends.cpu.ranged import RangedExecutor
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -112,3 +112,12 @@ def test_one_preparation_serves_the_others(function: Callable[[Tensor, Tensor], 
     model = Nimble(Net(function)).prepare((x[:9], y), dynamic={"x": {0: (1, 40)}}, num_threads=1)
     model(x[:25], y)
     assert isinstance(model.prepared.executor, RangedExecutor)
+
+
+def test_a_fault_of_nimbles_own_is_reported_as_one(monkeypatch: pytest.MonkeyPatch):
+    def fails(*_: object, **__: object) -> None:
+        raise AssertionError("no strides")
+
+    monkeypatch.setattr("mlsys_nimble.prepared.optimise", fails)
+    with pytest.raises(InternalError, match=r"AssertionError: no strides"):
+        Nimble(nn.Tanh()).prepare(torch.randn(3, 4), dynamic={"input": {0: (1, 9)}})

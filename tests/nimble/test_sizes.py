@@ -43,6 +43,17 @@ def test_a_size_computes_what_integers_compute_at_any_size(hint, at, data):
     assert Sheet([poly_of(size) for size in sizes]).values(dict(known)).tolist() == plain
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 2), st.integers(1, 3)), min_size=2, max_size=6))
+def test_a_product_divided_by_a_factor_is_the_other(terms):
+    a, b = symbol("a", 3), symbol("b", 5)
+    factors = [a + 1, b + a * 2 + 1]
+    for number, (kind, shift, by) in enumerate(terms):
+        factors[number % 2] = factors[number % 2] * [a, b, a + shift, b + a * b + shift][kind] + by
+    one, other = factors
+    assert ((one * other) // other, (one * other) % one) == (one, 0)
+
+
 def test_equal_means_always_equal():
     n = symbol("n", 8)
     assert n != 8

@@ -22,6 +22,7 @@ from mlsys_nimble.errors import refuse, refuse_or_blame
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.operators import Aten, Convolution, Dequantise, Linear, Pointwise, Quantise
 from mlsys_nimble.ir.program import Program, ValueId
+from mlsys_nimble.ir.sizes import NotGeneral
 from mlsys_nimble.options import Options
 from mlsys_nimble.prepared import Prepared
 from mlsys_nimble.ranged import Ranged, RangedCalls, Ranges
@@ -66,7 +67,8 @@ class PreparedCalls:
         """Serve all calls within these ranges by one preparation, where one can."""
 
         def make(captured: Captured, ranged: Ranged) -> Prepared:
-            prepared = self._told(Prepared(captured, self._options, self._model, ranged=ranged))
+            with faults_refused():
+                prepared = self._told(Prepared(captured, self._options, self._model, ranged=ranged))
             sizes = ", ".join(f"{name} of {least} to {most}" for name, (least, most) in ranges.bounds.items())
             _LOG.info("prepared %s: %d operators; %s", sizes, len(prepared.program.operators), prepared.watch)
             return prepared
@@ -290,7 +292,7 @@ def faults_refused() -> Iterator[None]:
     """Refuse a model on which passes or executors fail, so that ``fallback="eager"`` and torch.compile can go on."""
     try:
         yield
-    except MlsysError:
+    except (MlsysError, NotGeneral):
         raise
     except Exception as error:
         what = "no schedule can be made"

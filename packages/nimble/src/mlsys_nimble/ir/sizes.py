@@ -191,14 +191,19 @@ def _sum(one: Size, other: int, sign: int) -> int:
     return _made(terms, int.__add__(one, sign * int.__add__(other, 0)))
 
 
+def _degree(monomial: Monomial) -> tuple[int, Monomial]:
+    """Return a key that orders monomials so that multiplying two by a third keeps their order."""
+    return len(monomial), monomial
+
+
 def _divided(dividend: Poly, divisor: Poly) -> Poly | None:
     """Return the exact quotient of two polynomials; None if there is none with whole coefficients."""
     if not divisor:
         raise ZeroDivisionError("division of a size by 0")
-    lead, by = divisor[-1]
+    lead, by = max(divisor, key=lambda term: _degree(term[0]))
     rest, found = dict(dividend), dict[Monomial, int]()
     while rest:
-        monomial = max(rest)
+        monomial = max(rest, key=_degree)
         factors = list(monomial)
         for atom in lead:
             if atom not in factors:
@@ -208,8 +213,6 @@ def _divided(dividend: Poly, divisor: Poly) -> Poly | None:
             return None
         quotient = tuple(factors), rest[monomial] // by
         found[quotient[0]] = quotient[1]
-        if len(found) > 64:  # the order is no division order: not exact
-            return None
         for other, coefficient in divisor:
             key = tuple(sorted((*other, *quotient[0])))
             left = rest.get(key, 0) - coefficient * quotient[1]
