@@ -90,6 +90,7 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
     "a new plain tensor": lambda m: assign(m, "shift", torch.ones(8)),
     "a number": lambda m: assign(m, "scale", 3.0),
     "a part's number": lambda m: assign(m.norm, "eps", 0.5),
+    "a part's numbers": lambda m: [assign(m.conv, name, (2, 2)) for name in ("padding", "dilation")],
     "an optimiser": lambda m: step(m),
     "an average swapped in": swap_in_average,
     "swap_tensors": swap_tensors,
@@ -361,6 +362,11 @@ def test_attributes_that_are_equal_are_the_same_and_others_not(model: Net):
     assert not found.have_changed()
     model.train()  # modes are not watched
     assert not found.have_changed()
+    model.conv.stride = tuple([1, 1])  # noqa: C409 - another object
+    assert not found.have_changed()
+    model.conv.stride = (1, 1.0)
+    assert found.have_changed()
+    model.conv.stride = (1, 1)
     model.scale = 2  # another type: dtypes may differ
     assert found.have_changed()
     model.scale = 2.0

@@ -2,9 +2,9 @@
 
 Kernels read packed copies of weights, and passes fold several into one. A write through torch raises a tensor's
 version; one through ``.data``, NumPy or another process changes only the bytes. So each replay first checks that
-modules hold the same tensors, submodules and numbers, that tensors have the same addresses and versions, and that the
-bytes that the schedule copied are the same: all of them (ADR 15), those on pages that the system reports as written
-(ADR 58), or a part of them, another each time (ADR 42).
+modules hold the same tensors, submodules, numbers and tuples of numbers, that tensors have the same addresses and
+versions, and that the bytes that the schedule copied are the same: all of them (ADR 15), those on pages that the system
+reports as written (ADR 58), or a part of them, another each time (ADR 42).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from mlsys_nimble.state.ranges import Piece
 from mlsys_nimble.state.watched import Watched
 from torch import nn
 
-_WATCHED = (torch.Tensor, nn.Module, bool, int, float, complex, str, type(None))
+_WATCHED = (torch.Tensor, nn.Module, bool, int, float, complex, str, type(None), torch.dtype)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_PLAIN = frozenset({bool, int, float, complex, str})
+_PLAIN = frozenset({bool, int, float, complex, str, tuple})
 _NOT_WATCHED = frozenset(vars(nn.Module())) | {"training"}  # the entries of its dictionaries are watched instead
 _ABSENT: Any = object()  # stands for an entry that a dictionary must not have
 _ADDRESS, _VERSION = torch.Tensor.data_ptr, attrgetter("_version")
@@ -158,7 +158,7 @@ class Attributes:
             found, held = dictionary.get(key, _ABSENT), self._held[number]
             if found is held:
                 continue
-            if type(found) is not type(held) or type(held) not in _PLAIN or found != held:
+            if not _are_equal(found, held):
                 return True
             self._held[number], self._objects[number] = found, id(found)
         return False
@@ -188,9 +188,7 @@ def _watched_attributes(model: Any) -> Iterable[tuple[dict[str, Any], str, Any]]
             yield own, "forward", _ABSENT
         if not isinstance(module, torch.jit.ScriptModule):
             yield from _globals_read(type(module).forward)
-        yield from (
-            (own, key, value) for key, value in own.items() if key not in _NOT_WATCHED and isinstance(value, _WATCHED)
-        )
+        yield from ((own, key, value) for key, value in own.items() if key not in _NOT_WATCHED and _is_watched(value))
 
 
 def _globals_read(function: Any) -> Iterable[tuple[dict[str, Any], str, Any]]:
@@ -199,8 +197,23 @@ def _globals_read(function: Any) -> Iterable[tuple[dict[str, Any], str, Any]]:
     if str(scope.get("__name__", "")).partition(".")[0] == "torch":
         return
     for name in getattr(getattr(function, "__code__", None), "co_names", ()):
-        if name in scope and isinstance(scope[name], _WATCHED):
+        if name in scope and _is_watched(scope[name]):
             yield scope, name, scope[name]
+
+
+def _are_equal(found: Any, held: Any) -> bool:
+    """Return whether two objects are equal numbers, strings or tuples of them, of the same types."""
+    if type(found) is not type(held) or type(held) not in _PLAIN:
+        return False
+    if type(held) is tuple:
+        return len(found) == len(held) and all(a is b or _are_equal(a, b) for a, b in zip(found, held, strict=True))
+    return bool(found == held)
+
+
+def _is_watched(value: Any) -> bool:
+    if type(value) is tuple:  # a convolution's stride
+        return all((type(part) in _PLAIN and _is_watched(part)) or part is None for part in value)
+    return isinstance(value, _WATCHED)
 
 
 def _growing(model: Any) -> Iterable[dict[Any, Any]]:
