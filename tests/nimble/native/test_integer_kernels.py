@@ -51,6 +51,7 @@ CASES = {  # channels, columns, groups, kernel, stride, padding, dilation, space
     "dilated": (5, 17, 1, (3, 2), (1, 1), (2, 0), (2, 3), (9, 12)),
     "voxels": (6, 8, 2, (2, 3, 2), (1, 2, 1), (1, 0, 1), (1, 1, 1), (4, 5, 6)),
     "depthwise": (72, 72, 72, (3, 3), (1, 1), (1, 1), (1, 1), (6, 9)),
+    "depthwise, halved": (40, 40, 40, (3, 3), (2, 2), (1, 1), (1, 1), (7, 21)),
     "depthwise, strided": (19, 19, 19, (5, 5), (2, 2), (2, 2), (1, 1), (9, 8)),
     "depthwise line": (133, 133, 133, (4,), (1,), (2,), (2,), (15,)),
 }
@@ -114,7 +115,7 @@ EPILOGUES = {
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("case", ["odd linear", "window", "many pixels", "depthwise"])
+@pytest.mark.parametrize("case", ["odd linear", "window", "many pixels", "depthwise", "depthwise, halved"])
 def test_results_in_codes_are_torchs_to_a_step(case: str, epilogue: str, int8: Any, pieces: Pieces):
     torch.manual_seed(3)
     how, residual_codes = EPILOGUES[epilogue]

@@ -95,7 +95,7 @@ struct Rounding {
     }
 
 #if (MLSYS_LANES == 16 && defined(__AVX512BW__)) || (MLSYS_LANES == 8 && defined(__AVX2__))
-    // For `pack`, which adds the zero point and brings what is too small to the least code.
+    // For `merge` and `pack`, which add the zero point and bring what is too small to the least code.
     vi in_steps(vf x) const { return nearest(smaller(splat(high), x)); }
 #if MLSYS_LANES == 16
 #define MLSYS_WIDE(name) _mm512_##name
@@ -104,11 +104,16 @@ struct Rounding {
 #define MLSYS_WIDE(name) _mm256_##name
     typedef __m256i Wide;
 #endif
-    vq pack(const vi (&steps)[4]) const {
+    // Codes in the order that packing gives: in each 16 bytes four of every vector.
+    vq merge(const vi (&steps)[4]) const {
         const Wide zero = MLSYS_WIDE(set1_epi16)((short)zero_point);
         const Wide a = MLSYS_WIDE(adds_epi16)(MLSYS_WIDE(packs_epi32)((Wide)steps[0], (Wide)steps[1]), zero);
         const Wide b = MLSYS_WIDE(adds_epi16)(MLSYS_WIDE(packs_epi32)((Wide)steps[2], (Wide)steps[3]), zero);
-        const Wide bytes = MLSYS_WIDE(max_epu8)(MLSYS_WIDE(packus_epi16)(a, b), MLSYS_WIDE(set1_epi8)((char)least));
+        return (vq)MLSYS_WIDE(max_epu8)(MLSYS_WIDE(packus_epi16)(a, b), MLSYS_WIDE(set1_epi8)((char)least));
+    }
+    // Codes of one vector after the other.
+    vq pack(const vi (&steps)[4]) const {
+        const Wide bytes = (Wide)merge(steps);
 #if MLSYS_LANES == 16
         const Wide order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         return (vq)_mm512_permutexvar_epi32(order, bytes);
@@ -119,6 +124,11 @@ struct Rounding {
 #undef MLSYS_WIDE
 #else
     vi in_steps(vf x) const { return nearest(smaller(splat(high), larger(splat(low), x))); }
+    vq merge(const vi (&steps)[4]) const {
+        vq bytes;
+        for (int i = 0; i < 4 * LANES; i++) bytes[i] = (uint8_t)(steps[i / 4 % 4][i / 16 * 4 + i % 4] + zero_point);
+        return bytes;
+    }
     vq pack(const vi (&steps)[4]) const {
         vq bytes;
         for (int i = 0; i < 4 * LANES; i++) bytes[i] = (uint8_t)(steps[i / LANES][i % LANES] + zero_point);

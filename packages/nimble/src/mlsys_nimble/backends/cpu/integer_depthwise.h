@@ -49,20 +49,13 @@ struct Quads {
     }
 };
 
-// 0 to 255 in each lane of four vectors in the order of `Quads`, stored in the order of channels.
-inline void store_quads(uint8_t* to, const vi (&codes)[4], int64_t count) {
+// The codes of a block's channels, merged from vectors in the order of `Quads`.
+inline void store_quads(uint8_t* to, vq bytes, int64_t count) {
 #if MLSYS_LANES == 16 && defined(__AVX512BW__)
-    const __m512i a = _mm512_packs_epi32((__m512i)codes[0], (__m512i)codes[1]);
-    const __m512i b = _mm512_packs_epi32((__m512i)codes[2], (__m512i)codes[3]);
-    _mm512_mask_storeu_epi8(to, count >= 64 ? ~0ull : (1ull << count) - 1, _mm512_packus_epi16(a, b));
-#elif MLSYS_LANES == 8 && defined(__AVX2__)
-    const __m256i a = _mm256_packs_epi32((__m256i)codes[0], (__m256i)codes[1]);
-    const __m256i b = _mm256_packs_epi32((__m256i)codes[2], (__m256i)codes[3]);
-    const __m256i bytes = _mm256_packus_epi16(a, b);
-    if (count >= 32) _mm256_storeu_si256((__m256i*)to, bytes);
-    else std::memcpy(to, &bytes, count);
+    _mm512_mask_storeu_epi8(to, count >= 64 ? ~0ull : (1ull << count) - 1, (__m512i)bytes);
 #else
-    for (int64_t ch = 0; ch < std::min<int64_t>(count, BLOCK_CHANNELS); ch++) to[ch] = (uint8_t)codes[ch / 4 % 4][ch / 16 * 4 + ch % 4];
+    if (count >= BLOCK_CHANNELS) std::memcpy(to, &bytes, BLOCK_CHANNELS);
+    else std::memcpy(to, &bytes, count);
 #endif
 }
 
@@ -75,10 +68,15 @@ class IntegerDepthwiseKernel : public Kernel {
         reach = (DEPTHWISE_PIXELS - 1) * d.stride[2] + (d.kernel[2] - 1) * d.dilation[2] + 1;
         units = d.out.shape[0] * d.out.shape[3];
         const int s = d.stride[2];
+        const bool is_quad = quads == 1 && d.dilation[2] == 1 && s <= 2;
+        inner = nullptr;
         switch (d.dilation[2] == 1 && s <= 2 ? d.kernel[2] : 0) {
-            case 3: tile = s == 1 ? &run_tile<3, 1> : &run_tile<3, 2>; break;
-            case 5: tile = s == 1 ? &run_tile<5, 1> : &run_tile<5, 2>; break;
-            default: tile = &run_tile<0, 0>;
+            case 3:
+                tile = s == 1 ? &run_tile<3, 1, false> : &run_tile<3, 2, false>;
+                if (is_quad) inner = s == 1 ? &run_tile<3, 1, true> : &run_tile<3, 2, true>;
+                break;
+            case 5: tile = s == 1 ? &run_tile<5, 1, false> : &run_tile<5, 2, false>; break;
+            default: tile = &run_tile<0, 0, false>;
         }
         pointers_nbytes = (4 * quads * reach * sizeof(uint8_t*) + 63) / 64 * 64;
         scratch_nbytes = pointers_nbytes + channels;
@@ -93,24 +91,36 @@ class IntegerDepthwiseKernel : public Kernel {
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t n = unit / d.out.shape[3], y = unit % d.out.shape[3];
             const uint8_t* image = d.x.as<const uint8_t>() + n * d.x.strides[0];
+            const int64_t top = y * d.stride[1] - d.before[1];
+            const auto line = [&](int64_t ky) -> const uint8_t* {  // null: zero points alone
+                const int64_t row = top + ky * d.dilation[1];
+                return ky < d.kernel[1] && row >= 0 && row < d.x.shape[3] ? image + row * d.x.strides[3] : nullptr;
+            };
             for (int64_t pixel = 0; pixel < d.out.shape[4]; pixel += DEPTHWISE_PIXELS) {
-                const int64_t left = pixel * d.stride[2] - d.before[2], top = y * d.stride[1] - d.before[1];
-                for (int64_t ky = 0; ky < 4 * quads; ky++) {
-                    const int64_t row = top + ky * d.dilation[1];
-                    const bool is_row = ky < d.kernel[1] && row >= 0 && row < d.x.shape[3];
-                    for (int64_t j = 0; j < reach; j++) {
-                        const bool is_inside = is_row && left + j >= 0 && left + j < d.x.shape[4];
-                        pointers[(ky / 4 * reach + j) * 4 + ky % 4] =
-                            is_inside ? image + row * d.x.strides[3] + (left + j) * d.x.strides[4] : border;
+                const int64_t left = pixel * d.stride[2] - d.before[2];
+                const bool is_inner = inner && left >= 0 && left + reach <= d.x.shape[4];
+                int64_t steps[4] = {};
+                if (is_inner) {
+                    for (int ky = 0; ky < 4; ky++) {
+                        const uint8_t* from = line(ky);
+                        pointers[ky] = from ? from + left * d.x.strides[4] : border;
+                        steps[ky] = from ? d.x.strides[4] : 0;
                     }
+                } else {
+                    for (int64_t ky = 0; ky < 4 * quads; ky++)
+                        for (int64_t j = 0; j < reach; j++) {
+                            const uint8_t* from = left + j >= 0 && left + j < d.x.shape[4] ? line(ky) : nullptr;
+                            pointers[(ky / 4 * reach + j) * 4 + ky % 4] = from ? from + (left + j) * d.x.strides[4] : border;
+                        }
                 }
                 const int64_t out = n * d.out.strides[0] + y * d.out.strides[3] + pixel * d.out.strides[4];
                 const int64_t residual = n * d.residual.strides[0] + y * d.residual.strides[3] + pixel * d.residual.strides[4];
                 const Target target{
                     d.out.as<char>() + out * finish.out_size(),
                     finish.has_residual() ? d.residual.as<const char>() + residual * finish.residual_size() : nullptr,
-                    (int)std::min<int64_t>(DEPTHWISE_PIXELS, d.out.shape[4] - pixel), zero_point, parameters ? parameters[0] : 1.0f};
-                tile(*this, pointers, target);
+                    (int)std::min<int64_t>(DEPTHWISE_PIXELS, d.out.shape[4] - pixel), zero_point, parameters ? parameters[0] : 1.0f,
+                    {steps[0], steps[1], steps[2], steps[3]}};
+                (is_inner ? inner : tile)(*this, pointers, target);
             }
         }
     }
@@ -122,12 +132,14 @@ class IntegerDepthwiseKernel : public Kernel {
         int pixels;
         int32_t zero_point;
         float scale;
+        int64_t steps[4];  // from column to column of each line, of an inner tile
     };
 
     using Tile = void (*)(const IntegerDepthwiseKernel&, const uint8_t* const*, const Target&);
 
-    // KW and SW: width of the window and stride; 0: whatever they are.
-    template <int KW, int SW>
+    // KW and SW: width of the window and stride; 0: whatever they are. IS_INNER: there is one quad of lines, and pointers of its
+    // first column alone; no column is outside x.
+    template <int KW, int SW, bool IS_INNER>
     static void run_tile(const IntegerDepthwiseKernel& k, const uint8_t* const* pointers, const Target& target) {
         constexpr int REACH = KW ? (DEPTHWISE_PIXELS - 1) * SW + KW : 1;
         const IntegerConvolution& d = k.d;
@@ -150,6 +162,11 @@ class IntegerDepthwiseKernel : public Kernel {
             };
             for (int64_t quad = 0; quad < k.quads; quad++, weights += width * BLOCK_CHANNELS * DOT_WORDS) {
                 const auto column = [&](int64_t j) MLSYS_INLINE {
+                    if constexpr (IS_INNER) {
+                        const auto at = [&](int i) MLSYS_INLINE { return pointers[i] + first + j * target.steps[i]; };
+                        const uint8_t* const rows[4] = {at(0), at(1), at(2), at(3)};
+                        return Quads(rows, count);
+                    }
                     const uint8_t* const* from = pointers + (quad * k.reach + j) * 4;
                     const uint8_t* const rows[4] = {from[0] + first, from[1] + first, from[2] + first, from[3] + first};
                     return Quads(rows, count);
@@ -172,18 +189,20 @@ class IntegerDepthwiseKernel : public Kernel {
     }
 
     void store_block(const vi (&sums)[DEPTHWISE_PIXELS][4], int64_t first, int64_t count, const Target& target) const {
-        const bool is_plain = finish.is_plain() && finish.makes_codes && !target.residual;
+        const bool is_packed = finish.is_in_steps() && !target.residual;
+        vf scales[4], bias[4];
+        for (int i = 0; i < 4; i++) {
+            scales[i] = load(d.scales + first + i * LANES) * splat(target.scale);
+            bias[i] = load(d.bias + first + i * LANES);
+        }
         for (int p = 0; p < target.pixels; p++) {
             vf y[4];
-            for (int i = 0; i < 4; i++)
-                y[i] = fma(
-                    __builtin_convertvector(sums[p][i], vf), load(d.scales + first + i * LANES) * splat(target.scale),
-                    load(d.bias + first + i * LANES));
+            for (int i = 0; i < 4; i++) y[i] = fma(__builtin_convertvector(sums[p][i], vf), scales[i], bias[i]);
             char* out = target.out + (p * d.out.strides[4] + first) * finish.out_size();
-            if (is_plain) {
-                vi codes[4];
-                for (int i = 0; i < 4; i++) codes[i] = finish.rounding(y[i]);
-                store_quads((uint8_t*)out, codes, count);
+            if (is_packed) {
+                vi steps[4];
+                for (int i = 0; i < 4; i++) steps[i] = finish.rounding.in_steps(y[i]);
+                store_quads((uint8_t*)out, finish.rounding.merge(steps), count);
                 continue;
             }
             alignas(64) float row[BLOCK_CHANNELS];
@@ -197,7 +216,7 @@ class IntegerDepthwiseKernel : public Kernel {
     const IntegerConvolution d;
     const Finish finish;
     int64_t channels, blocks, quads, reach, pointers_nbytes;
-    Tile tile;
+    Tile tile, inner;  // inner: null if there is none
 };
 
 }  // namespace nimble
