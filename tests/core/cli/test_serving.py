@@ -16,9 +16,10 @@ from typing import Annotated, Any
 import pytest
 import typer
 from mlsys_core.cli.main import run as mlsys
-from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
+from mlsys_core.cli.serving import OipOptions, ServerOptions, announce, serve_command
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving.http import ServerAddress, TlsConfig
+from mlsys_core.serving.oip import GrpcConfig
 from mlsys_core.serving.oip.app import DEFAULT_CONFIG
 from mlsys_core.serving.tracing import TraceConfig
 
@@ -194,7 +195,7 @@ def test_files_with_keys_that_others_may_read_are_named(
     ("options", "says"),
     [
         ({"log_format": "xml"}, "--log-format is text or json"),
-        ({"log_level": "loud"}, "log_level is one of debug, info, warning, error"),
+        ({"log_level": "loud"}, "--log-level is one of debug, info, warning, error"),
         ({"api_key": [""]}, "an API key is empty"),
         ({"api_key_file": Path("/no/such/file")}, "cannot be read"),
         ({"api_key_file": Path("/dev/null")}, "there is no key in"),
@@ -202,8 +203,8 @@ def test_files_with_keys_that_others_may_read_are_named(
         ({"tls_key": Path("k")}, "go together"),
         ({"tls_client_ca": Path("ca")}, "needs --tls-certificate"),
         ({"cors_origin": ["example.org"]}, "is no origin"),
-        ({"header_timeout_s": 0}, "header_timeout_s is a finite number"),
-        ({"request_timeout_s": -1}, "request_timeout_s is a finite number"),
+        ({"header_timeout_s": 0}, "--header-timeout-s is a finite number"),
+        ({"request_timeout_s": -1}, "--request-timeout-s is a finite number"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(options: dict[str, Any], says: str) -> None:
@@ -317,3 +318,32 @@ def test_sigterm_while_a_line_is_written_or_a_module_imported_ends_with_one_line
         "mlsys: stopped by SIGTERM before it was ready",
     }
     assert ran.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"header_timeout_s": 0.0}, "--header-timeout-s is a finite number of seconds above 0"),
+        ({"request_timeout_s": float("nan")}, "--request-timeout-s is a finite number"),
+        ({"log_level": "loud"}, "--log-level is one of debug"),
+        ({"cors_origin": [""]}, "--cors-origin is empty"),
+        ({"allowed_host": ["", "a"]}, "--allowed-host is empty"),
+        ({"allowed_host": ["http://example.org/"]}, "'http://example.org/' is no name of a host"),
+        ({"allowed_host": ["example.org:8000"]}, "is no name of a host"),
+    ],
+)
+def test_a_refusal_names_the_option_and_not_the_field(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        ServerOptions(**given).http_config(base=DEFAULT_CONFIG)
+    assert message in str(refused.value)
+
+
+def test_all_servers_say_alike_where_they_listen(capsys: pytest.CaptureFixture[str]) -> None:
+    announce(ServerAddress("127.0.0.1", 8000))
+    announce(ServerAddress("127.0.0.1", 8000), GrpcConfig(host="127.0.0.1", port=8001))
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines() == [
+        "listening on http://127.0.0.1:8000",
+        "listening on http://127.0.0.1:8000, gRPC on 127.0.0.1:8001",
+    ]

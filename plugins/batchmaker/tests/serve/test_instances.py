@@ -21,9 +21,11 @@ pytestmark = pytest.mark.skipif(can_supervise() is not None, reason=str(can_supe
 def test_words_are_answered_by_processes_which_may_be_killed(tmp_path: Path):
     save_model(lstm_model(num_words=9, hidden_size=8), tmp_path / "words" / "1")
     save_model(lstm_model(num_words=9, hidden_size=8), tmp_path / "words" / "2")
+    (tmp_path / "words" / "config.json").write_text('{"parameters": {"note": {"string_value": "its own"}}}')
     arguments = ["batchmaker", "serve", str(tmp_path), "--instances", "1"]
     with running_server(arguments) as (url, server), httpx.Client(base_url=url, timeout=60) as client:
         assert len(workers_of(server)) == 3  # one for each version, and one that waits
+        assert client.get("/v2/models/words/config").json()["parameters"]["note"]["string_value"] == "its own"
         asked = bodies(client.get("/v2/models/words").json(), seed=0, num=4)
         found = []
         for _ in range(2):
@@ -37,7 +39,7 @@ def test_words_are_answered_by_processes_which_may_be_killed(tmp_path: Path):
 
 def test_a_worker_that_takes_over_only_starts_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     save_model(lstm_model(num_words=9, hidden_size=8), tmp_path / "words")
-    (group,) = instance_groups([tmp_path], EngineConfig())
+    (group,), _ = instance_groups([tmp_path], EngineConfig())
 
     def fail(*_: object, **__: object):
         raise AssertionError("this belongs before the fork")

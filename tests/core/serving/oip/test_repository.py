@@ -203,6 +203,11 @@ async def test_directories_hold_models_with_and_without_versions(tmp_path: Path,
     assert own.names() == ["numbered", "plain"]
     with pytest.raises(InvalidInputError, match="is no directory"):
         DirectorySource([tmp_path / "file"], build=build, marker="manifest.json")
+    directories(tmp_path, "other/plain")
+    both = [tmp_path / "plain", tmp_path / "other"]
+    with pytest.raises(InvalidInputError, match=r"/plain and .*other/plain are models of one name, 'plain'"):
+        DirectorySource(both, build=build, marker="manifest.json")
+    assert DirectorySource([tmp_path / "plain"] * 2, build=build, marker="manifest.json").names() == ["plain"]
 
 
 async def test_the_repository_over_rest(make_app: Any, reference: ModuleType) -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
+from mlsys_core.cli.serving import OipOptions, ServerOptions, announce, serve_command
 from mlsys_core.cli.trust import TrustCode
 
 if TYPE_CHECKING:
-    from mlsys_core.serving.http import ServerAddress
     from mlsys_windtunnel.serve.model import ServedPipeline
 
 serve_app = typer.Typer()  # of "mlsys serve windtunnel"
@@ -22,7 +21,7 @@ def serve(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Folders, .pt2 or .onnx of translate.")],
     max_batch: Annotated[int, typer.Option(help="Most rows of a request, and requests of a batch.", min=1)] = 256,
     max_waiting: Annotated[int, typer.Option(help="Most requests waiting before others are refused.", min=1)] = 1024,
-    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, max=1024)] = None,
     trust_code: TrustCode = False,
     *,
     server: ServerOptions,
@@ -40,11 +39,9 @@ def serve(
     from mlsys_windtunnel.serve.model import ServedPipeline
     from mlsys_windtunnel.serve.rows import rows_router
     from mlsys_windtunnel.serve.source import PipelineSource
-    from rich.console import Console
 
     if threads is not None:
         torch.set_num_threads(threads)
-    console = Console(stderr=True)
 
     def build(path: Path, name: str) -> ServedPipeline:
         answering = load_model(path, trust_code=trust_code)
@@ -59,10 +56,5 @@ def serve(
         api = create_oip_app(repository, config=http, grpc=grpc, system="windtunnel", **oip.app_options())
         api.include_router(rows_router(repository))
 
-        def tell(address: ServerAddress) -> None:
-            console.print(
-                f"listening on {address.url}" + ("" if grpc is None else f", gRPC on {grpc.host}:{grpc.port}")
-            )
-
-        code = serve_app(api, bound=bound, on_ready=tell)
+        code = serve_app(api, bound=bound, on_ready=lambda address: announce(address, grpc))
     raise typer.Exit(code)

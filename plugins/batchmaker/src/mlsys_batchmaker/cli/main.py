@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import Device, RunPoolName
-from mlsys_core.cli.serving import Instances, OipOptions, ServerOptions, serve_command
+from mlsys_core.cli.serving import Instances, OipOptions, ServerOptions, announce, serve_command
 from mlsys_core.cli.serving.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
 from mlsys_core.cli.trust import TrustCode
-
-if TYPE_CHECKING:
-    from mlsys_core.serving.http import ServerAddress
 
 app = typer.Typer(no_args_is_help=True)
 serve_app = typer.Typer()  # of "mlsys serve batchmaker"
@@ -31,7 +28,7 @@ def knee(
     batch_sizes: Annotated[
         str, typer.Option(help="Batch sizes to measure, rising, with commas.", metavar="SIZES")
     ] = "1,2,4,8,16,32,64,128,256,512,1024,2048",
-    threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.", min=1, max=1024)] = None,
     repeats: Annotated[int, typer.Option(help="Timed runs of each batch size; the median counts.", min=1)] = 5,
     fraction: Annotated[
         float, typer.Option(help="The knee is the smallest batch size with this part of the best throughput.")
@@ -201,15 +198,17 @@ def serve(
         require_processes(config, model_control=oip.model_control, polls=oip.poll_seconds is not None)
         torch.set_num_threads(1)  # who has threads cannot fork
         with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
-            groups = instance_groups(model_dirs, config, trust_code=trust_code)
+            groups, folder_of = instance_groups(model_dirs, config, trust_code=trust_code)
+            configs, composed = oip.configs(folder_of), oip.composed()
+            configs.warn_unused([*(group.spec.name for group in groups), *(each.name for each in composed)])
             code = serve_processes(
                 groups,
                 instances,
                 bound=bound,
                 http=http,
                 grpc=grpc,
-                settings_of=oip.configs().settings,
-                composed=oip.composed(),
+                settings_of=configs.settings,
+                composed=composed,
                 **oip.app_options(),
             )
         raise typer.Exit(code)
@@ -225,12 +224,8 @@ def serve(
             **oip.app_options(),
         )
         folders = ", ".join(map(str, model_dirs))
-        typer.echo(f"loading {folders}: cells are made for every batch size, some seconds a model")
-
-        def tell(address: ServerAddress) -> None:
-            typer.echo(f"serving at {address.url}/v2" + ("" if grpc is None else f", gRPC at {grpc.host}:{grpc.port}"))
-
-        code = serve_app(served, bound=bound, on_ready=tell)
+        typer.echo(f"loading {folders}: cells are made for every batch size, some seconds a model", err=True)
+        code = serve_app(served, bound=bound, on_ready=lambda address: announce(address, grpc))
     raise typer.Exit(code)
 
 

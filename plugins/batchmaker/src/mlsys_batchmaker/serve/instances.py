@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from fastapi import FastAPI
+from mlsys_core.cli.serving import announce
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import BoundPort, HttpConfig, ServerAddress
+from mlsys_core.serving.http import BoundPort, HttpConfig
 from mlsys_core.serving.instances import InstanceGroup, serve_instances
 from mlsys_core.serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
 from mlsys_core.serving.oip.config.settings import ModelSettings
@@ -46,8 +47,13 @@ class _Loaded:
         """Free nothing."""
 
 
-def instance_groups(roots: Sequence[Path], config: EngineConfig, *, trust_code: bool = False) -> list[InstanceGroup]:
-    """Load all models in ``roots``, and return each version of each as a group of instances.
+def instance_groups(
+    roots: Sequence[Path], config: EngineConfig, *, trust_code: bool = False
+) -> tuple[list[InstanceGroup], Callable[[str], Path | None]]:
+    """Load all models in ``roots``.
+
+    Returns:
+        Each version of each as a group of instances, and what returns a model's own folder.
 
     Raises:
         InvalidInputError: A root is no directory, holds a stream, or there is no model in any.
@@ -66,7 +72,7 @@ def instance_groups(roots: Sequence[Path], config: EngineConfig, *, trust_code: 
     if not source.names():
         raise InvalidInputError(f"there is no model in {', '.join(map(str, roots))}")
     loaded = [each for name in source.names() for each in asyncio.run(source.load(name))]
-    return [each.group(config) for each in loaded if isinstance(each, _Loaded)]
+    return [each.group(config) for each in loaded if isinstance(each, _Loaded)], source.directory
 
 
 def serve_processes(
@@ -96,16 +102,12 @@ def serve_processes(
     def app_of(repository: ModelRepository) -> FastAPI:
         return create_oip_app(repository, config=http, grpc=grpc, system="batchmaker", unit="round", **options)
 
-    def tell(address: ServerAddress) -> None:
-        more = "" if grpc is None else f", gRPC at {grpc.host}:{grpc.port}"
-        print(f"serving at {address.url}/v2{more}", flush=True)
-
     return serve_instances(
         groups,
         num_instances,
         app_of,
         bound=bound,
-        on_ready=tell,
+        on_ready=lambda address: announce(address, grpc),
         settings_of=settings_of,
         composed=composed,
     )

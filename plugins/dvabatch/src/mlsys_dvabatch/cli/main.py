@@ -98,17 +98,17 @@ def serve(
     slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
     compiler: CompilerName = None,
     exit_confidence: Annotated[
-        float, typer.Option(help="With --policy early-exit: how sure an output must be, as a part of 1.", max=1)
+        float, typer.Option(help="With --policy early-exit: how sure an output must be, as a part of 1.", min=0, max=1)
     ] = 0.9,
     exit_rule: Annotated[
         str,
-        typer.Option(help="How sure: confidence (largest share), margin (lead over the second), entropy (1: none)."),
+        typer.Option(help="With it: confidence (largest share), margin (lead over the second), entropy (1: none)."),
     ] = "confidence",
     mask: Mask = None,
     weights: Annotated[
         str, typer.Option(help="float, or int8: an encoder's products in whole numbers, faster and less exact.")
     ] = "float",
-    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, max=1024)] = None,
     instances: Instances = None,
     device: Device = "cpu",
     trust_code: TrustCode = False,
@@ -128,6 +128,8 @@ def serve(
     from mlsys_dvabatch.serve.preparing import Batching
     from mlsys_dvabatch.serve.text_routes import TEXT_ERRORS
 
+    _require_policy("early-exit", policy, exit_confidence=exit_confidence != 0.9, exit_rule=exit_rule != "confidence")
+    _require_policy("delay", policy, window_ms=window_ms != 5)
     loading = Loading(
         batching=Batching(
             policy=policy,
@@ -235,7 +237,7 @@ def bench(
     quick: Quick = False,
     part: Annotated[str, typer.Option(help="all, encoder, vision, stepping or overhead.")] = "all",
     lengths: Annotated[str, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = "",
-    threads: Annotated[int, typer.Option(help="embeddings: cores of each contestant.", min=1)] = 2,
+    threads: Annotated[int, typer.Option(help="embeddings: cores of each contestant.", min=1, max=1024)] = 2,
     device: Device = "cpu",
     out: Out = RESULTS,
 ) -> None:
@@ -259,6 +261,18 @@ def bench(
     if what != "paper":
         raise InvalidInputError(f"there is no benchmark {what!r}: paper, embeddings or exits")
     run_named("dvabatch", quick=quick, device=device, threads=1, out=out, part=part, lengths=names)
+
+
+def _require_policy(wanted: str, policy: str, **given: bool) -> None:
+    """Refuse options that only one policy reads.
+
+    Raises:
+        InvalidInputError: One is given with another policy.
+    """
+    from mlsys_core.errors import InvalidInputError
+
+    for name in (name for name, is_given in given.items() if is_given and policy != wanted):
+        raise InvalidInputError(f"--{name.replace('_', '-')} is for --policy {wanted}, not {policy}: leave it out")
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:

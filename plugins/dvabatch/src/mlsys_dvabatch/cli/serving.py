@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from fastapi import FastAPI
-from mlsys_core.cli.serving.options import OipOptions
+from mlsys_core.cli.serving import OipOptions, announce
 from mlsys_core.config import settings
 from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import BoundPort, HttpConfig, ServerAddress
+from mlsys_core.serving.http import BoundPort, HttpConfig
 from mlsys_core.serving.http import serve as serve_app
 from mlsys_core.serving.instances import serve_instances
 from mlsys_core.serving.oip import GrpcConfig, ModelRepository
@@ -87,9 +87,6 @@ def serve_models(
     """
     console = Console(stderr=True)
 
-    def tell(address: ServerAddress) -> None:
-        console.print(f"listening on {address.url}" + ("" if grpc is None else f", gRPC on {grpc.host}:{grpc.port}"))
-
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -119,7 +116,7 @@ def serve_models(
             num_instances,
             app_of,
             bound=bound,
-            on_ready=tell,
+            on_ready=lambda address: announce(address, grpc),
             settings_of=configs.settings,
             composed=composed,
             num_cores=num_threads,
@@ -133,7 +130,7 @@ def serve_models(
     registry.register(StageMetrics(source))
     repository = ModelRepository(served, source=source, settings_of=configs.settings, composed=composed)
     app = app_of(repository, registry=registry)
-    return serve_app(app, bound=bound, on_ready=tell)
+    return serve_app(app, bound=bound, on_ready=lambda address: announce(address, grpc))
 
 
 def _require_processes(loading: Loading, oip: OipOptions) -> None:

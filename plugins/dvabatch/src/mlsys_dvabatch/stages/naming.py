@@ -23,6 +23,6 @@ def naming(name: str | Path) -> Iterator[None]:
     try:
         yield
     except InvalidInputError as error:
-        if Path(name).name in str(error):
+        if Path(name).name in str(error) or str(error).startswith(f"{Path(name).stem}: "):
             raise
         raise InvalidInputError(f"{name}: {error}") from error

@@ -244,6 +244,8 @@ def open_program(
         make, own_shape = SHAPES[name]
         return program_of(make().eval(), (torch.randn(1, *(shape or own_shape)),), device=device)
     path = Path(name).expanduser()
+    if path.is_dir():
+        raise InvalidInputError(f"{path} is a folder, and no encoder's: give one of the files in it")
     if not path.is_file():
         raise InvalidInputError(f"{path} is no file")
     example: tuple[Tensor, ...] | None = None if shape is None else (torch.randn(1, *shape),)

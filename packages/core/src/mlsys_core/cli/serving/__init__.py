@@ -5,6 +5,6 @@ Each option may also come from the environment and from the TOML file of ``--con
 """
 
 from mlsys_core.cli.serving.command import serve_command
-from mlsys_core.cli.serving.options import Instances, OipOptions, ServerOptions
+from mlsys_core.cli.serving.options import Instances, OipOptions, ServerOptions, announce
 
-__all__ = ["Instances", "OipOptions", "ServerOptions", "serve_command"]
+__all__ = ["Instances", "OipOptions", "ServerOptions", "announce", "serve_command"]

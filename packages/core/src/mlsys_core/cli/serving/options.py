@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -14,7 +14,7 @@ import typer
 from mlsys_core.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from mlsys_core.serving.http import BoundPort, ErrorFormat, HttpConfig, TlsConfig
+    from mlsys_core.serving.http import BoundPort, ErrorFormat, HttpConfig, ServerAddress, TlsConfig
     from mlsys_core.serving.oip import GrpcConfig
     from mlsys_core.serving.oip.config.files import ConfigFiles
     from mlsys_core.serving.oip.ensembles.plan import Declared
@@ -82,12 +82,12 @@ class ServerOptions:
     ] = "info"
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text"
 
-    def http_config(self, *, base: HttpConfig | None = None, **fields: Any) -> HttpConfig:
+    def http_config(self, *, base: HttpConfig | None = None, **more: Any) -> HttpConfig:
         """Return the settings of the HTTP front.
 
         Args:
             base: the front's own settings; these options go first.
-            fields: further settings of ``HttpConfig``, such as its title.
+            more: further settings of ``HttpConfig``, such as its title.
 
         Raises:
             InvalidInputError: an option's value is not allowed; the message names it.
@@ -96,31 +96,35 @@ class ServerOptions:
 
         if self.log_format not in _FORMATS:
             raise InvalidInputError(f"--log-format is text or json, not {self.log_format!r}")
+        for option, values in (("--cors-origin", self.cors_origin), ("--allowed-host", self.allowed_host)):
+            if "" in (values or ()):
+                raise InvalidInputError(f"{option} is empty: leave it out, or give a value")
         if self.max_body_bytes is not None:
-            fields["max_body_nbytes"] = self.max_body_bytes
+            more["max_body_nbytes"] = self.max_body_bytes
         if self.max_bodies_bytes is not None:
-            fields["max_bodies_nbytes"] = self.max_bodies_bytes
-        return replace(
-            base or HttpConfig(),
-            **fields,
-            api_keys=frozenset(self.keys()),
-            has_ui=not self.no_ui,
-            tls=self._tls(),
-            traces=self._traces(),
-            cors_origins=tuple(self.cors_origin or ()),
-            allowed_hosts=tuple(self.allowed_host or ()),
-            connections=ConnectionLimits(
-                max_connections=self.max_connections,
-                header_timeout_s=self.header_timeout_s,
-                body_timeout_s=self.body_timeout_s,
-                write_timeout_s=self.write_timeout_s,
-                keep_alive_timeout_s=self.keep_alive_timeout_s,
-            ),
-            request_timeout_s=self.request_timeout_s,
-            drain_timeout_s=self.drain_timeout_s,
-            log_level=self.log_level,  # type: ignore[arg-type]  # checked there
-            log_format=_FORMATS[self.log_format],  # type: ignore[arg-type]
-        )
+            more["max_bodies_nbytes"] = self.max_bodies_bytes
+        with _naming_options(self):
+            return replace(
+                base or HttpConfig(),
+                **more,
+                api_keys=frozenset(self.keys()),
+                has_ui=not self.no_ui,
+                tls=self._tls(),
+                traces=self._traces(),
+                cors_origins=tuple(self.cors_origin or ()),
+                allowed_hosts=tuple(self.allowed_host or ()),
+                connections=ConnectionLimits(
+                    max_connections=self.max_connections,
+                    header_timeout_s=self.header_timeout_s,
+                    body_timeout_s=self.body_timeout_s,
+                    write_timeout_s=self.write_timeout_s,
+                    keep_alive_timeout_s=self.keep_alive_timeout_s,
+                ),
+                request_timeout_s=self.request_timeout_s,
+                drain_timeout_s=self.drain_timeout_s,
+                log_level=self.log_level,  # type: ignore[arg-type]  # checked there
+                log_format=_FORMATS[self.log_format],  # type: ignore[arg-type]
+            )
 
     def bind(self, config: HttpConfig, *, error_format: ErrorFormat | None = None, answers: bool = True) -> BoundPort:
         """Take the port before a model is loaded, and warn if it is open to a network.
@@ -263,6 +267,24 @@ class OipOptions:
         held, address = bind(host, self.grpc_port, option="--grpc-port")
         with held:  # bound, but not listening: gRPC's own socket may take the port, and does when it starts
             yield GrpcConfig(host=host, port=address.port)
+
+
+def announce(address: ServerAddress, grpc: GrpcConfig | None = None) -> None:
+    """Print where a server listens, in one form for all servers of the protocol."""
+    more = "" if grpc is None else f", gRPC on {grpc.host}:{grpc.port}"
+    typer.echo(f"listening on {address.url}{more}", err=True)
+
+
+@contextmanager
+def _naming_options(options: ServerOptions) -> Iterator[None]:
+    """Name the option instead of the field that a message begins with."""
+    try:
+        yield
+    except InvalidInputError as error:
+        name, _, rest = str(error).partition(" ")
+        if not any(name == field.name for field in fields(options)):
+            raise
+        raise InvalidInputError(f"--{name.replace('_', '-')} {rest}") from error
 
 
 def warn(message: str) -> None:

@@ -62,6 +62,8 @@ class HttpConfig:
                 raise InvalidInputError(f"{name} is a tuple of non-empty strings, got {values!r}")
         for origin in self.cors_origins:
             check_origin(origin)
+        for host in self.allowed_hosts:
+            check_host(host)
         if not isinstance(self.max_body_nbytes, int) or self.max_body_nbytes < 0:
             raise InvalidInputError(f"max_body_nbytes is a number of bytes, 0 or more, got {self.max_body_nbytes!r}")
         total = self.max_bodies_nbytes
@@ -100,6 +102,18 @@ def check_origin(origin: str) -> None:
         raise InvalidInputError(
             f"{origin!r} is no origin; write scheme://host or scheme://host:port in lower case and without a path, "
             "like https://example.org, or * for all"
+        )
+
+
+def check_host(host: str) -> None:
+    """Refuse a value that no client sends as its ``Host``, leaving a port aside.
+
+    Raises:
+        InvalidInputError: it is neither ``*`` nor a name.
+    """
+    if host != "*" and set(host) & set("/:@?#* \t"):
+        raise InvalidInputError(
+            f"{host!r} is no name of a host; write it without scheme, port and path, like example.org, or * for all"
         )
 
 

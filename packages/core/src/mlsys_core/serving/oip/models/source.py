@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -79,6 +79,12 @@ class DirectorySource:
         self._roots = [root.resolve() for root in roots]
         self._build = build
         self._holds_model = (lambda path: (path / marker).is_file()) if isinstance(marker, str) else marker
+        known: dict[str, Path] = {}
+        for directory in self._all():
+            if known.setdefault(directory.name, directory) != directory:
+                raise InvalidInputError(
+                    f"{known[directory.name]} and {directory} are models of one name, {directory.name!r}: rename one"
+                )
 
     def names(self) -> Sequence[str]:
         """Return the names of all model directories."""
@@ -109,13 +115,16 @@ class DirectorySource:
         return [self._build(versions[version], name, version) for version in choose(sorted(versions, key=int))]
 
     def _directories(self) -> dict[str, Path]:
+        """Return models by name; of two that have one name since the start, the one of the first root."""
         found: dict[str, Path] = {}
+        for directory in self._all():
+            found.setdefault(directory.name, directory)
+        return found
+
+    def _all(self) -> Iterator[Path]:
         for root in self._roots:
             candidates = [root] if self._versions(root) else sorted(path for path in root.iterdir() if path.is_dir())
-            for directory in candidates:
-                if self._versions(directory):
-                    found.setdefault(directory.name, directory)
-        return found
+            yield from (directory for directory in candidates if self._versions(directory))
 
     def _versions(self, directory: Path) -> dict[str, Path]:
         """Return directories by version; empty if ``directory`` is no model."""
