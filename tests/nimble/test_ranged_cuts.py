@@ -97,13 +97,36 @@ def test_sizes_between_those_tried_are_eagers(function: Callable[[Tensor, Tensor
         torch.testing.assert_close(model(x[:n], y[:m]), expected)
 
 
-def test_a_step_of_a_window_that_no_size_tried_takes():
-    net = nn.Sequential(nn.Conv1d(4, 4, 1, stride=32), nn.ReLU())
+class Steps(nn.Module):
+    """A window's step and a remainder that are 1 and the size itself at all small sizes; a size as a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 4, 1, stride=32)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.conv(x).relu(), x.tril(x.shape[2] % 30)
+
+
+def test_what_dynamo_computes_of_sizes_is_computed_for_each():
+    net = Steps()
     compiled = torch.compile(net, backend="nimble", dynamic=True)
     with torch.no_grad():
         for size in (20, 31, 40, 100):
             x = torch.randn(2, 4, size)
             torch.testing.assert_close(compiled(x), net(x))
+
+
+def test_sizes_among_the_results_are_integers():
+    class Counts(nn.Module):
+        def forward(self, x: Tensor, count: int) -> tuple[Tensor, int, int, int]:
+            return x * 2, x.shape[1], count, x.shape[0] // 32
+
+    model = Nimble(Counts()).prepare((torch.randn(9, 4), 3), dynamic={"x": {0: (1, 31)}})
+    found = model(torch.randn(20, 4), 3)[1:]
+    assert (found, [*map(type, found)]) == ((4, 3, 0), [int] * 3)
+    model = Nimble(Counts()).prepare((torch.randn(9, 4), 3), dynamic={"x": {0: (1, 63)}})
+    assert [model(torch.randn(size, 4), 3)[3] for size in (31, 32)] == [0, 1]
 
 
 @pytest.mark.parametrize("function", [remainder, last_rows])

@@ -93,6 +93,8 @@ def capture(
         # The run must not write to the caller's arrays.
         leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
         inputs = [tracer.add_input(leaves[index]) for index in indices]
+        if questions is not None:  # dynamo passes sizes as arguments
+            leaves = [questions.wrapped(leaf) if type(leaf) is int else leaf for leaf in leaves]
         objects: list[Any] = []
         call = trees.unflatten(leaves, flat.spec, objects)
         given = _Given(call, objects)

@@ -14,6 +14,7 @@ from mlsys_nimble.backends.table import Run
 from mlsys_nimble.capture.aliases import Member, is_known, overlap
 from mlsys_nimble.capture.builder import Ref
 from mlsys_nimble.capture.tracer import Tracer
+from mlsys_nimble.capture.watched import Read
 from mlsys_nimble.errors import refuse
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import Operator, Program, ValueType
@@ -93,7 +94,7 @@ def find_results(
     finder = _Finder(tracer, inputs, [flat.leaves[index] for index in tensor_indices])
     find = finder.separate if separates else finder.origin
     origins = tuple([find(flat.leaves[index]) for index in tensor_indices])
-    leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in flat.leaves]
+    leaves = [None if isinstance(leaf, Tensor) else _plain(leaf) for leaf in flat.leaves]
     is_plain = all(o.kind == "output" and not o.steps and o.number == n for n, o in enumerate(origins))
     is_plain = is_plain and len(finder.outputs) == len(origins)
     return Results(flat.spec, tuple(leaves), tuple(tensor_indices), origins, tuple(changed), is_plain), finder.outputs
@@ -152,3 +153,7 @@ def _runs(member: Member, base: ValueType) -> tuple[Run, ...]:
         runs.append(compile_operator(Operator("view", step.kind, (0,), (1,)), (type_, step.type)))
         type_ = step.type
     return tuple(runs)
+
+
+def _plain(leaf: Any) -> Any:
+    return int(leaf) if isinstance(leaf, Read) else leaf  # noted: another size is another result
