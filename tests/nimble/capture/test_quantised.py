@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
 from mlsys_nimble import CaptureError, Nimble, load
-from mlsys_nimble.ir.operators import Aten, Cast, Convolution, Dequantise, IntegerProduct, Linear
+from mlsys_nimble.backends.cpu.executor import NativeExecutor
+from mlsys_nimble.ir.operators import Aten, Cast, Convolution, Copy, Dequantise, IntegerProduct, Linear
 from torch import Tensor, nn
 
 ops = torch.ops.quantized_decomposed
@@ -146,6 +147,10 @@ def test_products_of_codes_are_eagers(dtype: torch.dtype, caplog: pytest.LogCapt
     assert kinds.count(IntegerProduct) == 5
     assert not {Aten, Cast, Convolution, Linear}.intersection(kinds)
     assert kinds.count(Dequantise) == 0
+    executor = prepared.prepared.executor
+    assert isinstance(executor, NativeExecutor)
+    copies = [each.name for each in executor.schedule.layout.program.operators if isinstance(each.kind, Copy)]
+    assert not any(name.startswith("input") for name in copies)  # planes are rounded as they come
     for factor in (1.0, 0.5):
         expected = model(x * factor)
         # Sums are exact in both but for eager's own rounding: a code may differ by one here and there.

@@ -45,6 +45,7 @@ CASES = {  # channels, columns, groups, kernel, stride, padding, dilation, space
     "image": (3, 32, 1, (7, 7), (2, 2), (3, 3), (1, 1), (19, 23)),
     "window": (20, 48, 1, (3, 3), (1, 1), (1, 1), (1, 1), (9, 11)),
     "strided pixels": (32, 33, 1, (1, 1), (2, 2), (0, 0), (1, 1), (7, 9)),
+    "line of planes": (2, 9, 1, (5,), (1,), (2,), (1,), (41,)),
     "wide": (4, 24, 1, (3, 3), (1, 1), (1, 1), (1, 1), (5, 461)),
     "many pixels": (12, 24, 1, (1, 1), (1, 1), (0, 0), (1, 1), (21, 31)),
     "grouped": (24, 40, 4, (3, 3), (2, 1), (1, 2), (1, 1), (8, 7)),
@@ -92,9 +93,10 @@ def test_sums_are_exact(case: str, int8: Any, pieces: Pieces):
     assert torch.equal(pieces(kernel, out).double(), expected + bias.double().reshape(shape))
 
 
-def test_features_may_lie_apart(int8: Any, pieces: Pieces):
+@pytest.mark.parametrize("case", ["image", "line of planes", "wide"])
+def test_features_may_lie_apart(case: str, int8: Any, pieces: Pieces):
     torch.manual_seed(7)
-    kind, x, weight = product_of("image")
+    kind, x, weight = product_of(case)
     kind = replace(kind, x=UNIT)
     expected = exact(kind, x, weight)
     out = last(torch.zeros_like(expected, dtype=torch.float32))

@@ -217,7 +217,8 @@ def _input_order(program: Program, value: ValueId) -> Order:
 
 def _takes_planes(kind: Kind, index: int, shape: Shape) -> bool:
     """Return whether an input is an image of few channels, of which a convolution copies bands in any case."""
-    return isinstance(kind, Convolution) and index == 0 and kind.groups == 1 and shape[1] <= BAND_CHANNELS
+    main = kind.main if isinstance(kind, IntegerProduct) else kind
+    return isinstance(main, Convolution) and index == 0 and main.groups == 1 and shape[1] <= BAND_CHANNELS
 
 
 def _in_floats(kind: Kind) -> Kind:

@@ -26,6 +26,33 @@ inline void copy_bytes(uint8_t* to, const uint8_t* from, int64_t count, const ui
     for (; count > 0; count -= COPIED, to += COPIED, from += COPIED) std::memcpy(to, from, COPIED);
 }
 
+// Features of `planes` planes, side by side in each of LANES pixels; up to 4 of them. Up to 4 * LANES bytes are written.
+inline void interleave(uint8_t* to, const uint8_t* from, int64_t planes, int64_t apart) {
+    vu words = load_bytes(from);
+    for (int64_t plane = 1; plane < planes; plane++) words |= load_bytes(from + plane * apart) << (int)(8 * plane);
+#if MLSYS_LANES == 16 && defined(__AVX512BW__)
+    if (planes == 3) {  // words of 3 bytes: 12 of each 16 bytes, then the first three quarters of each
+        const __m512i bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
+        const __m512i order = _mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 3, 7, 11, 15);
+        words = (vu)_mm512_permutexvar_epi32(order, _mm512_shuffle_epi8((__m512i)words, bytes));
+        std::memcpy(to, &words, 4 * LANES);
+        return;
+    }
+#elif MLSYS_LANES == 8 && defined(__AVX2__)
+    if (planes == 3) {
+        const __m128i half = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+        const __m256i bytes = _mm256_shuffle_epi8((__m256i)words, _mm256_broadcastsi128_si256(half));
+        words = (vu)_mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
+        std::memcpy(to, &words, 4 * LANES);
+        return;
+    }
+#endif
+    uint8_t kept[4 * LANES];
+    std::memcpy(kept, &words, sizeof kept);
+    for (int64_t i = 0; i < LANES; i++)
+        for (int64_t plane = 0; plane < planes; plane++) to[i * planes + plane] = kept[4 * i + plane];
+}
+
 // C has x, residual, out ([N, C, D, H, W]), kernel, stride, before, dilation and groups.
 template <class C>
 class Lines {
@@ -168,7 +195,10 @@ class Lines {
     void copy_pixels(uint8_t* to, const uint8_t* from, int64_t count, const uint8_t* stop) const {
         const int64_t pixel = c.x.strides[4], apart = c.x.strides[1];
         if (apart == 1 && pixel == channels) return copy_bytes(to, from, count * channels, stop);
-        for (int64_t i = 0; i < count; i++, from += pixel, to += channels) {
+        int64_t i = 0;
+        if (pixel == 1 && channels <= 4)
+            for (; i + LANES <= count; i += LANES, from += LANES, to += LANES * channels) interleave(to, from, channels, apart);
+        for (; i < count; i++, from += pixel, to += channels) {
             if (apart == 1) copy_bytes(to, from, channels, stop);
             else
                 for (int64_t ch = 0; ch < channels; ch++) to[ch] = from[ch * apart];

@@ -224,7 +224,7 @@ def pack_integers(weight: Tensor, groups: int, lanes: int, words: int, run: int)
     rows = weight.detach().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(2, 3).flatten(2)
     columns, terms = rows.shape[1:]
     padded = torch.zeros(groups, _whole(columns, lanes), terms // run, _whole(run, 4), dtype=torch.int8)
-    padded[:, :columns, :, :run] = rows.unflatten(2, (-1, run))
+    padded[:, :columns, :, :run] = rows.reshape(groups, columns, -1, run)
     made = []
     for group in padded.flatten(2):
         quads = [panel.reshape(-1, lanes, panel.shape[1] // 4, 4) for panel in torch.split(group, 2 * lanes)]
