@@ -63,3 +63,20 @@ def test_explain_shows_cells_and_writes_the_graph(tmp_path: Path, capsys: pytest
     assert "unfolds to" in capsys.readouterr().out
     assert run(["batchmaker", "explain", "lstm", "--graph", str(tmp_path / "tree.gif")]) == 2
     assert "a graph cannot be written as 'tree.gif'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--executor", "both"], "--executor 'both': give chunk or cell"),
+        (["--lookahead", "two"], "--lookahead 'two': give speculative or one"),
+        (["--compiler", "none"], "no compiler is called 'none'"),
+    ],
+)
+def test_serve_refuses_unknown_choices_before_it_loads_a_model(
+    options: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    assert run(["batchmaker", "serve", str(tmp_path), "--port", "0", *options]) == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert says in told[-1]
+    assert len(told) == 2  # the settings, and the refusal

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import signal
 import socket
 import threading
@@ -14,6 +15,7 @@ from fastapi import FastAPI, Request
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving.http import BackgroundServer, HttpConfig, Router, ServerAddress, create_app, runtime_of, serve
 from mlsys_core.serving.http.lifecycle import Readiness
+from mlsys_core.serving.http.logs import make_logger
 
 Check = Callable[[httpx.Response, int, str], dict[str, Any]]
 WAIT_S = 1200  # ends a hang; nothing is decided by it
@@ -97,6 +99,8 @@ def test_the_url_of_all_interfaces_works_here(host: str, url: str) -> None:
 def test_an_app_that_fails_to_start_raises_its_reason(
     raised: Exception, expected: type[Exception], message: str
 ) -> None:
+    lines = io.StringIO()
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         raise raised
@@ -104,7 +108,9 @@ def test_an_app_that_fails_to_start_raises_its_reason(
 
     for run in (lambda app: BackgroundServer(app).start(), lambda app: serve(app, port=0)):
         with pytest.raises(expected, match=message):
-            run(_app(lifespan=lifespan))
+            run(_app(lifespan=lifespan, logger=make_logger("json", stream=lines)))
+    is_defect = expected is ServingError
+    assert ("Traceback" in lines.getvalue()) is is_defect  # a refusal is one line, which who started it prints
 
 
 def test_serve_needs_the_main_thread_and_a_made_app() -> None:

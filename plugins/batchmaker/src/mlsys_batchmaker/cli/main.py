@@ -176,9 +176,13 @@ def serve(
     """
     from mlsys_batchmaker.engine import EngineConfig
     from mlsys_batchmaker.serve.app import make_app
+    from mlsys_batchmaker.workers.materialise import find_compiler
     from mlsys_core.serving.http import serve as serve_app
     from mlsys_core.serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
 
+    _require_choice("--executor", executor, "chunk", "cell")
+    _require_choice("--lookahead", lookahead, "speculative", "one")
+    find_compiler(compiler)  # which refuses unknown names, before a model is loaded
     config = EngineConfig(
         num_workers=workers,
         executor=executor,  # type: ignore[arg-type] # checked there
@@ -291,6 +295,13 @@ def bench(
         requests=requests,
         trees="" if trees is None else str(trees),
     )
+
+
+def _require_choice(option: str, value: str, *allowed: str) -> None:
+    from mlsys_core.errors import InvalidInputError
+
+    if value not in allowed:
+        raise InvalidInputError(f"{option} {value!r}: give {' or '.join(allowed)}")
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -90,7 +90,10 @@ def serve(
         server = _Server(app, runtime, bound, ready, generation=generation)
         # uvicorn logs a traceback when a signal interrupts its start: no news.
         serving.enter_context(
-            forwarded_uvicorn_log(runtime.logger, is_wanted=lambda: server.started or not server.should_exit)
+            forwarded_uvicorn_log(
+                runtime.logger,
+                is_wanted=lambda: (server.started or not server.should_exit) and not _is_refused(runtime),
+            )
         )
         _run(server)
     return server.exit_code
@@ -182,7 +185,7 @@ class BackgroundServer:
 
     def _main(self, server: _Server, bound: BoundPort) -> None:
         try:
-            with bound, forwarded_uvicorn_log(self._runtime.logger):
+            with bound, forwarded_uvicorn_log(self._runtime.logger, is_wanted=lambda: not _is_refused(self._runtime)):
                 _run(server)
         except BaseException as error:  # noqa: BLE001  (raised by start(), in the caller's thread)
             self._error = error
@@ -194,6 +197,11 @@ class BackgroundServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _is_refused(runtime: HttpRuntime) -> bool:
+    """Return whether the app failed to start for a reason that is told in one line, without a traceback."""
+    return isinstance(runtime.lifecycle.startup_error, MlsysError)
 
 
 def _run(server: _Server) -> None:
