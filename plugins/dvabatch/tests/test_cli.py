@@ -137,3 +137,17 @@ def test_a_file_of_torch_save_is_told_what_to_write(capsys: pytest.CaptureFixtur
     (file := tmp_path / "net.pt").write_bytes(b"PK")
     assert run(["dvabatch", "serve", str(file), "--port", "0"]) == 2
     assert "torch.export.save" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["speed"], "benchmark 'speed': give paper, embeddings or exits"),
+        (["embeddings", "--part", "vision"], "--part is for the benchmark paper, not embeddings"),
+        (["paper", "--threads", "4"], "--threads is for the benchmark embeddings, not paper"),
+        (["exits", "--lengths", "RTE"], "--lengths is for the benchmark paper or embeddings, not exits"),
+    ],
+)
+def test_bench_refuses_what_it_would_not_read(options: list[str], says: str, capsys: pytest.CaptureFixture[str]):
+    assert run(["dvabatch", "bench", *options]) == 2
+    assert says in capsys.readouterr().err

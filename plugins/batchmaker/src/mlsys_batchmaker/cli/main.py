@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
+from mlsys_core.cli.choices import require_choice, require_read
 from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import Device, RunPoolName
 from mlsys_core.cli.serving import Instances, OipOptions, ServerOptions, announce, serve_command
@@ -14,6 +15,7 @@ from mlsys_core.cli.serving.chaos import ChaosOut, Every, NumInstances, Seconds,
 from mlsys_core.cli.trust import TrustCode
 
 app = typer.Typer(no_args_is_help=True)
+FIGURES = "3,7,8,9,11,13,14,15"
 serve_app = typer.Typer()  # of "mlsys serve batchmaker"
 
 
@@ -180,8 +182,8 @@ def serve(
     from mlsys_core.serving.http import serve as serve_app
     from mlsys_core.serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
 
-    _require_choice("--executor", executor, "chunk", "cell")
-    _require_choice("--lookahead", lookahead, "speculative", "one")
+    require_choice("--executor", executor, "chunk", "cell")
+    require_choice("--lookahead", lookahead, "speculative", "one")
     find_compiler(compiler)  # which refuses unknown names, before a model is loaded
     config = EngineConfig(
         num_workers=workers,
@@ -259,9 +261,7 @@ def chaos(
 def bench(
     what: Annotated[str, typer.Argument(help="paper: the paper's figures; voice: live voices.")] = "paper",
     quick: Quick = False,
-    figures: Annotated[
-        str, typer.Option(help="Figures of the paper, with commas.", metavar="NUMBERS")
-    ] = "3,7,8,9,11,13,14,15",
+    figures: Annotated[str, typer.Option(help="Figures of the paper, with commas.", metavar="NUMBERS")] = FIGURES,
     hidden: Annotated[int, typer.Option(help="Hidden size; 0: 1024, quick 256.", min=0)] = 0,
     requests: Annotated[int, typer.Option(help="Requests a run; 0: 1000, quick 120.", min=0)] = 0,
     trees: Annotated[Path | None, typer.Option(help="Parse trees in brackets, one a line, for figure 14.")] = None,
@@ -277,13 +277,13 @@ def bench(
 
     Example: mlsys batchmaker bench voice --streams 1000
     """
+    require_choice("benchmark", what, "paper", "voice")
+    require_read("the benchmark", what, "voice", streams=streams != 1000)
+    of_paper = {"figures": figures != FIGURES, "hidden": bool(hidden), "requests": bool(requests), "trees": bool(trees)}
+    require_read("the benchmark", what, "paper", **of_paper)
     if what == "voice":
         run_named("batchmaker-voice", quick=quick, device=device, threads=2, out=out, streams=streams)
         return
-    from mlsys_core.errors import InvalidInputError
-
-    if what != "paper":
-        raise InvalidInputError(f"there is no benchmark {what!r}: paper or voice")
     run_named(
         "batchmaker",
         quick=quick,
@@ -295,13 +295,6 @@ def bench(
         requests=requests,
         trees="" if trees is None else str(trees),
     )
-
-
-def _require_choice(option: str, value: str, *allowed: str) -> None:
-    from mlsys_core.errors import InvalidInputError
-
-    if value not in allowed:
-        raise InvalidInputError(f"{option} {value!r}: give {' or '.join(allowed)}")
 
 
 def parse_sizes(text: str) -> list[int]:

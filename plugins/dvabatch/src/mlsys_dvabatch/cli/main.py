@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from mlsys_core.cli import completion
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
+from mlsys_core.cli.choices import require_choice, require_read
 from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import CompilerName, Device
 from mlsys_core.cli.serving import Instances, OipOptions, ServerOptions, serve_command
@@ -128,8 +129,9 @@ def serve(
     from mlsys_dvabatch.serve.preparing import Batching
     from mlsys_dvabatch.serve.text_routes import TEXT_ERRORS
 
-    _require_policy("early-exit", policy, exit_confidence=exit_confidence != 0.9, exit_rule=exit_rule != "confidence")
-    _require_policy("delay", policy, window_ms=window_ms != 5)
+    for_exits = {"exit_confidence": exit_confidence != 0.9, "exit_rule": exit_rule != "confidence"}
+    require_read("--policy", policy, "early-exit", **for_exits)
+    require_read("--policy", policy, "delay", window_ms=window_ms != 5)
     loading = Loading(
         batching=Batching(
             policy=policy,
@@ -249,8 +251,10 @@ def bench(
 
     Example: mlsys dvabatch bench embeddings --lengths RTE,SST-2
     """
-    from mlsys_core.errors import InvalidInputError
-
+    require_choice("benchmark", what, "paper", "embeddings", "exits")
+    require_read("the benchmark", what, "paper", part=part != "all")
+    require_read("the benchmark", what, "embeddings", threads=threads != 2)
+    require_read("the benchmark", what, "paper", "embeddings", lengths=bool(lengths))
     names = tuple(name.strip() for name in lengths.split(",") if name.strip())
     if what == "embeddings":
         run_named("dvabatch-embeddings", quick=quick, device=device, threads=threads, out=out, lengths=names)
@@ -258,21 +262,7 @@ def bench(
     if what == "exits":
         run_named("dvabatch-exits", quick=quick, device=device, threads=1, out=out)
         return
-    if what != "paper":
-        raise InvalidInputError(f"there is no benchmark {what!r}: paper, embeddings or exits")
     run_named("dvabatch", quick=quick, device=device, threads=1, out=out, part=part, lengths=names)
-
-
-def _require_policy(wanted: str, policy: str, **given: bool) -> None:
-    """Refuse options that only one policy reads.
-
-    Raises:
-        InvalidInputError: One is given with another policy.
-    """
-    from mlsys_core.errors import InvalidInputError
-
-    for name in (name for name, is_given in given.items() if is_given and policy != wanted):
-        raise InvalidInputError(f"--{name.replace('_', '-')} is for --policy {wanted}, not {policy}: leave it out")
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:
