@@ -9,14 +9,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.serving import ServeRequest
+from mlsys_core.serving.instances.chaos import running_server
+from mlsys_core.serving.processes import can_supervise
 from mlsys_dvabatch.serve.preparing import Batching, prepare
 from mlsys_dvabatch.stages.models.vision import UNet
 from mlsys_dvabatch.stages.slicing.onnx_answers import require_equal
+from mlsys_dvabatch.stages.slicing.onnx_child import answers_in_child
 from mlsys_dvabatch.stages.slicing.onnx_file import _inline_copies, _name_inputs, _told
 from mlsys_dvabatch.stages.slicing.onnx_inputs import onnx_inputs
 from mlsys_dvabatch.stages.slicing.program import load_program
@@ -29,6 +33,7 @@ needs_converter = pytest.mark.skipif(
     importlib.util.find_spec("onnx2torch") is None, reason="onnx2torch is not installed"
 )
 Tensors = Sequence[tuple[str, int, Sequence[int | str] | None]]
+TASKS = Path("/proc/self/task")  # threads of this process
 WEIGHT = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
 
 
@@ -128,6 +133,26 @@ class Called(nn.Module):
 
     def forward(self, *given: torch.Tensor) -> Any:
         return self.function(*given)
+
+
+@pytest.mark.skipif(not TASKS.is_dir(), reason="threads are counted in /proc")
+def test_the_comparison_leaves_no_thread_behind_and_outlives_a_crash_of_the_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if importlib.util.find_spec("onnxruntime") is None:
+        pytest.skip("onnxruntime is not installed")
+    model = product()
+    path, inputs = written(model, tmp_path), onnx_inputs(tmp_path, model)
+    num_threads = len([*TASKS.iterdir()])
+    require_equal(path, model, Product(), inputs)
+    assert len([*TASKS.iterdir()]) == num_threads
+    batch = [np.ones((1, 4), np.float32)]
+    found = answers_in_child(path, [batch, batch])
+    assert found is not None
+    np.testing.assert_allclose(np.concatenate(found), np.tile(WEIGHT.sum(0), (2, 1, 1)), rtol=1e-5)
+    assert answers_in_child(tmp_path / "none.onnx", [batch]) is None
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    require_equal(path, model, Product(), inputs)  # by onnx's own evaluator
 
 
 @pytest.mark.parametrize("kind", ["ReduceSum", "NonZero"])
@@ -264,6 +289,16 @@ def test_a_file_for_batches_of_one_is_batched_if_its_rows_are_independent(
         model = model_of(nodes, [("x", T.FLOAT, sizes)], [("y", T.FLOAT, [1, 4])], axes=np.array(axes))
         with pytest.raises(InvalidInputError, match=r"net.onnx gives other answers to 4 requests at once than to 1"):
             load_program(written(model, tmp_path))
+
+
+@needs_converter
+@pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
+def test_a_file_is_served_by_processes(tmp_path: Path):
+    path = written(product(), tmp_path)
+    with running_server(["dvabatch", "serve", str(path), "--instances", "1"]) as (url, _):
+        tensor = {"name": "x", "shape": [2, 4], "datatype": "FP32", "data": [1.0] * 4 + [2.0] * 4}
+        answer = httpx.post(f"{url}/v2/models/net/infer", json={"inputs": [tensor]}, timeout=60).raise_for_status()
+    np.testing.assert_allclose(answer.json()["outputs"][0]["data"], [*WEIGHT.sum(0), *2 * WEIGHT.sum(0)], rtol=1e-5)
 
 
 @needs_converter
