@@ -36,6 +36,8 @@ constexpr int MAX_ROWS = 4;  // of a tile; the registers hold their sums
 constexpr int MAX_ROWS = LANES == 16 ? 12 : 6;
 #endif
 
+constexpr int64_t AHEAD = 16;  // words after which a tile fetches some of the next weights
+
 class IntegerConvolutionKernel : public Kernel {
   public:
     explicit IntegerConvolutionKernel(const IntegerConvolution& c) : c(c), finish(c.codes, c.epilogue), lines(c, MAX_ROWS) {
@@ -60,6 +62,8 @@ class IntegerConvolutionKernel : public Kernel {
         const int32_t* weights;
         const float *scales, *bias;
         const int32_t* sums;
+        const char* ahead;       // this tile's part of the next panel's weights, which it fetches into the cache,
+        int64_t ahead_nbytes;    // as many bytes after each AHEAD words
         const int64_t* offsets;  // of the runs
         int64_t runs, quads;
         int32_t zero_point;
@@ -88,15 +92,22 @@ class IntegerConvolutionKernel : public Kernel {
         char* to = c.out.as<char>() + (out + group * lines.N + column) * finish.out_size();
         const char* add = nullptr;
         if (finish.has_residual()) add = c.residual.as<const char>() + (residual + group * lines.N + column) * finish.residual_size();
+        const int64_t panel_words = lines.runs * lines.quads, word_nbytes = some * DOT_WORDS * LANES * sizeof(int32_t);
+        const int64_t tiles = (pixels + MAX_ROWS - 1) / MAX_ROWS, part = panel_words * word_nbytes / tiles;
+        const bool fetches = some == PANEL_VECS && panel_words >= 4 * AHEAD && tiles >= 8;
+        tile.ahead_nbytes = AHEAD * word_nbytes / tiles;
+        tile.ahead = (const char*)tile.weights + panel_words * word_nbytes;
         for_row_groups(pixels, MAX_ROWS, [&](int row, int count) {
             tile.starts = starts + row;
             tile.out = to + row * tile.out_step;
             tile.residual = add ? add + row * tile.residual_step : nullptr;
-            multiply_of(count, some)(tile, finish);
+            multiply_of(count, some, fetches)(tile, finish);
+            tile.ahead += part;
         });
     }
 
-    template <int MR, int VECS>
+    // FETCHES: it fetches its part of the next panel's weights, which are many, while it computes.
+    template <int MR, int VECS, bool FETCHES>
     static __attribute__((noinline)) void multiply(const Tile& tile, const Finish& finish) {
         constexpr int SUMS = MR * VECS;
         constexpr int COPIES = SUMS >= 6 ? 1 : SUMS >= 3 ? 2 : 4;  // few sums would wait for each other
@@ -108,6 +119,7 @@ class IntegerConvolutionKernel : public Kernel {
         const uint8_t* rows[MR];
         unroll<MR>([&](auto r) MLSYS_INLINE { rows[r] = tile.starts[r]; });
         const int32_t* weights = tile.weights;
+        [[maybe_unused]] const char *ahead = tile.ahead, *until = ahead;
         for (int64_t run = 0; run < tile.runs; run++) {
             int64_t at = tile.offsets[run];
             const int64_t end = at + 4 * tile.quads;
@@ -125,8 +137,19 @@ class IntegerConvolutionKernel : public Kernel {
                 });
             };
             constexpr int64_t WORDS = VECS * DOT_WORDS * LANES;
-            for (; at + 4 * COPIES <= end; at += 4 * COPIES, weights += COPIES * WORDS)
-                unroll<COPIES>([&](auto copy) MLSYS_INLINE { step(at + 4 * copy, weights + copy * WORDS, copy); });
+            const auto steps = [&](int64_t stop) MLSYS_INLINE {
+                for (; at + 4 * COPIES <= stop; at += 4 * COPIES, weights += COPIES * WORDS)
+                    unroll<COPIES>([&](auto copy) MLSYS_INLINE { step(at + 4 * copy, weights + copy * WORDS, copy); });
+            };
+            if constexpr (FETCHES) {
+                while (at < end) {
+                    steps(std::min(end, at + 4 * AHEAD));
+                    until += tile.ahead_nbytes;
+                    for (; ahead < until; ahead += 64) __builtin_prefetch(ahead, 0, 2);
+                }
+            } else {
+                steps(end);
+            }
             if constexpr (COPIES > 1)
                 for (; at < end; at += 4, weights += WORDS) step(at, weights, std::integral_constant<int, 0>());
         }
@@ -205,14 +228,15 @@ class IntegerConvolutionKernel : public Kernel {
 
     using Multiply = void (*)(const Tile&, const Finish&);
 
-    template <int VECS, int... MR>
+    template <int VECS, bool FETCHES, int... MR>
     static constexpr Multiply multiply_of(int mr, std::integer_sequence<int, MR...>) {
-        constexpr Multiply table[] = {multiply<MR + 1, VECS>...};
+        constexpr Multiply table[] = {multiply<MR + 1, VECS, FETCHES && (MR + 1 > MAX_ROWS / 2)>...};
         return table[mr - 1];
     }
-    static Multiply multiply_of(int mr, int vecs) {
+    static Multiply multiply_of(int mr, int vecs, bool fetches) {
         constexpr auto every = std::make_integer_sequence<int, MAX_ROWS>();
-        return vecs == 1 ? multiply_of<1>(mr, every) : multiply_of<2>(mr, every);
+        if (vecs == 1) return multiply_of<1, false>(mr, every);
+        return fetches ? multiply_of<2, true>(mr, every) : multiply_of<2, false>(mr, every);
     }
 
     const IntegerConvolution c;

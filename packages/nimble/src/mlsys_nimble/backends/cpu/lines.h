@@ -129,7 +129,8 @@ class Lines {
 
   private:
     static constexpr int64_t HEADER_NBYTES = 64;
-    static constexpr int64_t ENOUGH_UNITS = 16;                     // to share among some workers evenly
+    static constexpr int64_t ENOUGH_UNITS = 16;                      // to share among some workers evenly
+    static constexpr int64_t ENOUGH_PANELS = 12;                     // of all blocks: fewer blocks read weights less often
     static constexpr int64_t MOST_PIXELS = 224, NBYTES = 256 << 10;  // of a block, and of its pixels' features
 
     struct Block {
@@ -158,12 +159,11 @@ class Lines {
         for (;; limit -= tile_rows) {
             across = (size[3] + limit - 1) / limit;
             block_columns = (size[3] + across - 1) / across;
-            if (across > 1) block_columns = (block_columns + tile_rows - 1) / tile_rows * tile_rows;
             across = (size[3] + block_columns - 1) / block_columns;
             block_lines = std::clamp<int64_t>(limit / block_columns, 1, across > 1 ? 1 : size[2]);
             down = (size[2] + block_lines - 1) / block_lines;
             block_lines = (size[2] + down - 1) / down;
-            if (limit < 3 * tile_rows || size[0] * size[1] * down * across * c.groups * panels >= ENOUGH_UNITS) break;
+            if (limit < 3 * tile_rows || size[0] * size[1] * down * across * c.groups * panels >= ENOUGH_PANELS) break;
         }
         const int64_t blocks = size[0] * size[1] * down * across;
         sets = std::clamp<int64_t>((ENOUGH_UNITS + blocks * c.groups - 1) / (blocks * c.groups), 1, panels);
