@@ -60,3 +60,34 @@ def test_a_line_of_samples(native: Any, pieces: Pieces, error: Error):
     kernel = convolutions.depthwise(kind, View.of(x), weight, None, View.of(out), library=native)
     expected = functional.conv1d(x.double(), weight.double(), padding=2, groups=20)
     assert error(pieces(kernel, out), expected) < 2e-6
+
+
+@pytest.mark.parametrize("width", [1, 4, 8, 9, 15, 64, 65, 131])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_widths_that_are_no_multiples_of_a_tile(width: int, stride: int, native: Any, pieces: Pieces, error: Error):
+    x, weight = pixels_apart((2, 40, 6, width), 3), torch.randn(40, 1, 3, 3)
+    expected = functional.conv2d(x.double(), weight.double(), padding=1, stride=stride, groups=40)
+    out = pixels_apart(tuple(expected.shape), 1)
+    kind = Convolution((stride, stride), ((1, 1), (1, 1)), (1, 1), 40, has_bias=False)
+    kernel = convolutions.depthwise(kind, View.of(x), weight, None, View.of(out), library=native)
+    assert error(pieces(kernel, out), expected) < 2e-6
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("width", [35, 70])
+def test_pixels_that_share_sets_of_the_cache_are_copied_side_by_side(
+    width: int, dilation: int, native: Any, pieces: Pieces, error: Error
+):
+    x, weight, bias = pixels_apart((2, 512, 6, width), 0), torch.randn(512, 1, 5, 5), torch.randn(512)
+    expected = functional.conv2d(
+        x.double(), weight.double(), bias.double(), padding=2 * dilation, dilation=dilation, groups=512
+    )
+    out = pixels_apart(tuple(expected.shape), 0)
+    residual = out.clone()
+    epilogue = Epilogue("relu", has_residual=True)
+    apart = 2 * dilation
+    kind = Convolution((1, 1), ((apart, apart),) * 2, (dilation,) * 2, 512, has_bias=True, epilogue=epilogue)
+    view = View.of(out)
+    kernel = convolutions.depthwise(kind, View.of(x), weight, bias, view, residual=view, library=native)
+    assert kernel.units == 2 * 6 * ((width + 63) // 64) * 16  # rows, spans, and pieces of 32 channels
+    assert error(pieces(kernel, out), functional.relu(expected + residual.double())) < 2e-6

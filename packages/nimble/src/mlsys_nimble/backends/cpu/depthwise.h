@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "epilogue.h"
@@ -18,75 +19,79 @@ struct Depthwise {
 };
 MLSYS_STRUCT(Depthwise, x, residual, out, weights, bias, kernel, stride, before, dilation, epilogue);
 
-constexpr int TILE_PIXELS = 4;
-constexpr int SPAN_PIXELS = 64;          // of a unit at most
-constexpr int LINE = 16;                 // floats of a line of the cache
-constexpr int LEAST_CHANNELS = 4 * LINE; // of a piece: below, lines come from memory one by one
-constexpr int ROWS_NBYTES = 24 << 10;    // of a window's rows, in the first-level cache
-constexpr int IMAGE_NBYTES = 1 << 20;    // about what the second-level cache holds
+constexpr int TILE_PIXELS = 7;   // at a time: most images' widths are multiples
+constexpr int LEAST_PIXELS = 4;  // of a smaller tile, for what is left
+constexpr int SPAN_PIXELS = 64;  // of a unit at most
+// Pixels that lie a multiple of a large power of two apart share few sets of the first-level cache. A window's rows are
+// then copied side by side, so many channels at a time.
+constexpr int PIECE = 32;
+constexpr int SETS = 64, WAYS = 8, LINE_FLOATS = 16;  // of that cache, at least
 
 class DepthwiseKernel : public Kernel {
   public:
-    explicit DepthwiseKernel(const Depthwise& d) : d(d), epilogue(d.epilogue) {
+    explicit DepthwiseKernel(const Depthwise& d, bool may_pack = true) : d(d), epilogue(d.epilogue) {
         channels = d.x.shape[1];
         zeros.resize(std::max<int64_t>(channels, LANES));
-        reach = (TILE_PIXELS - 1) * d.stride[1] + (d.kernel[1] - 1) * d.dilation[1] + 1;
         spans = (d.out.shape[3] + SPAN_PIXELS - 1) / SPAN_PIXELS;
-        units = d.out.shape[0] * d.out.shape[2] * spans;
-        // Channels are taken in pieces, each over all rows, so that a window's rows stay in the first-level cache; an image
-        // that comes from farther than the second level is read as it lies.
-        const int64_t row_nbytes = d.kernel[0] * std::min<int64_t>(d.x.shape[3], SPAN_PIXELS * d.stride[1]) * sizeof(float);
-        const int64_t fitting = std::max<int64_t>(ROWS_NBYTES / std::max<int64_t>(row_nbytes, 1), LEAST_CHANNELS);
-        const bool is_near = channels * d.x.shape[2] * d.x.shape[3] * (int64_t)sizeof(float) <= IMAGE_NBYTES;
-        pieces = is_near ? std::max<int64_t>((channels + fitting / 2) / fitting, 1) : 1;
-        units *= pieces;
-        tile = channels < LANES ? tile_of<true>(d) : tile_of<false>(d);
-        scratch_nbytes = d.kernel[0] * reach * sizeof(float*);
+        const int64_t pixels = (d.out.shape[3] + spans - 1) / spans;
+        columns = (pixels + TILE_PIXELS - 2) * d.stride[1] + (d.kernel[1] - 1) * d.dilation[1] + 1;
+        slots = (d.kernel[0] - 1) * d.dilation[0] + 1;
+        if (may_pack && channels % PIECE == 0 && d.x.strides[3] % LINE_FLOATS == 0) {
+            const int64_t sets = SETS / std::gcd(d.x.strides[3] / LINE_FLOATS, (int64_t)SETS);
+            if (2 * sets * WAYS < d.kernel[0] * std::min(columns, d.x.shape[3])) pieces = channels / PIECE;
+        }
+        units = d.out.shape[0] * d.out.shape[2] * spans * pieces;
+        span = channels < LANES ? span_of<true>(d) : span_of<false>(d);
+        pointers_nbytes = ((slots + d.kernel[0] + slots * columns) * sizeof(void*) + 63) / 64 * 64;
+        scratch_nbytes = pointers_nbytes + (pieces > 1 ? slots * columns * PIECE * sizeof(float) : 0);
     }
 
     void run(int64_t begin, int64_t end, void* scratch) const override {
-        for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t row = unit / spans % (units / pieces / spans), n = row / d.out.shape[2], y = row % d.out.shape[2];
-            const int64_t span = unit % spans, width = d.out.shape[3];
-            const int64_t piece = unit / (units / pieces), lines = (channels + LINE - 1) / LINE;
-            const Channels some{lines * piece / pieces * LINE, std::min(channels, lines * (piece + 1) / pieces * LINE)};
-            const int64_t first = width * span / spans, stop = width * (span + 1) / spans;
+        const Pointers pointers = pointers_in(scratch);
+        const int64_t height = d.out.shape[2], width = d.out.shape[3];
+        for (int64_t unit = begin; unit < end; unit++) {  // all rows of a span after each other
+            const int64_t y = unit % height, n = unit / height % d.out.shape[0];
+            const int64_t span = unit / height / d.out.shape[0] % spans, piece = unit / (units / pieces);
             float* out = d.out.as<float>() + n * d.out.strides[0] + y * d.out.strides[2];
             const float* residual = nullptr;
             if (epilogue.has_residual)
                 residual = d.residual.as<const float>() + n * d.residual.strides[0] + y * d.residual.strides[2];
-            run_row(n, y, first, stop, some, out, d.out.strides[3], residual, d.residual.strides[3], (const float**)scratch);
+            run_row(
+                n, y, width * span / spans, width * (span + 1) / spans, piece, out, d.out.strides[3], residual,
+                d.residual.strides[3], pointers);
         }
     }
 
-    struct Channels {
-        int64_t first, stop;  // the first a multiple of LANES
+    // Where the pixels of the image's rows are, as one thread has found them: a row's serve all windows that reach it.
+    struct Pointers {
+        int64_t* made;              // [slots]: which row, span and piece a slot has
+        const float* const** rows;  // [rows of the window]: its slots
+        const float** pixels;       // [slots][columns]
+        float* packed;              // [slots][columns][PIECE], if there are pieces
     };
+
+    // Scratch begins with the first slot's row, which NEW is none of.
+    Pointers pointers_in(void* scratch) const {
+        int64_t* made = (int64_t*)scratch;
+        if (*made == NEW) std::fill(made, made + slots, NEW);
+        const float* const** rows = (const float* const**)(made + slots);
+        return {made, rows, (const float**)(rows + d.kernel[0]), (float*)((char*)scratch + pointers_nbytes)};
+    }
 
     // Pixels [first, stop) of row y of image n; `out` and `residual` are where the row's pixel 0 would be.
     void run_row(
-        int64_t n, int64_t y, int64_t first, int64_t stop, const Channels& channels, float* out, int64_t out_stride,
-        const float* residual, int64_t residual_stride, const float** pointers) const {
-        const float* image = d.x.as<const float>() + n * d.x.strides[0];
-        const int64_t top = y * d.stride[0] - d.before[0];
+        int64_t n, int64_t y, int64_t first, int64_t stop, int64_t piece, float* out, int64_t out_stride,
+        const float* residual, int64_t residual_stride, const Pointers& pointers) const {
+        const int64_t top = y * d.stride[0] - d.before[0], left = first * d.stride[1] - d.before[1];
         int first_row = 0, stop_row = d.kernel[0];  // of the window, within the image
         while (first_row < stop_row && top + first_row * d.dilation[0] < 0) first_row++;
         while (first_row < stop_row && top + (stop_row - 1) * d.dilation[0] >= d.x.shape[2]) stop_row--;
-        for (int64_t pixel = first; pixel < stop; pixel += TILE_PIXELS) {
-            const int some = std::min<int64_t>(TILE_PIXELS, stop - pixel);
-            const int64_t left = pixel * d.stride[1] - d.before[1];
-            const bool is_inside = left >= 0 && left + reach <= d.x.shape[3];
-            const float** to = pointers;
-            for (int ky = first_row; ky < stop_row; ky++) {
-                const float* row = image + (top + ky * d.dilation[0]) * d.x.strides[2];
-                for (int64_t j = left; j < left + reach; j++)
-                    *to++ = is_inside || (j >= 0 && j < d.x.shape[3]) ? row + j * d.x.strides[3] : zeros.data();
-            }
-            const Target target{
-                out + pixel * out_stride, out_stride, residual ? residual + pixel * residual_stride : nullptr,
-                residual_stride, some, channels};
-            tile(*this, pointers, first_row, stop_row, target);
-        }
+        for (int ky = first_row; ky < stop_row; ky++)
+            pointers.rows[ky] = point_at(n, top + ky * d.dilation[0], left, piece, pointers);
+        span(
+            *this, pointers.rows, first_row, stop_row,
+            {out + first * out_stride, out_stride, residual ? residual + first * residual_stride : nullptr,
+             residual_stride, stop - first, channels * piece / pieces, channels * (piece + 1) / pieces});
     }
 
   private:
@@ -95,105 +100,159 @@ class DepthwiseKernel : public Kernel {
         int64_t out_stride;
         const float* residual;
         int64_t residual_stride;
-        int pixels;
-        Channels channels;
+        int64_t pixels;
+        int64_t first, stop;  // channels
     };
 
-    using Tile = void (*)(const DepthwiseKernel&, const float* const*, int, int, const Target&);
+    using Rows = const float* const* const*;  // of a window, each to its pixels
+    using Span = void (*)(const DepthwiseKernel&, Rows, int, int, const Target&);
+
+    // Pointers to the pixels of row `y` of an image from column `left` on, zeros beyond the image.
+    const float* const* point_at(int64_t n, int64_t y, int64_t left, int64_t piece, const Pointers& pointers) const {
+        const int64_t slot = y % slots, row_number = (piece * d.x.shape[0] + n) * d.x.shape[2] + y;
+        const int64_t which = row_number * d.out.shape[3] * d.stride[1] + left + d.before[1];
+        const float** made = pointers.pixels + slot * columns;
+        if (pointers.made[slot] == which) return made;
+        pointers.made[slot] = which;
+        const float* row = d.x.as<const float>() + n * d.x.strides[0] + y * d.x.strides[2];
+        const int64_t pixel = d.x.strides[3], begin = std::clamp<int64_t>(-left, 0, columns);
+        const int64_t end = std::clamp<int64_t>(d.x.shape[3] - left, begin, columns);
+        for (int64_t j = 0; j < begin; j++) made[j] = zeros.data();
+        if (pieces == 1) {
+            for (int64_t j = begin; j < end; j++) made[j] = row + (left + j) * pixel;
+        } else {
+            float* packed = pointers.packed + slot * columns * PIECE;
+            for (int64_t j = begin; j < end; j++) {
+                std::memcpy(packed + j * PIECE, row + (left + j) * pixel + piece * PIECE, PIECE * sizeof(float));
+                made[j] = packed + (j - piece) * PIECE;
+            }
+        }
+        for (int64_t j = end; j < columns; j++) made[j] = zeros.data();
+        return made;
+    }
 
     template <bool IS_SHORT>
-    static Tile tile_of(const Depthwise& d) {
+    static Span span_of(const Depthwise& d) {
         const int s = d.stride[1];
         switch (d.dilation[1] == 1 && s <= 2 ? d.kernel[1] : 0) {
-            case 3: return s == 1 ? &run_tile<3, 1, IS_SHORT> : &run_tile<3, 2, IS_SHORT>;
-            case 5: return s == 1 ? &run_tile<5, 1, IS_SHORT> : &run_tile<5, 2, IS_SHORT>;
-            case 7: return s == 1 ? &run_tile<7, 1, IS_SHORT> : &run_tile<7, 2, IS_SHORT>;
-            default: return &run_tile<0, 0, IS_SHORT>;
+            case 3: return s == 1 ? &run_span<3, 1, IS_SHORT> : &run_span<3, 2, IS_SHORT>;
+            case 5: return s == 1 ? &run_span<5, 1, IS_SHORT> : &run_span<5, 2, IS_SHORT>;
+            case 7: return s == 1 ? &run_span<7, 1, IS_SHORT> : &run_span<7, 2, IS_SHORT>;
+            default: return &run_span<0, 0, IS_SHORT>;
         }
     }
 
-    // A tile of pixels, all channels. KW and SW: width of the window and stride; 0: whatever they are. IS_SHORT: there
-    // are fewer channels than lanes.
+    // A row's pixels, all channels. KW and SW: width of the window and stride; 0: whatever they are. IS_SHORT: there are
+    // fewer channels than lanes.
     template <int KW, int SW, bool IS_SHORT>
-    static void run_tile(
-        const DepthwiseKernel& k, const float* const* pointers, int first_row, int stop_row, const Target& target) {
-        int64_t next = target.channels.first;
-        if constexpr (KW != 0 && !IS_SHORT)  // two vectors at once: four sums alone would wait for each other
-            for (; next + 2 * LANES <= target.channels.stop; next += 2 * LANES)
-                run_channels<KW, SW, IS_SHORT, 2>(k, pointers, first_row, stop_row, target, next);
-        for (; next < target.channels.stop; next += LANES)
-            run_channels<KW, SW, IS_SHORT, 1>(k, pointers, first_row, stop_row, target, next);
+    static void run_span(const DepthwiseKernel& k, Rows rows, int first_row, int stop_row, const Target& target) {
+        int64_t next = target.first;
+        if constexpr (KW != 0 && !IS_SHORT && LANES == 16)  // two vectors' sums are in registers
+            for (; next + 2 * LANES <= target.stop; next += 2 * LANES)
+                run_channels<KW, SW, IS_SHORT, 2>(k, rows, first_row, stop_row, target, next);
+        for (; next < target.stop; next += LANES)
+            run_channels<KW, SW, IS_SHORT, 1>(k, rows, first_row, stop_row, target, next);
     }
 
     template <int KW, int SW, bool IS_SHORT, int VECS>
-    static __attribute__((always_inline)) void run_channels(
-        const DepthwiseKernel& k, const float* const* pointers, int first_row, int stop_row, const Target& target, int64_t next) {
-        constexpr int REACH = KW ? (TILE_PIXELS - 1) * SW + KW : 1;
-        const Depthwise& d = k.d;
-        const int64_t width = std::max<int64_t>(k.channels, LANES);
-        // The last vector reaches back over channels that are done already. They are stored again if these are this call's
-        // own and nothing is added to them, else left out.
+    static __attribute__((noinline)) void run_channels(
+        const DepthwiseKernel& k, Rows rows, int first_row, int stop_row, const Target& target, int64_t next) {
+        // The last vector reaches back over channels that are done already. They are stored again if nothing is added to
+        // them, else left out.
         const int64_t c = VECS > 1 ? next : std::clamp<int64_t>(k.channels - LANES, 0, next);
-        if (!IS_SHORT && !target.residual && c >= target.channels.first) next = c;
+        if (!IS_SHORT && !target.residual) next = c;
         const int skip = next - c;
-        const auto read = [&](const float* from) {
+        const bool is_plain = !skip && k.epilogue.is_plain;
+        const vf low = splat(k.epilogue.low), high = splat(k.epilogue.high);
+        const float* residual = target.residual ? target.residual + next : nullptr;
+        float* out = target.out + next;
+        vf bias[VECS];
+        for (int v = 0; v < VECS; v++) bias[v] = load(k.d.bias + c + v * LANES);
+        const auto run_tile = [&](auto size, int64_t pixel, int some) MLSYS_INLINE {
+            constexpr int TILE = decltype(size)::value;
+            vf sums[VECS][TILE];
+            for (int v = 0; v < VECS; v++)
+                for (vf& sum : sums[v]) sum = bias[v];
+            add_window<KW, SW, IS_SHORT, VECS, TILE>(k, rows, pixel, first_row, stop_row, c, sums);
+            float* to = out + pixel * target.out_stride;
+            const float* from = residual ? residual + pixel * target.residual_stride : nullptr;
+            if (is_plain) {
+                unroll<TILE>([&](auto p) MLSYS_INLINE {
+                    if (p >= some) return;
+                    for (int v = 0; v < VECS; v++, to += LANES) {
+                        vf y = sums[v][p];
+                        if (from) y += IS_SHORT ? load_first(from, k.channels) : load(from + v * LANES);
+                        y = smaller(high, larger(low, y));
+                        IS_SHORT ? store_first(to, y, k.channels) : store(to, y);
+                    }
+                    to += target.out_stride - VECS * LANES;
+                    if (from) from += target.residual_stride;
+                });
+            } else {
+                constexpr int STEP = VECS * LANES;
+                alignas(64) float kept[TILE * STEP + LANES] = {};
+                for (int p = 0; p < TILE; p++)
+                    for (int v = 0; v < VECS; v++) store(kept + p * STEP + v * LANES, sums[v][p]);
+                k.epilogue.apply(
+                    kept + skip, STEP, some, from, target.residual_stride, to, target.out_stride,
+                    IS_SHORT ? k.channels : STEP - skip);
+            }
+        };
+        for (int64_t pixel = 0; pixel < target.pixels;) {
+            const int64_t left = target.pixels - pixel;
+            if (left <= LEAST_PIXELS || left == 2 * LEAST_PIXELS) {
+                run_tile(std::integral_constant<int, LEAST_PIXELS>(), pixel, std::min<int64_t>(LEAST_PIXELS, left));
+                pixel += LEAST_PIXELS;
+            } else {
+                run_tile(std::integral_constant<int, TILE_PIXELS>(), pixel, std::min<int64_t>(TILE_PIXELS, left));
+                pixel += TILE_PIXELS;
+            }
+        }
+    }
+
+    // Add the window's products to the sums of a tile's pixels, of the channels from `c` on.
+    template <int KW, int SW, bool IS_SHORT, int VECS, int TILE>
+    static __attribute__((always_inline)) void add_window(
+        const DepthwiseKernel& k, Rows rows, int64_t pixel, int first_row, int stop_row, int64_t c,
+        vf (&sums)[VECS][TILE]) {
+        constexpr int REACH = KW ? (TILE - 1) * SW + KW : 1;
+        const Depthwise& d = k.d;
+        const int64_t width = std::max<int64_t>(k.channels, LANES), column = pixel * (KW ? SW : d.stride[1]);
+        const auto read = [&](const float* from) MLSYS_INLINE {
             return IS_SHORT ? load_first(from, k.channels) : load(from + c);
         };
-        vf sums[VECS][TILE_PIXELS];
-        for (int v = 0; v < VECS; v++)
-            for (vf& sum : sums[v]) sum = load(d.bias + c + v * LANES);
-        const float* const* from = pointers;
+        const float* weights = d.weights + first_row * d.kernel[1] * width + c;
         for (int ky = first_row; ky < stop_row; ky++) {
-            const float* weights = d.weights + ky * d.kernel[1] * width + c;
+            const float* const* from = rows[ky] + column;
+            asm("" : "+r"(from));  // one register: its sums with constants are part of an instruction
             if constexpr (KW != 0) {
 #pragma GCC unroll 2
                 for (int v = 0; v < VECS; v++) {
                     vf w[KW];
                     for (int kx = 0; kx < KW; kx++) w[kx] = in_register(load(weights + kx * width + v * LANES));
-#pragma GCC unroll 16
+#pragma GCC unroll 20
                     for (int j = 0; j < REACH; j++) {
-                        const vf x = read(from[j] + v * LANES);
-                        for (int p = 0; p < TILE_PIXELS; p++)
+                        const vf x = in_register(read(from[j] + v * LANES));
+                        for (int p = 0; p < TILE; p++)
                             if (j - p * SW >= 0 && j - p * SW < KW) sums[v][p] = fma(x, w[j - p * SW], sums[v][p]);
                     }
                 }
-                from += REACH;
             } else {
                 for (int kx = 0; kx < d.kernel[1]; kx++) {
                     const vf w = load(weights + kx * width);
-                    for (int p = 0; p < TILE_PIXELS; p++)
+                    for (int p = 0; p < TILE; p++)
                         sums[0][p] = fma(read(from[p * d.stride[1] + kx * d.dilation[1]]), w, sums[0][p]);
                 }
-                from += k.reach;
             }
+            weights += d.kernel[1] * width;
         }
-        const float* residual = target.residual ? target.residual + next : nullptr;
-        float* out = target.out + next;
-        if (target.pixels == TILE_PIXELS && !skip && k.epilogue.is_plain) {
-            for (int p = 0; p < TILE_PIXELS; p++)
-                for (int v = 0; v < VECS; v++) {
-                    vf y = sums[v][p];
-                    const float* added = residual ? residual + p * target.residual_stride + v * LANES : nullptr;
-                    if (added) y += IS_SHORT ? load_first(added, k.channels) : load(added);
-                    float* to = out + p * target.out_stride + v * LANES;
-                    IS_SHORT ? store_first(to, k.epilogue.clamp(y), k.channels) : store(to, k.epilogue.clamp(y));
-                }
-            return;
-        }
-        constexpr int STEP = VECS * LANES;
-        alignas(64) float kept[TILE_PIXELS * STEP + LANES] = {};
-        for (int p = 0; p < TILE_PIXELS; p++)
-            for (int v = 0; v < VECS; v++) store(kept + p * STEP + v * LANES, sums[v][p]);
-        k.epilogue.apply(
-            kept + skip, STEP, target.pixels, residual, target.residual_stride, out, target.out_stride,
-            IS_SHORT ? k.channels : STEP - skip);
     }
 
     const Depthwise d;
     const BoundEpilogue epilogue;
-    int64_t channels, reach, spans, pieces;
+    int64_t channels, spans, columns, slots, pieces = 1, pointers_nbytes;
     std::vector<float> zeros;
-    Tile tile;
+    Span span;
 };
 
 }  // namespace nimble

@@ -20,25 +20,28 @@ MLSYS_STRUCT(Separable, depthwise, residual, out, weights, bias, epilogue);
 
 class SeparableKernel : public Kernel {
   public:
-    explicit SeparableKernel(const Separable& s) : s(s), first(s.depthwise), epilogue(s.epilogue) {
+    explicit SeparableKernel(const Separable& s) : s(s), first(s.depthwise, false), epilogue(s.epilogue) {
         K = s.depthwise.x.shape[1];
         N = s.out.shape[1];
         vecs = (N + LANES - 1) / LANES;
         panels = std::max<int64_t>(vecs / 2, 1);
-        width = (K + LINE - 1) / LINE * LINE;
+        width = (K + 15) / 16 * 16;  // whole lines of the cache
         spans = (s.out.shape[3] + SPAN_PIXELS - 1) / SPAN_PIXELS;
         units = s.out.shape[0] * s.out.shape[2] * spans;
-        scratch_nbytes = SPAN_PIXELS * (width * sizeof(float) + sizeof(float*)) + first.scratch_nbytes;
+        pointers_nbytes = (first.scratch_nbytes + 63) / 64 * 64;
+        scratch_nbytes = pointers_nbytes + SPAN_PIXELS * (width * sizeof(float) + sizeof(float*));
     }
 
     void run(int64_t begin, int64_t end, void* scratch) const override {
-        float* between = (float*)scratch;  // [pixels][width]
+        const auto pointers = first.pointers_in(scratch);
+        float* between = (float*)((char*)scratch + pointers_nbytes);  // [pixels][width]
         const float** rows = (const float**)(between + SPAN_PIXELS * width);
         for (int r = 0; r < SPAN_PIXELS; r++) rows[r] = between + r * width;
         for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t row = unit / spans, n = row / s.out.shape[2], y = row % s.out.shape[2], span = unit % spans;
+            const int64_t y = unit % s.out.shape[2], n = unit / s.out.shape[2] % s.out.shape[0];
+            const int64_t span = unit / s.out.shape[2] / s.out.shape[0];
             const int64_t from = s.out.shape[3] * span / spans, stop = s.out.shape[3] * (span + 1) / spans;
-            first.run_row(n, y, from, stop, {0, K}, between - from * width, width, nullptr, 0, rows + SPAN_PIXELS);
+            first.run_row(n, y, from, stop, 0, between - from * width, width, nullptr, 0, pointers);
             float* out = s.out.as<float>() + n * s.out.strides[0] + y * s.out.strides[2] + from * s.out.strides[3];
             const float* residual = nullptr;
             if (epilogue.has_residual)
@@ -69,7 +72,7 @@ class SeparableKernel : public Kernel {
     const Separable s;
     const DepthwiseKernel first;
     const BoundEpilogue epilogue;
-    int64_t K, N, vecs, panels, width, spans;
+    int64_t K, N, vecs, panels, width, spans, pointers_nbytes;
 };
 
 }  // namespace nimble
