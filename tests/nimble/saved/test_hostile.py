@@ -78,7 +78,7 @@ def test_damage_is_noticed(content: bytes, tmp_path: Path):
             path, content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :], "damaged"
         )
     refused(path, content + b"more", "cut off")
-    refused(path, content[:8] + b"\x09" + content[9:], "format 9, and this mlsys reads 1; save the model again")
+    refused(path, content[:8] + b"\x09" + content[9:], "format 9, and this mlsys reads 2; save the model again")
     with pytest.raises(InvalidInputError, match="cannot read"):
         load(tmp_path / "missing")
     with pytest.raises(InvalidInputError, match="cannot read"):
@@ -183,7 +183,7 @@ def test_any_change_of_a_number_is_refused_or_runs(content: bytes, tmp_path: Pat
 
 
 def test_packing_is_that_of_the_format(content: bytes):
-    """Packed weights of format 1, for vectors of 8: whoever changes one of them gives the format another number."""
+    """Packed weights of format 2, for vectors of 8: whoever changes one of them gives the format another number."""
     weight = torch.arange(20 * 6 * 9.0).reshape(20, 6, 3, 3)
     packed = [
         packing.pack_convolution(weight, 1, 8),
@@ -191,12 +191,13 @@ def test_packing_is_that_of_the_format(content: bytes):
         packing.pack_gemv(weight[:, :, 0, 0], 8),
         packing.pack_bias(weight[:, 0, 0, 0], 20, 2, 8),
         packing.pack_depthwise(weight[:, :1], 8),
+        packing.pack_grouped(weight[:, :4], 8),
         packing.pack_winograd(weight[:16], 2, 8),
         packing.pack_row(weight[0, 0, 0], 8),
     ]
     sums = [float((each.double().flatten() * torch.arange(each.numel())).sum()) for each in packed]
-    assert PREFIX.unpack_from(content)[1] == 1
+    assert PREFIX.unpack_from(content)[1] == 2
     assert sums == pytest.approx(PACKED_SUMS, rel=1e-6)
 
 
-PACKED_SUMS = [379763370.0, 153669150.0, 4757130.0, 180360.0, 8676060.0, 472765056.0, 5.0]
+PACKED_SUMS = [379763370.0, 153669150.0, 4757130.0, 180360.0, 8676060.0, 187836900.0, 472765056.0, 5.0]

@@ -22,7 +22,7 @@ from torch import Tensor
 from mlsys_nimble.ir.program import ITEMSIZE
 from mlsys_nimble.state.digest import Digest
 
-MAGIC, FORMAT = b"MLSYSNMB", 1
+MAGIC, FORMAT = b"MLSYSNMB", 2  # another one when weights are packed otherwise
 MAX_HEADER_NBYTES = 1 << 28
 _ALIGNMENT = 64
 _PREFIX = struct.Struct("<8sQQQQ")  # magic, format, bytes of the header, bytes of the file, digest

@@ -7,14 +7,21 @@ them in bf16 if ``library`` is that of :func:`~.library.load_bf16`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Literal
 
 from mlsys_nimble.backends.cpu.images import image, in_space, window
 from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View, load
 from mlsys_nimble.backends.cpu.own_weights import Own, is_readable
-from mlsys_nimble.backends.cpu.packing import pack_bias, pack_convolution, pack_depthwise, pack_gemv, pack_winograd
+from mlsys_nimble.backends.cpu.packing import (
+    pack_bias,
+    pack_convolution,
+    pack_depthwise,
+    pack_gemv,
+    pack_grouped,
+    pack_winograd,
+)
 from mlsys_nimble.ir import operators
 from torch import Tensor
 
@@ -186,8 +193,21 @@ def _depthwise_arguments(
     library: Any,
 ) -> tuple[dict[str, Any], Tensor, Tensor]:
     assert is_depthwise(kind, weight)
+    return _channelwise_arguments(kind, x, weight, bias, out, residual, library, pack_depthwise)
+
+
+def _channelwise_arguments(
+    kind: operators.Convolution,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View | None,
+    residual: View | None,
+    library: Any,
+    pack: Callable[[Tensor, int], Tensor],
+) -> tuple[dict[str, Any], Tensor, Tensor]:
     assert all(view is None or view.shape[1] == 1 or view.strides[1] == 1 for view in (x, out, residual))
-    packed = pack_depthwise(weight, library.kernel_lanes())
+    packed = pack(weight, library.kernel_lanes())
     shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
     arguments = {
         "x": _plane(x),
@@ -202,6 +222,31 @@ def _depthwise_arguments(
         "epilogue": kind.epilogue,
     }
     return arguments, packed, shift
+
+
+def is_grouped(kind: operators.Convolution, weight: Tensor, *, library: Any = None) -> bool:
+    """Return whether :func:`grouped` takes a convolution: groups as wide as they give, which share a vector's lanes."""
+    lanes, width = (library or load()).kernel_lanes(), weight.shape[1]
+    if width == 1 or lanes % width or weight.shape[0] != kind.groups * width or weight.dim() != 4:
+        return False
+    return weight.shape[3] == 3 and kind.stride[1] <= 2 and kind.dilation[1] == 1
+
+
+def grouped(
+    kind: operators.Convolution,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View,
+    *,
+    residual: View | None = None,
+    library: Any = None,
+) -> Kernel:
+    """Bind a convolution of narrow groups (:func:`is_grouped`); channels of all tensors are side by side."""
+    library = library or load()
+    assert is_grouped(kind, weight, library=library)
+    arguments, *packed = _channelwise_arguments(kind, x, weight, bias, out, residual, library, pack_grouped)
+    return Kernel(library, "grouped", {"convolution": arguments, "width": weight.shape[1]}, *packed)
 
 
 def separable(

@@ -29,12 +29,12 @@ constexpr int SETS = 64, WAYS = 8, LINE_FLOATS = 16;  // of that cache, at least
 
 class DepthwiseKernel : public Kernel {
   public:
-    explicit DepthwiseKernel(const Depthwise& d, bool may_pack = true) : d(d), epilogue(d.epilogue) {
+    explicit DepthwiseKernel(const Depthwise& d, bool may_pack = true, int tile = TILE_PIXELS) : d(d), epilogue(d.epilogue) {
         channels = d.x.shape[1];
-        zeros.resize(std::max<int64_t>(channels, LANES));
+        zeros.resize(channels + LANES);
         spans = (d.out.shape[3] + SPAN_PIXELS - 1) / SPAN_PIXELS;
         const int64_t pixels = (d.out.shape[3] + spans - 1) / spans;
-        columns = (pixels + TILE_PIXELS - 2) * d.stride[1] + (d.kernel[1] - 1) * d.dilation[1] + 1;
+        columns = (pixels + tile - 2) * d.stride[1] + (d.kernel[1] - 1) * d.dilation[1] + 1;
         slots = (d.kernel[0] - 1) * d.dilation[0] + 1;
         if (may_pack && channels % PIECE == 0 && d.x.strides[3] % LINE_FLOATS == 0) {
             const int64_t sets = SETS / std::gcd(d.x.strides[3] / LINE_FLOATS, (int64_t)SETS);
@@ -94,7 +94,7 @@ class DepthwiseKernel : public Kernel {
              residual_stride, stop - first, channels * piece / pieces, channels * (piece + 1) / pieces});
     }
 
-  private:
+  protected:
     struct Target {
         float* out;
         int64_t out_stride;
@@ -131,6 +131,44 @@ class DepthwiseKernel : public Kernel {
         return made;
     }
 
+    // Store the sums of pixels from `pixel` on, `some` of a tile's: `count` channels from `next` on, which are those after
+    // the first `skip`.
+    template <int VECS, int TILE>
+    __attribute__((always_inline)) void finish(
+        const vf (&sums)[VECS][TILE], int64_t pixel, int some, int skip, int count, int64_t next, const Target& target) const {
+        float* to = target.out + pixel * target.out_stride + next;
+        const float* residual = target.residual ? target.residual + pixel * target.residual_stride + next : nullptr;
+        const auto all = [&](auto&& read, auto&& write) MLSYS_INLINE {
+            unroll<TILE>([&](auto p) MLSYS_INLINE {
+                if (p >= some) return;
+                for (int v = 0; v < VECS; v++)
+                    write(to + v * LANES, epilogue.clamp(residual ? sums[v][p] + read(residual + v * LANES) : sums[v][p]));
+                to += target.out_stride;
+                if (residual) residual += target.residual_stride;
+            });
+        };
+        if (epilogue.is_plain && count == VECS * LANES) {
+            all([](const float* from) { return load(from); }, [](float* to, vf y) { store(to, y); });
+        } else if (epilogue.is_plain && !skip && VECS == 1) {
+            all([&](const float* from) { return load_first(from, count); }, [&](float* to, vf y) { store_first(to, y, count); });
+        } else {
+            constexpr int STEP = VECS * LANES;
+            alignas(64) float kept[TILE * STEP + LANES] = {};
+            for (int p = 0; p < TILE; p++)
+                for (int v = 0; v < VECS; v++) store(kept + p * STEP + v * LANES, sums[v][p]);
+            epilogue.apply(
+                kept + skip, STEP, some, residual, target.residual_stride, to, target.out_stride, count);
+        }
+    }
+
+    const Depthwise d;
+    const BoundEpilogue epilogue;
+    int64_t channels, spans, columns, slots, pieces = 1, pointers_nbytes;
+    Span span;
+
+  private:
+    std::vector<float> zeros;
+
     template <bool IS_SHORT>
     static Span span_of(const Depthwise& d) {
         const int s = d.stride[1];
@@ -162,10 +200,6 @@ class DepthwiseKernel : public Kernel {
         const int64_t c = VECS > 1 ? next : std::clamp<int64_t>(k.channels - LANES, 0, next);
         if (!IS_SHORT && !target.residual) next = c;
         const int skip = next - c;
-        const bool is_plain = !skip && k.epilogue.is_plain;
-        const vf low = splat(k.epilogue.low), high = splat(k.epilogue.high);
-        const float* residual = target.residual ? target.residual + next : nullptr;
-        float* out = target.out + next;
         vf bias[VECS];
         for (int v = 0; v < VECS; v++) bias[v] = load(k.d.bias + c + v * LANES);
         const auto run_tile = [&](auto size, int64_t pixel, int some) MLSYS_INLINE {
@@ -174,29 +208,7 @@ class DepthwiseKernel : public Kernel {
             for (int v = 0; v < VECS; v++)
                 for (vf& sum : sums[v]) sum = bias[v];
             add_window<KW, SW, IS_SHORT, VECS, TILE>(k, rows, pixel, first_row, stop_row, c, sums);
-            float* to = out + pixel * target.out_stride;
-            const float* from = residual ? residual + pixel * target.residual_stride : nullptr;
-            if (is_plain) {
-                unroll<TILE>([&](auto p) MLSYS_INLINE {
-                    if (p >= some) return;
-                    for (int v = 0; v < VECS; v++, to += LANES) {
-                        vf y = sums[v][p];
-                        if (from) y += IS_SHORT ? load_first(from, k.channels) : load(from + v * LANES);
-                        y = smaller(high, larger(low, y));
-                        IS_SHORT ? store_first(to, y, k.channels) : store(to, y);
-                    }
-                    to += target.out_stride - VECS * LANES;
-                    if (from) from += target.residual_stride;
-                });
-            } else {
-                constexpr int STEP = VECS * LANES;
-                alignas(64) float kept[TILE * STEP + LANES] = {};
-                for (int p = 0; p < TILE; p++)
-                    for (int v = 0; v < VECS; v++) store(kept + p * STEP + v * LANES, sums[v][p]);
-                k.epilogue.apply(
-                    kept + skip, STEP, some, from, target.residual_stride, to, target.out_stride,
-                    IS_SHORT ? k.channels : STEP - skip);
-            }
+            k.finish<VECS, TILE>(sums, pixel, some, skip, IS_SHORT ? k.channels : VECS * LANES - skip, next, target);
         };
         for (int64_t pixel = 0; pixel < target.pixels;) {
             const int64_t left = target.pixels - pixel;
@@ -247,12 +259,6 @@ class DepthwiseKernel : public Kernel {
             weights += d.kernel[1] * width;
         }
     }
-
-    const Depthwise d;
-    const BoundEpilogue epilogue;
-    int64_t channels, spans, columns, slots, pieces = 1, pointers_nbytes;
-    std::vector<float> zeros;
-    Span span;
 };
 
 }  // namespace nimble

@@ -45,6 +45,19 @@ inline void store_first(float* to, vf x, int count) {
 #endif
 }
 
+// In each lane the one of `x` that `lanes` names.
+inline vf picked(vf x, vi lanes) {
+#if MLSYS_LANES == 16 && defined(__AVX512F__)
+    return (vf)_mm512_permutexvar_ps((__m512i)lanes, (__m512)x);
+#elif MLSYS_LANES == 8 && defined(__AVX2__)
+    return (vf)_mm256_permutevar8x32_ps((__m256)x, (__m256i)lanes);
+#else
+    vf out;
+    for (int i = 0; i < LANES; i++) out[i] = x[lanes[i]];
+    return out;
+#endif
+}
+
 inline vf first_lanes(vf x, int count) { return (vf)((vi)x & (lane_numbers() < count)); }
 
 MLSYS_ENUM(Dtype, FLOAT32, BFLOAT16, INT64, INT32, UINT8, BOOL, FLOAT64);

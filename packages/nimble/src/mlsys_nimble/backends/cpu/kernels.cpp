@@ -6,6 +6,7 @@
 #include "depthwise.h"
 #include "dots.h"
 #include "gemv.h"
+#include "grouped.h"
 #include "handle.h"
 #include "indexing.h"
 #include "pointwise.h"
@@ -19,6 +20,7 @@ using namespace nimble;
 extern "C" {
 Kernel* make_convolution(const Convolution* arguments) { return new ConvolutionKernel(*arguments); }
 Kernel* make_depthwise(const Depthwise* arguments) { return new DepthwiseKernel(*arguments); }
+Kernel* make_grouped(const Grouped* arguments) { return new GroupedKernel(*arguments); }
 Kernel* make_separable(const Separable* arguments) { return new SeparableKernel(*arguments); }
 Kernel* make_winograd2(const Winograd* arguments) { return new WinogradKernel<2>(*arguments); }
 Kernel* make_winograd4(const Winograd* arguments) { return new WinogradKernel<4>(*arguments); }
@@ -48,6 +50,6 @@ Kernel* make_scatter_add(const ScatterAdd* arguments) { return new ScatterAddKer
 Kernel* make_comparison(const Comparison* arguments) { return new ComparisonKernel(*arguments); }
 }
 MLSYS_FUNCTIONS(
-    make_convolution, make_depthwise, make_separable, make_winograd2, make_winograd4, make_gemv, make_dots, make_copy,
+    make_convolution, make_depthwise, make_grouped, make_separable, make_winograd2, make_winograd4, make_gemv, make_dots, make_copy,
     make_pad, make_pointwise, make_pool, make_reduce, make_softmax, make_layer_norm, make_matmul, make_attention,
     make_embedding, make_gather, make_scatter_add, make_comparison);

@@ -165,6 +165,14 @@ def pack_depthwise(weight: Tensor, lanes: int) -> Tensor:
     return packed
 
 
+@_packs(lambda weight, lanes: (_whole(weight.shape[0], lanes) * prod(weight.shape[1:]), torch.float32))
+def pack_grouped(weight: Tensor, lanes: int) -> Tensor:
+    """Pack a weight [O, width, rows, columns] as [vectors of O][rows][width][columns][lane] (grouped.h)."""
+    padded = torch.zeros(_whole(weight.shape[0], lanes), *weight.shape[1:])
+    padded[: weight.shape[0]] = weight.detach().float()
+    return padded.reshape(-1, lanes, *weight.shape[1:]).permute(0, 3, 2, 4, 1).contiguous()
+
+
 _POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.625, -0.625, 1.5, -1.5)}  # finite points by tile size (winograd.h)
 
 

@@ -38,6 +38,8 @@ def _lower_convolution(call: Call) -> Kernel | None:
     residual = call.inputs[-1] if call.kind.epilogue.has_residual else None
     if convolutions.is_depthwise(call.kind, weight):
         return convolutions.depthwise(call.kind, call.inputs[0], weight, bias, call.out, residual=residual)
+    if call.library is None and convolutions.is_grouped(call.kind, weight):
+        return convolutions.grouped(call.kind, call.inputs[0], weight, bias, call.out, residual=residual)
     return convolutions.convolution(
         call.kind, call.inputs[0], weight, bias, call.out, residual=residual, library=call.library
     )
