@@ -117,6 +117,19 @@ def test_what_dynamo_computes_of_sizes_is_computed_for_each():
             torch.testing.assert_close(compiled(x), net(x))
 
 
+def test_a_reshape_that_is_one_at_even_sizes_alone_is_prepared_for_each():
+    class Pairs(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[2] % 2:
+                return x
+            return F.pixel_unshuffle(x + F.max_pool2d(x, 2).sum(), 2) * 2
+
+    model = Nimble(Pairs()).prepare(torch.randn(1, 2, 8, 4), dynamic={"x": {2: (1, 20)}}, num_threads=1)
+    for size in (2, 3, 8, 10, 20):
+        x = torch.randn(1, 2, size, 4)
+        torch.testing.assert_close(model(x), Pairs()(x))
+
+
 def test_sizes_among_the_results_are_integers():
     class Counts(nn.Module):
         def forward(self, x: Tensor, count: int) -> tuple[Tensor, int, int, int]:

@@ -10,6 +10,7 @@ from mlsys_nimble.backends.cpu.library import Kernel, View, load
 from mlsys_nimble.backends.table import Call, Family, Run, dtype_of
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import ValueType
+from mlsys_nimble.ir.sizes import NotGeneral, is_varying
 from mlsys_nimble.ir.strides import reshaped
 from torch.nn import functional as F  # noqa: N812
 
@@ -49,6 +50,8 @@ def _lower_reshape(call: Call) -> Kernel:
     """Copy, with the result viewed in the input's shape, where the layout found no strides for a view."""
     shape = call.inputs[0].shape
     strides = reshaped(call.out.shape, call.out.strides, shape)
+    if strides is None and is_varying((call.out.shape, shape)):
+        raise NotGeneral("a reshape whose sizes divide one another at some sizes alone")
     assert strides is not None, "the layout gives such a result strides that the input's shape can view"
     return copy(call.inputs[0], call.out.reshaped(shape, strides))
 
