@@ -65,6 +65,32 @@ inline int64_t row_offset(const View& view, int64_t row) {
     return offset;
 }
 
+// The same for rows one after another, without a division for each.
+class RowWalk {
+  public:
+    RowWalk(const View& view, int64_t row) : offset(row_offset(view, row)), view(view) {
+        for (int d = view.rank - 2; d >= 0; d--) {
+            index[d] = row % view.shape[d];
+            row /= view.shape[d];
+        }
+    }
+
+    void next() {
+        for (int d = view.rank - 2; d >= 0; d--) {
+            offset += view.strides[d];
+            if (++index[d] < view.shape[d]) return;
+            offset -= view.shape[d] * view.strides[d];
+            index[d] = 0;
+        }
+    }
+
+    int64_t offset;
+
+  private:
+    const View& view;
+    int64_t index[MAX_RANK];
+};
+
 class CopyKernel : public Kernel {
   public:
     explicit CopyKernel(const Copy& c) : c(c) {
@@ -106,9 +132,10 @@ class CopyKernel : public Kernel {
         const int64_t x_step = c.x.strides[c.x.rank - 1], out_step = c.out.strides[c.out.rank - 1];
         const int64_t piece = unit % pieces, start = width * piece / pieces, stop = width * (piece + 1) / pieces;
         const int64_t first = unit / pieces * rows_per_unit;
-        for (int64_t row = first; row < std::min(rows, first + rows_per_unit); row++) {
-            const From* from = c.x.as<const From>() + row_offset(c.x, row);
-            To* to = c.out.as<To>() + row_offset(c.out, row);
+        RowWalk x_walk(c.x, first), out_walk(c.out, first);
+        for (int64_t row = first; row < std::min(rows, first + rows_per_unit); row++, x_walk.next(), out_walk.next()) {
+            const From* from = c.x.as<const From>() + x_walk.offset;
+            To* to = c.out.as<To>() + out_walk.offset;
             if (std::is_same_v<From, To> && x_step == 1 && out_step == 1)
                 std::memcpy((void*)(to + start), (const void*)(from + start), (stop - start) * sizeof(To));
             else if (x_step == 1 && out_step == 1)
