@@ -80,6 +80,7 @@ def test_serve_refuses_unknown_choices_before_it_loads_a_model(
     told = capsys.readouterr().err.strip().splitlines()
     assert says in told[-1]
     assert len(told) == 2  # the settings, and the refusal
+    assert f"models = {tmp_path}" in told[0]  # under the name that all serve commands have
 
 
 @pytest.mark.parametrize(

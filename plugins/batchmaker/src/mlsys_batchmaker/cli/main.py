@@ -150,7 +150,7 @@ def explain(
 @serve_app.command()
 @serve_command("batchmaker")
 def serve(
-    model_dirs: Annotated[list[Path], typer.Argument(help="Model directories, or folders that hold some.")],
+    models: Annotated[list[Path], typer.Argument(help="Model directories, or folders that hold some.")],
     workers: Annotated[int, typer.Option(help="Workers of each model, a thread each.", min=1)] = 1,
     executor: Annotated[str, typer.Option(help="chunk: a round's steps in one call; cell: one by one.")] = "chunk",
     max_tasks: Annotated[int, typer.Option(help="MaxTasksToSubmit: steps of a round.", min=1)] = 5,
@@ -204,7 +204,7 @@ def serve(
         require_processes(config, model_control=oip.model_control, polls=oip.poll_seconds is not None)
         torch.set_num_threads(1)  # who has threads cannot fork
         with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
-            groups, folder_of = instance_groups(model_dirs, config, trust_code=trust_code)
+            groups, folder_of = instance_groups(models, config, trust_code=trust_code)
             configs, composed = oip.configs(folder_of), oip.composed()
             configs.warn_unused([*(group.spec.name for group in groups), *(each.name for each in composed)])
             code = serve_processes(
@@ -220,7 +220,7 @@ def serve(
         raise typer.Exit(code)
     with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
         served = make_app(
-            model_dirs,
+            models,
             config,
             http=http,
             grpc=grpc,
@@ -229,7 +229,7 @@ def serve(
             trust_code=trust_code,
             **oip.app_options(),
         )
-        folders = ", ".join(map(str, model_dirs))
+        folders = ", ".join(map(str, models))
         typer.echo(f"loading {folders}: cells are made for every batch size, some seconds a model", err=True)
         code = serve_app(served, bound=bound, on_ready=lambda address: announce(address, grpc))
     raise typer.Exit(code)
