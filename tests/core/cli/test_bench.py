@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -74,23 +76,35 @@ def test_an_unknown_suite_says_where_suites_are(capsys: pytest.CaptureFixture[st
     assert "pip install -e benchmarks" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_suite_that_is_stopped_ends_what_it_has_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_what_a_suite_has_started_and_another_does_not_interrupt_that(number: signal.Signals) -> None:
     program = """
-import subprocess, sys, time
-from mlsys_core.cli.bench import leaving_on_sigterm
-with leaving_on_sigterm():
+import signal, subprocess, sys, time
+from mlsys_core.cli.bench import leaving_on_signals
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with leaving_on_signals():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         print(child.pid, flush=True)
         time.sleep(600)
     finally:
+        print("ending", flush=True)
+        sys.stdin.readline()
         child.kill()
         child.wait()
 """
-    running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert running.stdout is not None
-    child = int(running.stdout.readline())
-    running.terminate()
-    running.communicate(timeout=600)
-    assert running.returncode == 128 + signal.SIGTERM
-    assert not Path(f"/proc/{child}").exists()
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as running:
+        assert running.stdout is not None
+        child = int(running.stdout.readline())
+        try:
+            running.send_signal(number)
+            assert running.stdout.readline() == "ending\n"
+            for other in (signal.SIGTERM, signal.SIGINT):
+                running.send_signal(other)
+            running.communicate("now\n", timeout=600)
+            assert running.returncode == (128 + number if number == signal.SIGTERM else -number)
+            assert not Path(f"/proc/{child}").exists()
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)

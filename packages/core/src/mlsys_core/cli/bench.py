@@ -93,7 +93,7 @@ def run_named(suite: str, *, quick: bool, device: str, threads: int, out: Path, 
     from mlsys_core.bench import BenchContext, print_section, run_suite
 
     spec, context = find_suite(suite), BenchContext(Console(), quick, device, threads, out)
-    with leaving_on_sigterm():
+    with leaving_on_signals():
         section = run_suite(spec, context, name=name, **options)
     print_section(section, context.console)
     where = f"Written: {out / (name or suite)}.json and .html"
@@ -103,20 +103,31 @@ def run_named(suite: str, *, quick: bool, device: str, threads: int, out: Path, 
 
 
 @contextmanager
-def leaving_on_sigterm() -> Iterator[None]:
-    """Have SIGTERM leave the block as Ctrl-C does, so that a suite ends the servers that it has started."""
+def leaving_on_signals() -> Iterator[None]:
+    """Have the first SIGTERM or Ctrl-C leave the block, so that a suite ends the servers that it has started.
+
+    Further ones change nothing: they would interrupt just that, and ``timeout`` sends two.
+    """
 
     def leave(number: int, _: object) -> None:
-        if os.getpid() == owner:
-            sys.exit(128 + number)
-        os._exit(128 + number)  # a process that a suite has forked: the block is not its own
+        if os.getpid() != owner:
+            os._exit(128 + number)  # a process that a suite has forked: the block is not its own
+        for each in before:
+            signal.signal(each, lambda *_: None)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     owner = os.getpid()
-    before = signal.signal(signal.SIGTERM, leave)
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background job ignores it
+        numbers.append(signal.SIGINT)
+    before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
