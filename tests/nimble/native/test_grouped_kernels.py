@@ -67,7 +67,7 @@ def test_a_neighbours_nan_stays_its_own(native: Any):
 @pytest.mark.parametrize(
     "convolution",
     [
-        nn.Conv2d(32, 32, 3, groups=1),
+        nn.Conv2d(8, 8, 3),
         nn.Conv2d(32, 32, 3, groups=32),  # depthwise
         nn.Conv2d(32, 64, 3, groups=8),  # gives more than it takes
         nn.Conv2d(36, 36, 3, groups=12),  # three channels

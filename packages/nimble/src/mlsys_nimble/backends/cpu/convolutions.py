@@ -227,7 +227,7 @@ def _channelwise_arguments(
 def is_grouped(kind: operators.Convolution, weight: Tensor, *, library: Any = None) -> bool:
     """Return whether :func:`grouped` takes a convolution: groups as wide as they give, which share a vector's lanes."""
     lanes, width = (library or load()).kernel_lanes(), weight.shape[1]
-    if width == 1 or lanes % width or weight.shape[0] != kind.groups * width or weight.dim() != 4:
+    if kind.groups == 1 or width == 1 or lanes % width or weight.shape[0] != kind.groups * width or weight.dim() != 4:
         return False
     return weight.shape[3] == 3 and kind.stride[1] <= 2 and kind.dilation[1] == 1
 
