@@ -72,6 +72,7 @@ def test_errors_are_one_line(options: list[str], says: str, capsys: pytest.Captu
         (["serve", "missing.pt2"], "is no file"),
         (["serve", "vgg19-weights", "--policy", "packed"], "only encoders can be packed"),
         (["serve", "vgg19-weights", "--mode", "bold"], "give literal or cost-aware"),
+        (["serve", "vgg19-weights", "--policy", "best"], "no DVABatch policy is called 'best'"),
         (["serve", "vgg19-weights", "--slice-at", "random"], "give time or diversity"),
         (["serve", "vgg19-weights", "--window-ms", "3"], "--window-ms is for --policy delay, not auto"),
         (["serve", "vgg19-weights", "--exit-rule", "margin"], "--exit-rule is for --policy early-exit"),

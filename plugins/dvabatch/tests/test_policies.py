@@ -8,7 +8,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_core.errors import PluginError
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import Registry, installed_plugins
 from mlsys_core.plugins.specs import PolicySpec
 from mlsys_core.profiling import ProfileTable, UnitProfile
@@ -94,7 +94,7 @@ def test_policies_are_registered_and_made_by_name():
     assert {"input", "operator", "load", "load-operator", "packed", "lazy", "early-exit"} <= set(names)
     for name in names:
         assert isinstance(make_policy(name, registry), Policy)
-    with pytest.raises(PluginError, match="there are: auto"):
+    with pytest.raises(InvalidInputError, match=r"there are: auto.*baselines zero, delay, static"):
         make_policy("inptu", registry)
 
 

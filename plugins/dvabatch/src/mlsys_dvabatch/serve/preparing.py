@@ -18,16 +18,13 @@ from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
-from mlsys_dvabatch.scheduling.policies.registry import Diversities, choose, comp_wait_s, make_policy
+from mlsys_dvabatch.scheduling.policies.registry import WHOLE, Diversities, choose, comp_wait_s, make_policy
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.naming import naming
 from mlsys_dvabatch.stages.profile import SHARERS, packed_units, profile_operators, profile_stages
 from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.stored import StoredProfile, stored_costs
 from mlsys_dvabatch.stages.zoo import Loaded, compiler_of, load
-
-# Core's baselines, by their registered names: the whole model runs a batch at once.
-WHOLE = {"zero": "zero-batch", "delay": "delay-batch", "static": "static-batch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ def prepare(
 
     Raises:
         InvalidInputError: no such model, one that mixes requests, or options that do not go together.
-        PluginError: no such policy or compiler.
+        PluginError: a policy or compiler that cannot be loaded.
     """
     compile_stage = compiler_of(compiler)
     with naming(name):

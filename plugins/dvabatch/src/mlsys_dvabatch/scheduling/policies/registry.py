@@ -12,6 +12,8 @@ from mlsys_core.plugins.specs import PolicySpec
 from mlsys_dvabatch.scheduling.costs import StageCosts, remaining_s
 from mlsys_dvabatch.scheduling.policies.base import Policy
 
+# Core's baselines, by their registered names: the whole model runs a batch at once.
+WHOLE = {"zero": "zero-batch", "delay": "delay-batch", "static": "static-batch"}
 PREFIX = "dvabatch-"
 
 
@@ -32,15 +34,17 @@ def make_policy(name: str, registry: Registry, **options: Any) -> Policy:
     """Make the policy called ``name``, registered as ``dvabatch-NAME``.
 
     Raises:
-        PluginError: there is none, or it is no policy.
-        InvalidInputError: it does not take these options.
+        InvalidInputError: there is none, or it does not take these options.
+        PluginError: it cannot be loaded, or is no policy.
     """
     try:
-        factory = registry.load(PolicySpec, PREFIX + name)
-    except PluginError as error:
-        raise PluginError(
-            f"no DVABatch policy is called {name!r}; there are: auto, {', '.join(policy_names(registry))}"
+        registry.chosen(PolicySpec, PREFIX + name)
+    except InvalidInputError as error:
+        raise InvalidInputError(
+            f"no DVABatch policy is called {name!r}; there are: auto, {', '.join(policy_names(registry))}, and the "
+            f"baselines {', '.join(WHOLE)}"
         ) from error
+    factory = registry.load(PolicySpec, PREFIX + name)
     try:
         policy = factory(**options)
     except TypeError as error:
