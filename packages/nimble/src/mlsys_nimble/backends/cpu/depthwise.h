@@ -153,7 +153,8 @@ class DepthwiseKernel : public Kernel {
             all([&](const float* from) { return load_first(from, count); }, [&](float* to, vf y) { store_first(to, y, count); });
         } else {
             constexpr int STEP = VECS * LANES;
-            alignas(64) float kept[TILE * STEP + LANES] = {};
+            alignas(64) float kept[TILE * STEP + LANES];
+            store(kept + TILE * STEP, vf{});  // read where some are skipped
             for (int p = 0; p < TILE; p++)
                 for (int v = 0; v < VECS; v++) store(kept + p * STEP + v * LANES, sums[v][p]);
             epilogue.apply(

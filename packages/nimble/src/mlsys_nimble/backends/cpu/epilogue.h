@@ -20,6 +20,18 @@ inline __attribute__((noinline)) void activate_all(float* x, int64_t vecs, int32
     });
 }
 
+// The same for M rows of N sums, which are stored in `c`.
+inline __attribute__((noinline)) void store_activated(
+    const float* sums, int64_t ld_sums, int64_t M, int32_t which, float slope, float* c, int64_t ldc, int64_t N) {
+    with_activation(which, slope, [=](auto&& f) {
+        for (int64_t m = 0; m < M; m++) {
+            int64_t i = 0;
+            for (; i + LANES <= N; i += LANES) store(c + m * ldc + i, f(load(sums + m * ld_sums + i)));
+            if (i < N) store_first(c + m * ldc + i, f(load(sums + m * ld_sums + i)), N - i);
+        }
+    });
+}
+
 // An epilogue as loops use it: activations that only clamp are two instructions; the others go through tiles of sums.
 struct BoundEpilogue {
     float low = -INFINITY, high = INFINITY;
@@ -48,6 +60,8 @@ struct BoundEpilogue {
         int64_t N) const {
         if (residual && !activates_first)
             for (int64_t m = 0; m < M; m++) add(sums + m * ld_sums, residual + m * ld_residual, N);
+        if (activation && !(residual && activates_first))
+            return store_activated(sums, ld_sums, M, activation, slope, c, ldc, N);
         if (activation) activate_all(sums, M * ld_sums / LANES, activation, slope);
         for (int64_t m = 0; m < M; m++) {
             if (residual && activates_first) add(sums + m * ld_sums, residual + m * ld_residual, N);
