@@ -203,7 +203,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return call_external(func.decompose, *args, **kwargs)
         self._is_lifting = name.startswith("aten.lift_fresh")
         refs = self._refs(args), self._refs(kwargs)
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if _is_tensor(leaf)]
+        tensors = _tensors_of((args, kwargs))
         if self._questions is not None and tensors:
             ask_cuts(self._questions, name, tuple(tensors[0].shape), args[1:])
         if rule is None:
@@ -300,7 +300,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = call_external(function, *call.args, **call.kwargs)
         results = [made] if _is_tensor(made) else list(made)
         types = [type_of(result, self.builder.site.source) for result in results]
-        tensors = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if _is_tensor(leaf)]
+        tensors = _tensors_of((call.args, call.kwargs))
         return self._emit(function, types, refs, tensors, single=_is_tensor(made))
 
     def _track(self, tensor: torch.Tensor, ref: Ref, arguments: list[torch.Tensor]) -> None:
@@ -309,9 +309,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         parent = next((argument for argument in arguments if shares_memory(argument, tensor)), None)
         if parent is None:
-            if any(
-                self._members[argument].ref == ref for argument in arguments
-            ):  # a copy for which the rule emitted nothing
+            if any(self._members[each].ref == ref for each in arguments):  # a copy for which the rule emitted nothing
                 ref = self.builder.emit(Copy(), [ref], ref.type)
             self._members[tensor] = Member(Group(ref), (), ref)
             return
@@ -381,7 +379,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _refuse_elsewhere(self, func: Any, name: str, result: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Refuse what lies on another device; what constants alone give there is made on the program's own."""
-        parts = [result] if _is_tensor(result) else [part for part in tree_leaves(result) if _is_tensor(part)]
+        parts = _tensors_of(result)
         away = [part for part in parts if part.device != self._device]
         if len(away) < len(parts) or not away:
             self.beside += away  # attention on CUDA keeps its seeds on the CPU; a graph, on the device
@@ -403,3 +401,7 @@ def _keep_dynamo_out() -> None:
 
 def _is_tensor(item: Any) -> bool:
     return isinstance(item, torch.Tensor)
+
+
+def _tensors_of(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if _is_tensor(leaf)]

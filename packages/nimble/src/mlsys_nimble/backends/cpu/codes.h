@@ -187,10 +187,7 @@ class Finish {
 
     // A row of N sums, stored in whatever form; `y` has whole vectors and is lost.
     void store_row(float* y, int64_t N, const char* residual, char* out) const {
-        const int64_t vecs = (N + LANES - 1) / LANES;
-        if (residual && !epilogue.activates_first) add(y, N, residual);
-        if (epilogue.activation) activate_all(y, vecs, epilogue.activation, epilogue.slope);
-        if (residual && epilogue.activates_first) add(y, N, residual);
+        apply(y, 1, (N + LANES - 1) / LANES * LANES, N, residual, 0);
         for (int64_t i = 0; i < N; i += LANES) {
             const int64_t some = std::min<int64_t>(N - i, LANES);
             alignas(64) char kept[4 * LANES];

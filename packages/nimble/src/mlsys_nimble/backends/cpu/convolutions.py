@@ -179,21 +179,9 @@ def depthwise(
 ) -> Kernel:
     """Bind a depthwise convolution (:func:`is_depthwise`); channels of all tensors are side by side."""
     library = library or load()
-    arguments, *packed = _depthwise_arguments(kind, x, weight, bias, out, residual, library)
-    return Kernel(library, "depthwise", arguments, *packed)
-
-
-def _depthwise_arguments(
-    kind: operators.Convolution,
-    x: View,
-    weight: Tensor,
-    bias: Tensor | None,
-    out: View | None,
-    residual: View | None,
-    library: Any,
-) -> tuple[dict[str, Any], Tensor, Tensor]:
     assert is_depthwise(kind, weight)
-    return _channelwise_arguments(kind, x, weight, bias, out, residual, library, pack_depthwise)
+    arguments, *packed = _channelwise_arguments(kind, x, weight, bias, out, residual, library)
+    return Kernel(library, "depthwise", arguments, *packed)
 
 
 def _channelwise_arguments(
@@ -204,7 +192,7 @@ def _channelwise_arguments(
     out: View | None,
     residual: View | None,
     library: Any,
-    pack: Callable[[Tensor, int], Tensor],
+    pack: Callable[[Tensor, int], Tensor] = pack_depthwise,
 ) -> tuple[dict[str, Any], Tensor, Tensor]:
     assert all(view is None or view.shape[1] == 1 or view.strides[1] == 1 for view in (x, out, residual))
     packed = pack(weight, library.kernel_lanes())
@@ -264,9 +252,10 @@ def separable(
     ``weights`` and ``biases`` are those of the depthwise and of the 1x1 convolution.
     """
     library = library or load()
+    assert is_depthwise(kind.depthwise, weights[0])
     assert all(view is None or view.shape[1] == 1 or view.strides[1] == 1 for view in (x, out, residual))
     between = View(None, "float32", (x.shape[0], x.shape[1], *out.shape[2:]), (0, 1, 0, 0))
-    first, *kept = _depthwise_arguments(kind.depthwise, x, weights[0], biases[0], between, None, library)
+    first, *kept = _channelwise_arguments(kind.depthwise, x, weights[0], biases[0], between, None, library)
     packed = pack_convolution(weights[1], 1, library.kernel_lanes())
     shift = pack_bias(biases[1], weights[1].shape[0], 1, library.kernel_lanes())
     arguments = {

@@ -15,7 +15,7 @@ MLSYS_STRUCT(Grouped, convolution, width);
 
 class GroupedKernel : public DepthwiseKernel {
   public:
-    static constexpr int WINDOW = 3;                    // its width
+    static constexpr int WINDOW = 3;                   // its width
     static constexpr int SUMS = LANES == 16 ? 14 : 7;  // pixels of a tile
 
     explicit GroupedKernel(const Grouped& g) : DepthwiseKernel(g.convolution, false, SUMS), width(g.width) {

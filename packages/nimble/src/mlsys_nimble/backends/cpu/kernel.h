@@ -16,6 +16,8 @@ constexpr int MAX_RANK = 6;
 constexpr int SPACE = 3;  // depth, height, width
 MLSYS_CONSTANTS(MAX_RANK, SPACE);
 
+constexpr int PANEL_VECS = 2;  // of a panel of codes or of bf16 pairs, at most
+
 inline vi lane_numbers() {
     vi numbers{};
     for (int i = 0; i < LANES; i++) numbers[i] = i;

@@ -50,6 +50,6 @@ Kernel* make_scatter_add(const ScatterAdd* arguments) { return new ScatterAddKer
 Kernel* make_comparison(const Comparison* arguments) { return new ComparisonKernel(*arguments); }
 }
 MLSYS_FUNCTIONS(
-    make_convolution, make_depthwise, make_grouped, make_separable, make_winograd2, make_winograd4, make_gemv, make_dots, make_copy,
-    make_pad, make_pointwise, make_pool, make_reduce, make_softmax, make_layer_norm, make_matmul, make_attention,
+    make_convolution, make_depthwise, make_grouped, make_separable, make_winograd2, make_winograd4, make_gemv, make_dots,
+    make_copy, make_pad, make_pointwise, make_pool, make_reduce, make_softmax, make_layer_norm, make_matmul, make_attention,
     make_embedding, make_gather, make_scatter_add, make_comparison);

@@ -14,7 +14,6 @@
 
 namespace nimble {
 
-constexpr int PANEL_VECS = 2;
 constexpr int COPIED = 32;  // bytes at once; there is room for as many behind what is written
 
 // `end`: of the memory that may be read.

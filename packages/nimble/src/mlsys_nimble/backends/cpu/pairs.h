@@ -58,7 +58,7 @@ struct RoundPixels {
 class PairsConvolutionKernel : public Kernel {
   public:
     explicit PairsConvolutionKernel(const PairsConvolution& c)
-        : c(c), epilogue(c.epilogue), windows(c, {2, MOST_ROWS, 192, 384 << 10, 2 * MOST_ROWS, false, 2 * LANES}) {
+        : c(c), epilogue(c.epilogue), windows(c, {2, MOST_ROWS, 192, 384 << 10, 2 * MOST_ROWS, 2 * LANES}) {
         units = windows.units;
         scratch_nbytes = windows.scratch_nbytes;
     }
@@ -80,8 +80,7 @@ class PairsConvolutionKernel : public Kernel {
         int N;  // columns to store
     };
 
-    void multiply_panel(
-        const float*, const uint16_t* gathered, const Place* places, int rows, int64_t group, int64_t panel) const {
+    void multiply_panel(const uint16_t* gathered, const Place* places, int rows, int64_t group, int64_t panel) const {
         const int64_t first = panel * PANEL_VECS, column = first * LANES, padded = group * windows.vecs * LANES + column;
         const int some = (int)std::min<int64_t>(PANEL_VECS, windows.vecs - first);
         const int groups = (rows + MOST_ROWS - 1) / MOST_ROWS;

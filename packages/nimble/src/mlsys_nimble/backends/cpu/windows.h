@@ -1,5 +1,5 @@
 // Rows of features for the windows of a convolution, gathered a block of output pixels at a time, and the units that the work
-// is cut in: what products of codes (integers.h) and of bf16 pairs (pairs.h) share.
+// is cut in, for products of bf16 pairs (pairs.h).
 //
 // A row is words of 32 bits, a few neighbouring features in each. A unit is one block of pixels of one group, and a set of
 // panels. A linear is a convolution over a line of pixels.
@@ -13,22 +13,19 @@
 
 namespace nimble {
 
-constexpr int PANEL_VECS = 2;
-
 // An output pixel: where its results go, and its window.
 struct Place {
-    int64_t out, residual, x;  // in elements; x: of the pixel that a 1x1 window reads
+    int64_t out, residual;  // in elements
     int32_t n, at[SPACE];
 };
 
 // Sizes that a kernel chooses.
 struct Blocking {
-    int features;          // of a word
-    int rows;              // of a tile
-    int64_t most_rows;     // of a block
-    int64_t nbytes;        // of a block's rows, if that leaves `least_rows` of them
+    int features;       // of a word
+    int rows;           // of a tile
+    int64_t most_rows;  // of a block
+    int64_t nbytes;     // of a block's rows, if that leaves `least_rows` of them
     int64_t least_rows;
-    bool reads_in_place;   // rows of a linear, or of a 1x1 window, that are whole words
     int64_t spare_nbytes;  // behind the rows, that copies may write to
 };
 
@@ -50,9 +47,6 @@ class Windows {
         words = (K + b.features - 1) / b.features;
         row = words * b.features;
         pixels = c.out.shape[0] * c.out.shape[2] * c.out.shape[3] * c.out.shape[4];
-        is_direct = b.reads_in_place && K % b.features == 0 && K == channels && c.x.strides[1] == 1;
-        for (int d = 0; d < SPACE; d++)
-            is_direct &= c.before[d] == 0 && c.x.shape[2 + d] >= (c.out.shape[2 + d] - 1) * c.stride[d] + 1;
         const int64_t fitting = b.nbytes / (4 * std::max<int64_t>(words, 1));
         int64_t limit = std::clamp<int64_t>(fitting, b.least_rows, b.most_rows);
         while (limit > b.least_rows && (pixels + limit - 1) / limit * c.groups * panels < ENOUGH_UNITS) limit -= b.rows;
@@ -63,10 +57,10 @@ class Windows {
         sets = std::clamp<int64_t>((ENOUGH_UNITS + blocks * c.groups - 1) / (blocks * c.groups), 1, panels);
         units = blocks * c.groups * sets;
         places_nbytes = (block_rows * sizeof(Place) + 63) / 64 * 64;
-        scratch_nbytes = HEADER_NBYTES + places_nbytes + (is_direct ? 0 : block_rows * words * 4 + b.spare_nbytes);
+        scratch_nbytes = HEADER_NBYTES + places_nbytes + block_rows * words * 4 + b.spare_nbytes;
     }
 
-    // Call multiply(x of the group, gathered rows, places, number of rows, group, panel) for each panel of the units.
+    // Call multiply(gathered rows, places, number of rows, group, panel) for each panel of the units.
     template <class Copy, class Multiply>
     void run(int64_t begin, int64_t end, void* scratch, const Copy& copy, const Multiply& multiply) const {
         int64_t& made = *(int64_t*)scratch;  // the block and group in scratch
@@ -78,17 +72,15 @@ class Windows {
             const int64_t first = block * block_rows;
             const int rows = (int)std::min(block_rows, pixels - first);
             if (made == Kernel::NEW || made / c.groups != block) place(first, rows, places);
-            const auto* own = x + group * channels * c.x.strides[1];
-            if (!is_direct && made != unit / sets) gather(copy, own, places, rows, gathered);
+            if (made != unit / sets) gather(copy, x + group * channels * c.x.strides[1], places, rows, gathered);
             made = unit / sets;
             for (int64_t panel = panels * set / sets; panel < panels * (set + 1) / sets; panel++)
-                multiply(own, gathered, places, rows, group, panel);
+                multiply(gathered, places, rows, group, panel);
         }
     }
 
     int64_t channels, N, vecs, panels, words, row, pixels;  // of a group; row: features of one, in whole words
     int64_t units, scratch_nbytes;
-    bool is_direct;
 
   private:
     static constexpr int64_t HEADER_NBYTES = 64;
@@ -101,12 +93,11 @@ class Windows {
         at[0] = rest;
         for (int r = 0; r < rows; r++, to++) {
             to->n = at[0];
-            to->out = at[0] * c.out.strides[0], to->residual = at[0] * c.residual.strides[0], to->x = at[0] * c.x.strides[0];
+            to->out = at[0] * c.out.strides[0], to->residual = at[0] * c.residual.strides[0];
             for (int d = 0; d < SPACE; d++) {
                 to->at[d] = at[1 + d];
                 to->out += at[1 + d] * c.out.strides[2 + d];
                 to->residual += at[1 + d] * c.residual.strides[2 + d];
-                to->x += (int64_t)at[1 + d] * c.stride[d] * c.x.strides[2 + d];
             }
             for (int d = 3; d >= 0; d--) {
                 if (++at[d] < c.out.shape[d ? 1 + d : 0] || d == 0) break;
