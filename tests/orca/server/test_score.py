@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -25,19 +24,14 @@ from tests.orca.server.conftest import Serve
 
 
 def record(url: str, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
-    """Serve ``prompts`` at once while a page looks on; return what it saw."""
+    """Serve ``prompts`` at once, in one request, while a page looks on; return what it saw."""
     with httpx.stream("GET", url + "/ui/score/events", timeout=60) as stream:
         lines = stream.iter_lines()
         next(lines)  # the snapshot: the engine is watched from now on
-        body = {"model": "tiny", "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-        with ThreadPoolExecutor(len(prompts)) as threads:
-            answers = list(
-                threads.map(
-                    lambda prompt: httpx.post(url + "/v1/completions", json={**body, "prompt": prompt}, timeout=60),
-                    prompts,
-                )
-            )
-        assert [answer.status_code for answer in answers] == [200] * len(prompts)
+        body = {"model": "tiny", "prompt": prompts, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        answer = httpx.post(url + "/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200
+        assert len(answer.json()["choices"]) == len(prompts)
         return httpx.get(url + "/ui/score/recording").json()
 
 
