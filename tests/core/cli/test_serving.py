@@ -202,7 +202,7 @@ def test_files_with_keys_that_others_may_read_are_named(
         ({"tls_certificate": Path("c")}, "go together"),
         ({"tls_key": Path("k")}, "go together"),
         ({"tls_client_ca": Path("ca")}, "needs --tls-certificate"),
-        ({"cors_origin": ["example.org"]}, "is no origin"),
+        ({"cors_origin": ["example.org"]}, "--cors-origin 'example.org' is no origin"),
         ({"header_timeout_s": 0}, "--header-timeout-s is a finite number"),
         ({"request_timeout_s": -1}, "--request-timeout-s is a finite number"),
     ],
@@ -328,7 +328,7 @@ def test_sigterm_while_a_line_is_written_or_a_module_imported_ends_with_one_line
         ({"log_level": "loud"}, "--log-level is one of debug"),
         ({"cors_origin": [""]}, "--cors-origin is empty"),
         ({"allowed_host": ["", "a"]}, "--allowed-host is empty"),
-        ({"allowed_host": ["http://example.org/"]}, "'http://example.org/' is no name of a host"),
+        ({"allowed_host": ["http://example.org/"]}, "--allowed-host 'http://example.org/' is no name of a host"),
         ({"allowed_host": ["example.org:8000"]}, "is no name of a host"),
     ],
 )

@@ -100,8 +100,8 @@ def check_origin(origin: str) -> None:
     scheme, separator, host = origin.partition("://")
     if origin != "*" and (not (scheme and separator and host) or set(host) & set("/ *@?#") or origin != origin.lower()):
         raise InvalidInputError(
-            f"{origin!r} is no origin; write scheme://host or scheme://host:port in lower case and without a path, "
-            "like https://example.org, or * for all"
+            f"cors_origin {origin!r} is no origin; write scheme://host or scheme://host:port in lower case and "
+            "without a path, like https://example.org, or * for all"
         )
 
 
@@ -113,7 +113,8 @@ def check_host(host: str) -> None:
     """
     if host != "*" and set(host) & set("/:@?#* \t"):
         raise InvalidInputError(
-            f"{host!r} is no name of a host; write it without scheme, port and path, like example.org, or * for all"
+            f"allowed_host {host!r} is no name of a host; write it without scheme, port and path, like "
+            "example.org, or * for all"
         )
 
 
