@@ -75,10 +75,13 @@ def test_widths_that_are_no_multiples_of_a_tile(width: int, stride: int, native:
 
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("width", [35, 70])
+@pytest.mark.parametrize(
+    ("images", "height"), [(2, 6), (1, 3)]
+)  # of 3 rows each is still held when the next piece begins
 def test_pixels_that_share_sets_of_the_cache_are_copied_side_by_side(
-    width: int, dilation: int, native: Any, pieces: Pieces, error: Error
+    images: int, height: int, width: int, dilation: int, native: Any, pieces: Pieces, error: Error
 ):
-    x, weight, bias = pixels_apart((2, 512, 6, width), 0), torch.randn(512, 1, 5, 5), torch.randn(512)
+    x, weight, bias = pixels_apart((images, 512, height, width), 0), torch.randn(512, 1, 5, 5), torch.randn(512)
     expected = functional.conv2d(
         x.double(), weight.double(), bias.double(), padding=2 * dilation, dilation=dilation, groups=512
     )
@@ -89,5 +92,5 @@ def test_pixels_that_share_sets_of_the_cache_are_copied_side_by_side(
     kind = Convolution((1, 1), ((apart, apart),) * 2, (dilation,) * 2, 512, has_bias=True, epilogue=epilogue)
     view = View.of(out)
     kernel = convolutions.depthwise(kind, View.of(x), weight, bias, view, residual=view, library=native)
-    assert kernel.units == 2 * 6 * ((width + 63) // 64) * 16  # rows, spans, and pieces of 32 channels
+    assert kernel.units == images * height * ((width + 63) // 64) * 16  # rows, spans, and pieces of 32 channels
     assert error(pieces(kernel, out), functional.relu(expected + residual.double())) < 2e-6
