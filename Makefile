@@ -4,7 +4,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check
-DISTS  := packages/core packages/nimble packages/orca packages/windtunnel plugins/batchmaker plugins/dvabatch benchmarks
+DISTS  := $(filter-out packages/toolkit,$(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml benchmarks/pyproject.toml)))
 CODE   := packages plugins tests scripts benchmarks examples
 TORCH  := torch==2.13.0
 XDIST  ?= -n 2
@@ -161,7 +161,7 @@ sanitize: setup  ## Run the kernels' tests under the address, undefined-behaviou
 bench-gpu:  ## Run the benchmarks on a CUDA device; fails where there is none
 	$(PY) scripts/bench_gpu.py
 
-GRPC := packages/core/src/mlsys_core/serving/oip/grpc
+GRPC := packages/serving/src/mlsys_serving/oip/grpc
 
 proto: setup  ## Compile the gRPC messages from their .proto
 	$(PY) -m grpc_tools.protoc -I $(GRPC) --descriptor_set_out=$(GRPC)/open_inference.binpb open_inference.proto

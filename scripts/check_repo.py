@@ -1,6 +1,6 @@
 """Check the boundaries of this repository, beyond general linters. Run by ``make lint``; prints each breach.
 
-- imports point to core only, the core imports no subsystem, and nothing imports the benchmarks;
+- imports point down: ring, subsystem, serving, core; hearts import no ring, and nothing imports the benchmarks;
 - within a package, files import each other in no circle, and its rooms (folders and files at its top) only those below
   them, in the order that its README shows;
 - calls that Linux or POSIX alone has (fork, pidfd, memfd, eventfd, affinity, /proc, ...) stand in ``mlsys_core.posix``;
@@ -26,8 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 500
 MAX_BYTES = 1_000_000
 SUBSYSTEMS = ("mlsys_nimble", "mlsys_orca", "mlsys_windtunnel", "mlsys_batchmaker", "mlsys_dvabatch")
+LEVELS = ("mlsys_core", "mlsys_serving", SUBSYSTEMS)  # hearts, from the bottom up; all other distributions are the ring
 BENCHMARKS = "mlsys_bench"  # measures all of them, and is installed for development only
-SOURCES = r"(packages/\w+|plugins/\w+|benchmarks)/src/(mlsys_\w+)/"
+SOURCES = r"(packages/\w+|plugins/[\w-]+|benchmarks)/src/(mlsys_\w+)/"
 
 # Calls and constants of Linux or POSIX, by module; signals' names are left out, since they do nothing by themselves.
 SYSTEM_CALLS = {
@@ -67,15 +68,27 @@ def imported_modules(source: str) -> set[str]:
     return names
 
 
+def level_of(module: str) -> int:
+    """Return the level of a module of ours: core 0, serving 1, subsystems 2, the ring 3, the benchmarks 4.
+
+    Example:
+        >>> [level_of(name) for name in ("mlsys_core", "mlsys_orca", "mlsys_score", "mlsys_bench")]
+        [0, 2, 3, 4]
+    """
+    if module == BENCHMARKS:
+        return 4
+    return next((number for number, names in enumerate(LEVELS) if module == names or module in names), 3)
+
+
 def check_imports(root: Path, files: list[Path]) -> Iterator[str]:
-    """Yield imports of one subsystem in another, of any in core, and of the benchmarks anywhere."""
+    """Yield imports of a distribution that stands beside or above: core, serving, subsystems, ring, benchmarks."""
     for file in files:
         match = re.match(SOURCES, file.relative_to(root).as_posix())
-        if file.suffix != ".py" or not match or match[2] == BENCHMARKS or "template" in file.parts:
-            continue
-        own = match[2]
-        for module in imported_modules(file.read_text()) & {*SUBSYSTEMS, BENCHMARKS} - {own}:
-            yield f"{file.relative_to(root)}: {own} imports {module}; subsystems meet through core's hooks only"
+        if file.suffix == ".py" and match and "template" not in file.parts:
+            own = match[2]
+            for module in sorted(name for name in imported_modules(file.read_text()) if name.startswith("mlsys_")):
+                if module != own and level_of(module) >= level_of(own):
+                    yield f"{file.relative_to(root)}: {own} imports {module}, which stands beside or above it"
 
 
 def own_imports(file: Path, module: str, modules: set[str]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from mlsys_core.plugins.specs import CommandSpec
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
     "mlsys-core": "packages/core/src",
+    "mlsys-serving": "packages/serving/src",
     "mlsys-orca": "packages/orca/src",
     "mlsys-nimble": "packages/nimble/src",
     "mlsys-windtunnel": "packages/windtunnel/src",

@@ -41,7 +41,7 @@ def _paths(folder: str, names: str) -> tuple[str, ...]:
     return tuple(f"{folder}/{name}.py" for name in names.split())
 
 
-CORE, NIMBLE, ORCA = (f"packages/{name}/src/mlsys_{name}" for name in ("core", "nimble", "orca"))
+CORE, SERVING, NIMBLE, ORCA = (f"packages/{name}/src/mlsys_{name}" for name in ("core", "serving", "nimble", "orca"))
 WINDTUNNEL = "packages/windtunnel/src/mlsys_windtunnel"
 BATCHMAKER, DVABATCH = (f"plugins/{name}/src/mlsys_{name}" for name in ("batchmaker", "dvabatch"))
 AREAS = {
@@ -53,9 +53,9 @@ AREAS = {
     ),
     "core-serving": Area(
         CORE,
-        _paths("serving", "queue baselines/* simulated simulated_executor"),
+        _paths("loop", "queue baselines/* simulated simulated_executor"),
         (
-            *_paths("tests/core/serving", "test_queue test_baselines test_baseline_rules test_simulated"),
+            *_paths("tests/core/loop", "test_queue test_baselines test_baseline_rules test_simulated"),
             "tests/property/serving",
         ),
     ),
@@ -97,13 +97,10 @@ AREAS = {
         ),
     ),
     "codecs": Area(
-        CORE,
-        (*_paths("serving/oip", "rest/codec grpc/codec datatypes tensors"), "profiling/payload.py"),
-        (
-            *_paths("tests/core/serving/oip", "test_rest_codec test_grpc_codec test_tensors"),
-            "tests/core/profiling/test_payload.py",
-        ),
-        ("tests/core/serving/oip/answers.py",),
+        SERVING,
+        _paths("oip", "rest/codec grpc/codec datatypes tensors"),
+        _paths("tests/serving/oip", "test_rest_codec test_grpc_codec test_tensors"),
+        ("tests/serving/oip/answers.py",),
     ),
     "converters": Area(
         WINDTUNNEL,

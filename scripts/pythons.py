@@ -48,12 +48,12 @@ TESTS = (
         "tests/core/profiling/test_payload.py",
     ),
     *(
-        "tests/core/serving/test_loop.py",
-        "tests/core/serving/test_queue.py",
-        "tests/core/serving/test_baseline_rules.py",
+        "tests/core/loop/test_loop.py",
+        "tests/core/loop/test_queue.py",
+        "tests/core/loop/test_baseline_rules.py",
     ),
-    *("tests/core/serving/http/test_errors.py", "tests/core/serving/http/test_gate.py"),
-    *("tests/core/serving/http/test_streaming.py", "tests/core/serving/http/test_tls.py"),
+    *("tests/serving/http/test_errors.py", "tests/serving/http/test_gate.py"),
+    *("tests/serving/http/test_streaming.py", "tests/serving/http/test_tls.py"),
     *(
         "tests/core/workload/test_parse.py",
         "tests/core/workload/test_trace.py",

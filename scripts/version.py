@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LITERAL = re.compile(r'^(__version__|version) = "([^"]+)"$', re.M)
-NEEDED = re.compile(r'"(mlsys-[a-z]+)>=[\d.]+,<[\d.]+"')
+NEEDED = re.compile(r'"(mlsys-[a-z-]+)>=[\d.]+,<[\d.]+"')
 
 
 def holders(root: Path) -> list[Path]:

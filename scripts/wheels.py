@@ -28,10 +28,7 @@ from mlsys_core.plugins.specs import KernelSpec
 from wheel.wheelfile import WheelFile
 
 ROOT = Path(__file__).resolve().parent.parent
-DISTRIBUTIONS = (
-    *("packages/core", "packages/nimble", "packages/orca", "packages/windtunnel", "packages/toolkit"),
-    *("plugins/batchmaker", "plugins/dvabatch"),
-)
+DISTRIBUTIONS = tuple(sorted(str(file.parent.relative_to(ROOT)) for file in ROOT.glob("p*/*/pyproject.toml")))
 GLIBC = "2.28"  # torch's wheels need it
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlsys_core.serving.http import HttpConfig
+from mlsys_serving.http import HttpConfig
 from ray import serve
 from ray.serve import Application
 

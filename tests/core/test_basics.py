@@ -57,8 +57,8 @@ def test_a_lazy_reference_reaches_nested_attributes():
 @pytest.mark.parametrize(
     "package",
     [
-        "mlsys_core.serving.http",
-        "mlsys_core.serving.oip",
+        "mlsys_serving.http",
+        "mlsys_serving.oip",
         "mlsys_nimble",
         "mlsys_windtunnel",
         "mlsys_windtunnel.estimators",

@@ -16,16 +16,16 @@ from mlsys_batchmaker.engine import EngineConfig
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
 from mlsys_batchmaker.models.store import save_model
 from mlsys_batchmaker.serve.app import make_app
-from mlsys_core.serving.http import BackgroundServer, HttpConfig
-from mlsys_core.serving.http.logs import make_logger
-from mlsys_core.serving.oip import GrpcConfig, ModelRepository, create_oip_app, grpc_address_of
-from mlsys_core.serving.tracing import TraceConfig
+from mlsys_core.tracing import TraceConfig
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_serving.http import BackgroundServer, HttpConfig
+from mlsys_serving.http.logs import make_logger
+from mlsys_serving.oip import GrpcConfig, ModelRepository, create_oip_app, grpc_address_of
 
 from tests.collector import Collector, collecting, facts_of
 

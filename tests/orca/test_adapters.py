@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import WorkerId
+from mlsys_core.loop import WorkerId
 from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model

@@ -14,12 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import BackgroundServer, HttpConfig
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.cli.main import app
 from mlsys_orca.engine.embedding import TextEncoder, load_encoder, pack
 from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
+from mlsys_serving.http import BackgroundServer, HttpConfig
 from typer.testing import CliRunner
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "plants", "need", "light", "so", "do", "we"]

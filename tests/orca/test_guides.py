@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import WorkerId
+from mlsys_core.loop import WorkerId
 from mlsys_orca.api.text_stream import stream_text
 from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.backends.runner import Runner

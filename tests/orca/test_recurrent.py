@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError, MemoryPlanError
+from mlsys_core.loop import SimulatedExecutor, simulate
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.serving import SimulatedExecutor, simulate
 from mlsys_orca import LLM
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.backends.runner import Runner

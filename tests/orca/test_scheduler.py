@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import FinishReason, WorkerId
+from mlsys_core.loop import FinishReason, WorkerId
 from mlsys_orca.model.kv_cache import BlockTables
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.orca import IterationScheduler

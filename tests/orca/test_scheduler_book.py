@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import FinishReason, WorkerId
+from mlsys_core.loop import FinishReason, WorkerId
 from mlsys_orca.scheduling.batch import (
     IterationBatch,
     IterationOutput,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from mlsys_core.serving import FinishReason
+from mlsys_core.loop import FinishReason
 from mlsys_orca.scheduling.batch import SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.chunked import ChunkedScheduler

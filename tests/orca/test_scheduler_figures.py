@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from mlsys_core.serving import SimulatedExecutor, Simulation, WorkerId, simulate
+from mlsys_core.loop import SimulatedExecutor, Simulation, WorkerId, simulate
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.orca import IterationScheduler

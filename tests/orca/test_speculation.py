@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.loop import FinishReason, WorkerId
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.serving import FinishReason, WorkerId
 from mlsys_orca import LLM
 from mlsys_orca.backends.drafting import ModelDrafter
 from mlsys_orca.backends.native.decoder import new_kv_cache

@@ -11,7 +11,7 @@ from mlsys_batchmaker.scheduling.tasks import RoundOutput
 from mlsys_batchmaker.workers.cuda import CounterSignal, RoundTimes, counter_or_events, cuda_graph
 from mlsys_core.device import get_device
 from mlsys_core.errors import DeviceError
-from mlsys_core.serving import EventSignal
+from mlsys_core.loop import EventSignal
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_core.serving import Collector, FinishReason, ServeRequest
-from mlsys_core.serving.protocols import WorkerId
+from mlsys_core.loop import Collector, FinishReason, ServeRequest
+from mlsys_core.loop.protocols import WorkerId
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.executors.stage_executors import StageExecutor
 from mlsys_dvabatch.scheduling.policies.base import Policy

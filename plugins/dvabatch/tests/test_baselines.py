@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import ServeRequest, SimulatedExecutor, simulate
-from mlsys_core.serving.baselines import StaticBatch
+from mlsys_core.loop import ServeRequest, SimulatedExecutor, simulate
+from mlsys_core.loop.baselines import StaticBatch
 from mlsys_core.workload import Poisson
 from mlsys_dvabatch.cli.baselines import BaselineResult, Workload, compare_baselines
 from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel, parse_stages

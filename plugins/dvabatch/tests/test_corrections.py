@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlsys_core.loop import ServeRequest, SimulatedExecutor, simulate
 from mlsys_core.profiling import ProfileCache, ProfileKey, ProfileTable, UnitProfile
-from mlsys_core.serving import ServeRequest, SimulatedExecutor, simulate
 from mlsys_dvabatch.scheduling.corrections import FIRST_LOOK, Corrections
 from mlsys_dvabatch.scheduling.costs import PackedCosts, TableCosts, unit_name
 from mlsys_dvabatch.scheduling.policies.decisions import cluster

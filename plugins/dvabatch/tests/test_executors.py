@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.device import get_device
-from mlsys_core.serving import Collector, FinishReason, ServeRequest
-from mlsys_core.serving.isolation import is_finite
+from mlsys_core.loop import Collector, FinishReason, ServeRequest
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.executors.runner import StageRunner
 from mlsys_dvabatch.executors.stage_executors import StreamExecutor
@@ -21,6 +20,7 @@ from mlsys_dvabatch.scheduling.table import Part
 from mlsys_dvabatch.scheduling.tasks import Source, StageOutput, StageTask
 from mlsys_dvabatch.stages.activations import Padded
 from mlsys_dvabatch.stages.simulated import parse_stages
+from mlsys_serving.isolation import is_finite
 
 COSTS = parse_stages("1+1,1+1,1+1")
 

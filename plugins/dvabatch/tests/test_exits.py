@@ -13,13 +13,13 @@ from fastapi.testclient import TestClient
 from mlsys_core.cli.main import run
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.oip import ModelRepository, create_oip_app
-from mlsys_core.serving.oip.ensembles.files import declared
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.preparing import Batching, prepare
 from mlsys_dvabatch.stages.activations import Padded
 from mlsys_dvabatch.stages.slicing.exits import ExitingModel
 from mlsys_dvabatch.stages.slicing.program import program_of
+from mlsys_serving.oip import ModelRepository, create_oip_app
+from mlsys_serving.oip.ensembles.files import declared
 from torch import Tensor, nn
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import ServeRequest
+from mlsys_core.loop import ServeRequest
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.models.bert_folder import load_bert
 from safetensors.torch import load_file, save_file

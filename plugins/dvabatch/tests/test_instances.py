@@ -9,10 +9,10 @@ import httpx
 import numpy as np
 import pytest
 from mlsys_core.cli.main import run
-from mlsys_core.serving.instances.chaos import running_server, workers_of
-from mlsys_core.serving.processes import can_supervise
 from mlsys_dvabatch.serve.instances import instance_group
 from mlsys_dvabatch.serve.preparing import Batching, prepare
+from mlsys_serving.instances.chaos import running_server, workers_of
+from mlsys_serving.processes import can_supervise
 
 from .test_texts import LINES, vector
 from .texts import write_folder

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import Collector, FinishReason, ServeRequest
-from mlsys_core.serving.baselines import DelayBatch, StaticBatch, ZeroBatch
+from mlsys_core.loop import Collector, FinishReason, ServeRequest
+from mlsys_core.loop.baselines import DelayBatch, StaticBatch, ZeroBatch
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.load import EarlyExitPolicy

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlsys_core.serving import Collector, FinishReason, ServeRequest
-from mlsys_core.serving.protocols import Finished, WorkerId
+from mlsys_core.loop import Collector, FinishReason, ServeRequest
+from mlsys_core.loop.protocols import Finished, WorkerId
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler

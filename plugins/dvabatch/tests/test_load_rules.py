@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from mlsys_core.serving import ServeRequest
-from mlsys_core.serving.queue import RequestQueue
+from mlsys_core.loop import ServeRequest
+from mlsys_core.loop.queue import RequestQueue
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.pipeline import Pipeline
 from mlsys_dvabatch.scheduling.policies.base import New, Policy, State

@@ -11,8 +11,8 @@ import pytest
 import torch
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.loop import ServeRequest
 from mlsys_core.models import resolve_model
-from mlsys_core.serving import ServeRequest
 from mlsys_dvabatch.serve.tokens import tokenizer_of
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.models.bert_folder import load_bert

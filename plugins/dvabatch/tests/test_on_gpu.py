@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.device import Device, get_device
-from mlsys_core.serving import Collector, FinishReason, ServeRequest
+from mlsys_core.loop import Collector, FinishReason, ServeRequest
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
 from mlsys_dvabatch.scheduling.policies.operator import OperatorPolicy

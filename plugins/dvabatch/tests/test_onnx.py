@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
-from mlsys_core.serving import ServeRequest
-from mlsys_core.serving.instances.chaos import running_server
-from mlsys_core.serving.processes import can_supervise
+from mlsys_core.loop import ServeRequest
 from mlsys_dvabatch.serve.preparing import Batching, prepare
 from mlsys_dvabatch.stages.models.vision import UNet
 from mlsys_dvabatch.stages.slicing.onnx_answers import require_equal
@@ -25,6 +23,8 @@ from mlsys_dvabatch.stages.slicing.onnx_file import _inline_copies, _name_inputs
 from mlsys_dvabatch.stages.slicing.onnx_inputs import onnx_inputs
 from mlsys_dvabatch.stages.slicing.program import load_program
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
+from mlsys_serving.instances.chaos import running_server
+from mlsys_serving.processes import can_supervise
 from torch import fx, nn
 
 onnx = pytest.importorskip("onnx")

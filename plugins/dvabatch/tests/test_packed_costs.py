@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlsys_core.loop import ServeRequest
+from mlsys_core.loop.queue import RequestQueue
 from mlsys_core.profiling import ProfileTable, UnitProfile
-from mlsys_core.serving import ServeRequest
-from mlsys_core.serving.queue import RequestQueue
 from mlsys_dvabatch.scheduling.costs import PackedCosts, StageCosts, unit_name
 from mlsys_dvabatch.scheduling.pipeline import Pipeline
 from mlsys_dvabatch.scheduling.policies.base import State

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 from mlsys_core.errors import InvalidInputError, PluginError
+from mlsys_core.loop import ServeRequest
+from mlsys_core.loop.queue import RequestQueue
 from mlsys_core.plugins import Registry
 from mlsys_core.plugins.specs import PolicySpec
 from mlsys_core.profiling import ProfileTable, UnitProfile
-from mlsys_core.serving import ServeRequest
-from mlsys_core.serving.queue import RequestQueue
 from mlsys_dvabatch.scheduling.costs import StageCosts, TableCosts, unit_name
 from mlsys_dvabatch.scheduling.pipeline import Pipeline
 from mlsys_dvabatch.scheduling.policies.base import Mode, New, Policy, State

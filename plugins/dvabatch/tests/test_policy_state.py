@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from mlsys_core.loop import ServeRequest
+from mlsys_core.loop.queue import RequestQueue
 from mlsys_core.profiling import ProfileTable, UnitProfile
-from mlsys_core.serving import ServeRequest
-from mlsys_core.serving.queue import RequestQueue
 from mlsys_dvabatch.scheduling.costs import TableCosts, catch_up_s, least_request_s, remaining_s, unit_name
 from mlsys_dvabatch.scheduling.pipeline import Pipeline
 from mlsys_dvabatch.scheduling.policies.base import New, Policy, State

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_core.serving import FinishReason, ServeRequest, SimulatedExecutor, Simulation, simulate
-from mlsys_core.serving.baselines import ZeroBatch
-from mlsys_core.serving.protocols import WorkerId
+from mlsys_core.loop import FinishReason, ServeRequest, SimulatedExecutor, Simulation, simulate
+from mlsys_core.loop.baselines import ZeroBatch
+from mlsys_core.loop.protocols import WorkerId
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import New, Policy, State, Stretch
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy

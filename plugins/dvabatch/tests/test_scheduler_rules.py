@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.serving import FinishReason, QueueFullError, ServeRequest
-from mlsys_core.serving.protocols import WorkerId
+from mlsys_core.loop import FinishReason, QueueFullError, ServeRequest
+from mlsys_core.loop.protocols import WorkerId
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import New, Policy, State, Stretch
 from mlsys_dvabatch.scheduling.policies.load import EarlyExitPolicy, LoadPolicy

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from mlsys_core.serving.http import HttpConfig
-from mlsys_core.serving.oip import InferRequest, ModelRepository, create_oip_app
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
 from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
@@ -24,6 +22,8 @@ from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_serving.http import HttpConfig
+from mlsys_serving.oip import InferRequest, ModelRepository, create_oip_app
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from torch import Tensor, nn
@@ -68,7 +68,7 @@ def tiny(request: pytest.FixtureRequest) -> Iterator[tuple[TestClient, BertStage
 
 def embed(model: BertStages, ids: list[int]) -> NDArray[np.float32]:
     with torch.inference_mode():
-        from mlsys_core.serving import ServeRequest
+        from mlsys_core.loop import ServeRequest
 
         values = model.collate([ServeRequest("x", np.array(ids))], len(ids))
         for stage in range(model.num_stages):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.oip import ModelRepository, create_oip_app
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.serve.models import ServedModel, StageMetrics
 from mlsys_dvabatch.serve.source import ServedSource
@@ -14,6 +13,7 @@ from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_serving.oip import ModelRepository, create_oip_app
 from prometheus_client import CollectorRegistry
 
 TINY = BertConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, vocab_size=100, max_length=32)

@@ -16,8 +16,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import ServeRequest
-from mlsys_core.serving.oip import ModelRepository, create_oip_app
+from mlsys_core.loop import ServeRequest
 from mlsys_dvabatch.cli.explain import print_batching
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.preparing import Batching, Prepared, prepare
@@ -27,6 +26,7 @@ from mlsys_dvabatch.stages.slicing.program import load_program
 from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import load
+from mlsys_serving.oip import ModelRepository, create_oip_app
 from rich.console import Console
 from torch import Tensor, nn
 from torch._higher_order_ops import scan

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import ServeRequest
+from mlsys_core.loop import ServeRequest
 from mlsys_dvabatch.stages.activations import Packed, Padded
 from mlsys_dvabatch.stages.models.vision import VGG19, LinkNet, ResNet152, UNet
 from mlsys_dvabatch.stages.slicing.partition import diversity_cuts, even_cuts

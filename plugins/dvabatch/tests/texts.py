@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 import transformers
-from mlsys_core.serving.http import BackgroundServer
-from mlsys_core.serving.oip import ModelRepository
 from mlsys_dvabatch.scheduling.policies.input import PackedPolicy
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.text_app import create_app
 from mlsys_dvabatch.stages.models.bert_folder import load_bert
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_serving.http import BackgroundServer
+from mlsys_serving.oip import ModelRepository
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 _MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]

@@ -10,8 +10,8 @@ import torch
 from mlsys_bench.dvabatch import exits
 from mlsys_bench.dvabatch.exit_subjects import Subject
 from mlsys_bench.figures import dvabatch as figures
-from mlsys_core.serving.certainty import certainty
 from mlsys_dvabatch.serve.preparing import Batching, prepare
+from mlsys_serving.certainty import certainty
 from torch import Tensor, nn
 
 

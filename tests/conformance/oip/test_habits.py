@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlsys_core.serving.http import BackgroundServer
-from mlsys_core.serving.oip import (
+from mlsys_serving.http import BackgroundServer
+from mlsys_serving.oip import (
     DataType,
     DirectorySource,
     GrpcConfig,
@@ -25,7 +25,7 @@ from mlsys_core.serving.oip import (
     create_oip_app,
     grpc_address_of,
 )
-from mlsys_core.serving.oip.config.files import ConfigFiles
+from mlsys_serving.oip.config.files import ConfigFiles
 
 pytest.importorskip("tritonclient.grpc")
 pytest.importorskip("tritonclient.http")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
+from mlsys_core.loop import SimulatedExecutor, simulate
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.serving import SimulatedExecutor, simulate
 from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.backends.runner import Runner
 from mlsys_orca.backends.transformers.decoder import TransformersDecoder

@@ -15,8 +15,8 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from mlsys_core.loop import SimulatedExecutor, simulate
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.serving import SimulatedExecutor, simulate
 from mlsys_orca.backends.drafting import ModelDrafter
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.backends.runner import Runner

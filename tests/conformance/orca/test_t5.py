@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.loop import SimulatedExecutor, simulate
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.serving import SimulatedExecutor, simulate
 from mlsys_orca.api import chat, completions
 from mlsys_orca.api.answers import collect
 from mlsys_orca.api.chat import ChatCompletionRequest

@@ -32,7 +32,7 @@ HEAVY = {
     [
         "import mlsys_core",
         "import mlsys_core.plugins, mlsys_core.models, mlsys_core.report, mlsys_core.demo, mlsys_core.bench",
-        "import mlsys_core.device, mlsys_core.profiling, mlsys_core.serving",
+        "import mlsys_core.device, mlsys_core.profiling, mlsys_core.loop",
         "import mlsys_core.memory, mlsys_core.workload  # numpy",
         "from mlsys_core.cli.main import run; run(['--help'])",
         "from mlsys_core.cli.main import run; run(['plugins', 'list'])",

@@ -16,12 +16,12 @@ from typing import Annotated, Any
 import pytest
 import typer
 from mlsys_core.cli.main import run as mlsys
-from mlsys_core.cli.serving import OipOptions, ServerOptions, announce, serve_command
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.serving.http import ServerAddress, TlsConfig
-from mlsys_core.serving.oip import GrpcConfig
-from mlsys_core.serving.oip.app import DEFAULT_CONFIG
-from mlsys_core.serving.tracing import TraceConfig
+from mlsys_core.tracing import TraceConfig
+from mlsys_serving.cli import OipOptions, ServerOptions, announce, serve_command
+from mlsys_serving.http import ServerAddress, TlsConfig
+from mlsys_serving.oip import GrpcConfig
+from mlsys_serving.oip.app import DEFAULT_CONFIG
 
 Run = Callable[..., dict[str, Any]]
 
@@ -277,7 +277,7 @@ def test_every_server_refuses_a_busy_port_before_it_looks_for_a_model(
 
 LOADING = """
     import io, os, signal, sys, typer
-    from mlsys_core.cli.serving import serve_command
+    from mlsys_serving.cli import serve_command
 
     app = typer.Typer()
 

@@ -22,7 +22,7 @@ class ServerFaultError(Exception):
 
 def _numbers() -> Any:
     import numpy as np
-    from mlsys_core.serving.oip import DataType, InferRequest, InferResponse, ModelSpec, TensorSpec
+    from mlsys_serving.oip import DataType, InferRequest, InferResponse, ModelSpec, TensorSpec
 
     class Echo:
         """Gives its inputs back: what is looked for is in the way there and back."""
@@ -83,14 +83,14 @@ class _Asgi:
 def _quiet_logger() -> Any:
     import io
 
-    from mlsys_core.serving.http.logs import make_logger
+    from mlsys_serving.http.logs import make_logger
 
     return make_logger("json", stream=io.StringIO())
 
 
 def _oip_app() -> Any:
-    from mlsys_core.serving.http import HttpConfig
-    from mlsys_core.serving.oip import ModelRepository, create_oip_app
+    from mlsys_serving.http import HttpConfig
+    from mlsys_serving.oip import ModelRepository, create_oip_app
 
     return create_oip_app(ModelRepository([_numbers()]), config=HttpConfig(), logger=_NoLogger())
 
@@ -171,10 +171,10 @@ def oip_generate(folder: Path) -> Case:
 
 def protobuf(folder: Path) -> Case:
     """ModelInferRequest messages, and each other request of the service."""
-    from mlsys_core.serving.oip.binding import bind
-    from mlsys_core.serving.oip.grpc.codec import decode_message, parse_message
-    from mlsys_core.serving.oip.grpc.schema import messages
-    from mlsys_core.serving.oip.models.version import Version
+    from mlsys_serving.oip.binding import bind
+    from mlsys_serving.oip.grpc.codec import decode_message, parse_message
+    from mlsys_serving.oip.grpc.schema import messages
+    from mlsys_serving.oip.models.version import Version
 
     request = messages().ModelInferRequest(model_name="echo", id="7")
     request.inputs.add(name="a", datatype="FP32", shape=[1, 2]).contents.fp32_contents.extend([1, 2])
@@ -207,10 +207,10 @@ _OPENAI_WORDS = (
 
 def openai(folder: Path) -> Case:
     """Bodies of completions, chat completions and responses, to the server of a tiny model."""
-    from mlsys_core.serving.http import HttpConfig
     from mlsys_orca.api.server import make_app, make_service
     from mlsys_orca.engine.engine import EngineConfig
     from mlsys_orca.loading.load import load_model
+    from mlsys_serving.http import HttpConfig
 
     from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
 
@@ -268,7 +268,7 @@ def settings_file(folder: Path) -> Case:
     """TOML files of ``--config``."""
     import click
     import typer
-    from mlsys_core.cli.serving.settings_file import file_reader
+    from mlsys_serving.cli.settings_file import file_reader
 
     kinds = {"port": int, "host": str | None, "qos_ms": float, "api_key": list[str], "quiet": bool, "log": Path | None}
     read = file_reader(kinds)

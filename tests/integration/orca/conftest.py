@@ -14,13 +14,13 @@ import openai
 import pytest
 from mlsys_core.errors import MissingDependencyError
 from mlsys_core.models import resolve_model
-from mlsys_core.serving.http import BackgroundServer, HttpConfig
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.embedding import load_encoder
 from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.text.chat_template import ChatTemplate
+from mlsys_serving.http import BackgroundServer, HttpConfig
 
 MODEL = "smollm2-135m-instruct"
 ENCODER = "all-minilm-l6-v2"

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-from mlsys_core.serving.http import BackgroundServer
-from mlsys_core.serving.http.logs import make_logger
-from mlsys_core.serving.oip import GrpcConfig, ModelRepository, create_oip_app, grpc_address_of
 from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_serving.http import BackgroundServer
+from mlsys_serving.http.logs import make_logger
+from mlsys_serving.oip import GrpcConfig, ModelRepository, create_oip_app, grpc_address_of
 from torch import Tensor, nn
 
 from tests.oracles.isolation.judge import Tally

@@ -17,8 +17,8 @@ from mlsys_batchmaker.models.model import Tensor as Declared
 from mlsys_batchmaker.plan import CellGraph
 from mlsys_batchmaker.plan.spec import Port
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
-from mlsys_core.serving import Collector, ServeRequest
-from mlsys_core.serving.baselines import ZeroBatch
+from mlsys_core.loop import Collector, ServeRequest
+from mlsys_core.loop.baselines import ZeroBatch
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.load import LoadPolicy

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import MlsysError
-from mlsys_core.serving import ServeRequest
+from mlsys_core.loop import ServeRequest
 from mlsys_dvabatch.stages.models.bert_folder import load_bert
 from mlsys_orca.engine.embedding import load_encoder
 from mlsys_orca.loading.load import load_model

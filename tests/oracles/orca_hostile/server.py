@@ -18,10 +18,10 @@ from pathlib import Path
 
 import psutil
 from mlsys_core.collector import kept_out_of_collections
-from mlsys_core.serving.http import HttpConfig, ServerAddress, serve
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
+from mlsys_serving.http import HttpConfig, ServerAddress, serve
 
 TURN_S = 0.002
 

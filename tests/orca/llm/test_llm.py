@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.serving.http import BackgroundServer, HttpConfig
 from mlsys_orca import LLM
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
+from mlsys_serving.http import BackgroundServer, HttpConfig
 
 from tests.processes import until
 

@@ -9,9 +9,6 @@ from pathlib import Path
 import gguf
 import pytest
 from mlsys_core.device.protocols import MemoryInfo
-from mlsys_core.serving.http import HttpConfig
-from mlsys_core.serving.http.port import BoundPort
-from mlsys_core.serving.processes import GenerationLink, Handover
 from mlsys_orca.api.control import ModelControl
 from mlsys_orca.api.supervised import serve_supervised
 from mlsys_orca.engine.client import EngineConfig
@@ -20,6 +17,9 @@ from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.named import load
 from mlsys_orca.loading.room import NoRoomError, check_room, require, weights_nbytes_at_least
 from mlsys_orca.model.weights.gguf_file import GgufFile
+from mlsys_serving.http import HttpConfig
+from mlsys_serving.http.port import BoundPort
+from mlsys_serving.processes import GenerationLink, Handover
 
 
 @pytest.mark.parametrize("weights", ["float", "packed", "int8", "int4"])

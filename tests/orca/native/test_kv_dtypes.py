@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.loop import WorkerId
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.serving import WorkerId
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.backends.runner import Runner

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from mlsys_core.loop import Collector, Executor, FinishReason, ServingLoop, WallClock
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.serving import Collector, Executor, FinishReason, ServingLoop, WallClock
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler

@@ -20,9 +20,6 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import MlsysError
-from mlsys_core.serving.http import HttpConfig, ServerAddress
-from mlsys_core.serving.http.port import BoundPort
-from mlsys_core.serving.processes import RestartBudget
 from mlsys_orca.api.errors import ERROR_FORMAT
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.supervised import serve_supervised
@@ -34,6 +31,9 @@ from mlsys_orca.parallel.hosts.settings import HostsSettings, parse_address
 from mlsys_orca.parallel.native_shard import NativeShard
 from mlsys_orca.parallel.parts import divide
 from mlsys_orca.parallel.placement import Placement
+from mlsys_serving.http import HttpConfig, ServerAddress
+from mlsys_serving.http.port import BoundPort
+from mlsys_serving.processes import RestartBudget
 
 
 class Poisoned(NativeShard):

@@ -12,7 +12,6 @@ import pytest
 import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.processes import can_supervise
 from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.engine.embedding import TextEncoder, load_encoder
 from mlsys_orca.loading.encoder_files import read_encoder_files
@@ -25,6 +24,7 @@ from mlsys_orca.parallel.encoder_shard import NoCache, config_of, load_encoder_s
 from mlsys_orca.parallel.placement import Placement, all_places
 from mlsys_orca.parallel.tensors.shared_memory import SharedReducer
 from mlsys_orca.parallel.wiring import GroupShape
+from mlsys_serving.processes import can_supervise
 from torch import Tensor
 
 from tests.orca.parallel.groups import group_of

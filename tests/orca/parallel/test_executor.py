@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mlsys_core.errors import ServingError
-from mlsys_core.serving import FinishReason, InlineExecutor
+from mlsys_core.loop import FinishReason, InlineExecutor
 from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model

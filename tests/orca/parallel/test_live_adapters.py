@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from mlsys_core.serving.processes import can_supervise
+from mlsys_serving.processes import can_supervise
 from safetensors.torch import save_file
 
 from tests.orca.parallel.conftest import HIDDEN, NUM_LAYERS

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from mlsys_core.serving.processes import is_stopped
 from mlsys_orca.parallel import group
 from mlsys_orca.parallel.group import Group
 from mlsys_orca.parallel.holder import Born, Died
 from mlsys_orca.parallel.placement import Placement
+from mlsys_serving.processes import is_stopped
 
 encode = msgspec.msgpack.Encoder().encode
 

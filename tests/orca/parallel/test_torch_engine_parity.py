@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from mlsys_bench.orca.replay import Recorded, SlicedModel, first_difference
-from mlsys_core.serving import InlineExecutor
+from mlsys_core.loop import InlineExecutor
 from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model

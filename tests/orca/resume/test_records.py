@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import HttpError
-from mlsys_core.serving.journal import Journal
 from mlsys_orca.api.resume import records as rec
 from mlsys_orca.api.resume.event_ids import EventId, Numbering, Skip, place_of
 from mlsys_orca.api.resume.journal import AnswerJournal
 from mlsys_orca.scheduling.batch import SampledToken
+from mlsys_serving.http import HttpError
+from mlsys_serving.journal import Journal
 
 KEY = "0123456789abcdef" * 2
 OPENED = rec.Opened(KEY, "/v1/completions", b"{}", "", 1, 2)

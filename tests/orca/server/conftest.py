@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlsys_core.serving.http import BackgroundServer, HttpConfig
 from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.text.chat_template import ChatTemplate
+from mlsys_serving.http import BackgroundServer, HttpConfig
 
 Serve = Callable[..., AbstractContextManager[tuple[str, Engine]]]
 

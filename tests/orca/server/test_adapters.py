@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
-from mlsys_core.serving.http import BackgroundServer, HttpConfig
 from mlsys_orca.api.control import ModelControl
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.model.adapters import AdaptedDecoder
+from mlsys_serving.http import BackgroundServer, HttpConfig
 
 
 @pytest.fixture(scope="module")

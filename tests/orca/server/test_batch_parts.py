@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_core.serving.journal.records import MAGIC, record, records
 from mlsys_orca.api.batches.lines import answer_line, line_identity, num_answers, seed_of
 from mlsys_orca.api.batches.records import ENDED, Batch, KeptBatch, result_record, results, state_of, state_record
 from mlsys_orca.api.batches.room import MAX_YIELDS, Load, may_start, to_yield
+from mlsys_serving.journal.records import MAGIC, record, records
 
 STATES = ["validating", "in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled", "expired"]
 

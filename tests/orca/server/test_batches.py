@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from mlsys_core.serving.http import BackgroundServer, HttpConfig
 from mlsys_orca.api.batches.lines import request_id_of, seed_of
 from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
+from mlsys_serving.http import BackgroundServer, HttpConfig
 
 Start = Callable[..., AbstractContextManager[openai.OpenAI]]
 

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import BackgroundServer, HttpConfig, HttpError
 from mlsys_orca.api import chat, completions, encoders, front, intake, messages, responses, tokens
 from mlsys_orca.api.intake import MAX_CONTAINERS, MAX_VALUES, bounded_json
 from mlsys_orca.api.server import make_app, make_service
@@ -22,6 +21,7 @@ from mlsys_orca.loading.load import load_model
 from mlsys_orca.text.chat_template import ChatTemplate
 from mlsys_orca.text.guides import GuideMaker
 from mlsys_orca.text.tokenizer import Tokenizer
+from mlsys_serving.http import BackgroundServer, HttpConfig, HttpError
 
 BLOCKING = [
     (Tokenizer, "encode"),

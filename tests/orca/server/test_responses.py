@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from mlsys_core.serving.http import HttpError
 from mlsys_orca.api.response_store import ResponseStore, StoredResponse
+from mlsys_serving.http import HttpError
 
 from tests.orca.server.test_chats import CALLS, FUNCTION, THINKS, named_events
 

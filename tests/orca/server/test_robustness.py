@@ -17,9 +17,9 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from mlsys_bench.orca.soak import soak
-from mlsys_core.serving.http import ErrorInfo
 from mlsys_orca.api.errors import error_body
 from mlsys_orca.engine.engine import Engine
+from mlsys_serving.http import ErrorInfo
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import status_code_conformance
 
@@ -98,10 +98,10 @@ def assert_anthropics(response: httpx.Response, kind: str) -> None:
 @pytest.fixture(scope="module")
 def bounded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A server that takes bodies of 2,000 bytes, shared by this module's tests of bodies."""
-    from mlsys_core.serving.http import BackgroundServer, HttpConfig
     from mlsys_orca.api.server import make_app, make_service
     from mlsys_orca.engine.engine import EngineConfig
     from mlsys_orca.loading.load import load_model
+    from mlsys_serving.http import BackgroundServer, HttpConfig
 
     conftest = _conftest_of_orca()
     path = conftest.write_gguf(

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.serving.score import Board, parse_recording
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineCounts
 from mlsys_orca.engine.recovery import LiveRequest
@@ -19,6 +18,7 @@ from mlsys_orca.engine.score.remote import parts_of
 from mlsys_orca.engine.score.replay import replay
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_serving.score import Board, parse_recording
 
 from tests.orca.server.conftest import Serve
 

@@ -31,10 +31,7 @@ from typing import Any
 
 import torch
 from mlsys_core.exits import end_process
-from mlsys_core.serving.http import HttpConfig, ServerAddress
-from mlsys_core.serving.http.port import BoundPort
-from mlsys_core.serving.processes import RestartBudget
-from mlsys_core.serving.tracing import TraceConfig
+from mlsys_core.tracing import TraceConfig
 from mlsys_orca.api.errors import ERROR_FORMAT
 from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.service import ModelService
@@ -46,6 +43,9 @@ from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.scheduling.request_pool import RequestPool
 from mlsys_orca.text.chat_template import ChatTemplate
+from mlsys_serving.http import HttpConfig, ServerAddress
+from mlsys_serving.http.port import BoundPort
+from mlsys_serving.processes import RestartBudget
 
 
 class Poisoned(NativeDecoder):

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from mlsys_core.serving.processes import can_supervise
+from mlsys_serving.processes import can_supervise
 
 from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
 from tests.orca.survival.clients import Server, answer

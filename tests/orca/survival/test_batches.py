@@ -14,7 +14,7 @@ import httpx
 import openai
 import psutil
 import pytest
-from mlsys_core.serving.processes import can_supervise
+from mlsys_serving.processes import can_supervise
 
 from tests.orca.survival.clients import Server, bodies
 

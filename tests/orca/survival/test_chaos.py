@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.cli.main import run
-from mlsys_core.serving.processes import can_supervise
 from mlsys_orca.cli.chaos_client import verdict_of
+from mlsys_serving.processes import can_supervise
 
 from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
 

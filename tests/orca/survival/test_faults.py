@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from mlsys_core.serving.processes import can_supervise
+from mlsys_serving.processes import can_supervise
 
 from tests.orca.server.test_chats import CALLS
 from tests.orca.survival.clients import MOST_KILLS, Server, answers, bodies, calls, killer

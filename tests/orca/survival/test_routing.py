@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import WorkerId
+from mlsys_core.loop import WorkerId
 from mlsys_orca.engine.client import EngineCounts, PoolCounts
 from mlsys_orca.engine.fleet.kept_blocks import KeptBlocks, chain_of
 from mlsys_orca.engine.fleet.routing import Load, choose

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from mlsys_core.serving.processes import can_supervise
 from mlsys_orca.engine.crash_points import STEPS
+from mlsys_serving.processes import can_supervise
 
 from tests.orca.survival.clients import answers, bodies, killer
 from tests.processes import until

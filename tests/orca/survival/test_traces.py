@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from mlsys_core.serving.processes import can_supervise
+from mlsys_serving.processes import can_supervise
 
 from tests.collector import Collector, collecting, facts_of
 from tests.orca.survival.clients import answers

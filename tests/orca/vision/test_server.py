@@ -12,11 +12,11 @@ import httpx
 import psutil
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.processes import can_supervise
 from mlsys_orca.api.items import parameters_of
 from mlsys_orca.api.server import make_service
 from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_serving.processes import can_supervise
 
 from tests.orca.survival.commands import Served, served
 from tests.orca.vision.models import data_url, part, picture

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import Finished, FinishReason, SimulatedExecutor, WorkerId, simulate
+from mlsys_core.loop import Finished, FinishReason, SimulatedExecutor, WorkerId, simulate
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.chunked import ChunkedScheduler

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from mlsys_core.serving import (
+from mlsys_core.loop import (
     Finished,
     FinishReason,
     LoopState,
@@ -20,7 +20,7 @@ from mlsys_core.serving import (
     WorkerId,
     simulate,
 )
-from mlsys_core.serving.baselines import Bucketed, DelayBatch, RequestBatch, StaticBatch, ZeroBatch
+from mlsys_core.loop.baselines import Bucketed, DelayBatch, RequestBatch, StaticBatch, ZeroBatch
 
 Batch = RequestBatch[None]
 MAX_BATCH_SIZE = 3

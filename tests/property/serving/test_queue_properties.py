@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import QueueFullError, RequestQueue, ServeRequest
+from mlsys_core.loop import QueueFullError, RequestQueue, ServeRequest
 
 NAMES = st.sampled_from("abcdefghijkl")
 MAX_SIZE = 6

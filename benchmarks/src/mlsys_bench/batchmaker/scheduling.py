@@ -19,8 +19,8 @@ from mlsys_batchmaker.scheduling.requests import CellRequest
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput, Task
+from mlsys_core.loop import WorkerId
 from mlsys_core.report import Section, Table
-from mlsys_core.serving import WorkerId
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext

@@ -21,9 +21,9 @@ from mlsys_batchmaker.streams.settings import Answered, StreamConfig
 from mlsys_batchmaker.streams.speech import speech_like
 from mlsys_core.config import settings
 from mlsys_core.errors import MissingDependencyError, MlsysError
+from mlsys_core.loop import WallClock
 from mlsys_core.models import resolve_model
 from mlsys_core.report import Section, Table
-from mlsys_core.serving import WallClock
 from numpy.typing import NDArray
 
 from mlsys_bench.batchmaker.voice_virtual import VirtualStreams

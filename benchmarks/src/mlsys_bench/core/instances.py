@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 import psutil
-from mlsys_core.serving.instances.chaos import running_server
+from mlsys_serving.instances.chaos import running_server
 
 from mlsys_bench.core.oip_clients import HttpClient
 from mlsys_bench.harness.text import rows_section

@@ -81,12 +81,12 @@ def serve() -> None:
     """Run the server and print its addresses."""
     import io
 
-    from mlsys_core.serving import ServeRequest, ServingLoop, ThreadExecutor, WallClock
-    from mlsys_core.serving.baselines import ZeroBatch
-    from mlsys_core.serving.http import HttpConfig, ServerAddress
-    from mlsys_core.serving.http import serve as serve_http
-    from mlsys_core.serving.http.logs import make_logger
-    from mlsys_core.serving.oip import (
+    from mlsys_core.loop import ServeRequest, ServingLoop, ThreadExecutor, WallClock
+    from mlsys_core.loop.baselines import ZeroBatch
+    from mlsys_serving.http import HttpConfig, ServerAddress
+    from mlsys_serving.http import serve as serve_http
+    from mlsys_serving.http.logs import make_logger
+    from mlsys_serving.oip import (
         DataType,
         Executions,
         GrpcConfig,

@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlsys_core.profiling import turns
-from mlsys_core.serving import (
+from mlsys_core.loop import (
     Finished,
     FinishReason,
     InlineExecutor,
@@ -30,7 +29,8 @@ from mlsys_core.serving import (
     WallClock,
     WorkerId,
 )
-from mlsys_core.serving.baselines import ZeroBatch
+from mlsys_core.loop.baselines import ZeroBatch
+from mlsys_core.profiling import turns
 
 from mlsys_bench.harness.text import rows_section
 

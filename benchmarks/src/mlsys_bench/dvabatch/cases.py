@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from mlsys_core.serving import Scheduler, ServeRequest, SimulatedExecutor, Simulation, simulate
-from mlsys_core.serving.baselines import DelayBatch, StaticBatch, ZeroBatch
+from mlsys_core.loop import Scheduler, ServeRequest, SimulatedExecutor, Simulation, simulate
+from mlsys_core.loop.baselines import DelayBatch, StaticBatch, ZeroBatch
 from mlsys_core.workload import LatencySummary, LoadPoint
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from mlsys_core.config import settings
 from mlsys_core.errors import MissingDependencyError
+from mlsys_core.loop import ServeRequest
+from mlsys_core.loop.protocols import Finished
 from mlsys_core.report import Section, Table
-from mlsys_core.serving import ServeRequest
-from mlsys_core.serving.protocols import Finished
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.policies.load import EarlyExitPolicy
 from mlsys_dvabatch.serve.preparing import Batching, Prepared, prepare

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mlsys_core.serving import Finished, Scheduler, ServeRequest
-from mlsys_core.serving.baselines import ZeroBatch
+from mlsys_core.loop import Finished, Scheduler, ServeRequest
+from mlsys_core.loop.baselines import ZeroBatch
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy

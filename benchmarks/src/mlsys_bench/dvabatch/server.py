@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from mlsys_core.serving.http import serve
-from mlsys_core.serving.oip import DataType, GrpcConfig, ModelRepository, ModelSpec, TensorSpec, create_oip_app
 from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_serving.http import serve
+from mlsys_serving.oip import DataType, GrpcConfig, ModelRepository, ModelSpec, TensorSpec, create_oip_app
 from torch import Tensor, nn
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import Finished, FinishReason, ServeRequest
+from mlsys_core.loop import Finished, FinishReason, ServeRequest
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from mlsys_core.serving.baselines import RequestBatch
+from mlsys_core.loop.baselines import RequestBatch
 from mlsys_dvabatch.executors.runner import StageRunner
 from mlsys_dvabatch.scheduling.costs import StageCosts, remaining_s
 from mlsys_dvabatch.scheduling.scheduler import simulated_output, task_s

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from mlsys_core.serving import ServeRequest
+from mlsys_core.loop import ServeRequest
 from mlsys_core.workload import Poisson
 
 from mlsys_bench.dvabatch.lengths import LIKE

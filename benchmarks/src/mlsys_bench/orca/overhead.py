@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.loop import WorkerId
 from mlsys_core.models import resolve_model
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.report import Section, Table
-from mlsys_core.serving import WorkerId
 from mlsys_orca.backends.native.decoder import NativeDecoder
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from mlsys_core.loop import SimulatedExecutor, simulate
 from mlsys_core.plugins import Registry
-from mlsys_core.serving import SimulatedExecutor, simulate
 from mlsys_core.workload import LatencySummary, LoadPoint
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, IterationOutput, SampledToken, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlsys_core.loop import Collector, InlineExecutor, ServingLoop, WallClock
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.serving import Collector, InlineExecutor, ServingLoop, WallClock
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from mlsys_core.config import settings
+from mlsys_core.loop import Collector, InlineExecutor, ServingLoop, WallClock
 from mlsys_core.models import resolve_model
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.report import Section
-from mlsys_core.serving import Collector, InlineExecutor, ServingLoop, WallClock
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model

@@ -35,12 +35,12 @@ class Recorded:
         self._outputs: dict[int, Any] = {}
 
     def submit(self, batch: IterationBatch) -> None:
-        """See :class:`~mlsys_core.serving.protocols.Executor`."""
+        """See :class:`~mlsys_core.loop.protocols.Executor`."""
         self._batches.append(batch)
         self._executor.submit(batch)
 
     def wait(self, timeout_s: float | None) -> Any:
-        """See :class:`~mlsys_core.serving.protocols.Executor`."""
+        """See :class:`~mlsys_core.loop.protocols.Executor`."""
         found = self._executor.wait(timeout_s)
         if found is not None:
             self._outputs[id(found[0])] = found[1]

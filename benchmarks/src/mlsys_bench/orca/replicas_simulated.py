@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlsys_core.loop import Finished, SimulatedExecutor, WorkerId, simulate
 from mlsys_core.plugins import Registry
-from mlsys_core.serving import Finished, SimulatedExecutor, WorkerId, simulate
 from mlsys_core.workload import LatencySummary
 from mlsys_orca.engine.fleet.kept_blocks import KeptBlocks, chain_of
 from mlsys_orca.engine.fleet.routing import Load, choose

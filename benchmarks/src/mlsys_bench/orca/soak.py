@@ -141,11 +141,11 @@ def run(
     """
     from mlsys_core.config import settings
     from mlsys_core.models import resolve_model
-    from mlsys_core.serving.http import BackgroundServer, HttpConfig
-    from mlsys_core.serving.http.logs import make_logger
     from mlsys_orca.api.server import make_app, make_service
     from mlsys_orca.engine.engine import EngineConfig
     from mlsys_orca.loading.load import load_model
+    from mlsys_serving.http import BackgroundServer, HttpConfig
+    from mlsys_serving.http.logs import make_logger
 
     if context.is_quick:
         clients, seconds = 20, 2.0

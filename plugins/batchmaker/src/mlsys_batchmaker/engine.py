@@ -14,18 +14,18 @@ from functools import partial
 from typing import Self
 
 from mlsys_core.errors import InvalidInputError, MlsysError
-from mlsys_core.report import facts_html
-from mlsys_core.serving import (
+from mlsys_core.loop import (
     Finished,
     FinishReason,
     LoopRecorder,
     ServingLoop,
     WallClock,
 )
-from mlsys_core.serving.isolation import NotFiniteError, is_finite
-from mlsys_core.serving.protocols import Executor
-from mlsys_core.serving.score import BatchSource
-from mlsys_core.serving.tracing import EngineTrace, EngineTraces
+from mlsys_core.loop.protocols import Executor
+from mlsys_core.report import facts_html
+from mlsys_core.tracing import EngineTrace, EngineTraces
+from mlsys_serving.isolation import NotFiniteError, is_finite
+from mlsys_serving.score import BatchSource
 
 from mlsys_batchmaker.config import EngineConfig as EngineConfig
 from mlsys_batchmaker.making import make_executor, make_scheduler, make_workers
@@ -188,12 +188,12 @@ class Engine:
         return ", ".join(dict.fromkeys(self.model.layout.cells[task.cell].name for task in batch.tasks))
 
     def on_output(self, batch: Round, output: RoundOutput, now: float) -> None:
-        """See :class:`mlsys_core.serving.Listener`."""
+        """See :class:`mlsys_core.loop.Listener`."""
         if self._on_round is not None:
             self._on_round(batch, output)
 
     def on_finished(self, finished: Finished[CellResult], now: float) -> None:
-        """See :class:`mlsys_core.serving.Listener`."""
+        """See :class:`mlsys_core.loop.Listener`."""
         if self._traces:
             self._traces.close(finished.request_id, finished.reason.value)
         future, request = self._futures.pop(finished.request_id)

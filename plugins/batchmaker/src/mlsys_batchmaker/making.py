@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 from mlsys_core.device import get_device
+from mlsys_core.loop import Clock, StreamExecutor, ThreadExecutor
+from mlsys_core.loop.protocols import Executor
 from mlsys_core.memory import find_pool
-from mlsys_core.serving import Clock, StreamExecutor, ThreadExecutor
-from mlsys_core.serving.protocols import Executor
 from torch import Tensor
 
 from mlsys_batchmaker.config import EngineConfig

@@ -11,9 +11,9 @@ from typing import Any, Self
 import numpy as np
 from fastapi import FastAPI
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http.predict import PredictService, Processing, predict_router
-from mlsys_core.serving.http.threads import RequestThreads
-from mlsys_core.serving.oip import ModelRepository, create_oip_app
+from mlsys_serving.http.predict import PredictService, Processing, predict_router
+from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.oip import ModelRepository, create_oip_app
 from prometheus_client import CollectorRegistry
 
 from mlsys_batchmaker.engine import Engine, EngineConfig

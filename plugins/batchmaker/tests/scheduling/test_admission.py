@@ -11,7 +11,7 @@ from mlsys_batchmaker.scheduling.requests import CellRequest, CellResult, Consta
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import Finished, FinishReason, QueueFullError, WorkerId
+from mlsys_core.loop import Finished, FinishReason, QueueFullError, WorkerId
 
 from .cellular import chain, fan, layout, outputs, seq2seq, tree
 

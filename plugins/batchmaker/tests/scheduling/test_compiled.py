@@ -15,7 +15,7 @@ from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round, Task
 from mlsys_core.errors import KernelUnavailableError
-from mlsys_core.serving import WorkerId
+from mlsys_core.loop import WorkerId
 
 from .cellular import chain, fan, layout, outputs, seq2seq, tree
 

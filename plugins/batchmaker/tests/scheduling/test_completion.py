@@ -13,7 +13,7 @@ from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
 from mlsys_core.errors import ServingError
-from mlsys_core.serving import Finished, FinishReason, WorkerId
+from mlsys_core.loop import Finished, FinishReason, WorkerId
 
 from .cellular import chain, fan, layout, outputs, seq2seq, tree
 

@@ -8,7 +8,7 @@ from mlsys_batchmaker.scheduling.requests import CellRequest
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import RoundOutput
-from mlsys_core.serving import WorkerId
+from mlsys_core.loop import WorkerId
 
 H = Port("h", "float32", (2,))
 SIZES = (1, 2, 4)

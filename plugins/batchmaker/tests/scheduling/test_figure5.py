@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
-from mlsys_core.serving import ServeRequest, SimulatedExecutor, simulate
-from mlsys_core.serving.baselines import ZeroBatch
+from mlsys_core.loop import ServeRequest, SimulatedExecutor, simulate
+from mlsys_core.loop.baselines import ZeroBatch
 
 from .cellular import chain, layout, outputs
 

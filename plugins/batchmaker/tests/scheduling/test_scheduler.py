@@ -12,7 +12,7 @@ from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import FinishReason, QueueFullError, WorkerId
+from mlsys_core.loop import FinishReason, QueueFullError, WorkerId
 
 from .cellular import chain, fan, layout, outputs, seq2seq, tree
 

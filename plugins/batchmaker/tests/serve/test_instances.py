@@ -12,8 +12,8 @@ from mlsys_batchmaker.models.sequence import lstm_model
 from mlsys_batchmaker.models.store import save_model
 from mlsys_batchmaker.serve.instances import instance_groups, require_processes
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.instances.chaos import bodies, is_near, running_server, workers_of
-from mlsys_core.serving.processes import can_supervise
+from mlsys_serving.instances.chaos import bodies, is_near, running_server, workers_of
+from mlsys_serving.processes import can_supervise
 
 pytestmark = pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
 

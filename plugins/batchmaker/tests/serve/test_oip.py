@@ -14,9 +14,9 @@ from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
 from mlsys_batchmaker.models.store import save_model
 from mlsys_batchmaker.serve.app import make_app
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import BackgroundServer
-from mlsys_core.serving.http.logs import make_logger
-from mlsys_core.serving.oip import GrpcConfig, grpc_address_of
+from mlsys_serving.http import BackgroundServer
+from mlsys_serving.http.logs import make_logger
+from mlsys_serving.oip import GrpcConfig, grpc_address_of
 
 httpclient = pytest.importorskip("tritonclient.http")
 grpcclient = pytest.importorskip("tritonclient.grpc")

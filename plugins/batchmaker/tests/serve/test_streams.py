@@ -20,9 +20,9 @@ from mlsys_batchmaker.streams.speech import speech_like
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.models import resolve_model
-from mlsys_core.serving.http import BackgroundServer
-from mlsys_core.serving.http.logs import make_logger
-from mlsys_core.serving.oip import GrpcConfig, grpc_address_of
+from mlsys_serving.http import BackgroundServer
+from mlsys_serving.http.logs import make_logger
+from mlsys_serving.oip import GrpcConfig, grpc_address_of
 
 httpclient = pytest.importorskip("tritonclient.http")
 grpcclient = pytest.importorskip("tritonclient.grpc")

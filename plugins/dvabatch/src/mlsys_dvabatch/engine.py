@@ -9,11 +9,11 @@ import torch
 from mlsys_core.device import Device, Event
 from mlsys_core.device.limits import usable_cores
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.loop import Listener, Scheduler, ServingLoop, ThreadExecutor, WallClock
+from mlsys_core.loop import StreamExecutor as WholeExecutor
+from mlsys_core.loop.protocols import Clock
 from mlsys_core.report import facts_html
-from mlsys_core.serving import Listener, Scheduler, ServingLoop, ThreadExecutor, WallClock
-from mlsys_core.serving import StreamExecutor as WholeExecutor
-from mlsys_core.serving.protocols import Clock
-from mlsys_core.serving.tracing import EngineTraces
+from mlsys_core.tracing import EngineTraces
 
 from mlsys_dvabatch.executors.runner import StageRunner
 from mlsys_dvabatch.executors.stage_executors import StageExecutor, StreamExecutor

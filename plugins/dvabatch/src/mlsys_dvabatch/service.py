@@ -14,11 +14,11 @@ import torch
 from fastapi import FastAPI
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import ServeRequest
-from mlsys_core.serving.http.predict import PredictService, Processing, predict_router
-from mlsys_core.serving.http.threads import RequestThreads
-from mlsys_core.serving.isolation import NotFiniteError, is_finite
-from mlsys_core.serving.oip import ModelRepository, create_oip_app
+from mlsys_core.loop import ServeRequest
+from mlsys_serving.http.predict import PredictService, Processing, predict_router
+from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.isolation import NotFiniteError, is_finite
+from mlsys_serving.oip import ModelRepository, create_oip_app
 from torch import Tensor, nn
 
 from mlsys_dvabatch.serve.models import ServedModel

@@ -18,11 +18,11 @@ import numpy as np
 from mlsys_batchmaker.plan.spec import Port
 from mlsys_batchmaker.serve.stream_model import OipStream
 from mlsys_batchmaker.streams.model import StreamSpec
-from mlsys_core.serving import ServeRequest, ServingLoop, ThreadExecutor, WallClock
-from mlsys_core.serving.baselines import ZeroBatch
-from mlsys_core.serving.http import ServerAddress, serve
-from mlsys_core.serving.http.logs import make_logger
-from mlsys_core.serving.oip import (
+from mlsys_core.loop import ServeRequest, ServingLoop, ThreadExecutor, WallClock
+from mlsys_core.loop.baselines import ZeroBatch
+from mlsys_serving.http import ServerAddress, serve
+from mlsys_serving.http.logs import make_logger
+from mlsys_serving.oip import (
     DataType,
     GrpcConfig,
     InferRequest,
@@ -34,12 +34,12 @@ from mlsys_core.serving.oip import (
     create_oip_app,
     grpc_address_of,
 )
-from mlsys_core.serving.oip.config.files import parsed
-from mlsys_core.serving.oip.ensembles.files import declared
-from mlsys_core.serving.oip.ensembles.plan import Declared
+from mlsys_serving.oip.config.files import parsed
+from mlsys_serving.oip.ensembles.files import declared
+from mlsys_serving.oip.ensembles.plan import Declared
 
 from tests.conformance.oip.habits.models import CONFIGS, ENSEMBLES, VERSIONS
-from tests.core.serving.oip.reference import Add, Broken, Echo, Model, Repeat, Upper
+from tests.serving.oip.reference import Add, Broken, Echo, Model, Repeat, Upper
 
 X = (TensorSpec("x", DataType.FP32, (-1, 1)),)
 CALLS = (TensorSpec("calls", DataType.INT32, (-1, 1)),)

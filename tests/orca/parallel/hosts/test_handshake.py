@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.serving.http.tls import TlsConfig
-from mlsys_core.serving.processes import frame
 from mlsys_orca.parallel.hosts.channel import TcpChannel
 from mlsys_orca.parallel.hosts.handshake import Answer, Challenge, Listener, StrangerError, introduce, join, welcome
 from mlsys_orca.parallel.hosts.secrets import Identity, Proofs, Seal, read_secret
+from mlsys_serving.http.tls import TlsConfig
+from mlsys_serving.processes import frame
 
 from tests.certificates import make_certificates
 

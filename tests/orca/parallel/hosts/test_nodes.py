@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from mlsys_core.serving.processes import can_supervise
+from mlsys_serving.processes import can_supervise
 
 from tests.orca.parallel.conftest import environment_here, ranks_of
 from tests.orca.parallel.hosts.conftest import Nodes

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from mlsys_core.serving.processes import can_supervise
+from mlsys_serving.processes import can_supervise
 
 from tests.orca.survival.clients import Server, answers, bodies
 from tests.processes import end

@@ -94,7 +94,7 @@ def open_recording(
 
     Example: mlsys trace open score.json --no-open
     """
-    from mlsys_core.serving.score import read_recording, recording_page
+    from mlsys_serving.score import read_recording, recording_page
 
     recording = read_recording(file)
     page = _page_path(file, output)

@@ -19,7 +19,15 @@ from mlsys_core.device.limits import container_limits, effective_cores, memory_n
 from mlsys_core.device.protocols import MemoryInfo
 from mlsys_core.device.torch_probe import TorchFacts, torch_facts, torch_facts_of_child
 
-BUILT_IN = ("mlsys-core", "mlsys-nimble", "mlsys-orca", "mlsys-windtunnel", "mlsys-batchmaker", "mlsys-dvabatch")
+BUILT_IN = (
+    "mlsys-core",
+    "mlsys-serving",
+    "mlsys-nimble",
+    "mlsys-orca",
+    "mlsys-windtunnel",
+    "mlsys-batchmaker",
+    "mlsys-dvabatch",
+)
 TOOLS = ("g++", "clang++", "nvcc", "npm")
 PACKAGE_MANAGERS = ("apt-get", "dnf", "apk", "brew")
 

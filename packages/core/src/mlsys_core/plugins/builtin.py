@@ -19,7 +19,6 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
         "bench": "Run a benchmark suite against its peers.",
         "cache": "Show or clear what is kept between runs.",
         "build": "Compile all native kernels ahead of their first use.",
-        "serve": "Serve models with a registered engine.",
         "trace": "Summarise, view or export a recorded timeline.",
         "workload": "Make request traces and drive a server with them.",
     }
@@ -65,7 +64,7 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
         "static-batch": ("Full batches only.", "StaticBatch"),
     }
     return [
-        PolicySpec(name=name, kind="batching", help=help_, factory=f"mlsys_core.serving.baselines:{cls}")
+        PolicySpec(name=name, kind="batching", help=help_, factory=f"mlsys_core.loop.baselines:{cls}")
         for name, (help_, cls) in policies.items()
     ]
 

@@ -69,7 +69,7 @@ class PolicySpec(Spec):
     """A scheduling or batching policy of an engine."""
 
     kind: Literal["scheduling", "batching"]
-    factory: str  # -> Callable[..., mlsys_core.serving.Scheduler]
+    factory: str  # -> Callable[..., mlsys_core.loop.Scheduler]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

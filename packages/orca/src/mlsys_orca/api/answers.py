@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlsys_core.serving.http import ClosingStreamingResponse
+from mlsys_serving.http import ClosingStreamingResponse
 from pydantic import BaseModel
 
 from mlsys_orca.api.generation import Choice, Generation

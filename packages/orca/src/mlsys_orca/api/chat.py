@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Request, Response
-from mlsys_core.serving.http import Router, cancel_on_disconnect
-from mlsys_core.serving.http.bodies import Neutral
+from mlsys_serving.http import Router, cancel_on_disconnect
+from mlsys_serving.http.bodies import Neutral
 from pydantic import Field, model_validator
 
 from mlsys_orca.api.answer_reader import AnswerForm

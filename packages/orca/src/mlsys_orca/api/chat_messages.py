@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import HttpError
-from mlsys_core.serving.http.bodies import Body, Neutral
+from mlsys_serving.http import HttpError
+from mlsys_serving.http.bodies import Body, Neutral
 from pydantic import Field, model_validator
 
 from mlsys_orca.api.fields import MAX_CHOICES, MAX_MESSAGES

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 from fastapi import Request, Response
-from mlsys_core.serving.http import Router, cancel_on_disconnect
-from mlsys_core.serving.http.bodies import Ids, ManyIds, Neutral, Text, Texts
+from mlsys_serving.http import Router, cancel_on_disconnect
+from mlsys_serving.http.bodies import Ids, ManyIds, Neutral, Text, Texts
 from pydantic import BaseModel, Field, model_validator
 
 from mlsys_orca.api.answers import (

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from fastapi.responses import PlainTextResponse
 from mlsys_core.errors import InvalidInputError, MlsysError
-from mlsys_core.serving.http import Router
-from mlsys_core.serving.oip.access import check_model_control
-from mlsys_core.serving.processes import GenerationLink
-from mlsys_core.serving.processes.frames import MAX_FRAME_NBYTES
+from mlsys_serving.http import Router
+from mlsys_serving.oip.access import check_model_control
+from mlsys_serving.processes import GenerationLink
+from mlsys_serving.processes.frames import MAX_FRAME_NBYTES
 from pydantic import BaseModel, ConfigDict, Field
 
 from mlsys_orca.api.errors import unknown_model

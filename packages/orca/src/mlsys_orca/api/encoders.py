@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import Request, Response
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import Router
-from mlsys_core.serving.http.text_bodies import (
+from mlsys_serving.http import Router
+from mlsys_serving.http.text_bodies import (
     EmbeddingList,
     EmbeddingRequest,
     RerankAnswer,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from mlsys_core.serving.http import HttpError
-from mlsys_core.serving.http.errors import ErrorFormat, ErrorInfo, openai_body, stream_event
+from mlsys_serving.http import HttpError
+from mlsys_serving.http.errors import ErrorFormat, ErrorInfo, openai_body, stream_event
 from pydantic import BaseModel
 
 MESSAGES_PATH = "/v1/messages"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http.bodies import MAX_TEXTS, Body, Neutral, Text, TokenId
+from mlsys_serving.http.bodies import MAX_TEXTS, Body, Neutral, Text, TokenId
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 

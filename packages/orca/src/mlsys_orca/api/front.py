@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 
 from fastapi import Request, Response
-from mlsys_core.serving.http.threads import LARGE, RequestThreads
+from mlsys_serving.http.threads import LARGE, RequestThreads
 from pydantic import BaseModel
 
 _NUM_SMALL_THREADS = 2

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlsys_core.serving.http import runtime_of
-from mlsys_core.serving.http.middleware.gate import presented_keys
+from mlsys_serving.http import runtime_of
+from mlsys_serving.http.middleware.gate import presented_keys
 from starlette.requests import Request
 
 from mlsys_orca.engine.streams import KnownAnswer

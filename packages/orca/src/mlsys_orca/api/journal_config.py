@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mlsys_core.serving.journal import SyncPolicy
+    from mlsys_serving.journal import SyncPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Literal
 
 from fastapi import Request, Response
-from mlsys_core.serving.http import Router, cancel_on_disconnect
+from mlsys_serving.http import Router, cancel_on_disconnect
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json
 

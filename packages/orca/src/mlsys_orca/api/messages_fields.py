@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from mlsys_core.serving.http.bodies import Body, Neutral
+from mlsys_serving.http.bodies import Body, Neutral
 from pydantic import Field, model_validator
 
 from mlsys_orca.api.conversation import Conversation, ToolUse

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlsys_core.serving.http import HttpError
+from mlsys_serving.http import HttpError
 
 MAX_NBYTES = 64 * 2**20  # of all that is kept
 
@@ -41,7 +41,7 @@ class ResponseStore:
         >>> store.delete("a")
         Traceback (most recent call last):
         ...
-        mlsys_core.serving.http.errors.HttpError: there is no response 'a': ...
+        mlsys_serving.http.errors.HttpError: there is no response 'a': ...
     """
 
     def __init__(self, *, max_nbytes: int = MAX_NBYTES) -> None:

@@ -7,8 +7,8 @@ from contextlib import aclosing
 from typing import Annotated, Literal
 
 from fastapi import Query, Request, Response
-from mlsys_core.serving.http import HttpError, Router, cancel_on_disconnect
-from mlsys_core.serving.http.describe import describe
+from mlsys_serving.http import HttpError, Router, cancel_on_disconnect
+from mlsys_serving.http.describe import describe
 from pydantic import BaseModel
 
 from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader

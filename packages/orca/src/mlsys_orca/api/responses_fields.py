@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from mlsys_core.serving.http.bodies import Body, Neutral, Text
+from mlsys_serving.http.bodies import Body, Neutral, Text
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from mlsys_orca.api.chat_messages import shown_call

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import Depends, Request, Response
-from mlsys_core.serving.http import HttpError, Router
+from mlsys_serving.http import HttpError, Router
 from pydantic import BaseModel
 
 from mlsys_orca.api import chat, completions, encoders, messages, responses, tokens

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from mlsys_core.device import get_device
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import PolicySpec
-from mlsys_core.serving.http import HttpConfig, Readiness, create_app
-from mlsys_core.serving.score import Board, Score
+from mlsys_serving.http import HttpConfig, Readiness, create_app
+from mlsys_serving.score import Board, Score
 from prometheus_client import CollectorRegistry
 
 from mlsys_orca.api.batches.file_routes import MAX_UPLOAD_NBYTES
@@ -32,7 +32,7 @@ from mlsys_orca.loading.loaded import LoadedModel
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-    from mlsys_core.serving import LoopRecorder
+    from mlsys_core.loop import LoopRecorder
     from structlog.typing import FilteringBoundLogger
 
     from mlsys_orca.engine.embedding import TextEncoder

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from mlsys_core.memory.trim import return_freed_memory
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.serving.http import HttpConfig, serve
-from mlsys_core.serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
+from mlsys_serving.http import HttpConfig, serve
+from mlsys_serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
 
 from mlsys_orca.api.control import NO_CONTROL, ModelControl
 from mlsys_orca.api.journal_config import JournalConfig, kept_or_passing
@@ -29,8 +29,8 @@ from mlsys_orca.model.kv_cache import shared_empty
 from mlsys_orca.text.guides import GuideMaker
 
 if TYPE_CHECKING:
-    from mlsys_core.serving.http import ServerAddress
-    from mlsys_core.serving.http.port import BoundPort
+    from mlsys_serving.http import ServerAddress
+    from mlsys_serving.http.port import BoundPort
 
     from mlsys_orca.engine.embedding import TextEncoder
     from mlsys_orca.parallel.group import Holders, ParallelModel

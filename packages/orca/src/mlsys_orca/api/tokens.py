@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Request, Response
-from mlsys_core.serving.http import Router
-from mlsys_core.serving.http.bodies import Body, TokenId
+from mlsys_serving.http import Router
+from mlsys_serving.http.bodies import Body, TokenId
 from pydantic import BaseModel, Field, model_validator
 
 from mlsys_orca.api.chat_messages import Message

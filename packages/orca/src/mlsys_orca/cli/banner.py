@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mlsys_core.serving.http import ServerAddress
     from mlsys_orca.api.service import ModelService
+    from mlsys_serving.http import ServerAddress
 
 _PROMISES = {
     True: "native kernels: a request gets the same bits in any batch",

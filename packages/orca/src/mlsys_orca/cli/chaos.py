@@ -6,9 +6,9 @@ from enum import Enum
 from typing import Annotated
 
 import typer
-from mlsys_core.cli.serving.chaos import Every, Seconds, Seed, Streams, show
 from mlsys_orca.cli.options import Model, Replicas, ReplicaThreads, num_threads_of
 from mlsys_orca.loading.named import DEFAULT_MODEL
+from mlsys_serving.cli.chaos import Every, Seconds, Seed, Streams, show
 
 
 class Trouble(Enum):

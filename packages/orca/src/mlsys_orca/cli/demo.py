@@ -57,11 +57,11 @@ def run(context: DemoContext) -> Section:
     started = time.perf_counter()
     recorder = Recorder()
     with context.progress(f"loading {MODEL}") as update:
-        from mlsys_core.serving.http import BackgroundServer, HttpConfig
-        from mlsys_core.serving.http.logs import make_logger
         from mlsys_orca.api.server import make_app, make_service
         from mlsys_orca.engine.engine import EngineConfig
         from mlsys_orca.loading.registered import load_by_name
+        from mlsys_serving.http import BackgroundServer, HttpConfig
+        from mlsys_serving.http.logs import make_logger
 
         loaded = load_by_name(path, LoadContext(device=context.device, progress=update))
         config = EngineConfig(max_batch_size=len(AT_ONCE), num_threads=context.num_threads)

@@ -104,8 +104,8 @@ def _divided(
         yield None
         return
     import torch
-    from mlsys_core.serving.processes import can_supervise
     from mlsys_orca.engine.divided_encoder import load_divided_encoder
+    from mlsys_serving.processes import can_supervise
 
     if why := can_supervise():
         raise InvalidInputError(f"an encoder cannot be divided here: {why}")

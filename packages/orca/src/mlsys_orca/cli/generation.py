@@ -16,11 +16,11 @@ from mlsys_orca.loading.named import load, with_draft
 from mlsys_orca.parallel.named import find_divided
 
 if TYPE_CHECKING:
-    from mlsys_core.serving.http import BoundPort, HttpConfig, ServerAddress
-    from mlsys_core.serving.processes import GenerationLink
     from mlsys_orca.api.journal_config import JournalConfig
     from mlsys_orca.api.service import ModelService
     from mlsys_orca.loading.loaded import LoadedModel
+    from mlsys_serving.http import BoundPort, HttpConfig, ServerAddress
+    from mlsys_serving.processes import GenerationLink
 
 
 _MOST_TOKENS = 512  # per iteration
@@ -110,10 +110,10 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
             )
     else:
         loaded = _load_whole(settings, fixed, generation)
-    from mlsys_core.serving.http import serve as serve_http
     from mlsys_orca.api.control import ModelControl
     from mlsys_orca.api.server import find_encoder, make_app, make_service, model_name
     from mlsys_orca.engine.engine import EngineConfig
+    from mlsys_serving.http import serve as serve_http
 
     engine = {**fixed.engine, "max_batch_size": _batch_size(fixed, loaded, is_divided=parallel is not None)}
     config = EngineConfig(**engine, policy_options=_policy_options(fixed, loaded))

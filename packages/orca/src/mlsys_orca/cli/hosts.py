@@ -13,9 +13,9 @@ from mlsys_orca.cli.options import Model
 from mlsys_orca.loading.named import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from mlsys_core.serving.http.tls import TlsConfig
     from mlsys_orca.parallel.group import ParallelModel
     from mlsys_orca.parallel.ray.settings import RaySettings
+    from mlsys_serving.http.tls import TlsConfig
 
 Nodes = Annotated[
     int | None,
@@ -164,9 +164,9 @@ def worker(
 
     Example: mlsys orca worker smollm2-135m-instruct --join 10.0.0.1:7000 --secret-file run.secret
     """
-    from mlsys_core.serving.processes import can_supervise
     from mlsys_orca.parallel.hosts.secrets import read_secret
     from mlsys_orca.parallel.hosts.settings import parse_address
+    from mlsys_serving.processes import can_supervise
 
     if why := can_supervise():
         raise InvalidInputError(f"this machine cannot hold parts of a model: {why}")

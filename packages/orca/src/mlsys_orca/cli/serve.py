@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
-from mlsys_core.cli.serving import ServerOptions, serve_command
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.banner import banner
 from mlsys_orca.cli.generation import Fixed, GenerationSettings, live
@@ -50,6 +49,7 @@ from mlsys_orca.cli.options import (
 )
 from mlsys_orca.cli.ray import Executor, RayAddress, ray_options, refuse_ray
 from mlsys_orca.loading.named import DEFAULT_MODEL
+from mlsys_serving.cli import ServerOptions, serve_command
 
 if TYPE_CHECKING:
     from mlsys_orca.api.journal_config import JournalConfig
@@ -254,8 +254,8 @@ def serve(
     with server.bind(http, error_format=ERROR_FORMAT, answers=answers) as bound:
         if not supervises:
             raise typer.Exit(live(settings, fixed, bound))
-        from mlsys_core.serving.processes import Generations
         from mlsys_orca.api.journal_config import kept_or_passing
+        from mlsys_serving.processes import Generations
 
         with kept_or_passing(kept) as of_all:
             fixed = replace(fixed, journal=of_all)
@@ -274,8 +274,8 @@ def _journal(folder: Path, sync: str, max_nbytes: int, keep_s: float | None) -> 
     Raises:
         InvalidInputError: the folder cannot be written, or a setting is unknown.
     """
-    from mlsys_core.serving.journal import SYNC_POLICIES, make_folder
     from mlsys_orca.api.journal_config import JournalConfig
+    from mlsys_serving.journal import SYNC_POLICIES, make_folder
 
     if sync not in SYNC_POLICIES:
         raise InvalidInputError(f"--journal-fsync is {', '.join(SYNC_POLICIES)}, not {sync!r}")
@@ -285,6 +285,6 @@ def _journal(folder: Path, sync: str, max_nbytes: int, keep_s: float | None) -> 
 
 def _why_single(device: str) -> str | None:
     """Return why a server cannot run in several processes; None: it can."""
-    from mlsys_core.serving.processes import can_supervise
+    from mlsys_serving.processes import can_supervise
 
     return can_supervise() if device == "cpu" else f"a model on {device!r} cannot be shared by forked processes"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.serving.score import Source
 from mlsys_orca.engine.adapters import AdapterTable
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import KnownAnswer, Requests, Streams, TokenStream
@@ -18,6 +17,7 @@ from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
 from mlsys_orca.scheduling.policy import DEFAULT_POLICY
 from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult, Progress
+from mlsys_serving.score import Source
 
 _LOOK_S = 0.02  # between two looks if a request still runs under an adapter
 

@@ -10,10 +10,7 @@ from typing import Any
 import torch
 from mlsys_core.device import get_device
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.memory import find_pool
-from mlsys_core.plugins import Registry, installed_plugins
-from mlsys_core.plugins.compilers import find_module_compiler
-from mlsys_core.serving import (
+from mlsys_core.loop import (
     Executor,
     InlineExecutor,
     Listener,
@@ -22,7 +19,10 @@ from mlsys_core.serving import (
     StreamExecutor,
     WallClock,
 )
-from mlsys_core.serving.tracing import EngineTraces
+from mlsys_core.memory import find_pool
+from mlsys_core.plugins import Registry, installed_plugins
+from mlsys_core.plugins.compilers import find_module_compiler
+from mlsys_core.tracing import EngineTraces
 from mlsys_orca.backends.compiled import compile_decodes
 from mlsys_orca.backends.drafting import ModelDrafter
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache

@@ -10,8 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.loop import LoopRecorder
 from mlsys_core.plugins import Registry
-from mlsys_core.serving import LoopRecorder
 from mlsys_orca.engine.client import BusyError, EngineClient, EngineConfig, EngineCounts, EngineShape
 from mlsys_orca.engine.core import EngineCore, plan_kv_tokens
 from mlsys_orca.engine.score.local import LocalScore

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mlsys_core.serving import LoopRecorder
+from mlsys_core.loop import LoopRecorder
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, RequestSlice
 
 if TYPE_CHECKING:

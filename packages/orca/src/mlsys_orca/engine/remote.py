@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from mlsys_core.errors import ServingError
-from mlsys_core.serving.processes import Boxes, SupervisorLink
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineClient, EngineConfig, EngineCounts, EngineShape, Recoveries
 from mlsys_orca.engine.fleet.fleet import Fleet
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import Streams
 from mlsys_orca.model.adapters import AdapterFiles
+from mlsys_serving.processes import Boxes, SupervisorLink
 
 _LOOK_S = 0.002  # between two looks if a worker serves
 

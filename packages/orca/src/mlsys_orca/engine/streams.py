@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.serving import Finished, FinishReason
+from mlsys_core.loop import Finished, FinishReason
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken, ScoredPrompt
 from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult

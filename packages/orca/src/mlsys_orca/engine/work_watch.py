@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mlsys_core.serving.processes.box import Box
-from mlsys_core.serving.processes.children import EXIT_UNHANDLED
 from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.engine.deadline import IterationDeadline
 from mlsys_orca.engine.iteration_trace import Run
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput
+from mlsys_serving.processes.box import Box
+from mlsys_serving.processes.children import EXIT_UNHANDLED
 
 if TYPE_CHECKING:  # a model that is not divided starts without them
     from mlsys_orca.parallel.group import Group

@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
-from mlsys_core.serving import Finished
-from mlsys_core.serving.processes import FrameReader, frame
-from mlsys_core.serving.processes.box import Box
-from mlsys_core.serving.processes.children import EXIT_UNHANDLED
+from mlsys_core.loop import Finished
 from mlsys_orca.backends.native.kv_cache import NativeKVCache
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineConfig
@@ -34,6 +31,9 @@ from mlsys_orca.scheduling.images import ImagePixels
 from mlsys_orca.scheduling.request import GenerationResult
 from mlsys_orca.scheduling.request_pool import NOBODY
 from mlsys_orca.text.guides import Grammar, GrammarGuide, GuideMaker
+from mlsys_serving.processes import FrameReader, frame
+from mlsys_serving.processes.box import Box
+from mlsys_serving.processes.children import EXIT_UNHANDLED
 
 if TYPE_CHECKING:  # a model that is not divided starts without them
     from mlsys_orca.parallel.executor import ParallelExecutor

@@ -7,9 +7,9 @@ import socket
 import time
 from collections.abc import Callable
 
-from mlsys_core.serving.processes import FrameChannel, is_stopped
-from mlsys_core.serving.processes.box import Box
 from mlsys_orca.engine import wire
+from mlsys_serving.processes import FrameChannel, is_stopped
+from mlsys_serving.processes.box import Box
 
 _DEAF_S = 5.0  # that a worker may leave a message lying
 _BEGIN_S = 60.0  # that it may take to its first message: it has just been forked

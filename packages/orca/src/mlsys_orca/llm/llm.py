@@ -240,7 +240,7 @@ class LLM:
     def _parameters(
         self, body: Mapping[str, Any], fields: Mapping[str, Any]
     ) -> tuple[GenerationParameters, AnswerForm]:
-        from mlsys_core.serving.http import HttpError
+        from mlsys_serving.http import HttpError
 
         from mlsys_orca.api.items import parameters_of
 

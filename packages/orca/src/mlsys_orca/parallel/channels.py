@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from mlsys_core.serving.processes import FrameReader, frame
+from mlsys_serving.processes import FrameReader, frame
 
 if TYPE_CHECKING:
     from torch import Tensor

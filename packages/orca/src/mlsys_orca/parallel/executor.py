@@ -66,7 +66,7 @@ class _Flight:
 
 
 class ParallelExecutor:
-    """Runs iterations on a group of ranks: :class:`~mlsys_core.serving.protocols.Executor`.
+    """Runs iterations on a group of ranks: :class:`~mlsys_core.loop.protocols.Executor`.
 
     What :meth:`submit` takes goes to the ranks with the next :meth:`wait`: before that the loop tells its listener of
     the last iteration, whose blocks may be other requests' from then on.

@@ -18,8 +18,8 @@ from typing import Self
 import msgspec
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.posix import message_pair
-from mlsys_core.serving.processes import Death, is_stopped
-from mlsys_core.serving.processes.standing import Standing
+from mlsys_serving.processes import Death, is_stopped
+from mlsys_serving.processes.standing import Standing
 
 from mlsys_orca.parallel.adapters import GroupAdapters
 from mlsys_orca.parallel.executor import IterationWatch, MasterLinks, ParallelExecutor, greet

@@ -20,7 +20,7 @@ from typing import NoReturn
 import msgspec
 from mlsys_core.errors import MlsysError
 from mlsys_core.posix import message_pair, receive_descriptors, send_descriptors
-from mlsys_core.serving.processes import Child, Death
+from mlsys_serving.processes import Child, Death
 
 from mlsys_orca.parallel.hosts.member import MemberWires, live_as_member
 from mlsys_orca.parallel.messages import Hello

@@ -41,7 +41,7 @@ def find_divided(
     import torch
     from mlsys_core.config import settings
     from mlsys_core.models import resolve_model
-    from mlsys_core.serving.processes import can_supervise
+    from mlsys_serving.processes import can_supervise
 
     from mlsys_orca.loading.load import check_forms
     from mlsys_orca.loading.named import read_template

@@ -11,7 +11,7 @@ prompt all at once, so a prompt never strands between two chunks. What an encode
 from __future__ import annotations
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import WorkerId
+from mlsys_core.loop import WorkerId
 
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch
 from mlsys_orca.scheduling.block_tables import BlockTables

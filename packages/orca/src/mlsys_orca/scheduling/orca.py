@@ -8,7 +8,7 @@ of disjoint requests can be in flight through a pipeline; how many is the execut
 
 from __future__ import annotations
 
-from mlsys_core.serving import WorkerId
+from mlsys_core.loop import WorkerId
 
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch
 from mlsys_orca.scheduling.block_tables import BlockTables

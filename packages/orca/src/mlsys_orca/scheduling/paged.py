@@ -8,7 +8,7 @@ under a digest of their contents, for requests that begin with the same tokens, 
 
 from __future__ import annotations
 
-from mlsys_core.serving import WorkerId
+from mlsys_core.loop import WorkerId
 
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch
 from mlsys_orca.scheduling.block_tables import BlockTables

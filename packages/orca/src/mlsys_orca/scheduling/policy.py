@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
 from mlsys_core.errors import InvalidInputError, PluginError
+from mlsys_core.loop import Scheduler
 from mlsys_core.plugins import Registry
 from mlsys_core.plugins.specs import PolicySpec
-from mlsys_core.serving import Scheduler
 
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput
 from mlsys_orca.scheduling.block_tables import BlockTables

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import Finished, FinishReason, WorkerId
+from mlsys_core.loop import Finished, FinishReason, WorkerId
 
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, IterationOutput
 from mlsys_orca.scheduling.block_tables import BlockTables

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import Finished, FinishReason
+from mlsys_core.loop import Finished, FinishReason
 
 from mlsys_orca.scheduling.batch import (
     BatchBuilder,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.serving import OipOptions, ServerOptions, announce, serve_command
 from mlsys_core.cli.trust import TrustCode
+from mlsys_serving.cli import OipOptions, ServerOptions, announce, serve_command
 
 if TYPE_CHECKING:
     from mlsys_windtunnel.serve.model import ServedPipeline
@@ -32,9 +32,9 @@ def serve(
     Example: mlsys windtunnel serve churn price.onnx --grpc-port 8001
     """
     import torch
-    from mlsys_core.serving.http import serve as serve_app
-    from mlsys_core.serving.oip import ModelRepository, create_oip_app
-    from mlsys_core.serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
+    from mlsys_serving.http import serve as serve_app
+    from mlsys_serving.oip import ModelRepository, create_oip_app
+    from mlsys_serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
     from mlsys_windtunnel.cli.predict import load_model
     from mlsys_windtunnel.serve.model import ServedPipeline
     from mlsys_windtunnel.serve.rows import rows_router

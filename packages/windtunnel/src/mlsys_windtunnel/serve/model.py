@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import ServeRequest, ServingLoop, ThreadExecutor, WallClock
-from mlsys_core.serving.baselines import RequestBatch, ZeroBatch
-from mlsys_core.serving.oip import (
+from mlsys_core.loop import ServeRequest, ServingLoop, ThreadExecutor, WallClock
+from mlsys_core.loop.baselines import RequestBatch, ZeroBatch
+from mlsys_core.tracing import EngineTraces
+from mlsys_serving.oip import (
     DataType,
     Executions,
     InferRequest,
@@ -24,8 +25,7 @@ from mlsys_core.serving.oip import (
     ModelSpec,
     TensorSpec,
 )
-from mlsys_core.serving.score import BatchSource
-from mlsys_core.serving.tracing import EngineTraces
+from mlsys_serving.score import BatchSource
 
 from mlsys_windtunnel.export.host_parts import MISSING_TEXTS, Code, Codes, Column, HostPlan, keys_of
 from mlsys_windtunnel.export.host_plan import plan_host

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.oip.models.source import stamp_of
+from mlsys_serving.oip.models.source import stamp_of
 
 from mlsys_windtunnel.serve.model import ServedPipeline
 

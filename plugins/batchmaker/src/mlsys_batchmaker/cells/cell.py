@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.isolation import draw_like, require_isolated
+from mlsys_serving.isolation import draw_like, require_isolated
 from torch import Tensor, nn
 
 from mlsys_batchmaker.native.form import HasForm
@@ -184,7 +184,7 @@ def make_cell(
 def check_batchable(made: Cell) -> None:
     """See that ``made`` gives rows of its ports, no row of which depends on others; see :func:`make_cell`.
 
-    The second is core's check by value, the same as for other executors (:mod:`mlsys_core.serving.isolation`).
+    The second is core's check by value, the same as for other executors (:mod:`mlsys_serving.isolation`).
     """
     size = 3
     name, outputs = made.spec.name, _run(made, made.example(size))

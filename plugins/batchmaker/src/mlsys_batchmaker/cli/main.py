@@ -10,9 +10,9 @@ from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.choices import require_choice, require_read
 from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import Device, RunPoolName
-from mlsys_core.cli.serving import Instances, OipOptions, ServerOptions, announce, serve_command
-from mlsys_core.cli.serving.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
 from mlsys_core.cli.trust import TrustCode
+from mlsys_serving.cli import Instances, OipOptions, ServerOptions, announce, serve_command
+from mlsys_serving.cli.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
 
 app = typer.Typer(no_args_is_help=True)
 FIGURES = "3,7,8,9,11,13,14,15"
@@ -179,8 +179,8 @@ def serve(
     from mlsys_batchmaker.engine import EngineConfig
     from mlsys_batchmaker.serve.app import make_app
     from mlsys_batchmaker.workers.materialise import find_compiler
-    from mlsys_core.serving.http import serve as serve_app
-    from mlsys_core.serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
+    from mlsys_serving.http import serve as serve_app
+    from mlsys_serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
 
     require_choice("--executor", executor, "chunk", "cell")
     require_choice("--lookahead", lookahead, "speculative", "one")
@@ -251,7 +251,7 @@ def chaos(
 
     Example: mlsys batchmaker chaos models/g2p-en --seconds 20 --every 2
     """
-    from mlsys_core.cli.serving.chaos import chaos as run
+    from mlsys_serving.cli.chaos import chaos as run
 
     arguments = ["batchmaker", "serve", str(model_dir), "--instances", str(instances)]
     run(arguments, model_dir.resolve().name, seconds=seconds, every=every, streams=streams, seed=seed, out=out)

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from mlsys_core.serving import ServeRequest, VirtualClock
-from mlsys_core.serving.baselines import Bucketed, ZeroBatch
-from mlsys_core.serving.baselines.batch import RequestBatch
+from mlsys_core.loop import ServeRequest, VirtualClock
+from mlsys_core.loop.baselines import Bucketed, ZeroBatch
+from mlsys_core.loop.baselines.batch import RequestBatch
 
 from mlsys_batchmaker.config import EngineConfig
 from mlsys_batchmaker.making import make_scheduler, make_workers

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from mlsys_core.errors import MlsysError
-from mlsys_core.serving import FinishReason, SimulatedExecutor, VirtualClock, simulate
+from mlsys_core.loop import FinishReason, SimulatedExecutor, VirtualClock, simulate
 from mlsys_core.workload import LatencySummary
 from mlsys_core.workload.results import LoadPoint
 from numpy.typing import NDArray

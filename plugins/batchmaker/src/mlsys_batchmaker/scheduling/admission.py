@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.loop import FinishReason, QueueFullError
 from mlsys_core.memory import RunPool, Runs
-from mlsys_core.serving import FinishReason, QueueFullError
 
 from mlsys_batchmaker.plan.plan import CELL, UNFINISHED, UNSUBMITTED, GraphPlan
 from mlsys_batchmaker.scheduling.requests import CellRequest, Live, ValueStore

@@ -7,7 +7,7 @@ as ready, an empty batch is never submitted, and ``>=`` stands where the prose s
 from __future__ import annotations
 
 import numpy as np
-from mlsys_core.serving import WorkerId
+from mlsys_core.loop import WorkerId
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.scheduling.state import State

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from mlsys_core.errors import ServingError
+from mlsys_core.loop import WorkerId
 from mlsys_core.native import Kernel, bind, expect
-from mlsys_core.serving import WorkerId
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan import plan as columns_of_plans

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from mlsys_core.errors import ServingError
-from mlsys_core.serving import Finished, FinishReason
+from mlsys_core.loop import Finished, FinishReason
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.scheduling.admission import Admission

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from mlsys_core.serving import WorkerId
+from mlsys_core.loop import WorkerId
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.plan import (

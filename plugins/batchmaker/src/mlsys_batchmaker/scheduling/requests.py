@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
-from mlsys_core.serving import FinishReason
+from mlsys_core.loop import FinishReason
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.plan import GraphPlan

@@ -1,4 +1,4 @@
-"""The cellular scheduler behind core's :class:`~mlsys_core.serving.protocols.Scheduler` protocol.
+"""The cellular scheduler behind core's :class:`~mlsys_core.loop.protocols.Scheduler` protocol.
 
 ``next_batch`` answers with what Algorithm 1 formed when the worker became idle (:mod:`batching`), ``complete`` with the
 requests that are done (:mod:`completion`); :mod:`admission` keeps who is here. No torch, no clock, no threads.
@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.loop import Finished, FinishReason, WorkerId
 from mlsys_core.memory import RunPool, Runs
-from mlsys_core.serving import Finished, FinishReason, WorkerId
 
 from mlsys_batchmaker.plan.layout import Layout
 from mlsys_batchmaker.scheduling.admission import Admission

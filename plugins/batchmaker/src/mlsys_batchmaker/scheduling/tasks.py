@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from mlsys_core.serving import WorkerId
+from mlsys_core.loop import WorkerId
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]

@@ -10,10 +10,10 @@ from typing import Any
 import structlog
 from fastapi import FastAPI
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import HttpConfig
-from mlsys_core.serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
-from mlsys_core.serving.oip.config.files import ConfigFiles
-from mlsys_core.serving.oip.ensembles.plan import Declared
+from mlsys_serving.http import HttpConfig
+from mlsys_serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
+from mlsys_serving.oip.config.files import ConfigFiles
+from mlsys_serving.oip.ensembles.plan import Declared
 from prometheus_client import CollectorRegistry
 
 from mlsys_batchmaker.engine import EngineConfig

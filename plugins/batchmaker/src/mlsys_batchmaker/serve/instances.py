@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from fastapi import FastAPI
-from mlsys_core.cli.serving import announce
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import BoundPort, HttpConfig
-from mlsys_core.serving.instances import InstanceGroup, serve_instances
-from mlsys_core.serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
-from mlsys_core.serving.oip.config.settings import ModelSettings
-from mlsys_core.serving.oip.ensembles.plan import Declared
-from mlsys_core.serving.processes import can_supervise
+from mlsys_serving.cli import announce
+from mlsys_serving.http import BoundPort, HttpConfig
+from mlsys_serving.instances import InstanceGroup, serve_instances
+from mlsys_serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
+from mlsys_serving.oip.config.settings import ModelSettings
+from mlsys_serving.oip.ensembles.plan import Declared
+from mlsys_serving.processes import can_supervise
 
 from mlsys_batchmaker.engine import EngineConfig
 from mlsys_batchmaker.making import make_cells

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from mlsys_core.serving.oip import (
+from mlsys_serving.oip import (
     DataType,
     Executions,
     InferRequest,
@@ -31,7 +31,7 @@ _TYPES = {"int64": DataType.INT64, "float32": DataType.FP32, "bytes": DataType.B
 
 
 class OipModel:
-    """A :class:`~mlsys_core.serving.oip.UnaryModel` and :class:`~mlsys_core.serving.oip.StreamingModel`.
+    """A :class:`~mlsys_serving.oip.UnaryModel` and :class:`~mlsys_serving.oip.StreamingModel`.
 
     A request is one sequence or tree: there is no batch dimension, the engine batches cells.
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.serving.oip import DataType, Executions, InferRequest, InferResponse, ModelSpec, TensorSpec
-from mlsys_core.serving.oip.binding import flag
+from mlsys_serving.oip import DataType, Executions, InferRequest, InferResponse, ModelSpec, TensorSpec
+from mlsys_serving.oip.binding import flag
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.streams.engine import StreamEngine
@@ -38,7 +38,7 @@ class _Part:
 
 
 class OipStream:
-    """A :class:`~mlsys_core.serving.oip.UnaryModel` whose requests belong to sequences.
+    """A :class:`~mlsys_serving.oip.UnaryModel` whose requests belong to sequences.
 
     Args:
         model: the stream.

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.serving import Clock, WallClock
-from mlsys_core.serving.isolation import NotFiniteError
-from mlsys_core.serving.score import BatchSource
+from mlsys_core.loop import Clock, WallClock
+from mlsys_serving.isolation import NotFiniteError
+from mlsys_serving.score import BatchSource
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.streams.frames import Frame, StreamBatch, StreamCounters

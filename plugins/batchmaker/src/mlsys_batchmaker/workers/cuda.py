@@ -1,6 +1,6 @@
 """CUDA: completion reported by a counter in pinned memory, results copied without waiting, cells as graphs (section 5).
 
-Core's :class:`~mlsys_core.serving.StreamExecutor` issues a round's kernels to one stream and a signal behind them, and
+Core's :class:`~mlsys_core.loop.StreamExecutor` issues a round's kernels to one stream and a signal behind them, and
 polls the signal. Rounds come back first in, first out, so a count of k means that the first k are done. No callbacks:
 they would hold up the stream's kernels while they run.
 """
@@ -16,7 +16,7 @@ from mlsys_batchmaker.scheduling.tasks import RoundOutput
 from mlsys_core.device import CudaDevice, Device, Stream
 from mlsys_core.device.cuda_graphs import active, capturing
 from mlsys_core.errors import DeviceError
-from mlsys_core.serving import EventSignal, Signal
+from mlsys_core.loop import EventSignal, Signal
 from torch import Tensor, nn
 
 
@@ -38,11 +38,11 @@ class CounterSignal:
         stream.submit(self._begin, device.torch_name)
 
     def record(self, stream: Stream) -> None:
-        """See :class:`~mlsys_core.serving.stream_executor.Signal`."""
+        """See :class:`~mlsys_core.loop.stream_executor.Signal`."""
         stream.submit(self._count)
 
     def num_done(self) -> int:
-        """See :class:`~mlsys_core.serving.stream_executor.Signal`."""
+        """See :class:`~mlsys_core.loop.stream_executor.Signal`."""
         return int(self._seen[0])
 
     def _begin(self, device: str) -> None:

@@ -18,8 +18,8 @@ from mlsys_batchmaker.scheduling.tasks import Ints, Round, RoundOutput, Task
 from mlsys_batchmaker.workers.materialise import MaterialisedCell
 from mlsys_batchmaker.workers.pool import StatePool
 from mlsys_core.errors import ServingError
-from mlsys_core.serving import Clock
-from mlsys_core.serving.isolation import run_in_halves
+from mlsys_core.loop import Clock
+from mlsys_serving.isolation import run_in_halves
 from numpy.typing import NDArray
 from torch import Tensor
 

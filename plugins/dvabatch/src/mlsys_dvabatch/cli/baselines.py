@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from mlsys_core.environment import describe_environment
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import Scheduler, ServeRequest, SimulatedExecutor, simulate
-from mlsys_core.serving.baselines import DelayBatch, RequestBatch, StaticBatch, ZeroBatch
+from mlsys_core.loop import Scheduler, ServeRequest, SimulatedExecutor, simulate
+from mlsys_core.loop.baselines import DelayBatch, RequestBatch, StaticBatch, ZeroBatch
 from mlsys_core.workload import LatencySummary, LoadPoint, Poisson
 from mlsys_dvabatch.stages.simulated import StagedModel
 from rich.box import SIMPLE

@@ -12,9 +12,9 @@ from mlsys_core.config import settings
 from mlsys_core.demo import DemoContext
 from mlsys_core.device import Device, get_device
 from mlsys_core.errors import MissingDependencyError, MlsysError
+from mlsys_core.loop import Collector, FinishReason, Scheduler, ServeRequest
+from mlsys_core.loop.baselines import ZeroBatch
 from mlsys_core.report import Figure, Section, Story, Table
-from mlsys_core.serving import Collector, FinishReason, Scheduler, ServeRequest
-from mlsys_core.serving.baselines import ZeroBatch
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy

@@ -11,10 +11,10 @@ from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.choices import require_choice, require_read
 from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import CompilerName, Device
-from mlsys_core.cli.serving import Instances, OipOptions, ServerOptions, serve_command
-from mlsys_core.cli.serving.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
 from mlsys_core.cli.trust import TrustCode
 from mlsys_dvabatch.cli.explain import Mask, explain
+from mlsys_serving.cli import Instances, OipOptions, ServerOptions, serve_command
+from mlsys_serving.cli.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
 
 app = typer.Typer(no_args_is_help=True)
 serve_app = typer.Typer()  # of "mlsys serve dvabatch"
@@ -124,10 +124,10 @@ def serve(
     Example: mlsys dvabatch serve all-minilm-l6-v2 unet --policy auto --qos-ms 200 --grpc-port 8001
     """
     from mlsys_core.device import get_device
-    from mlsys_core.serving.oip.app import DEFAULT_CONFIG
     from mlsys_dvabatch.cli.serving import Loading, serve_models
     from mlsys_dvabatch.serve.preparing import Batching
     from mlsys_dvabatch.serve.text_routes import TEXT_ERRORS
+    from mlsys_serving.oip.app import DEFAULT_CONFIG
 
     for_exits = {"exit_confidence": exit_confidence != 0.9, "exit_rule": exit_rule != "confidence"}
     require_read("--policy", policy, "early-exit", **for_exits)
@@ -185,7 +185,7 @@ def chaos(
 
     Example: mlsys dvabatch chaos all-minilm-l6-v2 --seconds 20 --every 2
     """
-    from mlsys_core.cli.serving.chaos import chaos as run
+    from mlsys_serving.cli.chaos import chaos as run
 
     arguments = ["dvabatch", "serve", model, "--instances", str(instances)]
     run(arguments, Path(model).stem, seconds=seconds, every=every, streams=streams, seed=seed, out=out)

@@ -8,20 +8,20 @@ from typing import Any
 
 import torch
 from fastapi import FastAPI
-from mlsys_core.cli.serving import OipOptions, announce
 from mlsys_core.config import settings
 from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import BoundPort, HttpConfig
-from mlsys_core.serving.http import serve as serve_app
-from mlsys_core.serving.instances import serve_instances
-from mlsys_core.serving.oip import GrpcConfig, ModelRepository
-from mlsys_core.serving.processes import can_supervise
 from mlsys_dvabatch.serve.instances import instance_group, served_model
 from mlsys_dvabatch.serve.models import StageMetrics
 from mlsys_dvabatch.serve.preparing import Batching, Prepared, prepare
 from mlsys_dvabatch.serve.source import ServedSource
 from mlsys_dvabatch.serve.text_app import create_app
+from mlsys_serving.cli import OipOptions, announce
+from mlsys_serving.http import BoundPort, HttpConfig
+from mlsys_serving.http import serve as serve_app
+from mlsys_serving.instances import serve_instances
+from mlsys_serving.oip import GrpcConfig, ModelRepository
+from mlsys_serving.processes import can_supervise
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import ServingError
-from mlsys_core.serving.baselines import RequestBatch
-from mlsys_core.serving.isolation import run_in_halves
-from mlsys_core.serving.request import ServeRequest
+from mlsys_core.loop.baselines import RequestBatch
+from mlsys_core.loop.request import ServeRequest
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
 from mlsys_dvabatch.stages.activations import StageModel
+from mlsys_serving.isolation import run_in_halves
 
 
 @dataclass(slots=True)

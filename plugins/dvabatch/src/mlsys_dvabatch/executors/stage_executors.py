@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from mlsys_core.device import CpuDevice, Device, Event
 from mlsys_core.device.cpu import CpuStream
-from mlsys_core.serving.protocols import Clock, WorkerId
-from mlsys_core.serving.workers import Completion, QueuedWorkers, Workers
+from mlsys_core.loop.protocols import Clock, WorkerId
+from mlsys_core.loop.workers import Completion, QueuedWorkers, Workers
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
 
 _Done = Completion[StageTask, StageOutput]

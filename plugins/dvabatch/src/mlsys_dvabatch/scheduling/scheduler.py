@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.serving.isolation import blamed
-from mlsys_core.serving.protocols import Finished, FinishReason, WorkerId
-from mlsys_core.serving.queue import RequestQueue
-from mlsys_core.serving.request import ServeRequest
+from mlsys_core.loop.protocols import Finished, FinishReason, WorkerId
+from mlsys_core.loop.queue import RequestQueue
+from mlsys_core.loop.request import ServeRequest
+from mlsys_serving.isolation import blamed
 
 from mlsys_dvabatch.scheduling.ahead import Ahead
 from mlsys_dvabatch.scheduling.corrections import Corrections
@@ -49,7 +49,7 @@ class DvaScheduler:
         InvalidInputError: a number is below 1.
 
     Example:
-        >>> from mlsys_core.serving import SimulatedExecutor, simulate
+        >>> from mlsys_core.loop import SimulatedExecutor, simulate
         >>> from mlsys_dvabatch.stages.simulated import parse_stages
         >>> model = parse_stages("1+0,1+0")
         >>> workers = [SimulatedExecutor(lambda task: task_s(model, task), simulated_output) for _ in range(2)]

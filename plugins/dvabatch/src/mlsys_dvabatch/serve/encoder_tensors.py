@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.oip import DataType, TensorSpec
 from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_serving.oip import DataType, TensorSpec
 
 
 def encoder_tensors(model: BertStages, *, has_texts: bool) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

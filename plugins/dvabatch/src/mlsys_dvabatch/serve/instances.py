@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from mlsys_core.serving.instances import InstanceGroup, RemoteModel
-from mlsys_core.serving.oip import InferRequest, InferResponse
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.preparing import Batching, Prepared
 from mlsys_dvabatch.serve.spec import WireForm, wire_form
 from mlsys_dvabatch.serve.tokens import TextTokens
 from mlsys_dvabatch.stages.isolation import Triable
+from mlsys_serving.instances import InstanceGroup, RemoteModel
+from mlsys_serving.oip import InferRequest, InferResponse
 
 
 class RemoteEncoder:

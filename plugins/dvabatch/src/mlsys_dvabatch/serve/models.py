@@ -9,13 +9,10 @@ from typing import Any
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving import Scheduler, ServeRequest
-from mlsys_core.serving.baselines import RequestBatch
-from mlsys_core.serving.clock import WallClock
-from mlsys_core.serving.http.threads import RequestThreads
-from mlsys_core.serving.oip import Executions, InferRequest, InferResponse, LoopClient
-from mlsys_core.serving.score import BatchSource
-from mlsys_core.serving.tracing import EngineTraces
+from mlsys_core.loop import Scheduler, ServeRequest
+from mlsys_core.loop.baselines import RequestBatch
+from mlsys_core.loop.clock import WallClock
+from mlsys_core.tracing import EngineTraces
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy
@@ -27,6 +24,9 @@ from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.stored import StoredProfile
 from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.oip import Executions, InferRequest, InferResponse, LoopClient
+from mlsys_serving.score import BatchSource
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 _log = logging.getLogger(__name__)

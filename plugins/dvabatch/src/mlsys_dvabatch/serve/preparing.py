@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.loop import Scheduler
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import PolicySpec
-from mlsys_core.serving import Scheduler
 from mlsys_dvabatch.engine import NO_EXITS
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy

@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.oip.models.source import stamp_of
 from mlsys_dvabatch.serve.models import ServedModel
+from mlsys_serving.oip.models.source import stamp_of
 
 
 class ServedSource:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.oip import DataType, ModelSpec, TensorSpec
 from mlsys_dvabatch.serve.encoder_tensors import encoder_tensors
 from mlsys_dvabatch.serve.tokens import TextTokens, tokenizer_of
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_serving.oip import DataType, ModelSpec, TensorSpec
 from torch import Tensor
 
 _TYPES = {

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from mlsys_core.serving.http.bodies import MAX_TEXTS, Body, Ids, ManyIds, Name, Text, Texts
 from mlsys_dvabatch.serve.tokens import Side
+from mlsys_serving.http.bodies import MAX_TEXTS, Body, Ids, ManyIds, Name, Text, Texts
 from pydantic import BaseModel, Field
 
 Mixed = Annotated[list[Text | Ids], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]

@@ -6,10 +6,6 @@ from typing import Any
 
 from fastapi import Response
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import HttpError, Router
-from mlsys_core.serving.http.bodies import MAX_TEXTS
-from mlsys_core.serving.http.text_bodies import Floats, each_input, unit
-from mlsys_core.serving.http.threads import RequestThreads
 from mlsys_dvabatch import __version__
 from mlsys_dvabatch.serve.tei_fields import (
     Cut,
@@ -25,6 +21,10 @@ from mlsys_dvabatch.serve.tei_fields import (
 )
 from mlsys_dvabatch.serve.text_service import Cutting, TextEncoder, TextService, sigmoid, softmax
 from mlsys_dvabatch.stages.models.config import HeadConfig
+from mlsys_serving.http import HttpError, Router
+from mlsys_serving.http.bodies import MAX_TEXTS
+from mlsys_serving.http.text_bodies import Floats, each_input, unit
+from mlsys_serving.http.threads import RequestThreads
 from pydantic_core import to_json
 
 TEI_PATHS = frozenset(

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Response
-from mlsys_core.serving.http import ErrorFormat, ErrorInfo, Router
-from mlsys_core.serving.http.errors import ErrorResponse, openai_body
-from mlsys_core.serving.http.text_bodies import (
+from mlsys_dvabatch.serve.tei_routes import TEI_PATHS, error_type
+from mlsys_dvabatch.serve.text_service import Cutting, TextService
+from mlsys_serving.http import ErrorFormat, ErrorInfo, Router
+from mlsys_serving.http.errors import ErrorResponse, openai_body
+from mlsys_serving.http.text_bodies import (
     EmbeddingList,
     EmbeddingRequest,
     RerankAnswer,
@@ -17,10 +19,8 @@ from mlsys_core.serving.http.text_bodies import (
     embedding_list,
     rerank_answer,
 )
-from mlsys_core.serving.http.threads import RequestThreads
-from mlsys_core.serving.oip.app import ERROR_FORMAT, OipError
-from mlsys_dvabatch.serve.tei_routes import TEI_PATHS, error_type
-from mlsys_dvabatch.serve.text_service import Cutting, TextService
+from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.oip.app import ERROR_FORMAT, OipError
 from pydantic import BaseModel
 
 _OPENAI_PATHS = ("/v1/", "/v2/rerank")

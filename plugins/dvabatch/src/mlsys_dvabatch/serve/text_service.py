@@ -12,13 +12,13 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import HttpError
-from mlsys_core.serving.http.text_bodies import Floats, check_dimensions, shortened, unit
-from mlsys_core.serving.http.threads import RequestThreads
-from mlsys_core.serving.isolation import NotFiniteError, is_finite
-from mlsys_core.serving.oip import ModelRepository, ModelSpec
 from mlsys_dvabatch.serve.tokens import Side, TextTokens
 from mlsys_dvabatch.stages.models.config import HeadConfig
+from mlsys_serving.http import HttpError
+from mlsys_serving.http.text_bodies import Floats, check_dimensions, shortened, unit
+from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.isolation import NotFiniteError, is_finite
+from mlsys_serving.oip import ModelRepository, ModelSpec
 
 _Input = TypeVar("_Input")
 _ENCODED_AT_ONCE = 64  # texts that are tokenised together, while those before them run

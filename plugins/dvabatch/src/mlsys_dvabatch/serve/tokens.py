@@ -8,10 +8,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import HttpError
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_serving.http import HttpError
 
 Side = Literal["Left", "Right"]
 

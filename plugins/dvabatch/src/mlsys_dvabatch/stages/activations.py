@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 
 import numpy.typing as npt
 import torch
-from mlsys_core.serving.request import ServeRequest
+from mlsys_core.loop.request import ServeRequest
 from torch import Tensor
 
 

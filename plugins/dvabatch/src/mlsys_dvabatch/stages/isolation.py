@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from mlsys_core.serving.isolation import Draw, require_isolated
+from mlsys_serving.isolation import Draw, require_isolated
 
 Answers = Sequence[Sequence[Any]]
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from mlsys_core.device import Device
+from mlsys_core.loop import ServeRequest, SimulatedExecutor, simulate
 from mlsys_core.profiling import ProfileTable, UnitProfile, measure
-from mlsys_core.serving import ServeRequest, SimulatedExecutor, simulate
 from mlsys_core.workload import Poisson
 from mlsys_dvabatch.scheduling.costs import PackedCosts, StageCosts, TableCosts, least_request_s, unit_name
 from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy

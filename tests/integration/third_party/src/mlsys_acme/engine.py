@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import typer
-from mlsys_core.cli.serving import ServerOptions, serve_command
+from mlsys_serving.cli import ServerOptions, serve_command
 
 app = typer.Typer()
 
@@ -16,8 +16,8 @@ def serve(
     server: ServerOptions,
 ) -> None:
     """Serve an echo."""
-    from mlsys_core.serving.http import serve as serve_app
-    from mlsys_core.serving.oip import DataType, InferResponse, ModelRepository, ModelSpec, TensorSpec, create_oip_app
+    from mlsys_serving.http import serve as serve_app
+    from mlsys_serving.oip import DataType, InferResponse, ModelRepository, ModelSpec, TensorSpec, create_oip_app
 
     class Echo:
         spec = ModelSpec(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import runtime_of
-from mlsys_core.serving.http.middleware.gate import presented_keys
+from mlsys_serving.http import runtime_of
+from mlsys_serving.http.middleware.gate import presented_keys
 from starlette.requests import Request
 
 from mlsys_orca.api.batches.disk import Disk

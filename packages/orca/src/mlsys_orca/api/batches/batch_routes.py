@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from fastapi import Query, Request
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import HttpError, Router
-from mlsys_core.serving.http.bodies import Body
+from mlsys_serving.http import HttpError, Router
+from mlsys_serving.http.bodies import Body
 from pydantic import BaseModel, Field
 
 from mlsys_orca.api.batches.access import Caller, page

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from mlsys_core.posix import sync_folder
-from mlsys_core.serving.journal import JournalUnavailableError, LogFile, make_folder
+from mlsys_serving.journal import JournalUnavailableError, LogFile, make_folder
 
 from mlsys_orca.api.journal_config import JournalConfig
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
 from fastapi.responses import FileResponse
-from mlsys_core.serving.http import HttpError, Router
-from mlsys_core.serving.http.middleware.body_limit import body_too_large
-from mlsys_core.serving.journal import JournalUnavailableError
+from mlsys_serving.http import HttpError, Router
+from mlsys_serving.http.middleware.body_limit import body_too_large
+from mlsys_serving.journal import JournalUnavailableError
 from pydantic import BaseModel
 from starlette.datastructures import FormData, UploadFile
 

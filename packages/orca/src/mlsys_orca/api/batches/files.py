@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import IO, Literal
 
-from mlsys_core.serving.http import HttpError
+from mlsys_serving.http import HttpError
 from pydantic import BaseModel, ValidationError
 
 from mlsys_orca.api.batches.disk import Disk

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http.inside import InsideClient
-from mlsys_core.serving.http.lifecycle import shutting_down
+from mlsys_serving.http.inside import InsideClient
+from mlsys_serving.http.lifecycle import shutting_down
 
 from mlsys_orca.api.batches.disk import Disk
 from mlsys_orca.api.batches.files import FileStore

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from mlsys_core.serving.http import HttpError
-from mlsys_core.serving.http.json_body import parse_json
+from mlsys_serving.http import HttpError
+from mlsys_serving.http.json_body import parse_json
 
 from mlsys_orca.api.batches.records import BatchError
 from mlsys_orca.api.identity import Identity

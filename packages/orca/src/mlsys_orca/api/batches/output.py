@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mlsys_core.serving.http.json_body import parse_json
+from mlsys_serving.http.json_body import parse_json
 
 from mlsys_orca.api.batches.files import FileStore, KeptFile
 from mlsys_orca.api.batches.lines import Plan, missing_line, request_id_of

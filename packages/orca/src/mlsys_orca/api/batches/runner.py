@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from mlsys_core.serving.http.inside import InsideAnswer, InsideClient
-from mlsys_core.serving.http.json_body import parse_json
-from mlsys_core.serving.journal import JournalUnavailableError
+from mlsys_serving.http.inside import InsideAnswer, InsideClient
+from mlsys_serving.http.json_body import parse_json
+from mlsys_serving.journal import JournalUnavailableError
 from pydantic_core import to_json
 
 from mlsys_orca.api.batches.disk import Disk

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import HttpError
-from mlsys_core.serving.journal import JournalUnavailableError, LogFile
-from mlsys_core.serving.journal.records import records
+from mlsys_serving.http import HttpError
+from mlsys_serving.journal import JournalUnavailableError, LogFile
+from mlsys_serving.journal.records import records
 from pydantic import ValidationError
 
 from mlsys_orca.api.batches.disk import Disk

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 import msgspec
-from mlsys_core.serving.http import HttpError
+from mlsys_serving.http import HttpError
 
 _ID = re.compile(r"([0-9a-f]{32}):(\d{1,9}(?:\.\d{1,9}){0,5000})")
 

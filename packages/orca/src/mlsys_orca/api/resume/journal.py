@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mlsys_core.serving.journal import Journal, JournalInUseError, JournalUnavailableError, SyncPolicy, make_folder
 from mlsys_orca.api.resume import records as rec
 from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
+from mlsys_serving.journal import Journal, JournalInUseError, JournalUnavailableError, SyncPolicy, make_folder
 
 _log = logging.getLogger(__name__)
 _LOCK_S = 0.5  # to wait for a server that is just ending

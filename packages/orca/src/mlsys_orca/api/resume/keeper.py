@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator
 
 from fastapi import FastAPI, Request, Response
 from mlsys_core.errors import InvalidInputError, MlsysError
-from mlsys_core.serving.http import ClosingStreamingResponse, HttpError, runtime_of
-from mlsys_core.serving.http.inside import InsideClient
 from mlsys_orca.api.answers import streamed
 from mlsys_orca.api.generation import Generation
 from mlsys_orca.api.identity import Identity, given, identity_of, owner_of
@@ -20,6 +18,8 @@ from mlsys_orca.api.resume.event_ids import EventId
 from mlsys_orca.api.resume.journal import AnswerJournal
 from mlsys_orca.api.resume.kept_answer import KeptAnswer
 from mlsys_orca.engine.streams import PoisonedRequestError
+from mlsys_serving.http import ClosingStreamingResponse, HttpError, runtime_of
+from mlsys_serving.http.inside import InsideClient
 
 _log = logging.getLogger(__name__)
 _KEEP_S = 600.0

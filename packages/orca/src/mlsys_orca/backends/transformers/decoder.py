@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.isolation import Kind, require_isolated
 from mlsys_orca.backends.transformers.attention import RAGGED, answered_by
 from mlsys_orca.backends.transformers.vision import ImageEncoder
 from mlsys_orca.model.attention import AttentionOptions, ragged_attention
@@ -23,6 +22,7 @@ from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
+from mlsys_serving.isolation import Kind, require_isolated
 from torch import Tensor, nn
 
 # Of the distance between the logits of both attentions, by the spread of the logits; what rounding explains.

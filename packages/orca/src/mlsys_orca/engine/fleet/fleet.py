@@ -11,8 +11,7 @@ from contextlib import suppress
 from itertools import count
 
 from mlsys_core.errors import ServingError
-from mlsys_core.serving import FinishReason
-from mlsys_core.serving.processes import Boxes, Death, SupervisorLink
+from mlsys_core.loop import FinishReason
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineConfig, EngineCounts, EngineShape, Recoveries
 from mlsys_orca.engine.fleet.adapters import WorkerAdapters
@@ -26,6 +25,7 @@ from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import Streams
 from mlsys_orca.engine.worker_channel import WorkerChannel
 from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_serving.processes import Boxes, Death, SupervisorLink
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.1  # between two looks whether a worker hangs

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlsys_core.serving import Finished, FinishReason
+from mlsys_core.loop import Finished, FinishReason
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import Recoveries
 from mlsys_orca.engine.recovery import LiveRequest

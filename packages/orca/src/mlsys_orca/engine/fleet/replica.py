@@ -10,8 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.serving import FinishReason
-from mlsys_core.serving.processes import Death
+from mlsys_core.loop import FinishReason
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineCounts, EngineShape
 from mlsys_orca.engine.fleet.kept_blocks import KeptBlocks
@@ -22,6 +21,7 @@ from mlsys_orca.engine.fleet.totals import NOTHING, history, summed
 from mlsys_orca.engine.recovery import Ledger, LiveRequest, Return, judge
 from mlsys_orca.engine.streams import PoisonedRequestError
 from mlsys_orca.engine.worker_channel import WorkerChannel
+from mlsys_serving.processes import Death
 
 _log = logging.getLogger(__name__)
 

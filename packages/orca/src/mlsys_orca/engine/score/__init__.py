@@ -1,1 +1,1 @@
-"""Orca on the score (``mlsys_core.serving.score``): iterations as columns, from this process or a worker's reports."""
+"""Orca on the score (``mlsys_serving.score``): iterations as columns, from this process or a worker's reports."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlsys_core.serving.score import Board, Kind, Square
-from mlsys_core.serving.score.split import PrefillSplit
+from mlsys_serving.score import Board, Kind, Square
+from mlsys_serving.score.split import PrefillSplit
 
 
 @dataclass(frozen=True, slots=True)

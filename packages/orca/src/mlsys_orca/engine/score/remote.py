@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from mlsys_core.serving.score import Board, EventLog
-from mlsys_core.serving.tracing import EngineTraces
+from mlsys_core.tracing import EngineTraces
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.recovery import LiveRequest
 from mlsys_orca.engine.score.feed import IterationFeed, Part
+from mlsys_serving.score import Board, EventLog
 
 
 class RemoteScore:
-    """Source of all replicas' iterations: :class:`mlsys_core.serving.score.Source`.
+    """Source of all replicas' iterations: :class:`mlsys_serving.score.Source`.
 
     Args:
         traces: Requests are told to it, by the streams.

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.loop import Finished, SimulatedExecutor, simulate
+from mlsys_core.loop.clock import VirtualClock
 from mlsys_core.plugins import Registry
-from mlsys_core.serving import Finished, SimulatedExecutor, simulate
-from mlsys_core.serving.clock import VirtualClock
-from mlsys_core.serving.score import Board
-from mlsys_core.serving.score.split import fit_costs
 from mlsys_orca.engine.client import EngineConfig, EngineShape
 from mlsys_orca.engine.core import pool_of
 from mlsys_orca.engine.score.feed import IterationFeed
@@ -25,9 +23,11 @@ from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, Sampled
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_serving.score import Board
+from mlsys_serving.score.split import fit_costs
 
 if TYPE_CHECKING:
-    from mlsys_core.serving.score import ScoreRecording
+    from mlsys_serving.score import ScoreRecording
 
 _MAX_TOKENS = 400_000  # of all requests together: seconds of work
 _MAX_COLUMNS = 20_000

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 
 from mlsys_core.errors import ServingError
-from mlsys_core.serving.processes import FrameReader, frame
+from mlsys_serving.processes import FrameReader, frame
 
 from mlsys_orca.parallel.hosts.secrets import Seal
 

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 
 import msgspec
 from mlsys_core.errors import ServingError
-from mlsys_core.serving.processes import Death
+from mlsys_serving.processes import Death
 
 from mlsys_orca.parallel.adapters import GroupAdapters
 from mlsys_orca.parallel.channels import ControlChannel

@@ -17,8 +17,8 @@ from typing import TypeVar
 import msgspec
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.posix import is_local
-from mlsys_core.serving.http.tls import TlsConfig, read_pem, server_context
-from mlsys_core.serving.processes import frame
+from mlsys_serving.http.tls import TlsConfig, read_pem, server_context
+from mlsys_serving.processes import frame
 
 from mlsys_orca.parallel.hosts.channel import TcpChannel, prepare
 from mlsys_orca.parallel.hosts.secrets import NONCE_NBYTES, Identity, Proofs, Seal

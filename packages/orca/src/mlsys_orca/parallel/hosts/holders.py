@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Self
 
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
-from mlsys_core.serving.processes.standing import Standing
+from mlsys_serving.processes.standing import Standing
 
 from mlsys_orca.parallel.group import Holders, ParallelModel
 from mlsys_orca.parallel.holder import Loaded

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 from mlsys_core.device import get_device
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
-from mlsys_core.serving.processes import RestartBudget, is_stopped
-from mlsys_core.serving.processes.standing import Standing
+from mlsys_serving.processes import RestartBudget, is_stopped
+from mlsys_serving.processes.standing import Standing
 
 from mlsys_orca.parallel.group import Holders, ParallelModel
 from mlsys_orca.parallel.holder import Born, Failed, ask_for_member, decode_report, decode_told

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http.tls import TlsConfig
+from mlsys_serving.http.tls import TlsConfig
 
 from mlsys_orca.parallel.ray.settings import RaySettings
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 from mlsys_core.errors import ServingError
-from mlsys_core.serving.processes import RestartBudget
+from mlsys_serving.processes import RestartBudget
 
 from mlsys_orca.parallel.ray.actor import NodeActor
 from mlsys_orca.parallel.ray.node import NodeOrder

@@ -12,7 +12,7 @@ import sys
 
 import msgspec
 from mlsys_core.errors import MlsysError
-from mlsys_core.serving.processes.children import Child
+from mlsys_serving.processes.children import Child
 
 _END_S = 5.0
 

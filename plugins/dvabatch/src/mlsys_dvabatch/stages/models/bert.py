@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.isolation import Draw, Kind
-from mlsys_core.serving.request import ServeRequest
+from mlsys_core.loop.request import ServeRequest
 from mlsys_dvabatch.stages.activations import Packed, Padded, to_host
 from mlsys_dvabatch.stages.isolation import IsolationCheck
 from mlsys_dvabatch.stages.models.config import BertConfig, Weights
 from mlsys_dvabatch.stages.models.layers import ACTIVATIONS, Head, Layer, Places, bias_of, norm_of, rotations
 from mlsys_dvabatch.stages.models.native.layers import CompiledLayers, compiled_layers, short_operators
 from mlsys_dvabatch.stages.models.pooling import pool_packed, pool_padded
+from mlsys_serving.isolation import Draw, Kind
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.certainty import RULES, certainty
 from mlsys_dvabatch.stages.activations import Padded, to_host
 from mlsys_dvabatch.stages.slicing.program import Program
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
+from mlsys_serving.certainty import RULES, certainty
 from torch import fx
 
 
@@ -24,7 +24,7 @@ class ExitingModel(SlicedModel):
     Args:
         program: its outputs are the heads, ``[requests, classes]`` each, in order.
         confidence: how certain a head must be, above 0 and at most 1.
-        rule: by which its certainty is measured, see :func:`mlsys_core.serving.certainty.certainty`.
+        rule: by which its certainty is measured, see :func:`mlsys_serving.certainty.certainty`.
 
     Raises:
         InvalidInputError: the outputs are no such heads, or the confidence is out of range.

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.isolation import Kind, draw_like
 from mlsys_dvabatch.stages.slicing.onnx_child import answers_in_child
 from mlsys_dvabatch.stages.slicing.onnx_inputs import OnnxInputs
+from mlsys_serving.isolation import Kind, draw_like
 from torch import nn
 
 _TOLERANCE = 1e-3  # of the largest number of an output

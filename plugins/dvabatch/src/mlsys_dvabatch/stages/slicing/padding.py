@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.isolation.compare import difference, magnitude, rounding, same
+from mlsys_serving.isolation.compare import difference, magnitude, rounding, same
 
 Array = npt.NDArray[Any]
 Payload = tuple[Array, ...]  # one array for each input, without the batch dimension

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.isolation import Draw, Kind, draw_like
-from mlsys_core.serving.request import ServeRequest
+from mlsys_core.loop.request import ServeRequest
 from mlsys_dvabatch.stages.activations import Padded, to_host
 from mlsys_dvabatch.stages.isolation import IsolationCheck
 from mlsys_dvabatch.stages.slicing.grouped import Grouped, Member
@@ -24,6 +23,7 @@ from mlsys_dvabatch.stages.slicing.program import Program
 from mlsys_dvabatch.stages.slicing.shapes import vocabularies
 from mlsys_dvabatch.stages.slicing.sizes import Sizes, Values, units_of
 from mlsys_dvabatch.stages.slicing.sliced import THOROUGH_FLOPS, SlicedModel
+from mlsys_serving.isolation import Draw, Kind, draw_like
 
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # units of the sizes that are measured, over the example's
 _FEW_SCALES = (0.5, 1.0, 2.0)  # of programs that take long

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.isolation import Draw, draw_like
-from mlsys_core.serving.request import ServeRequest
+from mlsys_core.loop.request import ServeRequest
 from mlsys_dvabatch.stages.activations import Padded, to_host
 from mlsys_dvabatch.stages.isolation import IsolationCheck
 from mlsys_dvabatch.stages.slicing.partition import even_cuts
 from mlsys_dvabatch.stages.slicing.program import Program
+from mlsys_serving.isolation import Draw, draw_like
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 

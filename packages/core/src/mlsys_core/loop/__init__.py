@@ -1,0 +1,60 @@
+"""Serving: the one loop, its protocols, executors and clocks, request queue and request-level baselines.
+
+Imports no torch and no web framework; the HTTP front is ``mlsys_serving.http``. See docs/serving-loop.md.
+"""
+
+from mlsys_core.loop.clock import VirtualClock, WallClock
+from mlsys_core.loop.executors import InlineExecutor, ThreadExecutor
+from mlsys_core.loop.inbox import LoopClosedError, LoopState
+from mlsys_core.loop.listeners import Collector
+from mlsys_core.loop.protocols import (
+    Clock,
+    Draining,
+    Executor,
+    Expiring,
+    Finished,
+    FinishReason,
+    Listener,
+    LoopRecorder,
+    RequestId,
+    Scheduler,
+    WorkerId,
+)
+from mlsys_core.loop.queue import QueueFullError, RequestQueue
+from mlsys_core.loop.request import ServeRequest
+from mlsys_core.loop.serving_loop import ServingLoop
+from mlsys_core.loop.simulated import ServedRequest, SimulatedExecutor, SimulatedRun, Simulation, simulate
+from mlsys_core.loop.stream_executor import EventSignal, Signal, StreamExecutor
+
+__all__ = [
+    "Clock",
+    "Collector",
+    "Draining",
+    "EventSignal",
+    "Executor",
+    "Expiring",
+    "FinishReason",
+    "Finished",
+    "InlineExecutor",
+    "Listener",
+    "LoopClosedError",
+    "LoopRecorder",
+    "LoopState",
+    "QueueFullError",
+    "RequestId",
+    "RequestQueue",
+    "Scheduler",
+    "ServeRequest",
+    "ServedRequest",
+    "ServingLoop",
+    "Signal",
+    "SimulatedExecutor",
+    "SimulatedRun",
+    "Simulation",
+    "StreamExecutor",
+    "ThreadExecutor",
+    "VirtualClock",
+    "WallClock",
+    "WorkerId",
+    "simulate",
+]

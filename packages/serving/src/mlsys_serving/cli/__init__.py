@@ -1,0 +1,10 @@
+"""Options that every ``serve`` command has, defined once: listening, access and limits.
+
+A command names the groups that it takes as parameters, and :func:`serve_command` turns their fields into its options.
+Each option may also come from the environment and from the TOML file of ``--config``. Imports no web framework.
+"""
+
+from mlsys_serving.cli.command import serve_command
+from mlsys_serving.cli.options import Instances, OipOptions, ServerOptions, announce
+
+__all__ = ["Instances", "OipOptions", "ServerOptions", "announce", "serve_command"]

@@ -1,0 +1,254 @@
+"""The factory of HTTP fronts: it takes routers and returns a FastAPI app that is ready to be served."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.loop.clock import WallClock
+from mlsys_core.loop.protocols import Clock
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlsys_serving.http.answers import ErrorAnswers
+from mlsys_serving.http.body_budget import BodyBudget
+from mlsys_serving.http.config import HttpConfig
+from mlsys_serving.http.errors import ErrorFormat
+from mlsys_serving.http.health import health_router
+from mlsys_serving.http.lifecycle import DrainHook, Lifecycle, Readiness
+from mlsys_serving.http.logs import make_logger
+from mlsys_serving.http.metrics import HttpMetrics
+from mlsys_serving.http.middleware.body_limit import BodyLimitMiddleware
+from mlsys_serving.http.middleware.browser import BrowserGuard, BrowserGuardMiddleware
+from mlsys_serving.http.middleware.context import RequestContextMiddleware
+from mlsys_serving.http.middleware.gate import ApiKeyMiddleware, DrainGateMiddleware
+from mlsys_serving.http.middleware.observe import ObserveMiddleware
+from mlsys_serving.http.middleware.supervisor import SupervisorMiddleware
+from mlsys_serving.http.middleware.trace import TraceMiddleware, Tracing
+from mlsys_serving.http.routing import JsonRoute
+from mlsys_serving.http.threads import LARGE, RequestThreads
+from mlsys_serving.score.front import Score, ScoreFront
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRuntime:
+    """Settings of an app and the services beside its routes; :func:`runtime_of` returns it."""
+
+    config: HttpConfig
+    readiness: Readiness
+    lifecycle: Lifecycle
+    metrics: HttpMetrics
+    answers: ErrorAnswers
+    logger: structlog.typing.FilteringBoundLogger
+    clock: Clock
+    guard: BrowserGuard  # the server gives it the address
+    threads: RequestThreads  # for what would hold up the event loop
+    bodies: BodyBudget  # of HTTP and gRPC together
+    tracing: Tracing | None  # of HTTP and gRPC together; None: requests are not traced
+
+
+def create_app(
+    config: HttpConfig,
+    *,
+    routers: Sequence[APIRouter] = (),
+    lifespan: Lifespan | None = None,
+    on_drain: Sequence[DrainHook] = (),
+    on_retire: Sequence[DrainHook] = (),
+    error_format: ErrorFormat | None = None,
+    readiness: Readiness | None = None,
+    registry: CollectorRegistry | None = None,
+    clock: Clock | None = None,
+    logger: structlog.typing.FilteringBoundLogger | None = None,
+    new_request_id: Callable[[], str] | None = None,
+    score: Score | None = None,
+) -> FastAPI:
+    """Return an app with ``routers`` and all services that a model server needs around them (``docs/http.md``).
+
+    Args:
+        config: limits, keys, names.
+        routers: the front's routes; make them with :class:`.routing.Router`.
+        lifespan: an asynchronous context manager function, entered before the first request (start the engine) and
+            left after the last; the yielded values are in ``request.state``. The app is ready once it is entered.
+        on_drain: called when a drain begins, before running requests are waited for.
+        on_retire: called when another process is about to follow this one, which takes no more connections then.
+        error_format: the shape of errors; default OpenAI's.
+        readiness: to add checks to; default a new one.
+        registry: of metrics, for ``/metrics``; subsystems register their collectors in it. Default a new one.
+        clock: of deadlines and durations; give it the serving loop's. Default ``WallClock``.
+        logger: default one that writes ``config.log_format`` to stderr.
+        new_request_id: makes ids of requests that bring none; default 32 random hexadecimal digits.
+        score: the page at ``/`` shows it, if ``config.has_ui``; None: there is no page.
+
+    Returns:
+        The app; ``runtime_of(app)`` has the parts.
+
+    Example:
+        >>> app = create_app(HttpConfig(title="echo"))
+        >>> runtime_of(app).readiness.state.value
+        'starting'
+    """
+    error_format = error_format or ErrorFormat()
+    logger = logger or make_logger(config.log_format, level=config.log_level)
+    readiness = readiness or Readiness()
+    threads = RequestThreads("mlsys-front")
+    ui = ScoreFront(score, threads) if score is not None and config.has_ui else None
+    if score is not None:
+        on_drain, on_retire = [_closing(score), *on_drain], [_closing(score), *on_retire]
+    if ui is not None:  # the page is open, and asks for the key; its events are not
+        config = replace(config, open_paths=(*config.open_paths, "/"))
+    runtime = HttpRuntime(
+        config=config,
+        readiness=readiness,
+        lifecycle=Lifecycle(
+            readiness,
+            on_drain=on_drain,
+            on_retire=on_retire,
+            on_hook_error=lambda error: logger.error("drain hook failed", exc_info=error),
+        ),
+        metrics=HttpMetrics(CollectorRegistry() if registry is None else registry),
+        answers=ErrorAnswers(error_format, validation_status=config.validation_status),
+        logger=logger,
+        clock=clock or WallClock(),
+        guard=BrowserGuard(config.cors_origins, config.allowed_hosts),
+        threads=threads,
+        bodies=BodyBudget(config.bodies_nbytes, on_idle=threads.trim),
+        tracing=None if config.traces is None else Tracing(config.traces, service=config.title),
+    )
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return runtime.answers.response(runtime.answers.info(error, request.scope))
+
+    app = FastAPI(
+        title=config.title,
+        version=config.version,
+        lifespan=_lifespan(runtime, lifespan),
+        middleware=_middleware(runtime, new_request_id or _random_ids()),
+        # The supervisor answers all that is no HTTPException; the last line is for a fault outside of it.
+        exception_handlers={HTTPException: on_error, RequestValidationError: on_error, Exception: on_error},
+        responses={
+            "4XX": {"model": error_format.model, "description": "The request cannot be served as it is"},
+            "5XX": {"model": error_format.model, "description": "The server could not serve the request"},
+        },
+        redirect_slashes=False,  # an unknown path is a 404 in the documented shape, not a redirect
+    )
+    _describe_in_thread(app, threads)
+    app.router.route_class = JsonRoute
+    app.state.mlsys_http = runtime
+    own = [health_router(readiness, runtime.metrics.registry)]
+    if ui is not None:
+        own.append(ui.router())
+    for router in (*own, *routers):
+        app.include_router(router)
+    return app
+
+
+def _describe_in_thread(app: FastAPI, threads: RequestThreads) -> None:
+    """Have the first request for the OpenAPI document make it in a thread: it takes .2 s, which no start waits for."""
+    ((place, given),) = (
+        (place, route)
+        for place, route in enumerate(app.routes)
+        if isinstance(route, Route) and route.path == app.openapi_url
+    )
+
+    async def document(request: Request) -> Response:
+        await threads.run(app.openapi, size=LARGE)  # which keeps it
+        answer: Response = await given.endpoint(request)
+        return answer
+
+    app.router.routes[place] = Route(given.path, document, name=given.name, include_in_schema=False)
+
+
+def _closing(score: Score) -> DrainHook:
+    """Return a hook that has the pages of ``score`` leave, which would else hold the drain up."""
+
+    async def close() -> None:
+        score.board.close()
+
+    return close
+
+
+def runtime_of(app: FastAPI) -> HttpRuntime:
+    """Return the runtime of an app that :func:`create_app` made.
+
+    Raises:
+        InvalidInputError: it made another app.
+    """
+    runtime = getattr(getattr(app, "state", None), "mlsys_http", None)
+    if not isinstance(runtime, HttpRuntime):
+        raise InvalidInputError(f"{app!r} was not made by create_app(); make it there, it adds what the server needs")
+    return runtime
+
+
+def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list[Middleware]:
+    """Return the middlewares from the outside in."""
+    config, answers, logger, clock = runtime.config, runtime.answers, runtime.logger, runtime.clock
+    stack = [
+        Middleware(RequestContextMiddleware, clock=clock, new_request_id=new_request_id),
+    ]
+    if runtime.tracing is not None:  # outside of the log, whose lines name the trace
+        stack.append(Middleware(TraceMiddleware, tracing=runtime.tracing, open_paths=config.open_paths))
+    stack.append(Middleware(ObserveMiddleware, metrics=runtime.metrics, logger=logger, clock=clock))
+    if config.cors_origins:
+        # Outside of the keys: a browser's preflight request carries none, and refusals must be readable too.
+        stack.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.cors_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+        )
+    stack.append(Middleware(BrowserGuardMiddleware, guard=runtime.guard, answers=answers, uploads=config.uploads))
+    stack.append(Middleware(DrainGateMiddleware, lifecycle=runtime.lifecycle, answers=answers))
+    if config.api_keys:
+        stack.append(
+            Middleware(ApiKeyMiddleware, api_keys=config.api_keys, open_paths=config.open_paths, answers=answers)
+        )
+    stack += [
+        Middleware(SupervisorMiddleware, config=config, lifecycle=runtime.lifecycle, answers=answers, logger=logger),
+        Middleware(
+            BodyLimitMiddleware, max_body_nbytes=config.max_body_nbytes, budget=runtime.bodies, uploads=config.uploads
+        ),
+    ]
+    return stack
+
+
+def _random_ids() -> Callable[[], str]:
+    """Return a source of request ids; they need not be secret, so none costs a system call."""
+    source = random.Random()
+    return lambda: f"{source.getrandbits(128):032x}"
+
+
+def _lifespan(
+    runtime: HttpRuntime, inner: Lifespan | None
+) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
+        async with AsyncExitStack() as stack:
+            if runtime.tracing is not None:
+                await stack.enter_async_context(runtime.tracing.open())
+            try:
+                state = None if inner is None else await stack.enter_async_context(inner(app))
+            except Exception as error:
+                runtime.lifecycle.startup_error = error  # ``serve`` raises it; the server library only logs it
+                raise
+            stack.callback(runtime.threads.close)
+            runtime.readiness.set_ready()
+            yield state or {}
+
+    return lifespan

@@ -1,0 +1,234 @@
+"""Kill workers of a server while it answers, and compare what its clients get with an undisturbed run."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import psutil
+from mlsys_core.errors import InvalidInputError, ServingError
+
+_START_S = 600.0
+_TOLERANCE = 1e-4  # of numbers: a batch of other requests may round otherwise
+_NUM_BODIES = 24
+
+
+@dataclass(slots=True)
+class ChaosTally:
+    """Results of a run."""
+
+    num_answers: int = 0
+    num_equal: int = 0
+    num_different: int = 0
+    num_lost: int = 0  # refused, or an error, or no answer
+    num_twice: int = 0  # answers that the server counts beyond those that clients got
+    num_repeated: int = 0  # runs of requests whose worker had died
+    num_deaths: int = 0
+    longest_s: float = 0.0  # of an answer
+    undisturbed_s: float = 0.0  # longest of an answer before the first death, one request at a time
+    num_left: int = 0  # processes, after the server's end
+
+    @property
+    def num_wrong(self) -> int:
+        """Answers that are not those of the undisturbed run, and processes left behind."""
+        return self.num_different + self.num_lost + self.num_twice + self.num_left
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return names and values, for a table."""
+        return [
+            ("answers", str(self.num_answers)),
+            ("workers killed", str(self.num_deaths)),
+            ("equal", str(self.num_equal)),
+            ("different", str(self.num_different)),
+            ("lost", str(self.num_lost)),
+            ("run again", str(self.num_repeated)),
+            ("answered twice", str(self.num_twice)),
+            ("longest answer", f"{self.longest_s * 1e3:.0f} ms ({self.undisturbed_s * 1e3:.0f} ms undisturbed)"),
+            ("processes left", str(self.num_left)),
+        ]
+
+
+def bodies(metadata: Mapping[str, Any], seed: int, num: int = _NUM_BODIES) -> list[dict[str, Any]]:
+    """Return requests of the Open Inference Protocol for a model with inputs of any length.
+
+    Args:
+        metadata: Of the model, as ``GET /v2/models/NAME`` gives it.
+        seed: Same seed, same requests.
+        num: How many.
+
+    Raises:
+        InvalidInputError: The model has inputs for which there is no random value.
+    """
+    rng = random.Random(seed)
+    inputs = metadata["inputs"]
+    texts = [each for each in inputs if each["name"] == "text"]
+    return [{"inputs": [_tensor(each, rng) for each in texts or inputs]} for _ in range(num)]
+
+
+def _tensor(spec: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
+    is_batch_only = len(spec["shape"]) > 1
+    shape = [
+        size if size >= 0 else (1 if index == 0 and is_batch_only else rng.randint(2, 24))
+        for index, size in enumerate(spec["shape"])
+    ]
+    count = math.prod(shape)
+    values: list[Any]
+    match spec["datatype"]:
+        case "BYTES":
+            letters = "abcdefghijklmnopqrstuvwxyz"
+            values = ["".join(rng.choices(letters, k=rng.randint(2, 12))) for _ in range(count)]
+        case "FP32" | "FP64":
+            values = [rng.uniform(-1, 1) for _ in range(count)]
+        case "INT64" | "INT32":
+            values = [rng.randint(1, 8) for _ in range(count)]
+        case other:
+            raise InvalidInputError(f"input {spec['name']!r} is {other}: no random values are known for it")
+    return {"name": spec["name"], "datatype": spec["datatype"], "shape": shape, "data": values}
+
+
+def is_near(found: Any, expected: Any) -> bool:
+    """Return whether two JSON values are the same, numbers within a tolerance.
+
+    Example:
+        >>> is_near({"y": [1.0, "a"]}, {"y": [1.00001, "a"]}), is_near([1], [1, 2])
+        (True, False)
+    """
+    if isinstance(expected, dict):
+        return (
+            isinstance(found, dict)
+            and found.keys() == expected.keys()
+            and all(is_near(found[name], expected[name]) for name in expected)
+        )
+    if isinstance(expected, list):
+        return isinstance(found, list) and len(found) == len(expected) and all(map(is_near, found, expected))
+    if isinstance(expected, float):
+        is_number = isinstance(found, int | float)
+        return is_number and math.isclose(found, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    return bool(found == expected)
+
+
+@contextmanager
+def running_server(arguments: Sequence[str]) -> Iterator[tuple[str, psutil.Process]]:
+    """Start a command of ``mlsys`` that serves on a free port; yield its address and its process.
+
+    Raises:
+        ServingError: It ended before it served.
+    """
+    command = [sys.executable, "-m", "mlsys_core", *arguments, "--port", "0", "--log-level", "error"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said: list[str] = []
+    try:
+        assert process.stdout is not None
+        deadline = time.monotonic() + _START_S
+        for line in process.stdout:
+            said.append(line)
+            if (found := re.search(r"http://[0-9.]+:\d+", line)) is not None:
+                yield found[0], psutil.Process(process.pid)
+                return
+            if time.monotonic() > deadline:
+                break
+        raise ServingError(f"the server did not start: {''.join(said[-5:])}")
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def counted(metrics: str, name: str, model: str) -> int:
+    r"""Return a number of a model in Prometheus' text, summed over its versions.
+
+    Example:
+        >>> counted('runs{model="a",version="1"} 2.0\nruns{model="a",version="2"} 1.0', "runs", "a")
+        3
+    """
+    found = re.findall(rf'^{re.escape(name)}{{model="{re.escape(model)}"[^}}]*}} (\S+)$', metrics, re.MULTILINE)
+    return round(sum(map(float, found)))
+
+
+def workers_of(server: psutil.Process) -> list[psutil.Process]:
+    """Return the workers of a server, the waiting one among them."""
+    return [child for child in server.children(recursive=True) if child.name() == "mlsys-worker"]
+
+
+async def _drive(
+    url: str, model: str, server: psutil.Process, *, seconds: float, every_s: float, streams: int, seed: int
+) -> ChaosTally:
+    tally, rng = ChaosTally(), random.Random(seed)
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        metadata = (await client.get(f"/v2/models/{model}")).json()
+        asked = bodies(metadata, seed)
+        expected = []
+        for body in asked:
+            started_s = time.monotonic()
+            expected.append((await client.post(f"/v2/models/{model}/infer", json=body)).raise_for_status().json())
+            tally.undisturbed_s = max(tally.undisturbed_s, time.monotonic() - started_s)
+        until = time.monotonic() + seconds
+
+        async def ask() -> None:
+            while time.monotonic() < until:
+                number, started_s = rng.randrange(len(asked)), time.monotonic()
+                tally.num_answers += 1
+                try:
+                    response = await client.post(f"/v2/models/{model}/infer", json=asked[number])
+                except httpx.HTTPError:
+                    tally.num_lost += 1
+                    continue
+                tally.longest_s = max(tally.longest_s, time.monotonic() - started_s)
+                if response.status_code != 200:
+                    tally.num_lost += 1
+                elif is_near(response.json(), expected[number]):
+                    tally.num_equal += 1
+                else:
+                    tally.num_different += 1
+
+        async def kill() -> None:
+            while time.monotonic() + every_s < until:
+                await asyncio.sleep(every_s)
+                if workers := workers_of(server):
+                    rng.choice(workers).send_signal(signal.SIGKILL)
+                    tally.num_deaths += 1
+
+        await asyncio.gather(kill(), *(ask() for _ in range(streams)))
+        statistics = (await client.get(f"/v2/models/{model}/stats")).raise_for_status().json()["model_stats"]
+        num_told = sum(each["inference_stats"]["success"]["count"] for each in statistics)
+        tally.num_twice = max(0, num_told - len(asked) - tally.num_equal - tally.num_different)
+        tally.num_repeated = counted((await client.get("/metrics")).text, "mlsys_inference_repeated", model)
+    return tally
+
+
+def run_chaos(
+    arguments: Sequence[str], model: str, *, seconds: float, every_s: float, streams: int, seed: int = 0
+) -> ChaosTally:
+    """Serve a model, kill a worker again and again while it answers, and return what came of it.
+
+    Args:
+        arguments: Of ``mlsys``, such as ``["dvabatch", "serve", "all-minilm-l6-v2", "--instances", "2"]``.
+        model: Name of the model on the wire.
+        seconds: Time during which workers are killed.
+        every_s: Seconds between two deaths.
+        streams: Requests at a time.
+        seed: Of the requests, and of who is killed.
+
+    Raises:
+        ServingError: The server did not start.
+    """
+    with running_server(arguments) as (url, server):
+        tally = asyncio.run(_drive(url, model, server, seconds=seconds, every_s=every_s, streams=streams, seed=seed))
+        processes = server.children(recursive=True)
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    tally.num_left = len(alive)
+    return tally

@@ -1,0 +1,90 @@
+"""Records of a fleet: instances, the workers that have their roles, and the requests that wait for answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlsys_core.errors import ServingError
+
+from mlsys_serving.instances.recovery import Ledger
+from mlsys_serving.instances.shared import Array, Placed
+from mlsys_serving.oip.errors import ModelNotReadyError
+from mlsys_serving.processes.channel import FrameChannel
+from mlsys_serving.processes.restarts import RestartBudget
+
+OUT_S = 10.0  # that an instance is left out once it has crashed again and again
+
+
+class InstanceDiedError(ServingError):
+    """A request's worker died, and the request does not run again."""
+
+    http_status = 500
+    error_code = "instance_died"
+
+
+class OutOfServiceError(ModelNotReadyError):
+    """All instances of a model are left out for a while."""
+
+    retry_after_s = OUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Cores and shared memory of the instances, which a worker is told with its role."""
+
+    cores: Sequence[Sequence[int]]  # of each instance; models share them
+    num_pages: int  # of shared memory for an instance's answers; before all these lie as many for requests
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One response."""
+
+    fields: Mapping[str, Any]
+    outputs: dict[str, Array]
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request between its first sending and its last answer."""
+
+    number: int
+    group: int
+    fields: dict[str, Any]
+    placed: Placed
+    is_repeatable: bool
+    replies: asyncio.Queue[Reply | BaseException | None] = field(default_factory=asyncio.Queue)  # None: the end
+    num_told: int = 0  # parts of a stream
+    instance: Instance | None = None
+    is_cancelled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker process."""
+
+    number: int
+    pid: int
+    channel: FrameChannel
+    instance: Instance | None = None  # None: a standby
+    was_stopped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """One instance of a model: a role that workers have, one after the other."""
+
+    group: int
+    number: int
+    index: int  # among all of the fleet
+    ledger: Ledger = field(default_factory=Ledger)
+    budget: RestartBudget = field(default_factory=lambda: RestartBudget(max_deaths=8, num_immediate=4, window_s=OUT_S))
+    worker: Worker | None = None
+    is_ready: bool = False
+    is_out: bool = False
+    may_start: bool = True
+    has_served: bool = False
+    num_failed_starts: int = 0

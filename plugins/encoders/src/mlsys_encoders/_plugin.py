@@ -1,0 +1,1 @@
+"""Register mlsys-encoders with mlsys; imports nothing heavy."""

@@ -1,0 +1,3 @@
+"""Quantise language models into GGUF files."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Register mlsys-gguf-tools with mlsys; imports nothing heavy."""

@@ -1,0 +1,1 @@
+"""Register mlsys-open-inference with mlsys; imports nothing heavy."""

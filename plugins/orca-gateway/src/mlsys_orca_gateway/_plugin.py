@@ -1,0 +1,1 @@
+"""Register mlsys-orca-gateway with mlsys; imports nothing heavy."""

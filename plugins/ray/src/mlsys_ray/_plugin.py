@@ -1,0 +1,1 @@
+"""Register mlsys-ray with mlsys; imports nothing heavy."""

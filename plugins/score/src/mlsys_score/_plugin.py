@@ -1,0 +1,1 @@
+"""Register mlsys-score with mlsys; imports nothing heavy."""

@@ -1,0 +1,1 @@
+"""Register mlsys-windtunnel-catboost with mlsys; imports nothing heavy."""
