@@ -176,6 +176,10 @@ def _tuple(*items: str) -> dict[str, Any]:
     return {"$": "tuple", "items": list(items)}
 
 
+_MODULES = "mlsys_windtunnel.modules"
+_LINEAR = f"{_MODULES}.linear.linear"
+
+
 def _classes(new: str) -> Callable[[Any], Any]:
     return lambda graph: _edit(graph, "affine", new)
 
@@ -193,10 +197,10 @@ def _classes(new: str) -> Callable[[Any], Any]:
         (_classes("os:system"), "'os:system' is no class of WindTunnel"),
         (_classes("../../etc/passwd"), "does not match"),
         (
-            _classes("mlsys_windtunnel.modules.linear.linear:Missing"),
-            "no class 'mlsys_windtunnel.modules.linear.linear:Missing'",
+            _classes(f"{_LINEAR}:Missing"),
+            f"no class '{_LINEAR}:Missing'",
         ),
-        (_classes("mlsys_windtunnel.modules.missing:Affine"), "no class 'mlsys_windtunnel.modules.missing:Affine'"),
+        (_classes(f"{_MODULES}.missing:Affine"), f"no class '{_MODULES}.missing:Affine'"),
         (_classes("mlsys_windtunnel.modules.linear.linear:np.load"), "no class"),
         (_classes("mlsys_windtunnel.modules.linear.linear:torch"), "not what is needed"),
         (_classes("mlsys_windtunnel.modules.linear.linear:Tensor"), "not what is needed"),

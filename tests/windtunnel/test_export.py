@@ -274,7 +274,6 @@ def test_what_is_refused_within_is_refused_by_packed_files(first: str, tmp_path:
         load_onnx(export_onnx(module, tmp_path / "m.onnx", methods=["predict"])),
         load_pt2(export_pt2(module, tmp_path / "m.pt2", methods=["predict"])),
         load_onnx(export_onnx(module, tmp_path / "columns.onnx", columns=True)),
-        load_pt2(export_pt2(module, tmp_path / "columns.pt2", columns=True)),
     )
     for file in files:
         assert (file.predict(x) == source.predict(x)).all()

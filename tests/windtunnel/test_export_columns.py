@@ -1,4 +1,4 @@
-"""``.pt2`` and ONNX files that take raw columns by name answer as the source does, in a process without WindTunnel."""
+"""ONNX files that take raw columns by name answer as the source does, in a process without WindTunnel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="needs pip install 'mlsys-w
 NUMPY = {"tensor(string)": object, "tensor(double)": np.float64, "tensor(int64)": np.int64, "tensor(bool)": bool}
 
 BARE = """
-import importlib, json, pickle, sys
+import pickle, sys
+import onnxruntime
 class Without:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0].startswith("mlsys"):
@@ -46,19 +47,13 @@ sys.path.insert(0, ".")
 cases = pickle.load(open("cases.pickle", "rb"))
 found = {}
 for name, feeds in cases.items():
-    if name.endswith(".onnx"):
-        import onnxruntime
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        session = onnxruntime.InferenceSession(name, options)
-        run = lambda feed: session.run(None, feed)
-    else:
-        model = importlib.import_module(name.removesuffix(".py")).load()
-        run = lambda rows: [getattr(model, method)(rows) for method in model.plan["answers"]]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(name, options)
     answers = []
     for feed in feeds:
         try:
-            answers.append(run(feed))
+            answers.append(session.run(None, feed))
         except Exception as error:
             answers.append(" ".join(str(error).split()))
     found[name] = answers
@@ -199,47 +194,6 @@ def test_onnx_files_answer_named_columns_in_a_bare_process(names: list[str], tmp
             assert "column city has categories that the encoder was not fitted on" in found[f"{name}.onnx"][1]
 
 
-@pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("names", [["refusing", "tfidf"], [*SOURCES], [*TEXT_SOURCES]], ids=len)
-def test_pt2_files_answer_rows_with_their_loader_in_a_bare_process(names: list[str], tmp_path: Path):
-    tables = [TRAIN, FRESH, TEXTS, FRESH[:1], FRESH.assign(age=np.where(np.arange(60) == 3, np.inf, 1.0))]
-    sources = {name: fitted(name, (SOURCES | TEXT_SOURCES)[name]) for name in names}
-    for name, source in sources.items():
-        export_pt2(translate(source), tmp_path / f"{name}.pt2", columns=True)
-    by_row = [rows.to_dict("records") for rows in tables]
-    by_column = [{name: rows[name].tolist() for name in rows.columns} for rows in tables]
-    found = run_bare(tmp_path, {f"{name}.py": [*by_row, *by_column] for name in sources})
-    for name, source in sources.items():
-        for got, rows in zip(found[f"{name}.py"], [*tables, *tables], strict=True):
-            same(got, expected(source, rows))
-
-
-@pytest.mark.parametrize("name", ["logistic", "ordinal"])
-def test_a_frame_and_nothing_else_is_read_as_by_the_source(name: str, tmp_path: Path):
-    source = fitted(name, SOURCES[name])
-    export_pt2(translate(source), tmp_path / f"{name}_frame.pt2", columns=True)
-    spec = importlib.util.spec_from_file_location("loader", tmp_path / f"{name}_frame.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    model = module.load()
-    same([model.predict(FRESH), model.predict_proba(FRESH)], expected(source, FRESH))
-    assert model.classes_.tolist() == source.classes_.tolist()
-    for rows, says in [
-        (FRESH.drop(columns="city"), "lacks the columns"),
-        ([{"age": 1.0}], "rows lack the columns"),
-        (FRESH[:0], "no rows"),
-        (FRESH.to_numpy(), "by name"),
-        (FRESH.assign(age="old"), "text where numbers belong"),
-        ({"age": [1.0], "rooms": [1, 2], "city": ["a", "b"], "is new": [True, True]}, "rows; each needs"),
-    ]:
-        with pytest.raises(ValueError, match=says):
-            model.predict(rows)
-    with pytest.raises(AttributeError, match="it holds predict"):
-        model.transform(FRESH)
-
-
 @needs_onnx
 def test_inputs_have_types_of_their_own_and_answers_have_the_sources_names(tmp_path: Path):
     import onnxruntime
@@ -316,14 +270,11 @@ def test_what_no_file_can_hold_is_refused_by_name(tmp_path: Path):
     own = make_pipeline(make_column_transformer((FunctionTransformer(np.cosh), ["age"])), Ridge())
     source = own.fit(TRAIN.fillna(0.0), TRAIN.rooms)
     module = translate(source, TRAIN.fillna(0.0))
-    for export, suffix in ((export_onnx, "onnx"), (export_pt2, "pt2")):
-        with pytest.raises(InvalidInputError, match=r"FunctionTransformer \(.*--packed"):
-            export(module, tmp_path / f"m.{suffix}", columns=True)
+    with pytest.raises(InvalidInputError, match=r"FunctionTransformer \(.*--packed"):
+        export_onnx(module, tmp_path / "m.onnx", columns=True)
     for name, says in [("tfidf", "splits text"), ("hashed", "hashes categories"), ("outputs", "several outputs")]:
         with pytest.raises(InvalidInputError, match=says):
             export_onnx(translate(fitted(name, TEXT_SOURCES[name])), tmp_path / "m.onnx", columns=True)
-    with pytest.raises(InvalidInputError, match="is a module of Python with the same name"):
-        export_pt2(translate(fitted("logistic", SOURCES["logistic"])), tmp_path / "a-b.pt2", columns=True)
     spelt = TRAIN.assign(city=["nan", np.nan, "Oslo"] * 20)
     both = make_pipeline(make_column_transformer((OneHotEncoder(), ["city"])), Ridge()).fit(spelt, TRAIN.rooms)
     with pytest.raises(InvalidInputError, match="'nan' is a category and missing cells have a code"):

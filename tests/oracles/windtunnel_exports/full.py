@@ -1,4 +1,4 @@
-"""Files of the coverage suite's sources, run in a process without WindTunnel, beside the sources' own answers.
+"""ONNX files of the coverage suite's sources, run in a process without WindTunnel, beside the sources' own answers.
 
 ``python tests/oracles/windtunnel_exports/full.py [EVERY]`` takes every EVERYth source. Rows are those of the suite and
 hostile ones: unseen categories, missing values, empty strings, other scripts, numbers far away. Each answer is equal,
@@ -25,7 +25,6 @@ from mlsys_core.errors import MlsysError
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.export.onnx import export_onnx
 from mlsys_windtunnel.export.program import default_methods
-from mlsys_windtunnel.export.pt2 import export_pt2
 
 RUNNER = Path(__file__).with_name("bare.py")
 
@@ -72,7 +71,7 @@ def main(every: int) -> int:
             verdict, detail = judged(got, answers)
             counts[verdict] += 1
             if verdict == "wrong":
-                faults.append(f"wrong: {path.rpartition('.')[2]}: {where}: {detail}")
+                faults.append(f"wrong: {where}: {detail}")
             elif detail:
                 reasons[detail[:140]] += 1
     for reason, count in reasons.most_common(40):
@@ -96,26 +95,21 @@ def written(folder: Path, every: int, counts: Counter[str], reasons: Counter[str
         methods = default_methods(module)
         tables = [case.rows, hostile(case.rows)]
         wanted = [(case.name, answers_of(case.source, methods, rows)) for rows in tables]
-        for suffix, export in (("onnx", export_onnx), ("pt2", export_pt2)):
-            path = folder / f"m{number}.{suffix}"
-            try:
-                export(module, path, columns=True, methods=methods)
-            except MlsysError as error:
-                counts["refused"] += 1
-                reasons[f"{suffix}: {error}"[:140]] += 1
-                continue
-            except Exception as error:  # noqa: BLE001  what the oracle looks for
-                counts["raw"] += 1
-                print(f"raw: {case.name}: {suffix}: {type(error).__name__}: {error}"[:300], flush=True)
-                continue
-            if suffix == "pt2":
-                given = [rows.to_dict("records") if hasattr(rows, "columns") else rows for rows in tables]
-                cases[path.with_suffix(".py").name] = (given, wanted)
-                continue
-            model = onnx.load(path)
-            columns = json.loads({each.key: each.value for each in model.metadata_props}["columns"])
-            is_by_column = [each.name for each in model.graph.input] != ["X"]
-            cases[path.name] = ([feed_of(columns, rows, is_by_column=is_by_column) for rows in tables], wanted)
+        path = folder / f"m{number}.onnx"
+        try:
+            export_onnx(module, path, columns=True, methods=methods)
+        except MlsysError as error:
+            counts["refused"] += 1
+            reasons[str(error)[:140]] += 1
+            continue
+        except Exception as error:  # noqa: BLE001  what the oracle looks for
+            counts["raw"] += 1
+            print(f"raw: {case.name}: {type(error).__name__}: {error}"[:300], flush=True)
+            continue
+        model = onnx.load(path)
+        columns = json.loads({each.key: each.value for each in model.metadata_props}["columns"])
+        is_by_column = [each.name for each in model.graph.input] != ["X"]
+        cases[path.name] = ([feed_of(columns, rows, is_by_column=is_by_column) for rows in tables], wanted)
     return cases
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import onnxruntime
 import pandas as pd
@@ -16,7 +14,7 @@ from mlsys_windtunnel.backends.soft.trees import SoftTrees
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.export.artifact import load, save
 from mlsys_windtunnel.export.onnx import export_onnx
-from mlsys_windtunnel.export.pt2 import export_pt2
+from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
 from mlsys_windtunnel.modules.tree.trees import Trees
 from mlsys_windtunnel.parse.boosters import as_estimator
 from mlsys_windtunnel.parse.load import load_estimator
@@ -216,7 +214,7 @@ def test_categories_that_the_fit_did_not_see_are_refused_in_files_too(tmp_path):
     source = xgboost.XGBRegressor(enable_categorical=True, **SMALL).fit(frame, frame.n % 4)
     module = translate(source)
     save(module, tmp_path / "folder")
-    export_pt2(module, tmp_path / "m.pt2", columns=True)
+    program = load_pt2(export_pt2(module, tmp_path / "m.pt2", methods=["predict"]))
     export_onnx(module, tmp_path / "m.onnx", columns=True, X_example=frame)
     run = onnxruntime.InferenceSession(str(tmp_path / "m.onnx")).run
     unseen = frame.assign(city=pd.Categorical(["zürich", *frame.city[1:]], ["bonn", "oslo", "rome", "zürich"]))
@@ -225,7 +223,7 @@ def test_categories_that_the_fit_did_not_see_are_refused_in_files_too(tmp_path):
         answers = [
             lambda table=table: module.predict(table),
             lambda table=table: load(tmp_path / "folder").predict(table),
-            lambda table=table: load_alone(tmp_path / "m.py").predict(table),
+            lambda table=table: program.predict(table),
             lambda table=table, city=city: run(None, {"n": table[["n"]].to_numpy(), "city": city})[0].ravel(),
         ]
         for answer in answers:
@@ -236,13 +234,6 @@ def test_categories_that_the_fit_did_not_see_are_refused_in_files_too(tmp_path):
                     answer()
     with pytest.raises(xgboost.core.XGBoostError, match="Found a category not in the training set"):
         source.predict(unseen)
-
-
-def load_alone(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.load()
 
 
 def test_a_linear_booster_refuses_what_float32_does_not_hold(x):

@@ -27,13 +27,13 @@ def translate(
     ] = None,
     pt2: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.pt2", help="Write a torch.export program, and FILE.py, which runs it on raw rows."),
+        typer.Option(metavar="FILE.pt2", help="Write a torch.export program that takes the packed table of encode()."),
     ] = None,
     onnx: Annotated[
         Path | None, typer.Option(metavar="FILE.onnx", help="Write an ONNX model that takes raw columns by name.")
     ] = None,
     packed: Annotated[
-        bool, typer.Option("--packed", help="Files take the packed table of encode(), not raw columns.")
+        bool, typer.Option("--packed", help="The ONNX file takes the packed table of encode(), not raw columns.")
     ] = False,
     check: Annotated[
         Path | None, typer.Option(metavar="DATA", help="Rows (csv, parquet) on which to compare with the source.")
@@ -121,7 +121,7 @@ def _write(
     if pt2 is not None:
         from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
 
-        export_pt2(module, pt2, methods=methods, columns=columns)
+        export_pt2(module, pt2, methods=methods)
         yield pt2, None if module.frontend.fallbacks else load_pt2(pt2)
     if onnx is not None:
         from mlsys_windtunnel.export.onnx import export_onnx, load_onnx

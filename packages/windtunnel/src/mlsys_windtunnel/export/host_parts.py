@@ -1,15 +1,14 @@
-"""Parts of an exported pipeline on the host: plain data, of which ONNX nodes and loaders of ``.pt2`` are made."""
+"""Parts of an exported pipeline on the host: plain data, of which ONNX nodes are made."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.host.lookup import is_missing
-from mlsys_windtunnel.host.words import Words
 
 ColumnType = Literal["string", "double", "float", "int64", "bool"]
 Category = str | int | float | bool | None
@@ -46,7 +45,6 @@ class Numbers:
     """Columns of numbers as they are."""
 
     columns: tuple[int, ...]
-    kind: str = "numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,6 @@ class Code:
     missing: int | None  # code of a missing cell; None: as an unknown one
     unknown: float  # code of any other cell; NaN where the trees want that
     refuses: bool = False  # an unknown cell is refused
-    buckets: int = 0  # unknown categories are hashed into so many codes from ``unknown`` on
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,6 @@ class Codes:
     """Codes of several columns side by side; a plain number among them is a column as it is."""
 
     columns: tuple[Code | int, ...]
-    kind: str = "codes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +74,9 @@ class Flags:
     flagged: tuple[int, ...]  # indices in ``columns``
     marker: Category
     refuses_new: bool
-    kind: str = "flags"
 
 
-Part = Numbers | Codes | Flags | Words
+Part = Numbers | Codes | Flags
 
 
 @dataclass(frozen=True)
@@ -94,10 +89,6 @@ class HostPlan:
     width: int  # columns of the source's input
     tables: tuple[Part, ...]  # one for each value of the frontier
     frontier: tuple[str, ...] = field(default=())
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the plan as plain lists and dictionaries; NaN stays a float."""
-        return asdict(self)
 
 
 def code_of(code: Code, cell: Any) -> float:

@@ -1,13 +1,12 @@
 """The host's part of an exported pipeline as plain data: raw columns of one type each, and the tables made of them.
 
-A plan is what ``onnx_columns.py`` writes as nodes of ONNX and ``host/loader.py`` runs beside a ``.pt2`` program, both
-without WindTunnel. What no plan can say is refused by name. Nothing here needs torch.
+``onnx_columns.py`` writes a plan as nodes of ONNX, which run without WindTunnel. What no plan can say is refused by
+name. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,20 +97,25 @@ class _Resolver:
     def part(self, value: FrontierValue) -> Part:
         """Return how a value of the frontier is made."""
         lookup = value.lookup
-        if lookup is None and len(value.reads) == 1 and (words := self._words(value.reads[0])) is not None:
-            return words
+        if lookup is None and len(value.reads) == 1 and self._are_words(value.reads[0]):
+            raise InvalidInputError(
+                "ONNX has no operator that splits text as scikit-learn's vectorisers do; save a folder, or export with "
+                "columns=False (--packed)"
+            )
         cells = [each for name in value.reads for each in self._cells(name)]
         if lookup is None:
             return Numbers(self._unfilled(cells, value.name))
         if isinstance(lookup, CategoryLookup):
-            pairs = zip(cells, lookup.vocabularies, strict=True)
-            buckets = lookup.num_buckets if isinstance(lookup, HashLookup) else 0
-            if isinstance(lookup, CategoryLookup) and type(lookup) not in (CategoryLookup, HashLookup):
+            if isinstance(lookup, HashLookup):
+                raise InvalidInputError(
+                    "ONNX has no operator that hashes categories as HashEncoder does; save a folder, or export with "
+                    "columns=False (--packed)"
+                )
+            if type(lookup) is not CategoryLookup:
                 raise cannot(type(lookup).__name__)
+            pairs = zip(cells, lookup.vocabularies, strict=True)
             refuses = lookup.unknown == "refuse"
-            return Codes(
-                tuple(_code(each, words, words.size, refuses=refuses, buckets=buckets) for each, words in pairs)
-            )
+            return Codes(tuple(_code(each, words, words.size, refuses=refuses) for each, words in pairs))
         if isinstance(lookup, MixedLookup):
             plain = self._unfilled(cells, value.name)
             known, refuses = lookup.vocabularies, isinstance(lookup, KnownLookup)
@@ -150,13 +154,9 @@ class _Resolver:
             for place, value in filled
         ]
 
-    def _words(self, name: str) -> Words | None:
+    def _are_words(self, name: str) -> bool:
         operator = self._made.get(name)
-        if operator is None or not isinstance(operator.estimator, Words):
-            return None
-        cells = [each for value in operator.inputs for each in self._cells(value.name)]
-        (place,) = self._unfilled(cells, operator.name)
-        return replace(operator.estimator, column=place)
+        return operator is not None and isinstance(operator.estimator, Words)
 
     def _unfilled(self, cells: Sequence[Cells], name: str) -> tuple[int, ...]:
         if any(each.fills for each in cells):
@@ -164,7 +164,7 @@ class _Resolver:
         return tuple(each.column for each in cells)
 
 
-def _code(cells: Cells, words: Vocabulary, unknown: float, *, refuses: bool = False, buckets: int = 0) -> Code:
+def _code(cells: Cells, words: Vocabulary, unknown: float, *, refuses: bool = False) -> Code:
     categories, missing = words.items()
     plain = tuple(_category(category, "a category") for category in categories)
     return Code(
@@ -174,7 +174,6 @@ def _code(cells: Cells, words: Vocabulary, unknown: float, *, refuses: bool = Fa
         missing=None if missing == UNKNOWN else missing,
         unknown=unknown,
         refuses=refuses,
-        buckets=buckets,
     )
 
 
@@ -187,8 +186,6 @@ def _category(value: Any, where: str) -> Category:
 
 def _types(part: Part, names: Sequence[str]) -> list[tuple[int, ColumnType]]:
     """Return the raw columns that a part reads, by place, and the types that suit it."""
-    if isinstance(part, Words):
-        return [(part.column, "string")]
     if isinstance(part, Numbers):
         return [(place, "double") for place in part.columns]
     if isinstance(part, Flags):
@@ -236,8 +233,6 @@ def _declared(column: Column, wanted: ColumnType | None) -> Column:
 
 def _moved(part: Part, moved: Mapping[int, int]) -> Part:
     """Return the part with indices in the plan's columns for places in the input."""
-    if isinstance(part, Words):
-        return replace(part, column=moved[part.column])
     if isinstance(part, Numbers):
         return Numbers(tuple(moved[place] for place in part.columns))
     if isinstance(part, Flags):
@@ -248,5 +243,5 @@ def _moved(part: Part, moved: Mapping[int, int]) -> Part:
             columns.append(moved[each])
             continue
         cells = Cells(moved[each.cells.column], each.cells.fills)
-        columns.append(Code(cells, each.categories, each.codes, each.missing, each.unknown, each.refuses, each.buckets))
+        columns.append(Code(cells, each.categories, each.codes, each.missing, each.unknown, each.refuses))
     return Codes(tuple(columns))

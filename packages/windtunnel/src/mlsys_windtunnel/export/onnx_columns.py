@@ -20,7 +20,6 @@ from onnx.compose import add_prefix
 from mlsys_windtunnel.export.host_parts import MISSING_TEXTS, Code, Column, Flags, HostPlan, Numbers, Part, keys_of
 from mlsys_windtunnel.export.onnx_rows import ARRAY
 from mlsys_windtunnel.host.lookup import is_missing
-from mlsys_windtunnel.host.words import Words
 
 INNER, OUTER = "network/", "columns/"  # prefixes of the names within
 _TYPES = {
@@ -116,11 +115,6 @@ class _Writer:
 
     def table(self, part: Part, name: str, kind: int) -> None:
         """Write the nodes that make a table of the network's, in its type ``kind``."""
-        if isinstance(part, Words):
-            raise InvalidInputError(
-                "ONNX has no operator that splits text as scikit-learn's vectorisers do; write a .pt2 file, whose "
-                "loader can, or export with columns=False (--packed)"
-            )
         if isinstance(part, Numbers):
             table, made = self._numbers_of(part), TensorProto.DOUBLE
         elif isinstance(part, Flags):
@@ -194,11 +188,6 @@ class _Writer:
         return self._numbers[column]
 
     def _code(self, code: Code, *, is_whole: bool) -> str:
-        if code.buckets:
-            raise InvalidInputError(
-                "ONNX has no operator that hashes categories as HashEncoder does; write a .pt2 file, or export with "
-                "columns=False (--packed)"
-            )
         column = self._types[code.cells.column]
         keys = keys_of(code, column)
         name, values = self._columns[code.cells.column], list(keys.values())

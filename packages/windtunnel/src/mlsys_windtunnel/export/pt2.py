@@ -5,14 +5,11 @@ torch alone runs the program; :func:`load_pt2` adds the host's part back. Neithe
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -21,12 +18,9 @@ from mlsys_core.pt2.program import load_program
 
 from mlsys_windtunnel.export import program
 from mlsys_windtunnel.export.exported import ExportedPipeline, restore
-from mlsys_windtunnel.export.host_parts import HostPlan
-from mlsys_windtunnel.export.host_plan import plan_host
 from mlsys_windtunnel.module import WindTunnelModule
 
 HOST_FILE = "windtunnel.json"
-_PLACE = "PLAN: dict[str, Any] = {}"  # the line of the loader that the plan replaces
 
 
 def export_pt2(
@@ -35,27 +29,21 @@ def export_pt2(
     *,
     example_rows: int = 2,
     methods: Sequence[str] | None = None,
-    columns: bool = False,
 ) -> Path:
     """Write the network of ``module`` as a ``.pt2`` file, for any number of rows.
-
-    With ``columns`` the two files written stand alone: the program, and beside it a module of Python with the same name
-    that takes raw rows (a DataFrame, columns by name, rows as dictionaries) and needs torch and NumPy alone.
 
     Args:
         module: Result of ``translate``.
         path: Ends in ``.pt2``.
         example_rows: Number of rows to trace with, at least 2.
         methods: None: the program answers as ``forward`` does, one table. Names of the source's methods: a tuple of
-            tables, in that order; labels are class indices. With ``columns`` None means predictions and probabilities.
-        columns: Write the loader too; the program then ends with truth values that it looks at: what is refused.
+            tables, in that order; labels are class indices.
 
     Returns:
         The path.
 
     Raises:
-        InvalidInputError: another ending, a method that the source lacks, the file cannot be written, or with
-            ``columns`` a part of the host's that the loader does not know.
+        InvalidInputError: another ending, a method that the source lacks, or the file cannot be written.
         MlsysError: an operator's module cannot be exported.
 
     Example:
@@ -65,14 +53,7 @@ def export_pt2(
     path = Path(path)
     if path.suffix != ".pt2":
         raise InvalidInputError(f"{path}: the name of an exported program ends in .pt2")
-    plan = plan_host(module.frontend) if columns else None
-    if plan is not None:
-        methods = list(methods or program.default_methods(module))
-        _check_name(path)
-    coded = frozenset() if plan is None else program.whole_codes(module, plan)
-    answers = program.Answers(
-        module, methods, tells_refusals=columns or (methods is not None and "within"), coded=coded
-    )
+    answers = program.Answers(module, methods, tells_refusals=methods is not None and "within")
     traced = module if methods is None else answers
     x, rows = program.example(module, example_rows), {0: torch.export.Dim("rows")}
     with program.tracing(module), warnings.catch_warnings():
@@ -88,65 +69,9 @@ def export_pt2(
             path,
             extra_files={HOST_FILE: program.describe(module, answers.names, answers.refusals)},
         )
-        if plan is not None:
-            path.with_suffix(".py").write_text(_loader(module, plan, answers), encoding="utf-8")
     except (OSError, RuntimeError) as error:
         raise InvalidInputError(f"{path} cannot be written: {error}") from error
     return path
-
-
-def _check_name(path: Path) -> None:
-    if not path.stem.isidentifier():
-        raise InvalidInputError(
-            f"{path}: the loader is a module of Python with the same name, so choose one of letters, digits and "
-            "underscores, such as churn.pt2"
-        )
-
-
-def _loader(module: WindTunnelModule, plan: HostPlan, answers: program.Answers) -> str:
-    """Return the text of the loader with the plan in it."""
-    rules, names = module.frontend.rules, module.frontend.columns
-    predictor, tells_ties = module.predictor, answers.tells_ties
-    held = {
-        **plan.as_json(),
-        "answers": list(answers.methods or ()),
-        "tells_ties": tells_ties,
-        "refusals": [contract.refusal for _, contract in answers.refusals],
-        "flat": program.flat_answers(module, answers.names),
-        "classes": [] if predictor is None else plain_labels(predictor.classes),
-        "outputs": [] if predictor is None else [plain_labels(labels) for labels in predictor.outputs],
-        "dtype": str(module.dtype).removeprefix("torch."),
-        "names": list(names or ()),
-        "needs_names": rules.needs_names,
-        "reads_by_name": rules.reads_by_name,
-        "category_columns": _named(rules.category_columns, names),
-    }
-    template = resources.files("mlsys_windtunnel.host").joinpath("loader.py").read_text(encoding="utf-8")
-    start = template.index(_PLACE)
-    end = template.index("\n", start)
-    text = json.dumps(held)
-    return f"{template[:start]}PLAN: dict[str, Any] = json.loads({text!r}){template[end:]}".replace(
-        "import hashlib\n", "import hashlib\nimport json\n", 1
-    )
-
-
-def _named(indices: tuple[int, ...] | None, names: tuple[str, ...] | None) -> list[str] | None:
-    return None if indices is None or names is None else [names[index] for index in indices]
-
-
-def plain_labels(labels: Sequence[object]) -> list[Any]:
-    """Return labels as JSON holds them.
-
-    Raises:
-        InvalidInputError: they are neither texts nor numbers nor truth values.
-    """
-    plain: list[Any] = [label.item() if isinstance(label, np.generic) else label for label in labels]
-    if all(isinstance(label, str | int | float) for label in plain):
-        return plain
-    raise InvalidInputError(
-        f"labels of the type {type(labels[0]).__name__} cannot be written to a loader; make them text or numbers "
-        "before the fit, or export with columns=False (--packed)"
-    )
 
 
 def _own_empty_tensors(exported: torch.export.ExportedProgram) -> None:

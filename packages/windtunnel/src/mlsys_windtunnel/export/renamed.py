@@ -63,6 +63,8 @@ def current_state(path: str, state: Any) -> Any:
     """
     if path == "mlsys_windtunnel.host.fill:Filler":
         return {"refuses_none": False} | state
+    if path == "mlsys_windtunnel.host.words:Words":  # its column and kind were for a loader of raw rows
+        return {name: value for name, value in state.items() if name not in ("column", "kind")}
     if path != "mlsys_windtunnel.checks.table:InputRules":
         return state
     state = {"takes_tuples": True, "passed_columns": ()} | state
