@@ -60,7 +60,7 @@ def mlsys_register_kernels() -> Iterable[KernelSpec]:
             help="Voice activity, a frame of many streams a call.",
             factory="mlsys_batchmaker.models.silero:SILERO",
         ),
-        KernelSpec(name="batchmaker-plan", help="Plans of requests.", factory="mlsys_batchmaker.plan.compiled:PLAN"),
+        KernelSpec(name="batchmaker-plan", help="Plans of requests.", factory="mlsys_batchmaker.plan.planner:PLAN"),
         KernelSpec(
             name="batchmaker-scheduler",
             help="Forming and completing tasks.",

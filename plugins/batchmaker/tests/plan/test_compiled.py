@@ -18,13 +18,13 @@ from mlsys_batchmaker.plan import (
     Planner,
     Port,
     Wire,
-    compiled,
     planner,
-    reference,
 )
-from mlsys_batchmaker.plan.compiled import CompiledPlans
+from mlsys_batchmaker.plan.planner import PlanMaker
 from mlsys_batchmaker.plan.structure import CODES, pack_part, pack_structure
 from mlsys_core.errors import InvalidInputError, KernelUnavailableError
+
+from . import reference
 
 pytestmark = pytest.mark.usefixtures("kernel_level")
 
@@ -100,7 +100,7 @@ def test_as_in_python(count: int, seed: int, is_chain: bool, must_connect: bool)
 
 
 def require_same(given_structure: bytes) -> None:
-    make = CompiledPlans(LAYOUT).make
+    make = PlanMaker(LAYOUT).make
     try:
         expected = reference.make_plan(LAYOUT, given_structure)
     except InvalidInputError as error:
@@ -174,6 +174,6 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch):
     def missing() -> None:
         raise KernelUnavailableError("no C++ compiler")
 
-    monkeypatch.setattr(compiled, "_load", missing)
-    assert planner.Planner(LAYOUT)._make.func is reference.make_plan
-    assert Planner is planner.Planner
+    monkeypatch.setattr(planner, "_load", missing)
+    with pytest.raises(KernelUnavailableError, match="no C"):
+        Planner(LAYOUT)

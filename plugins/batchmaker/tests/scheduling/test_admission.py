@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from mlsys_batchmaker.scheduling.reference import Interpreted
 from mlsys_batchmaker.scheduling.requests import CellRequest, CellResult, Constants
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import Finished, FinishReason, QueueFullError, WorkerId
 
+from . import reference
 from .cellular import chain, fan, layout, outputs, seq2seq, tree
 
 OF = layout()
@@ -32,7 +32,7 @@ class Store:
 
 def scheduler_of(compiled: bool, rows: int = 17, of=OF, **options: object) -> CellularScheduler:
     """Room for 16 rows of each bank, or as many as said."""
-    return CellularScheduler(of, num_rows=[rows, rows], compiled=compiled, **options)  # type: ignore[arg-type]
+    return reference.scheduler_of(of, num_rows=[rows, rows], compiled=compiled, **options)
 
 
 def run_all(scheduler: CellularScheduler, of=OF, word=lambda *_: 0) -> list[Finished[CellResult]]:
@@ -97,7 +97,7 @@ def test_a_request_that_never_fits_is_refused_in_any_company(compiled: bool):
     with pytest.raises(InvalidInputError, match=r"needs 17 rows of int64\[\] at once, more than the state pool has"):
         scheduler.add(chain(OF, "more", 17), 0.0)
     assert scheduler.num_unfinished == 1
-    tiny = CellularScheduler(OF, num_rows=[0, 0], compiled=compiled)
+    tiny = reference.scheduler_of(OF, num_rows=[0, 0], compiled=compiled)
     tiny.add(chain(OF, "one", 1), 0.0)  # a bank has a row besides that of zeros
     assert len(run_all(tiny)) == 1
 
@@ -155,7 +155,7 @@ def test_whoever_has_nothing_in_flight_leaves_at_once_whatever_others_do(compile
     scheduler.complete(batch, outputs(batch, OF), 0.0)
     assert [each.request_id for each in run_all(scheduler)] == ["a", "c"]
     calls = scheduler._state.calls
-    if isinstance(calls, Interpreted):
+    if isinstance(calls, reference.Interpreted):
         assert not calls.more, "nothing is remembered of who has left"
         assert not calls.sub_more
 

@@ -1,4 +1,4 @@
-"""Compiled batching and completion against the Python of the same scheduler: equal tasks, counters and answers."""
+"""Compiled batching and completion against the oracle in Python: equal tasks, counters and answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_batchmaker.scheduling import state
 from mlsys_batchmaker.scheduling.compiled import Compiled
-from mlsys_batchmaker.scheduling.reference import Interpreted
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round, Task
@@ -18,6 +17,7 @@ from mlsys_core.errors import KernelUnavailableError
 from mlsys_core.loop import WorkerId
 
 from .cellular import chain, fan, layout, outputs, seq2seq, tree
+from .reference import Interpreted, scheduler_of
 
 pytestmark = pytest.mark.usefixtures("kernel_level")
 
@@ -38,7 +38,7 @@ class Both:
         self.of = layout(stop=STOP)
         devices = range(num_workers) if several_devices else [0] * num_workers
         self.each = [
-            CellularScheduler(self.of, config=config, devices=devices, num_rows=[64, 64], compiled=is_compiled)
+            scheduler_of(self.of, config=config, devices=devices, num_rows=[64, 64], compiled=is_compiled)
             for is_compiled in (True, False)
         ]
         assert isinstance(self.each[0]._state.calls, Compiled)
@@ -136,7 +136,7 @@ def test_large_tasks_and_queues():
     """Tasks and queues that outgrow the room they begin with."""
     of = layout(batch_sizes=(64, 512))
     schedulers = [
-        CellularScheduler(of, config=SchedulerConfig(batching="chunk"), compiled=is_compiled)
+        scheduler_of(of, config=SchedulerConfig(batching="chunk"), compiled=is_compiled)
         for is_compiled in (True, False)
     ]
     for number in range(700):
@@ -156,8 +156,11 @@ def test_large_tasks_and_queues():
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch):
+    """The error names the way out; nothing slower runs instead."""
+
     def missing() -> None:
-        raise KernelUnavailableError("no C++ compiler")
+        raise KernelUnavailableError("no C++ compiler was found: apt-get install g++")
 
     monkeypatch.setattr(state, "load", missing)
-    assert isinstance(CellularScheduler(layout())._state.calls, Interpreted)
+    with pytest.raises(KernelUnavailableError, match="apt-get install"):
+        CellularScheduler(layout())

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from mlsys_batchmaker.plan import CellGraph, Planner, Wire
-from mlsys_batchmaker.scheduling.reference import Interpreted
 from mlsys_batchmaker.scheduling.requests import CellRequest, CellResult
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
@@ -15,6 +14,7 @@ from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
 from mlsys_core.errors import ServingError
 from mlsys_core.loop import Finished, FinishReason, WorkerId
 
+from . import reference
 from .cellular import chain, fan, layout, outputs, seq2seq, tree
 
 OF = layout()
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.parametrize("compiled", [True, False], ids=["compiled",
 
 
 def scheduler_of(compiled: bool, of=OF, **config: object) -> CellularScheduler:
-    return CellularScheduler(of, config=SchedulerConfig(**config), compiled=compiled)  # type: ignore[arg-type]
+    return reference.scheduler_of(of, config=SchedulerConfig(**config), compiled=compiled)  # type: ignore[arg-type]
 
 
 def next_round(scheduler: CellularScheduler) -> Round:
@@ -240,7 +240,7 @@ def test_subgraphs_that_several_wait_for(compiled: bool, width: int):
     assert len(done["a"].values) == width + 1
     assert done["a"].num_cells == fan(OF, "x", width).plan.num_nodes
     state = scheduler._state
-    if isinstance(state.calls, Interpreted):
+    if isinstance(state.calls, reference.Interpreted):
         assert not state.calls.more
         assert not state.calls.sub_more
     assert state.running == [0] * len(OF.cells)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from mlsys_batchmaker.plan import CellGraph, CellSpec, Layout, Planner, Port
 from mlsys_batchmaker.scheduling.requests import CellRequest
-from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import RoundOutput
 from mlsys_core.loop import WorkerId
+
+from .reference import scheduler_of
 
 H = Port("h", "float32", (2,))
 SIZES = (1, 2, 4)
@@ -25,7 +26,7 @@ class Workers:
 
     def __init__(self, *, compiled: bool) -> None:
         config = SchedulerConfig(batching="cell", max_tasks_to_submit=1)
-        self.scheduler = CellularScheduler(LAYOUT, config=config, devices=[0] * 4, compiled=compiled)
+        self.scheduler = scheduler_of(LAYOUT, config=config, devices=[0] * 4, compiled=compiled)
         self.num = 0
 
     def add(self, cell: str, number: int = 1) -> None:

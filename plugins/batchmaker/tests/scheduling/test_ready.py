@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_batchmaker.scheduling.ready import ReadyNodes
 from mlsys_batchmaker.scheduling.tables import Tables
+
+from .reference import Queue
 
 ACTS = st.one_of(
     st.tuples(st.just("append"), st.integers(0, 5)),
@@ -34,7 +35,7 @@ def held(queue: SimpleNamespace) -> list[tuple[int, int]]:
 @given(st.lists(ACTS, max_size=40), st.integers(2, 8))
 def test_it_is_a_list_sorted_by_rank(acts: list[tuple[str, object]], room: int):
     queue = SimpleNamespace()
-    ready = ReadyNodes(queue, room)
+    ready = Queue(queue, room)
     expected: list[tuple[int, int]] = []
     node, rank = 100, 31  # those put back have lower ranks, or equal ones
     for act, given_ in acts:
@@ -71,7 +72,7 @@ def test_it_is_a_list_sorted_by_rank(acts: list[tuple[str, object]], room: int):
 
 
 def test_peeking_takes_nothing_and_gives_no_more_than_there_is():
-    ready = ReadyNodes(SimpleNamespace())
+    ready = Queue(SimpleNamespace())
     ready.append(np.array([7, 8, 9]), 1)
     assert [ready.peek(limit)[0].tolist() for limit in (0, 2, 3, 4)] == [[], [7, 8], [7, 8, 9], [7, 8, 9]]
     assert [ready.peek(limit)[1].tolist() for limit in (0, 2)] == [[], [1, 1]]
@@ -81,7 +82,7 @@ def test_peeking_takes_nothing_and_gives_no_more_than_there_is():
 def test_both_ends_grow_without_moving_what_waits():
     """64 nodes taken and as many put back stay in the same memory, however many wait behind them."""
     queue = SimpleNamespace()
-    ready = ReadyNodes(queue)
+    ready = Queue(queue)
     ready.append(np.arange(1000), np.arange(1000))
     address = queue.nodes
     for _ in range(100):
@@ -94,14 +95,14 @@ def test_both_ends_grow_without_moving_what_waits():
 
 @pytest.mark.parametrize(("existing", "added"), [(0, 5), (1, 1), (3, 2)])
 def test_put_back_goes_before_all_of_higher_rank(existing: int, added: int):
-    ready = ReadyNodes(SimpleNamespace(), 2)
+    ready = Queue(SimpleNamespace(), 2)
     ready.append(np.arange(existing), 5)
     ready.put_back(10 + np.arange(added), np.full(added, 5))
     assert ready.peek(99)[0].tolist() == [*range(10, 10 + added), *range(existing)], "before those of its own rank too"
 
 
 def test_tables_grow_and_keep_what_they_hold():
-    tables = Tables(2, 1)
+    tables = Tables(2, 1, SimpleNamespace())
     tables.node_fixed[0], tables.node_waiting[0] = range(tables.node_fixed.shape[1]), 7
     tables.subs[0], tables.request_unfinished[0], tables.request_leaving[0] = range(12), 5, 6
     before = len(tables.node_waiting), len(tables.subs), len(tables.request_unfinished)
@@ -122,7 +123,7 @@ def test_tables_grow_and_keep_what_they_hold():
 
 
 def test_compiled_code_sees_the_tables_own_memory():
-    tables = Tables(2, 1)
+    tables = Tables(2, 1, SimpleNamespace())
     for counts in ((1, 1, 1), (1000, 1, 1), (1, 1000, 1), (1, 1, 1000), (2000, 2000, 2000)):
         tables.reserve(*counts)
         shared = tables.shared

@@ -15,6 +15,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import FinishReason, QueueFullError, WorkerId
 
 from .cellular import chain, fan, layout, outputs, seq2seq, tree
+from .reference import scheduler_of
 
 REQUESTS = st.one_of(
     st.tuples(st.just("chain"), st.integers(1, 9)),
@@ -264,7 +265,7 @@ def test_a_failed_round_fails_its_requests_alone():
 def test_an_ended_request_takes_only_its_own_nodes_along(compiled: bool):
     """The encoder of the request that is cancelled is not released yet; that of the other was the first of all."""
     of = layout()
-    scheduler = CellularScheduler(of, compiled=compiled)
+    scheduler = scheduler_of(of, compiled=compiled)
     scheduler.add(chain(of, "a", 1), 0.0)
     scheduler.add(fan(of, "b", 1), 0.0)
     scheduler.cancel("b", 0.0)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlsys_batchmaker.cells.cell import cell, make_cell
-from mlsys_batchmaker.plan.compiled import address_of
+from mlsys_batchmaker.plan.planner import address_of
 from mlsys_batchmaker.plan.spec import Port
 from mlsys_batchmaker.streams.model import Failures, Ints, Stepper, StreamModel, StreamSpec, stream_of
 

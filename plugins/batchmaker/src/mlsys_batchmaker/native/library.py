@@ -21,7 +21,7 @@ def load(flags: tuple[str, ...] = ()) -> Any:
         flags: for the compiler, beside the usual ones: a test may ask for another machine's width.
 
     Raises:
-        MissingDependencyError: there is no C++ compiler.
+        KernelUnavailableError: there is no library and no C++ compiler.
         MlsysError: the compiler refuses the source.
     """
     return bind(STEPS.load(flags))

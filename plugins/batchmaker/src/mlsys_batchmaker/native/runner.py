@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mlsys_batchmaker.native import library
 from mlsys_batchmaker.native.form import GATES, Form, LayerForm
-from mlsys_batchmaker.plan.compiled import address_of
+from mlsys_batchmaker.plan.planner import address_of
 
 Ints = NDArray[np.int64]
 MAX_TABLE_BYTES = 64 << 20  # of what words give to the gates
@@ -35,7 +35,7 @@ class PackedCell:
         max_table_bytes: a larger table of words is not made.
 
     Raises:
-        MissingDependencyError: there is no C++ compiler.
+        KernelUnavailableError: there is no library and no C++ compiler.
     """
 
     def __init__(self, form: Form, *, stop: int | None = None, max_table_bytes: int = MAX_TABLE_BYTES) -> None:

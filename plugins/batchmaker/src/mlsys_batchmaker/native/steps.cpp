@@ -14,7 +14,7 @@ struct Layer {
     Kind kind;
     int32_t hidden;
     Matrix from_input;         // K = 0: a tree's inner node, or the table has it
-    Matrix from_hidden;        // of a tree's inner node: from the left child
+    Matrix from_hidden;        // weights of the hidden state; in a tree's inner node, of the left child
     Matrix from_other;         // from the right child
     const float* bias;         // [columns]
     const float* hidden_bias;  // GRU: what the candidate's hidden part begins with; else null
@@ -23,14 +23,14 @@ struct Layer {
     int64_t blocks() const { return (hidden + UNITS - 1) / UNITS; }
     int64_t padded() const { return blocks() * UNITS; }
     int64_t columns() const { return padded() * gates(); }
-    int64_t stride() const { return padded() + LINE; }  // of rows that are multiplied together
+    int64_t stride() const { return padded() + LINE; }  // floats from one row of a packed group to the next
     bool has_state() const { return kind != GRU; }
 };
 MLSYS_STRUCT(Layer, kind, hidden, from_input, from_hidden, from_other, bias, hidden_bias);
 
 struct Cell {
     int32_t num_layers;
-    int32_t num_words;       // of the projection, whose best word feeds the next step; 0: there is none
+    int32_t num_words;       // rows of the projection (vocabulary size); its best word feeds the next step; 0: no projection
     const Layer* layers;     // a copy is taken
     const float* table;      // [words, columns of the first layer]: what a word gives to the gates, bias included
     const float* embedding;  // [words, K]: where there is no table. Neither: inputs are rows of floats
@@ -61,7 +61,7 @@ MLSYS_STRUCT(Task, rows, steps, in_rows, in_step, in_row, out_rows, out_row, len
 namespace {
 
 constexpr int WINDOW = 16;  // steps whose inputs are multiplied at once
-constexpr int64_t GROUP_BYTES = 256 << 10;  // of rows that are multiplied by a whole weight before others are
+constexpr int64_t GROUP_BYTES = 256 << 10;  // bytes of a group of rows that passes a whole weight at a time
 
 struct Runner {
     Cell cell;
@@ -124,7 +124,7 @@ struct Runner {
         }
     }
 
-    // By active row, what its gates' sums begin with.
+    // Initial value of the gates' sums, by active row.
     void find_beginnings(int number, int step) {
         const Layer& layer = layers[number];
         begin.resize(active.size());

@@ -11,7 +11,6 @@ in its subgraph that nobody else reads: a chain has one row per output however l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -112,8 +111,3 @@ class GraphPlan:
     def _after_nodes(self, skipped: int, count: int) -> Ints:
         start = self.num_nodes * (2 * self.num_columns + 1) + skipped
         return self.block[start : start + count]
-
-
-def only(cells: Sequence[int]) -> int | None:
-    """Return the one cell that ``cells`` repeats, or None if they are several."""
-    return cells[0] if len(set(cells)) == 1 else None

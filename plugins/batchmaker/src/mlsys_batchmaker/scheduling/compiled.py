@@ -17,10 +17,10 @@ from mlsys_core.native import Kernel, bind, expect
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan import plan as columns_of_plans
-from mlsys_batchmaker.plan.compiled import address_of
 from mlsys_batchmaker.plan.plan import GraphPlan
+from mlsys_batchmaker.plan.planner import address_of
 from mlsys_batchmaker.scheduling import tables
-from mlsys_batchmaker.scheduling.ready import ReadyNodes
+from mlsys_batchmaker.scheduling.tables import ReadyNodes
 from mlsys_batchmaker.scheduling.tasks import Task
 
 SCHEDULER = Kernel(Path(__file__).with_name("scheduler.cpp"))
@@ -217,7 +217,7 @@ def load() -> Any:
     """Load the library; the first call ever compiles it for this machine.
 
     Raises:
-        MissingDependencyError: there is no C++ compiler.
+        KernelUnavailableError: the wheel has no library for this processor, and there is no C++ compiler.
     """
     kernel = SCHEDULER.load()
     # Calls of a microsecond keep the interpreter's lock.

@@ -10,11 +10,12 @@ from mlsys_core.errors import ServingError
 from mlsys_core.loop import Finished, FinishReason
 from numpy.typing import NDArray
 
+from mlsys_batchmaker.plan.plan import UNPINNED
 from mlsys_batchmaker.scheduling.admission import Admission
 from mlsys_batchmaker.scheduling.compiled import Completed
-from mlsys_batchmaker.scheduling.reference import land
 from mlsys_batchmaker.scheduling.requests import CellResult, Earlier, Live, Values
 from mlsys_batchmaker.scheduling.state import State
+from mlsys_batchmaker.scheduling.tables import Tables
 from mlsys_batchmaker.scheduling.tasks import Ints, Round, RoundOutput, Task
 
 
@@ -70,6 +71,18 @@ def give_up(state: State, admission: Admission, batch: Round, error: BaseExcepti
         admission.leave(live, FinishReason.FAILED)
     admission.free_what_left()
     return [Finished(live.request.request_id, FinishReason.FAILED, error=error) for live in lost.values()]
+
+
+def land(tables: Tables, task: Task) -> Ints:
+    """Note that nothing of ``task`` is in flight; return the nodes that each row's subgraph has left, [b].
+
+    Subgraphs without other nodes in flight are unpinned.
+    """
+    subs = task.subs
+    np.subtract.at(tables.sub_unfinished, subs, task.steps if task.lengths is None else task.lengths)
+    left: Ints = tables.sub_unfinished[subs]
+    tables.sub_pinned[subs[left == tables.sub_unsubmitted[subs]]] = UNPINNED
+    return left
 
 
 def _complete_task(

@@ -148,7 +148,7 @@ struct Task {
 };
 constexpr int64_t HEADER = sizeof(Task) / sizeof(int64_t);
 
-struct View {  // of a task in memory
+struct View {  // arrays of a task in memory
     const Task& task;
     const int64_t *nodes, *subs, *fresh, *lengths, *result_steps, *result_rows;
 
@@ -166,11 +166,11 @@ struct Former {
         Nodes nodes;
     };
     std::vector<Last> last;  // by worker: its task before
-    Further more, sub_more;  // of nodes in their subgraph, of subgraphs
+    Further more, sub_more;  // further successors by node, further waiting subgraphs by subgraph
     Nodes taken, following, ready;
     std::vector<int64_t> lengths, order, fresh, result_steps, result_rows, slots, ends;
     Task task;
-    // Of settling.
+    // Scratch space of settle().
     std::vector<int64_t> ended, cut, ranks, released, finished, there;
     std::vector<uint8_t> was_over;
 
@@ -254,7 +254,7 @@ struct Former {
         task.num_results = slots.size();
     }
 
-    // Whether each row goes on where the same row of the worker's task before ended; remembers this one.
+    // Sets is_continued: the task continues the worker's previous task row by row, whose states are still at hand.
     void note(const Cell& cell, int64_t worker) {
         if ((int64_t)last.size() <= worker) last.resize(worker + 1);
         Last& before = last[worker];
@@ -381,7 +381,7 @@ struct Former {
     }
 
     // A finished request: which it is, how many of its results there are (their slots go to `there`), cells computed
-    // for it, whether something of it is in flight. Of a chain that stopped only what comes up to the stop counts.
+    // for it, whether something of it is in flight. A chain that stopped counts up to its stop.
     int64_t* write_finished(const Columns& columns, int64_t number, int64_t* out) {
         const int64_t *request = columns.request(number), *asked = (const int64_t*)request[ASKED];
         int64_t count = request[NUM_SLOTS], before = there.size(), num_cells = 0, is_in_flight = 0;
@@ -437,7 +437,7 @@ void batchmaker_add_more(Former* former, int32_t is_sub, int64_t before, int64_t
     (is_sub ? former->sub_more : former->more)[before].push_back(after);
 }
 
-// Forgets those of a node or subgraph.
+// Forgets the further successors of a node or subgraph.
 void batchmaker_drop_more(Former* former, int32_t is_sub, int64_t before) {
     (is_sub ? former->sub_more : former->more).erase(before);
 }

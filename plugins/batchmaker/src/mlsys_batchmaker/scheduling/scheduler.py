@@ -34,7 +34,6 @@ class CellularScheduler:
         devices: by worker, the device it runs on; one worker on one device by default.
         num_rows: rows of each bank; None: 65,536 each, for simulations.
         store: gets the constants of admitted requests; None: nobody does.
-        compiled: batches are formed and completed by compiled code where there is a compiler; False: in Python.
         new_rows: makes the pool of a bank's rows, from the first row and one above the last.
 
     Example:
@@ -57,14 +56,13 @@ class CellularScheduler:
         devices: Sequence[int] = (0,),
         num_rows: Sequence[int] | None = None,
         store: ValueStore | None = None,
-        compiled: bool = True,
         new_rows: Callable[[int, int], Runs] = RunPool,
     ) -> None:
         if not devices:
             raise InvalidInputError("a scheduler needs at least one worker's device")
         self.config = SchedulerConfig() if config is None else config
         rows = [DEFAULT_ROWS] * len(layout.banks) if num_rows is None else list(num_rows)
-        self._state = State.new(layout, self.config, devices, rows, compiled=compiled)
+        self._state = State.new(layout, self.config, devices, rows)
         self._admission = Admission(self._state, rows, NoValues() if store is None else store, new_rows)
         self._formed: list[deque[Round]] = [deque() for _ in devices]  # by worker: not handed out yet
         self._num_out = [0] * len(devices)  # by worker: rounds handed out and not back

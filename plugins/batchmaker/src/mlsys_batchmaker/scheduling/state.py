@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
-from mlsys_core.errors import InvalidInputError, KernelUnavailableError
-from mlsys_core.native import warn_without_kernels
+from mlsys_core.errors import InvalidInputError
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.layout import Layout
 from mlsys_batchmaker.plan.plan import Kind
 from mlsys_batchmaker.scheduling.compiled import Compiled, load
-from mlsys_batchmaker.scheduling.ready import ReadyNodes
-from mlsys_batchmaker.scheduling.reference import Interpreted
 from mlsys_batchmaker.scheduling.results import Results
-from mlsys_batchmaker.scheduling.tables import Tables
+from mlsys_batchmaker.scheduling.tables import ReadyNodes, Tables
 
 _MAX_STEPS = 64
 
@@ -85,9 +81,9 @@ class State:
     config: SchedulerConfig
     devices: tuple[int, ...]  # by worker: the device it runs on; workers of one device share its state pool
     tables: Tables
-    cells: Any  # by cell: scheduler.cpp's Cell, or an object with the same attributes
+    cells: Any  # by cell: scheduler.cpp's Cell
     ready: list[ReadyNodes]  # by cell
-    calls: Compiled | Interpreted  # interpreted: there is no compiler, or it is not wanted
+    calls: Compiled
     running: list[int]  # by cell: NumRunningTasks, over all workers
     carry: list[tuple[int, ...] | None]  # by cell: what its chains carry; None: not known yet
     is_awaited: list[bool]  # by cell: other subgraphs wait for one of its subgraphs
@@ -100,34 +96,22 @@ class State:
     latest: tuple[Kind, ...] = ()  # of them
 
     @classmethod
-    def new(
-        cls,
-        layout: Layout,
-        config: SchedulerConfig,
-        devices: Sequence[int],
-        num_rows: Sequence[int],
-        *,
-        compiled: bool = True,
-    ) -> State:
-        """Make an empty state."""
+    def new(cls, layout: Layout, config: SchedulerConfig, devices: Sequence[int], num_rows: Sequence[int]) -> State:
+        """Make an empty state.
+
+        Raises:
+            KernelUnavailableError: the wheel has no library for this processor, and there is no C++ compiler.
+        """
         count = len(layout.cells)
-        library = _library() if compiled else None
-        columns: Any = None
-        cells: Any = [SimpleNamespace(ready=SimpleNamespace()) for _ in layout.cells]
-        if library is not None:
-            columns, cells = library.structs["Columns"](), (library.structs["Cell"] * count)()
+        library = load()
+        columns, cells = library.structs["Columns"](), (library.structs["Cell"] * count)()
         tables = Tables(layout.num_inputs, layout.num_outputs, columns)
         for number, (cell, spec) in enumerate(zip(cells, layout.cells, strict=True)):
             cell.number, cell.num_inputs, cell.num_outputs = number, len(spec.inputs), len(spec.outputs)
             cell.max_batch, cell.is_chain, cell.has_joins, cell.last_rank = spec.max_batch_size, True, False, -1
         ready = [ReadyNodes(cell.ready) for cell in cells]
-        calls: Compiled | Interpreted
-        if library is None:
-            calls = Interpreted(tables, cells, ready, num_inputs=layout.num_inputs, num_workers=len(devices))
-        else:
-            most = max(spec.max_batch_size for spec in layout.cells)
-            options = {"num_banks": layout.none, "num_workers": len(devices), "max_batch": most}
-            calls = Compiled(library, tables.shared, cells, ready, **options)
+        most = max(spec.max_batch_size for spec in layout.cells)
+        options = {"num_banks": layout.none, "num_workers": len(devices), "max_batch": most}
         return cls(
             layout=layout,
             config=config,
@@ -135,7 +119,7 @@ class State:
             tables=tables,
             cells=cells,
             ready=ready,
-            calls=calls,
+            calls=Compiled(library, columns, cells, ready, **options),
             running=[0] * count,
             carry=[None] * count,
             is_awaited=[False] * count,
@@ -173,12 +157,3 @@ class State:
                 cell.is_chain = False
             elif kind.carry:
                 self.carry[kind.cell] = kind.carry
-
-
-def _library() -> Any:
-    """Return the compiled scheduler; None where there is no compiler."""
-    try:
-        return load()
-    except KernelUnavailableError as error:
-        warn_without_kernels("BatchMaker's scheduler", "tasks are formed in Python", error)
-        return None

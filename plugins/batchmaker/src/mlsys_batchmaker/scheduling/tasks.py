@@ -26,9 +26,9 @@ class Task:
     steps: int  # of the longest row
     lengths: Ints | None  # [b] steps of each row, never rising; None: all have ``steps``
     in_rows: Ints  # [steps, b, num_inputs] rows to read; of a carried input only step 0 counts
-    carry: tuple[int, ...]  # by input: the output of the step before that it reads from step 1 on, or -1
-    kept: tuple[int, ...] | None  # by input: the output of this worker's task before that holds it already, in the same
-    # order of rows, or -1; None: the set of requests changed, so everything is gathered
+    carry: tuple[int, ...]  # carry[i]: the previous step's output that feeds input i (steps >= 1); -1: none
+    kept: tuple[int, ...] | None  # kept[i]: the output of this worker's previous task that holds input i, in the same
+    # order of rows; -1: none; None: the set of requests changed, so all inputs are gathered
     homes: tuple[Ints | None, ...]  # by input: where some rows lie on another device, the device of each, [b]
     out_rows: Ints  # [b, num_outputs] rows to write, after each row's last step
     is_stored: bool  # False: the next task keeps all outputs, so they need not be written
@@ -36,7 +36,7 @@ class Task:
     result_steps: Ints  # [r] where a request gets the results: the step ...
     result_rows: Ints  # [r] ... and the row of the batch
     slots: Ints  # [r] where the manager keeps them
-    address: int = 0  # of all its arrays in one, as scheduler.cpp formed it; 0: it was formed in Python
+    address: int = 0  # address of all its arrays in one, as scheduler.cpp formed it; 0: a part of a task
 
     @property
     def size(self) -> int:

@@ -1,11 +1,9 @@
-"""Planning in NumPy and Python: what runs where there is no compiler, and what ``plan.cpp`` is tested against."""
+"""Planning in NumPy and Python: the oracle of ``plan.cpp``."""
 
 from __future__ import annotations
 
 import numpy as np
-from mlsys_core.errors import InvalidInputError
-from numpy.typing import NDArray
-
+from mlsys_batchmaker.plan.checks import check_structure
 from mlsys_batchmaker.plan.layout import Layout
 from mlsys_batchmaker.plan.plan import (
     CELL,
@@ -29,10 +27,11 @@ from mlsys_batchmaker.plan.plan import (
     GraphPlan,
     Ints,
     Kind,
-    only,
 )
-from mlsys_batchmaker.plan.structure import expand, sizes_of
-from mlsys_batchmaker.plan.subgraphs import Groups, group
+from mlsys_batchmaker.plan.structure import expand
+from numpy.typing import NDArray
+
+from .subgraphs import Groups, group
 
 
 def make_plan(layout: Layout, structure: bytes) -> GraphPlan:
@@ -45,14 +44,13 @@ def make_plan(layout: Layout, structure: bytes) -> GraphPlan:
     Raises:
         InvalidInputError: there is a cycle, nodes are not connected, or a wire does not fit.
     """
-    _, _, must_connect = sizes_of(structure)
+    check_structure(layout, structure)
     cells, codes, results = expand(layout, structure)
     is_wire = codes > 0
     sources = np.where(is_wire, (codes - 1) // layout.num_outputs, -1)  # [n, inputs] node
     outputs = (codes - 1) % layout.num_outputs
     in_banks = np.where(codes == 0, layout.none, layout.input_banks[cells])
-    _check_wires(layout, cells, is_wire, sources, outputs)
-    groups = group(cells.tolist(), sources.tolist(), set(results.tolist()), must_connect=must_connect)
+    groups = group(cells.tolist(), sources.tolist())
     order, following, owner = np.array(groups.order), np.array(groups.next), np.array(groups.owner)
     planned = np.empty_like(order)  # node of the graph -> node of the plan
     planned[order] = np.arange(len(order))
@@ -103,7 +101,7 @@ def make_plan(layout: Layout, structure: bytes) -> GraphPlan:
         kinds=tuple(dict.fromkeys(kinds)),
         more=tuple(groups.more),
         sub_more=tuple(groups.sub_more),
-        result_cell=only(asked[3].tolist()),
+        result_cell=int(asked[3][0]) if len(set(asked[3].tolist())) == 1 else None,
     )
 
 
@@ -119,22 +117,6 @@ def _sub_columns(groups: Groups, ends: Ints, cells: Ints) -> tuple[Ints, Ints]:
     bases[:, REQUEST], bases[:, START], bases[:, END] = index, of_nodes, of_nodes
     bases[:, FOLLOWING] = np.where(following >= 0, of_subs, 0)
     return subs, bases
-
-
-def _check_wires(layout: Layout, cells: Ints, is_wire: NDArray[np.bool_], sources: Ints, outputs: Ints) -> None:
-    """Check that every wire leads from an output that exists to an input of its signature."""
-    nodes, inputs = np.nonzero(is_wire)
-    src, out = sources[nodes, inputs], outputs[nodes, inputs]
-    if src.size and src.max() >= len(cells):
-        raise InvalidInputError(f"a cell is wired to node {src.max()}: there are {len(cells)} nodes")
-    fits = layout.output_banks[cells[src], out] == layout.input_banks[cells[nodes], inputs]
-    if not fits.all():
-        at = int(np.argmin(fits))
-        node, source = layout.cells[cells[nodes[at]]], layout.cells[cells[src[at]]]
-        port = node.inputs[int(inputs[at])]
-        given = source.outputs[int(out[at])] if out[at] < len(source.outputs) else None
-        got = "an output it does not have" if given is None else f"{given.name!r} with rows {given.signature}"
-        raise InvalidInputError(f"{node.name}.{port.name} takes rows {port.signature}, but {source.name} gives {got}")
 
 
 def _output_rows(layout: Layout, cells: Ints, owner: Ints, num_constants: list[int]) -> tuple[Ints, tuple[int, ...]]:

@@ -1,14 +1,11 @@
-"""The order of nodes and their grouping into subgraphs; the graph half of :mod:`mlsys_batchmaker.plan.reference`.
-
-Plain lists and one pass per question: of 99 cells all of it takes 0.26 ms, and networkx 0.2 ms for their order alone.
-"""
+"""The order of nodes and their grouping into subgraphs; the graph half of :mod:`.reference`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mlsys_core.errors import InvalidInputError
+from mlsys_batchmaker.plan.checks import find, predecessors, topological
 
 
 @dataclass(slots=True)
@@ -27,73 +24,17 @@ class Groups:
     sub_more: list[tuple[int, int]] = field(default_factory=list)
 
 
-def group(
-    cells: Sequence[int], sources: Sequence[Sequence[int]], results: set[int], *, must_connect: bool = True
-) -> Groups:
+def group(cells: Sequence[int], sources: list[list[int]]) -> Groups:
     """Order the nodes and group them.
 
     Args:
         cells: [n] the cell of each node.
         sources: [n, inputs] the node that feeds each input, or -1.
-        results: nodes that give a result.
-        must_connect: all nodes hang together.
-
-    Raises:
-        InvalidInputError: there is a cycle, or nodes that are not connected with the rest.
     """
-    preds = [sorted({source for source in row if source >= 0}) for row in sources]
-    order = _topological(preds)
-    _check_connected(preds, results, must_connect=must_connect)
+    preds = predecessors(sources)
+    order = topological(preds)
     subgraph = _subgraphs(cells, preds, order)
     return _number(subgraph, preds, order)
-
-
-def _topological(preds: list[list[int]]) -> list[int]:
-    if all(not before or before[-1] < node for node, before in enumerate(preds)):
-        return list(range(len(preds)))
-    missing = [len(before) for before in preds]
-    succs: list[list[int]] = [[] for _ in preds]
-    for node, before in enumerate(preds):
-        for pred in before:
-            succs[pred].append(node)
-    order = [node for node, count in enumerate(missing) if count == 0]
-    for node in order:
-        for succ in succs[node]:
-            missing[succ] -= 1
-            if missing[succ] == 0:
-                order.append(succ)  # the loop goes on with it
-    if len(order) < len(preds):
-        stuck = [node for node, count in enumerate(missing) if count > 0]
-        raise InvalidInputError(f"the cell graph has a cycle among the nodes {stuck[:8]}: no cell may feed itself")
-    return order
-
-
-def _check_connected(preds: list[list[int]], results: set[int], *, must_connect: bool) -> None:
-    """Check that all nodes hang together, and each leads to a result."""
-    if must_connect and len(results) > 1:  # with a single result, all that lead to it hang together
-        root = list(range(len(preds)))
-        for node, before in enumerate(preds):
-            for pred in before:
-                root[_find(root, pred)] = _find(root, node)
-        if len({_find(root, node) for node in range(len(preds))}) > 1:
-            raise InvalidInputError("the cell graph is disconnected: all cells of a request must hang together")
-    reached = set(results)
-    todo = list(results)
-    for node in todo:
-        for pred in preds[node]:
-            if pred not in reached:
-                reached.add(pred)
-                todo.append(pred)
-    if len(reached) < len(preds):
-        lost = sorted(set(range(len(preds))) - reached)
-        raise InvalidInputError(f"the cell graph has nodes that lead to no result: {lost[:8]}")
-
-
-def _find(root: list[int], node: int) -> int:
-    while root[node] != node:
-        root[node] = root[root[node]]
-        node = root[node]
-    return node
 
 
 def _subgraphs(cells: Sequence[int], preds: list[list[int]], order: list[int]) -> list[tuple[int, int]]:
@@ -109,8 +50,8 @@ def _subgraphs(cells: Sequence[int], preds: list[list[int]], order: list[int]) -
         stage[node] = at
         for pred in before:
             if stage[pred] == at and cells[pred] == cell:
-                root[_find(root, pred)] = _find(root, node)
-    return [(stage[node], _find(root, node)) for node in range(len(preds))]
+                root[find(root, pred)] = find(root, node)
+    return [(stage[node], find(root, node)) for node in range(len(preds))]
 
 
 def _number(subgraph: list[tuple[int, int]], preds: list[list[int]], order: list[int]) -> Groups:

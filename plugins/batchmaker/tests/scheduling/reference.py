@@ -1,4 +1,4 @@
-"""Batching and completion in NumPy, as the paper says it: without a compiler, and to compare ``scheduler.cpp`` with."""
+"""Batching and completion in NumPy, as the paper has them: the oracle of ``scheduler.cpp``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from mlsys_core.loop import WorkerId
-from numpy.typing import NDArray
-
+from mlsys_batchmaker.plan.layout import Layout
 from mlsys_batchmaker.plan.plan import (
     COLUMNS,
     END,
@@ -25,9 +23,59 @@ from mlsys_batchmaker.plan.plan import (
     GraphPlan,
 )
 from mlsys_batchmaker.scheduling.compiled import Completed
-from mlsys_batchmaker.scheduling.ready import Ints, ReadyNodes
-from mlsys_batchmaker.scheduling.tables import Tables
-from mlsys_batchmaker.scheduling.tasks import Task
+from mlsys_batchmaker.scheduling.completion import land
+from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
+from mlsys_batchmaker.scheduling.tables import ReadyNodes, Tables
+from mlsys_batchmaker.scheduling.tasks import Ints, Task
+from mlsys_core.loop import WorkerId
+from numpy.typing import NDArray
+
+
+def scheduler_of(layout: Layout, *, compiled: bool = True, **options: Any) -> CellularScheduler:
+    """Return a scheduler whose batches compiled code forms and completes, or this module."""
+    scheduler = CellularScheduler(layout, **options)
+    if not compiled:
+        state = scheduler._state
+        state.ready[:] = [Queue(cell.ready) for cell in state.cells]
+        sizes = {"num_inputs": layout.num_inputs, "num_workers": len(state.devices)}
+        state.calls = Interpreted(state.tables, state.cells, state.ready, **sizes)  # type: ignore[assignment]
+    return scheduler
+
+
+class Queue(ReadyNodes):
+    """A queue of ready nodes that Python fills and empties."""
+
+    def append(self, nodes: Ints, ranks: Ints | int) -> None:
+        """Append nodes of subgraphs just released, ``ranks`` rising: behind all others."""
+        if self._queue.tail + len(nodes) > self._queue.room:
+            self.make_room(len(nodes))
+        start = self._queue.tail
+        self._queue.tail += len(nodes)
+        self._nodes[start : self._queue.tail] = nodes
+        self._ranks[start : self._queue.tail] = ranks
+
+    def drop(self, count: int) -> None:
+        """Forget the first ``count`` nodes."""
+        self._queue.head += count
+
+    def put_back(self, nodes: Ints, ranks: Ints) -> None:
+        """Put nodes before the others, ``ranks`` rising; merge them where others rank before them."""
+        if not len(nodes):
+            return
+        others, their_ranks = self.peek(len(self))
+        if len(others) and their_ranks[0] < ranks[-1]:
+            mixed = int(np.searchsorted(their_ranks, ranks[-1]))
+            nodes = np.concatenate([nodes, others[:mixed]])
+            ranks = np.concatenate([ranks, their_ranks[:mixed]])
+            self.drop(mixed)
+            order = np.argsort(ranks, kind="stable")
+            nodes, ranks = nodes[order], ranks[order]
+        if self._queue.head < len(nodes):
+            self.make_room(len(nodes))
+        end = self._queue.head
+        self._queue.head -= len(nodes)
+        self._nodes[self._queue.head : end] = nodes
+        self._ranks[self._queue.head : end] = ranks
 
 
 class Interpreted:
@@ -42,7 +90,7 @@ class Interpreted:
     """
 
     def __init__(
-        self, tables: Tables, cells: Any, ready: Sequence[ReadyNodes], *, num_inputs: int, num_workers: int
+        self, tables: Tables, cells: Any, ready: Sequence[Queue], *, num_inputs: int, num_workers: int
     ) -> None:
         self._tables, self._cells, self._ready = tables, cells, ready
         self._first_output = COLUMNS + num_inputs
@@ -250,20 +298,8 @@ class Interpreted:
         return there
 
     def _count_cells(self, index: int) -> tuple[int, int]:
-        """Return the cells of a request, of a chain up to its stop, and whether some beyond it are in flight."""
+        """Return how many cells count for a request, a chain up to its stop, and whether any others are in flight."""
         plan, _, sub_start, _ = self._admitted[index]
         subs = self._tables.subs[sub_start : sub_start + plan.num_subgraphs]
         cells = np.minimum(subs[:, END], subs[:, STOP] + 1) - subs[:, START]
         return int(cells.sum()), int((subs[:, UNSUBMITTED] != subs[:, UNFINISHED]).any())
-
-
-def land(tables: Tables, task: Task) -> Ints:
-    """Note that nothing of ``task`` is in flight; return the nodes that each row's subgraph has left, [b].
-
-    Subgraphs without other nodes in flight are unpinned.
-    """
-    subs = task.subs
-    np.subtract.at(tables.sub_unfinished, subs, task.steps if task.lengths is None else task.lengths)
-    left: Ints = tables.sub_unfinished[subs]
-    tables.sub_pinned[subs[left == tables.sub_unsubmitted[subs]]] = UNPINNED
-    return left
