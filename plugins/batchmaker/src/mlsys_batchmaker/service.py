@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from fastapi import FastAPI
 from mlsys_core.errors import InvalidInputError
-from mlsys_serving.http.predict import PredictService, Processing, predict_router
 from mlsys_serving.http.threads import RequestThreads
-from mlsys_serving.oip import ModelRepository, create_oip_app
-from prometheus_client import CollectorRegistry
+from mlsys_serving.services import PredictService, Processing
+from prometheus_client.registry import Collector
 
 from mlsys_batchmaker.engine import Engine, EngineConfig
 from mlsys_batchmaker.models.catalogue import NAMES, make_model
@@ -24,7 +20,7 @@ from mlsys_batchmaker.serve.metrics import EngineMetrics
 from mlsys_batchmaker.serve.oip_model import OipModel
 
 
-class Service(PredictService):
+class Service(PredictService[OipModel]):
     """A model of cells, and what stands before and behind it.
 
     A request is what ``POST /predict`` brings: a JSON value, or bytes where its content is no JSON. ``preprocess``
@@ -80,7 +76,7 @@ class Service(PredictService):
         """
         if self._engine is None:
             self._engine = Engine(self.model, self._config)
-        payload = self._payload(self._processing.made(body))
+        payload = self.fit(self._processing.made(body))
         return self._processing.answer(self._engine.submit(payload).result().outputs)
 
     def close(self) -> None:
@@ -89,31 +85,23 @@ class Service(PredictService):
         if engine is not None:
             engine.close()
 
-    def app(self) -> FastAPI:
-        """Return a new app with ``POST /predict``, the Open Inference Protocol, health and metrics."""
-        threads, numbers = RequestThreads("service", num_small=self._num_workers), itertools.count()
-        served = _Served(self.model, self._config, threads)
-        registry = CollectorRegistry()
-        registry.register(EngineMetrics(lambda: [] if served.is_closed else [served]))
-        app = create_oip_app(ModelRepository([served]), registry=registry)
+    def make_served(self, threads: RequestThreads) -> OipModel:
+        """See :meth:`PredictService.make_served`."""
+        return OipModel(self.model, self._config, threads=threads)
 
-        async def run(payload: Payload) -> Payload:
-            key = f"predict {next(numbers)}"
-            future = served.engine.submit(payload, request_id=key)
-            try:
-                return (await asyncio.wrap_future(future)).outputs
-            except asyncio.CancelledError:
-                served.engine.cancel(key)
-                raise
+    def collectors(self, served: OipModel) -> Sequence[Collector]:
+        """See :meth:`PredictService.collectors`."""
+        return [EngineMetrics(lambda: [] if served.is_closed else [served])]
 
-        app.include_router(predict_router(run, self._processing, threads, fit=self._payload))
-        return app
+    async def ask(self, served: OipModel, request: Payload, key: str) -> Payload:
+        """See :meth:`PredictService.ask`."""
+        return (await served.answer(request, key)).outputs
 
     def describe(self) -> str:
         """Return the service's name."""
         return self.model.name
 
-    def _payload(self, made: Any) -> Payload:
+    def fit(self, made: Any) -> Payload:
         """Return the tensors of a request with the model's dtypes.
 
         Raises:
@@ -128,19 +116,6 @@ class Service(PredictService):
         if missing := [name for name, tensor in inputs.items() if not tensor.is_optional and name not in made]:
             raise InvalidInputError(f"the input {missing[0]!r} is missing; the model takes {names}")
         return {name: _array(inputs[name], value) for name, value in made.items()}
-
-
-class _Served(OipModel):
-    """The model behind the front, which closes the threads of the service with it."""
-
-    def __init__(self, model: Model, config: EngineConfig, threads: RequestThreads) -> None:
-        super().__init__(model, config)
-        self._threads = threads
-
-    async def close(self) -> None:
-        """Stop the engine and the threads."""
-        await super().close()
-        self._threads.close()
 
 
 def _model_of(named: Path | str) -> Model:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from fastapi import FastAPI
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import ServeRequest
-from mlsys_serving.http.predict import PredictService, Processing, predict_router
 from mlsys_serving.http.threads import RequestThreads
 from mlsys_serving.isolation import NotFiniteError, is_finite
-from mlsys_serving.oip import ModelRepository, create_oip_app
+from mlsys_serving.services import PredictService, Processing
 from torch import Tensor, nn
 
 from mlsys_dvabatch.serve.models import ServedModel
@@ -34,7 +30,7 @@ from mlsys_dvabatch.stages.zoo import Loaded
 _MOST_STAGES = 4
 
 
-class Service(PredictService):
+class Service(PredictService[ServedModel]):
     """A model, and what stands before and behind it.
 
     A request is what ``POST /predict`` brings: a JSON value, or bytes where its content is no JSON, such as an image.
@@ -91,6 +87,7 @@ class Service(PredictService):
         else:
             self._prepared = prepare(str(model), cache_dir, options, exit_confidence=exit_confidence)
         self._is_used = False
+        self._texts = texts_of(self._prepared.loaded)
         self.name = self._prepared.loaded.name
         self.policy = self._prepared.policy_name
         self._prepare_options = replace(options, policy=self.policy)
@@ -107,7 +104,7 @@ class Service(PredictService):
         """
         staged: Any = self._prepared.loaded.model
         inspect = getattr(staged, "inspect", None)
-        row = _row(staged, texts_of(self._prepared.loaded), self._processing.made(body))
+        row = self.fit(self._processing.made(body))
         length = staged.check(row)
         with torch.inference_mode():
             values: Any = staged.collate([ServeRequest("here", row, length=length)], length)
@@ -118,27 +115,25 @@ class Service(PredictService):
             (result,) = staged.results(values)
         return self._processing.answer(result)
 
-    def app(self) -> FastAPI:
-        """Return a new app with ``POST /predict``, the Open Inference Protocol, health and metrics."""
+    def make_served(self, threads: RequestThreads) -> ServedModel:
+        """See :meth:`PredictService.make_served`."""
         prepared = self._prepared
         if self._is_used:  # a policy is of one engine
             prepared = prepare_loaded(prepared.loaded, settings().cache_dir, self._prepare_options)
         self._is_used = True
-        threads = RequestThreads("service", num_small=self._num_workers)
         options = self._options | {"threads": threads, "profile": prepared.profile}
-        served = ServedModel(prepared.loaded, prepared.costs, prepared.policy, **options)
-        app, numbers = create_oip_app(ModelRepository([served])), itertools.count()
+        return ServedModel(prepared.loaded, prepared.costs, prepared.policy, **options)
 
-        async def run(row: Any) -> Any:
-            (result,) = await served.run_rows([row], f"predict {next(numbers)}")
-            if not is_finite(result):
-                raise NotFiniteError
-            return result
+    def fit(self, made: Any) -> Any:
+        """Return what preprocessing made as a row of the model: arrays of the model's own dtypes."""
+        return _row(self._prepared.loaded.model, self._texts, made)
 
-        app.include_router(
-            predict_router(run, self._processing, threads, fit=partial(_row, served.staged, served.texts))
-        )
-        return app
+    async def ask(self, served: ServedModel, request: Any, key: str) -> Any:
+        """See :meth:`PredictService.ask`."""
+        (result,) = await served.run_rows([request], key)
+        if not is_finite(result):
+            raise NotFiniteError
+        return result
 
     def describe(self) -> str:
         """Return the service's name and policy."""

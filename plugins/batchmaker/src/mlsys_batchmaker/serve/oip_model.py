@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from mlsys_serving.http.threads import RequestThreads
 from mlsys_serving.oip import (
     DataType,
     Executions,
@@ -18,7 +19,7 @@ from mlsys_serving.oip import (
 )
 
 from mlsys_batchmaker.engine import Answer, Engine, EngineConfig
-from mlsys_batchmaker.models.model import Model, Tensor
+from mlsys_batchmaker.models.model import Model, Payload, Tensor
 from mlsys_batchmaker.models.store import load_by_name
 from mlsys_batchmaker.models.stream_store import holds_stream, load_stream
 from mlsys_batchmaker.scheduling.requests import Values
@@ -40,6 +41,7 @@ class OipModel:
         config: settings of its engine.
         version: version of the model.
         cells: the model's, where they have been made ready already.
+        threads: closed with the model.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class OipModel:
         *,
         version: str = "1",
         cells: Sequence[MaterialisedCell] | None = None,
+        threads: RequestThreads | None = None,
     ) -> None:
         self.model = model
+        self._threads = threads
         self.spec = spec_of(model, config, version=version)
         self.executions = Executions()
         self.is_closed = False
@@ -59,11 +63,15 @@ class OipModel:
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Return the whole answer."""
-        future = self.engine.submit(request.inputs, request_id=request.key)
+        return _response(await self.answer(request.inputs, request.key))
+
+    async def answer(self, inputs: Payload, key: str) -> Answer:
+        """Return the engine's answer; cancelled, the request leaves the engine."""
+        future = self.engine.submit(inputs, request_id=key)
         try:
-            return _response(await asyncio.wrap_future(future))
+            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            self.engine.cancel(request.key)
+            self.engine.cancel(key)
             raise
 
     async def stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
@@ -92,6 +100,8 @@ class OipModel:
         """Stop the engine."""
         self.is_closed = True
         await asyncio.to_thread(self.engine.close)
+        if self._threads is not None:
+            self._threads.close()
 
     def _count(self, batch: Round, output: RoundOutput) -> None:
         """Count one execution for each step of a task."""

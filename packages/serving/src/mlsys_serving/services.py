@@ -1,18 +1,21 @@
-"""``POST /predict`` of a service: a request's own form to a model's, and back, by two functions of Python.
+"""Services: a model between two functions of Python, behind ``POST /predict`` and the protocol of models.
 
-BatchMaker's and DVABatch's services are this route over their engines.
+BatchMaker's and DVABatch's services say how their engine is made and asked; the rest is here.
 """
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI
 from mlsys_core.errors import InvalidInputError
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 from pydantic_core import from_json, to_json
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,7 +25,9 @@ from mlsys_serving.http.routing import Router
 from mlsys_serving.http.server import BackgroundServer, ServerAddress, serve
 from mlsys_serving.http.threads import RequestThreads
 from mlsys_serving.isolation.halves import NotFiniteError
+from mlsys_serving.oip import ModelRepository, UnaryModel, create_oip_app
 
+Served = TypeVar("Served", bound=UnaryModel)
 _REFUSALS = (ValueError, KeyError, TypeError)  # of preprocessing: the client's fault
 
 
@@ -58,7 +63,7 @@ class Processing:
         return result if self.behind is None else self.behind(result)
 
 
-class PredictService(ABC):
+class PredictService(ABC, Generic[Served]):
     """A model with functions before and behind it, and the ways to serve it.
 
     Args:
@@ -71,12 +76,43 @@ class PredictService(ABC):
         self._num_workers = num_workers
 
     @abstractmethod
-    def app(self) -> FastAPI:
-        """Return a new app with ``POST /predict``, the Open Inference Protocol, health and metrics."""
-
-    @abstractmethod
     def describe(self) -> str:
         """Return the service's name and how it runs, in a few words."""
+
+    @abstractmethod
+    def make_served(self, threads: RequestThreads) -> Served:
+        """Return the model with an engine of its own; its ``close`` closes ``threads`` too."""
+
+    @abstractmethod
+    def fit(self, made: Any) -> Any:
+        """Return what preprocessing made as the engine takes it.
+
+        Raises:
+            InvalidInputError: The model does not take it.
+        """
+
+    @abstractmethod
+    async def ask(self, served: Served, request: Any, key: str) -> Any:
+        """Return the engine's result for what :meth:`fit` gave; cancelled, the request leaves the engine."""
+
+    def collectors(self, served: Served) -> Sequence[Collector]:
+        """Return the collectors of the engine's metrics."""
+        return ()
+
+    def app(self) -> FastAPI:
+        """Return a new app with ``POST /predict``, the Open Inference Protocol, health and metrics."""
+        threads, numbers = RequestThreads("service", num_small=self._num_workers), itertools.count()
+        served = self.make_served(threads)
+        registry = CollectorRegistry()
+        for collector in self.collectors(served):
+            registry.register(collector)
+
+        async def run(request: Any) -> Any:
+            return await self.ask(served, request, f"predict {next(numbers)}")
+
+        app = create_oip_app(ModelRepository([served]), registry=registry)
+        app.include_router(predict_router(run, self._processing, threads, fit=self.fit))
+        return app
 
     def run(self, port: int = 8000, host: str = "127.0.0.1") -> int:
         """Serve until SIGTERM or SIGINT, then drain; return the exit code.
