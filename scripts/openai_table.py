@@ -38,7 +38,7 @@ _SERVED = {
     "batches": "`create`, `retrieve`, `list`, `cancel` ([batches](orca-batches.md))",
     "chat": "`chat.completions.create`, `.parse`, `.stream`; no chat is kept to be listed or retrieved",
     "completions": "`create`",
-    "embeddings": "`create`, with `--encoder`",
+    "embeddings": "`create`, with `--encoder` of `mlsys-encoders`",
     "files": '`create`, `retrieve`, `list`, `delete`, `content`, for `purpose="batch"`',
     "models": "`list`, `retrieve`; not `delete`",
     "responses": "`create`, `.parse`, `.stream`, `retrieve`, `delete`; not `cancel`, `compact` or `input_items`",

@@ -194,34 +194,6 @@ def test_orca_refuses_what_the_loader_does_not_take(mlsys: Mlsys, zipped: Path, 
     assert ".acme-llm, .gguf" in mlsys("orca", "explain", "model.foo", code=2).stderr
 
 
-def test_orca_embeds_with_its_loader_and_device(mlsys: Mlsys, notes: Path, tmp_path: Path) -> None:
-    write_encoder(tmp_path / "encoder")
-    (tmp_path / "tiny.acme-encoder").write_text(str(tmp_path / "encoder"))
-    (tmp_path / "texts").write_text("hello world\n")
-    plain = json.loads(mlsys("orca", "embed", "texts", "--model", "encoder", "--dtype", "fp32").stdout)
-    assert notes.read_text() == ""
-    named = ("--model", "tiny.acme-encoder", "--device", "acme:1", "--dtype", "fp32")
-    assert json.loads(mlsys("orca", "embed", "texts", *named).stdout) == plain
-    assert notes.read_text() == "loaded tiny.acme-encoder on acme:1\nacme:1 made a stream\n"
-
-
-def write_encoder(path: Path) -> None:
-    """Write a Hugging Face directory of a BERT of one layer and four words."""
-    import tokenizers
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "hello", "world"]
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=8, **sizes)
-    transformers.BertModel(config).save_pretrained(path)
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    backend.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text("{}")
-
-
 def test_batchmaker_takes_its_loader_device_pool_and_compiler(serving: Serving, notes: Path, tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "acme-cells.json").write_text(json.dumps({"name": "x", "num_words": 9, "hidden_size": 8}))

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from mlsys_orca.api import chat, chat_messages, completions, encoders, messages, responses, tokens
+from mlsys_orca.api import chat, chat_messages, completions, messages, responses, tokens
+from mlsys_serving.http.text_bodies import EmbeddingRequest, RerankRequest
 
 PAGE = Path(__file__).parents[2] / "docs" / "orca-server.md"
 BODIES = [
@@ -15,8 +16,8 @@ BODIES = [
     chat_messages.Message,
     responses.ResponsesRequest,
     messages.MessagesRequest,
-    encoders.EmbeddingRequest,
-    encoders.RerankRequest,
+    EmbeddingRequest,
+    RerankRequest,
     tokens.TokenizeRequest,
     tokens.DetokenizeRequest,
 ]

@@ -150,12 +150,6 @@ def _adapter(folder: Path) -> object:
     return AdaptedDecoder(loaded.model, {"a": folder / "adapter"})
 
 
-def _encoder(folder: Path) -> object:
-    from mlsys_orca.engine.embedding import load_encoder
-
-    return load_encoder(folder, dtype="fp32")
-
-
 def _pipeline() -> Any:
     from sklearn.linear_model import LogisticRegression
 
@@ -283,7 +277,6 @@ LOADERS = {
     "orca folder": Loader(lambda folder: llama_folder(), _orca, _BINS),
     "orca gguf": Loader(_gguf, _orca_gguf),
     "orca adapter": Loader(_adapter_files, _adapter, ("adapter/adapter_model.bin",)),
-    "orca encoder": Loader(lambda folder: bert_folder(), _encoder, _BINS),
     "windtunnel .skops": Loader(_skops_files, _skops),
     "windtunnel .joblib": Loader(_skops_files, _joblib),
     "windtunnel folder": Loader(_artifact_files, _artifact, ("tensors.pkl", "graph.pkl")),
@@ -353,7 +346,7 @@ def test_no_member_of_an_archive_runs(name: str, tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["nimble transformers", "dvabatch folder", "orca folder", "orca encoder"])
+@pytest.mark.parametrize("name", ["nimble transformers", "dvabatch folder", "orca folder"])
 def test_code_in_a_folder_is_never_imported(name: str, tmp_path: Path):
     """``auto_map`` names a Python file of the folder; so do tokenizers and custom modules."""
     import json

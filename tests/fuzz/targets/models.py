@@ -210,18 +210,15 @@ def adapter_folder(folder: Path) -> Case:
 
 
 def encoder_folder(folder: Path) -> Case:
-    """Directories of BERT-like encoders, by Orca and by DVABatch."""
+    """Directories of BERT-like encoders, by DVABatch."""
     from mlsys_dvabatch.stages.models.bert_folder import load_bert
-    from mlsys_orca.engine.embedding import load_encoder
 
     files = bert_folder()
     work = folder / "made"
 
     def parse(made: Input) -> None:
         path = write_folder(made, work)
-        with contextlib.suppress(MlsysError):
-            load_bert(path)
-        load_encoder(path, dtype="fp32").tokenize("a b c")
+        load_bert(path)
 
     words = (
         "bert",

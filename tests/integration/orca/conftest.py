@@ -15,7 +15,6 @@ import pytest
 from mlsys_core.errors import MissingDependencyError
 from mlsys_core.models import resolve_model
 from mlsys_orca.api.server import make_app, make_service
-from mlsys_orca.engine.embedding import load_encoder
 from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
@@ -23,7 +22,6 @@ from mlsys_orca.text.chat_template import ChatTemplate
 from mlsys_serving.http import BackgroundServer, HttpConfig
 
 MODEL = "smollm2-135m-instruct"
-ENCODER = "all-minilm-l6-v2"
 QUESTION = [{"role": "user", "content": "Why do plants need sunlight?"}]
 # Hermes' manner of tools, over ChatML: as Qwen's templates have it.
 TOOL_TEMPLATE = """\
@@ -64,14 +62,9 @@ def loaded() -> LoadedModel:
 @pytest.fixture(scope="session")
 def url(loaded: LoadedModel) -> Iterator[str]:
     config = EngineConfig(max_batch_size=4, max_model_len=512, policy="chunked", num_draft_tokens=4)
-    service = make_service(loaded, MODEL, config, encoder=_named(load_encoder(find(ENCODER))))
+    service = make_service(loaded, MODEL, config)
     with BackgroundServer(make_app(service, HttpConfig(validation_status=400))) as server:
         yield server.url
-
-
-def _named(encoder: Any) -> Any:
-    encoder.name = ENCODER
-    return encoder
 
 
 @pytest.fixture(scope="session")

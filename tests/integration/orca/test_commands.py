@@ -121,7 +121,6 @@ def test_the_files_values_are_checked_as_flags_are(settings: Path, capfd):
     [
         (["--adapter", "nothing"], "NAME=DIRECTORY"),
         (["--adapter", "x=/nowhere"], "no PEFT adapter"),
-        (["--encoder", "no-such-encoder"], "no-such-encoder"),
         (["--chat-template", "/nowhere"], "cannot be read"),
         (["--policy", "orca", "--max-batch-tokens", "9"], "no option 'max_batch_tokens'"),
     ],

@@ -2,68 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-import struct
 
 import httpx
-import numpy as np
 import openai
 import pytest
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("smollm2")]
-MODEL, ENCODER = "smollm2-135m-instruct", "all-minilm-l6-v2"
-TEXTS = ["Plants need light.", "Cats sleep all day.", "A plant grows in the sun."]
-
-
-def test_embeddings_are_the_encoders_in_both_formats(client):
-    answer = client.embeddings.create(model=ENCODER, input=TEXTS)
-    vectors = np.array([each.embedding for each in answer.data])
-    assert vectors.shape == (3, 384)
-    assert answer.usage.prompt_tokens > 10
-    near, far = vectors[0] @ vectors[2], vectors[0] @ vectors[1]
-    assert near > far + 0.2
-    floats = client.embeddings.create(model=ENCODER, input=TEXTS[0], encoding_format="float", dimensions=384)
-    assert floats.data[0].embedding == pytest.approx(vectors[0].tolist(), abs=1e-6)
-    first = client.embeddings.create(model=ENCODER, input=TEXTS[0], dimensions=128).data[0].embedding
-    assert first == pytest.approx(vectors[0, :128] / np.linalg.norm(vectors[0, :128]), abs=1e-6)
-
-
-def test_base64_is_little_endian_fp32(url):
-    body = {"model": ENCODER, "input": TEXTS[0]}
-    numbers = httpx.post(f"{url}/v1/embeddings", json=body).json()["data"][0]["embedding"]
-    packed = httpx.post(f"{url}/v1/embeddings", json=body | {"encoding_format": "base64"}).json()["data"][0][
-        "embedding"
-    ]
-    assert struct.unpack("<384f", base64.b64decode(packed)) == pytest.approx(numbers)
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "says"),
-    [
-        ({"model": MODEL, "input": "x"}, 400, "generates text"),
-        ({"model": "other", "input": "x"}, 404, "does not exist"),
-        ({"model": ENCODER, "input": []}, 400, "input"),
-        ({"model": ENCODER, "input": "x", "dimensions": 700}, 400, "have 384"),
-        ({"model": ENCODER, "input": "x", "prompt_name": "query"}, 400, "prompt_name"),
-        ({"model": ENCODER, "input": "x " * 2000}, 400, "takes from 1 to"),
-        ({"model": ENCODER, "input": [10**9]}, 400, "vocabulary"),
-        ({"model": ENCODER, "input": "x", "input_type": "query"}, 400, "input_type"),
-    ],
-)
-def test_embeddings_refuse_by_name(url, body, status, says):
-    response = httpx.post(f"{url}/v1/embeddings", json=body)
-    assert (response.status_code, says in response.json()["error"]["message"]) == (status, True), response.text
-
-
-def test_rerank_puts_the_nearest_first(url):
-    body = {"model": ENCODER, "query": "What do plants need?", "documents": TEXTS, "top_n": 2}
-    answer = httpx.post(f"{url}/v1/rerank", json=body).json()
-    assert [result["index"] for result in answer["results"]] == [0, 2]
-    scores = [result["relevance_score"] for result in answer["results"]]
-    assert scores == sorted(scores, reverse=True)
-    assert answer["results"][0]["document"] == {"text": TEXTS[0]}
+MODEL = "smollm2-135m-instruct"
 
 
 def test_tokenize_and_back(url, ask):

@@ -11,7 +11,6 @@ import torch
 from mlsys_core.errors import MlsysError
 from mlsys_core.loop import ServeRequest
 from mlsys_dvabatch.stages.models.bert_folder import load_bert
-from mlsys_orca.engine.embedding import load_encoder
 from mlsys_orca.loading.load import load_model
 from torch import Tensor
 from torch.nn import functional
@@ -33,19 +32,15 @@ def decoder_verdict(case: Case, change: dict[str, Any]) -> tuple[str, str]:
     return _verdict(theirs, lambda folder: log_probabilities(load_model(folder, dtype="fp32"), SEQUENCES))
 
 
-def encoder_verdict(case: Case, change: dict[str, Any], server: str) -> tuple[str, str]:
-    """Compare normalised mean vectors of ``orca`` or ``dvabatch``; see :func:`_verdict`."""
+def encoder_verdict(case: Case, change: dict[str, Any]) -> tuple[str, str]:
+    """Compare normalised mean vectors of DVABatch; see :func:`_verdict`."""
 
     def theirs(folder: Path) -> list[Tensor]:
         reference = write_checkpoint(folder, Case(case.family, case.config | change), auto="AutoModel")
         vectors = [reference(torch.tensor([text])).last_hidden_state[0].mean(0) for text in TEXTS]
         return [functional.normalize(vector, dim=0) for vector in vectors]
 
-    return _verdict(theirs, _orca_vectors if server == "orca" else _dvabatch_vectors)
-
-
-def _orca_vectors(folder: Path) -> list[Tensor]:
-    return list(load_encoder(folder, dtype="fp32", normalize=True).embed(TEXTS))
+    return _verdict(theirs, _dvabatch_vectors)
 
 
 def _dvabatch_vectors(folder: Path) -> list[Tensor]:

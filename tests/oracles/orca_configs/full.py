@@ -27,8 +27,7 @@ def runs() -> Iterator[tuple[str, Case, Run]]:
     for name, case in CASES.items():
         yield name, case, partial(decoder_verdict, case)
     for name, case in ENCODERS.items():
-        for server in ("orca", "dvabatch"):
-            yield f"{server} {name}", case, partial(encoder_verdict, case, server=server)
+        yield f"dvabatch {name}", case, partial(encoder_verdict, case)
 
 
 def main(names: list[str]) -> int:

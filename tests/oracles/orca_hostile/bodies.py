@@ -23,7 +23,6 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"model": "tiny", "prompt": [[1, 2, 3], [4]], "max_tokens": 2, "prompt_logprobs": 2}),
     ("/v1/responses", {"model": "tiny", "input": "Hello", "max_output_tokens": 4, "metadata": {"a": "b"}}),
     ("/v1/messages", {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}),
-    ("/v1/embeddings", {"model": "tiny", "input": ["a", "b"]}),
     ("/tokenize", {"prompt": "Hello there", "return_token_strs": True}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
 ]  # fmt: skip

@@ -14,7 +14,6 @@ import pytest
 import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.engine.embedding import load_encoder
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.model.adapters import AdaptedDecoder
 from mlsys_orca.model.limits import check_numbers
@@ -263,7 +262,6 @@ def test_no_loader_unpickles(tmp_path: Path, name: str, model_type: str, refused
     refused(lambda: load_model(path, backend="torch"))
     if name.endswith(".gguf"):
         refused(lambda: load_model(path / name, backend="torch"))
-    refused(lambda: load_encoder(path))
     assert not mark.exists()
 
 
@@ -299,15 +297,9 @@ def test_code_in_a_directory_is_never_run(tmp_path: Path, model_type: str) -> No
     assert not mark.exists()
 
 
-def test_an_encoder_stays_inside_its_directory(tmp_path: Path, refused) -> None:
+def test_an_encoder_is_no_language_model(tmp_path: Path, refused) -> None:
     path = write_directory(tmp_path / "model", {"model_type": "bert"})
-    for outside in ("../other", "/etc", ["x"], "a/../../b"):
-        modules = [
-            {"type": "sentence_transformers.models.Transformer", "path": outside},
-            {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
-        ]
-        (path / "modules.json").write_text(json.dumps(modules))
-        assert "not inside" in refused(lambda: load_encoder(path))
+    assert "writes no text; for embeddings install mlsys-encoders" in refused(lambda: load_model(path))
 
 
 def test_a_panic_in_a_librarys_compiled_part_is_an_error_about_the_file(refused) -> None:

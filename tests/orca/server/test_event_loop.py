@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.api import chat, completions, encoders, front, intake, messages, responses, tokens
+from mlsys_orca.api import chat, completions, front, intake, messages, responses, tokens
 from mlsys_orca.api.intake import MAX_CONTAINERS, MAX_VALUES, bounded_json
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import EngineConfig
@@ -39,7 +39,6 @@ BLOCKING = [
     (responses.Asked, "whole"),
     (tokens, "_tokens"),
     (tokens, "_text"),
-    (encoders, "_embeddings"),
 ]
 
 

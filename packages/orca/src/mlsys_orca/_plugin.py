@@ -45,7 +45,7 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
 
 @hookimpl
 def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
-    """Return the loaders of GGUF files and Hugging Face directories, and of encoders."""
+    """Return the loader of GGUF files and Hugging Face directories."""
     return [
         ModelLoaderSpec(
             name="orca-llm",
@@ -53,13 +53,6 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
             engine="orca",
             suffixes=(".gguf", ".safetensors", "config.json"),
             factory="mlsys_orca.loading.registered:load_registered",
-        ),
-        ModelLoaderSpec(
-            name="orca-encoder",
-            help="BERT-like encoders of texts.",
-            engine="orca-encoder",
-            suffixes=("config.json",),
-            factory="mlsys_orca.engine.encoder_loaders:load_registered",
         ),
     ]
 

@@ -76,7 +76,7 @@ class PolicySpec(Spec):
 class ModelLoaderSpec(Spec):
     """A loader of model files, for every command of one engine that takes a model."""
 
-    engine: str  # engine that uses it: "orca", "orca-encoder", "batchmaker", "dvabatch"
+    engine: str  # engine that uses it: "orca", "batchmaker", "dvabatch"
     suffixes: tuple[str, ...]  # of a file, or of one within a folder: ".gguf" is an ending, "config.json" a whole name
     factory: str  # -> Callable[[Path, mlsys_core.plugins.loading.LoadContext], model]; the engine says of which class
 

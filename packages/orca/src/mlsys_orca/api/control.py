@@ -137,9 +137,8 @@ def add_routes(router: Router, service: ModelService, control: ModelControl) -> 
         requests end.
         """
         check_model_control(control.is_allowed)
-        taken = {service.name, *([] if service.encoder is None else [service.encoder.name])}
-        if body.lora_name in taken:
-            raise InvalidInputError(f"{body.lora_name!r} is the name of a model here; give the adapter another")
+        if body.lora_name == service.name:
+            raise InvalidInputError(f"{body.lora_name!r} is the name of the model here; give the adapter another")
         path = Path(body.lora_path).expanduser().absolute()
         files = await asyncio.to_thread(read_adapter, path, max_nbytes=MAX_ADAPTER_NBYTES)
         async with changing:

@@ -8,7 +8,7 @@ from fastapi import Depends, Request, Response
 from mlsys_serving.http import HttpError, Router
 from pydantic import BaseModel
 
-from mlsys_orca.api import chat, completions, encoders, messages, responses, tokens
+from mlsys_orca.api import chat, completions, messages, responses, tokens
 from mlsys_orca.api import control as control_routes
 from mlsys_orca.api.answers import STREAMED
 from mlsys_orca.api.batches import batch_routes, file_routes
@@ -44,8 +44,7 @@ def make_router(service: ModelService, keeper: AnswerKeeper, batches: Batches, c
     router = Router(tags=["Orca"], route_class=intake_route(service.front, keeper.go_on))
     for endpoint in (chat, completions, responses, messages):
         endpoint.add_routes(router, service, keeper)
-    for endpoint in (encoders, tokens):
-        endpoint.add_routes(router, service)
+    tokens.add_routes(router, service)
     _add_models(router, service)
     kept = Router(route_class=intake_route(service.front, keeper.go_on), dependencies=[Depends(batches.using)])
     for module in (file_routes, batch_routes):
@@ -73,7 +72,7 @@ def make_router(service: ModelService, keeper: AnswerKeeper, batches: Batches, c
 def _add_models(router: Router, service: ModelService) -> None:
     def cards() -> list[ModelCard]:
         length = service.engine.max_model_len
-        made = [
+        return [
             ModelCard(
                 id=name,
                 created=service.created,
@@ -82,14 +81,10 @@ def _add_models(router: Router, service: ModelService) -> None:
             )
             for name in service.names
         ]
-        if service.encoder is not None:
-            encoder = service.encoder
-            made.append(ModelCard(id=encoder.name, created=service.created, max_model_len=encoder.max_tokens))
-        return made
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
-        """List the models served here: the one that generates, its adapters, the encoder."""
+        """List the models served here: the one that generates and its adapters."""
         return ModelList(data=cards())
 
     @router.get("/v1/models/{name:path}")

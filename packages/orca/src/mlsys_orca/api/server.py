@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from mlsys_core.loop import LoopRecorder
     from structlog.typing import FilteringBoundLogger
 
-    from mlsys_orca.engine.embedding import TextEncoder
     from mlsys_orca.parallel.group import ParallelModel
 
 
@@ -54,11 +53,10 @@ def make_service(
     name: str,
     config: EngineConfig,
     *,
-    encoder: TextEncoder | None = None,
     recorder: LoopRecorder | None = None,
     parallel: ParallelModel | None = None,
 ) -> ModelService:
-    """Make a service over a new engine, and over ``encoder`` if given; the engine's thread starts with the app.
+    """Make a service over a new engine, whose thread starts with the app.
 
     The parts of a divided model, ``parallel``, are loaded by processes that end with the engine; this process must have
     a single thread.
@@ -79,7 +77,7 @@ def make_service(
     if holders is not None and holders.available_nbytes is not None:
         available_nbytes = holders.available_nbytes
     engine = Engine(loaded, config, available_nbytes=available_nbytes, recorder=recorder, holders=holders)
-    return ModelService(name, loaded, engine, encoder)
+    return ModelService(name, loaded, engine)
 
 
 def make_app(
@@ -162,42 +160,6 @@ def make_score(service: ModelService) -> Score:
         Board(system="orca", unit="iteration", facts=facts, sources=lambda: sources),
         replay=lambda recording, policy: replay(recording, policy, shape=shape, config=config, registry=registry),
     )
-
-
-def find_encoder(
-    name: str,
-    *,
-    device: str = "cpu",
-    tensor_parallel: int = 1,
-    pipeline_parallel: int = 1,
-    slices: bool | None = None,
-    num_threads: int = 1,
-) -> TextEncoder:
-    """Load the encoder called ``name`` in 'mlsys models list', or in a directory; clients call it by that name.
-
-    With degrees, or ``slices``, it is divided as the model beside it is: its ``holders`` are to be started. One that
-    those degrees do not divide stays whole.
-
-    Raises:
-        InvalidInputError: there is none, or it needs something that is not implemented.
-    """
-    from mlsys_core.config import settings
-    from mlsys_core.models import resolve_model
-    from mlsys_core.plugins.loading import LoadContext
-
-    from mlsys_orca.engine.encoder_loaders import load_encoder_by_name
-
-    path = resolve_model(name, settings().cache_dir)
-    encoder = None
-    if tensor_parallel * pipeline_parallel > 1 or slices:
-        from mlsys_orca.engine.divided_encoder import divides, load_divided_encoder
-
-        degrees: Any = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
-        if divides(path, **degrees):
-            encoder = load_divided_encoder(path, **degrees, slices=slices, num_threads=num_threads)
-    encoder = encoder or load_encoder_by_name(path, LoadContext(device=device))
-    encoder.name = model_name(name)
-    return encoder
 
 
 def model_name(model: str) -> str:

@@ -21,7 +21,6 @@ from mlsys_orca.api.generation import Choice, Generation, GenerationParameters
 from mlsys_orca.api.identity import Identity
 from mlsys_orca.api.text_stream import TextOptions, stream_text
 from mlsys_orca.engine.client import EngineClient
-from mlsys_orca.engine.embedding import TextEncoder
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.scheduling.batch import SamplingParams
 from mlsys_orca.scheduling.request import GenerationRequest
@@ -36,12 +35,11 @@ MAX_ANSWERS = 2 * MAX_PROMPTS  # of one request, whatever the engine may hold
 
 @dataclass(frozen=True, slots=True)
 class ModelService:
-    """One served model: its engine, its tokenizer, the names clients use, and an encoder beside it if there is one."""
+    """One served model: its engine, its tokenizer, and the names that clients use."""
 
     name: str
     loaded: LoadedModel
     engine: EngineClient
-    encoder: TextEncoder | None = None
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     guides: GuideMaker = None  # type: ignore[assignment]  # None: a new one over the model's tokenizer
     front: Front = field(init=False, default_factory=Front)  # the threads for the work of requests

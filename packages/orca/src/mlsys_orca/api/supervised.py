@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from mlsys_serving.http import ServerAddress
     from mlsys_serving.http.port import BoundPort
 
-    from mlsys_orca.engine.embedding import TextEncoder
     from mlsys_orca.parallel.group import Holders, ParallelModel
     from mlsys_orca.parallel.hosts.holders import HostHolders
 
@@ -46,7 +45,6 @@ def serve_supervised(
     http: HttpConfig,
     *,
     bound: BoundPort,
-    encoder: TextEncoder | None = None,
     journal: JournalConfig | None = None,
     on_ready: Callable[[ModelService, ServerAddress], None] | None = None,
     budget: RestartBudget | None = None,
@@ -65,7 +63,6 @@ def serve_supervised(
         config: Limits of each replica, and how many there are.
         http: Settings of the app.
         bound: The listening port.
-        encoder: An encoder beside it, which runs in the front.
         journal: Where files and batches are kept; None: until the server ends.
         on_ready: Called in the front, when requests are taken.
         budget: Limit on restarts.
@@ -90,12 +87,6 @@ def serve_supervised(
                 holders.fork()
             holders.wait()
             loaded = with_parts(loaded, holders)
-        of_encoder = None if encoder is None else encoder.holders
-        if of_encoder is not None:
-            stack.enter_context(of_encoder)
-            with bound.paused():
-                of_encoder.fork()
-            of_encoder.wait()
         available_nbytes = available_memory_nbytes(loaded.device) // config.num_replicas
         if holders is not None and holders.available_nbytes is not None:
             available_nbytes = holders.available_nbytes
@@ -114,7 +105,7 @@ def serve_supervised(
 
         def front(link: SupervisorLink) -> int:
             engine = RemoteEngine(shape, config, link, boxes)
-            service = ModelService(name, loaded, engine, encoder, guides=guides)
+            service = ModelService(name, loaded, engine, guides=guides)
             return serve(
                 make_app(service, http, journal=kept, control=control),
                 bound=bound,
@@ -127,7 +118,7 @@ def serve_supervised(
             Worker(replace(settings, crash_points=points), end, boxes.box(number)).run()
 
         kept = stack.enter_context(kept_or_passing(journal))  # of all fronts to come
-        standing = [each for some in (holders, of_encoder) if some is not None for each in some.standing]
+        standing = [] if holders is None else holders.standing
         return Supervisor(
             front, worker, num_workers=config.num_replicas, boxes=boxes, budget=budget, standing=standing
         ).run()

@@ -16,18 +16,12 @@ _PROMISES = {
 
 def banner(service: ModelService, address: ServerAddress, *, has_ui: bool) -> str:
     """Return what serves, where, and its limits."""
-    from mlsys_orca.parallel.group import layout_of
-
     engine, loaded = service.engine, service.loaded
     config, shape, slots = engine.config, engine.shape, engine.shape.num_kv_tokens
     route, body = "completions", '"prompt": "Hello!"'
     if loaded.chat_template is not None:
         route, body = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
     extras = [f"adapters {', '.join(sorted(engine.adapters))}"] if engine.adapters else []
-    if service.encoder is not None:
-        of_encoder = service.encoder.holders
-        where = "" if of_encoder is None else f", {layout_of(of_encoder.model.places)}"
-        extras.append(f"embeddings by {service.encoder.name}{where}")
     extras += [f"{config.num_replicas} replicas, each with these limits"] if config.num_replicas > 1 else []
     if config.tensor_parallel * config.pipeline_parallel > 1:
         extras.append(

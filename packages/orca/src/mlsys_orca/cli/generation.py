@@ -49,7 +49,6 @@ class Fixed:
     max_batch_tokens: int | None
     max_chunk_tokens: int | None
     device: str
-    encoder: str | None
     draft_model: str | None  # guesses the model's next tokens
     chat_template: Path | None
     takes_adapters: bool  # while it runs
@@ -111,21 +110,12 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
     else:
         loaded = _load_whole(settings, fixed, generation)
     from mlsys_orca.api.control import ModelControl
-    from mlsys_orca.api.server import find_encoder, make_app, make_service, model_name
+    from mlsys_orca.api.server import make_app, make_service, model_name
     from mlsys_orca.engine.engine import EngineConfig
     from mlsys_serving.http import serve as serve_http
 
     engine = {**fixed.engine, "max_batch_size": _batch_size(fixed, loaded, is_divided=parallel is not None)}
     config = EngineConfig(**engine, policy_options=_policy_options(fixed, loaded))
-    found = None
-    if fixed.encoder is not None:
-        found = find_encoder(
-            fixed.encoder,
-            device=fixed.device,
-            **degrees,
-            slices=fixed.sliced or None,
-            num_threads=fixed.engine["num_threads"],
-        )
     name = settings.name or model_name(settings.model)
     control = ModelControl(fixed.model_control, generation)
     collect_as_usual()  # the start is over
@@ -144,15 +134,12 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
                 config,
                 fixed.http,
                 bound=bound,
-                encoder=found,
                 journal=fixed.journal,
                 on_ready=on_ready,
                 parallel=parallel,
                 control=control,
             )
-        if found is not None and found.holders is not None:
-            serving.enter_context(found.holders).start()
-        service = make_service(loaded, name, config, encoder=found, parallel=parallel)
+        service = make_service(loaded, name, config, parallel=parallel)
         app = make_app(service, fixed.http, journal=fixed.journal, control=control)
         return serve_http(app, bound=bound, on_ready=lambda address: on_ready(service, address))
 

@@ -8,7 +8,6 @@ import typer
 from mlsys_core.cli.registered import BlockPoolName, Device
 from mlsys_orca.cli.bench import app as bench
 from mlsys_orca.cli.chaos import chaos
-from mlsys_orca.cli.embed import embed
 from mlsys_orca.cli.explain import explain
 from mlsys_orca.cli.generate import generate
 from mlsys_orca.cli.hosts import worker
@@ -24,7 +23,6 @@ app.command()(generate)
 app.command()(worker)
 app.command()(explain)
 app.add_typer(bench, name="bench")
-app.command()(embed)
 app.command()(quantize)
 app.command()(chaos)
 app.command()(reload)

@@ -64,9 +64,6 @@ def serve(
     model: Model = DEFAULT_MODEL,
     name: Annotated[str | None, typer.Option(help="The model's name for clients; by default the one given.")] = None,
     adapter: Adapters = None,
-    encoder: Annotated[
-        str | None, typer.Option(help="An encoder beside the model, for /v1/embeddings and /v1/rerank.")
-    ] = None,
     chat_template: ChatTemplateFile = None,
     dtype: Dtype = None,
     weights: Weights = None,
@@ -95,7 +92,7 @@ def serve(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens per iteration under 'chunked' (512; with an encoder, all).",
+            help="Tokens per iteration under 'chunked' (512; of an encoder-decoder, all).",
         ),
     ] = None,
     max_chunk_tokens: Annotated[
@@ -238,7 +235,6 @@ def serve(
         max_batch_tokens=max_batch_tokens,
         max_chunk_tokens=max_chunk_tokens,
         device=device,
-        encoder=encoder,
         draft_model=draft_model,
         chat_template=chat_template,
         takes_adapters=enable_lora,

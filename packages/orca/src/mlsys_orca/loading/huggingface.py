@@ -21,7 +21,7 @@ from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
 from mlsys_orca.loading.text_part import open_text_part, text_config
 from mlsys_orca.model.config import ModelConfig, UnsupportedModelError
 from mlsys_orca.model.decoder import DecoderModel
-from mlsys_orca.model.families import ARCHITECTURES, ENCODERS, model_family
+from mlsys_orca.model.families import ARCHITECTURES, model_family
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.limits import check_numbers
 from mlsys_orca.model.weights.checkpoint import Progress, WeightForm
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mlsys_orca.loading.vision import SeeingModel
 
 _log = logging.getLogger(__name__)
+_ENCODERS = frozenset({"bert", "camembert", "distilbert", "mpnet", "roberta", "xlm-roberta"})  # they write no text
 # What a decoder that follows an encoder begins and ends with: generation_config.json overrules config.json.
 _BEGINS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
 
@@ -96,10 +97,9 @@ def _route(
     part, whole = text_config(raw), raw
     raw = part or raw
     architecture = raw["model_type"]
-    if architecture in ENCODERS and not raw.get("is_decoder"):
+    if architecture in _ENCODERS and not raw.get("is_decoder"):
         raise InvalidInputError(
-            f"{path} holds an encoder ({architecture}), which writes no text; for embeddings: mlsys orca embed, "
-            "or mlsys_orca.engine.embedding.load_encoder"
+            f"{path} holds an encoder ({architecture}), which writes no text; for embeddings install mlsys-encoders"
         )
     missing = f"the architecture {architecture!r}"
     if architecture in VISION_ARCHITECTURES and read is Family.load:

@@ -11,6 +11,7 @@ The paper serves such models too (ORCA, section 3.2); its attention keys and val
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +19,94 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.attention import AttentionOptions, ragged_attention
 from mlsys_orca.model.blocks import Decoder, PreNormLayer
 from mlsys_orca.model.decoder import AttentionSpan, ForwardInputs
-from mlsys_orca.model.encoder import Encoder, spans_of
 from mlsys_orca.model.kv_cache import KVCache, slots_of
+from mlsys_orca.model.layers import Embedding
 from torch import Tensor, nn
+
+
+def spans_of(lengths: Iterable[int]) -> list[AttentionSpan]:
+    """Return the spans of texts that stand one after the other, each over its own rows.
+
+    Example:
+        >>> [(span.start, span.stop, span.slots) for span in spans_of([2, 3])]
+        [(0, 2, slice(0, 2, None)), (2, 5, slice(2, 5, None))]
+    """
+    spans, start = [], 0
+    for length in lengths:
+        spans.append(AttentionSpan(start, start + length, length, slice(start, start + length)))
+        start += length
+    return spans
+
+
+class RowAttention(nn.Module):
+    """Attention of rows to the rows of their own text.
+
+    Args:
+        qkv: hidden_size -> 3 * num_heads * head_dim: queries, keys, values, head after head.
+        output: num_heads * head_dim -> hidden_size.
+        num_heads: Heads of queries, keys and values each.
+        options: Not causal.
+    """
+
+    def __init__(self, *, qkv: nn.Module, output: nn.Module, num_heads: int, options: AttentionOptions) -> None:
+        super().__init__()
+        self.qkv = qkv
+        self.output = output
+        self.num_heads = num_heads
+        self.options = options
+
+    def forward(self, x: Tensor, spans: Sequence[AttentionSpan]) -> Tensor:
+        """Attend within each text: ``x`` [num_tokens, hidden_size] -> same shape."""
+        query, key, value = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
+        out: Tensor = self.output(ragged_attention(query, key, value, spans, self.options))
+        return out
+
+
+class Encoder(nn.Module):
+    """Embedding, layers, and a norm at either end.
+
+    Args:
+        embedding: (token ids, positions) -> fp32 [num_tokens, hidden_size].
+        layers: Each (states, spans) -> states.
+        first_norm: Norm of the embeddings; None: they enter the first layer as it is.
+        last_norm: Norm of the last layer's output; None: that output is the result.
+    """
+
+    def __init__(
+        self,
+        *,
+        embedding: Embedding,
+        layers: Iterable[PreNormLayer],
+        first_norm: nn.Module | None = None,
+        last_norm: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.first_norm = first_norm or nn.Identity()
+        self.layers = nn.ModuleList(layers)
+        self.last_norm = last_norm or nn.Identity()
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.embedding.table.device
+
+    def forward(self, token_ids: Tensor, positions: Tensor, spans: Sequence[AttentionSpan]) -> Tensor:
+        """Return the states of all tokens.
+
+        Args:
+            token_ids: [num_tokens] int64, text after text.
+            positions: [num_tokens] int64, of each token in its text.
+            spans: Spans that :func:`spans_of` gives for the texts' lengths.
+
+        Returns:
+            [num_tokens, hidden_size].
+        """
+        x: Tensor = self.first_norm(self.embedding(token_ids, positions))
+        for layer in self.layers:
+            x = layer(x, spans)
+        out: Tensor = self.last_norm(x)
+        return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,19 +64,13 @@ def require(raw: Mapping[str, Any], *keys: str) -> None:
         raise InvalidInputError(f"config.json lacks {', '.join(missing)}: is it a decoder-only model's?")
 
 
-def refuse_common(raw: Mapping[str, Any], *, is_causal: bool = True) -> None:
-    """Refuse what any ``config.json`` may ask for and no family does.
-
-    Args:
-        raw: The file's object.
-        is_causal: True of a decoder, whose tokens see none after them.
-    """
+def refuse_common(raw: Mapping[str, Any]) -> None:
+    """Refuse what any ``config.json`` may ask for and no family does."""
     if (settings := raw.get("quantization_config")) is not None:
         check_quantization(settings if isinstance(settings, Mapping) else {})
     refuse(bool(raw.get("add_cross_attention")), "attention over an encoder's states")
-    if is_causal:
-        refuse(bool(raw.get("use_bidirectional_attention")), "attention to later tokens (use_bidirectional_attention)")
-        refuse(raw.get("is_causal") is False, "attention to later tokens (is_causal)")
+    refuse(bool(raw.get("use_bidirectional_attention")), "attention to later tokens (use_bidirectional_attention)")
+    refuse(raw.get("is_causal") is False, "attention to later tokens (is_causal)")
 
 
 def windows_from_huggingface(

@@ -6,36 +6,20 @@ tensors that it asks for by name are found here in the whole model's file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.weights.checkpoint import Cut, Layout
 from mlsys_orca.parallel.placement import Placement, num_encoder_layers
 
+if TYPE_CHECKING:
+    from mlsys_orca.model.family import Family
+
 _BY_HEADS = {"q", "k", "v"}
 _OF_ONE_HEAD = {"q_head_norm", "k_head_norm"}
 _BY_FEATURES = {"gate", "gated", "up"}
-
-
-class Naming(Protocol):
-    """Names that a family gives to tensors: see :class:`~mlsys_orca.model.family.Family`."""
-
-    @property
-    def stems(self) -> Mapping[Layout, Mapping[str, str]]:
-        """Role -> tensor name, by layout."""
-        ...
-
-    @property
-    def transposed(self) -> frozenset[Layout]:
-        """Layouts whose weights in layers are [in_features, out_features]."""
-        ...
-
-    @property
-    def qkv_by_head(self) -> frozenset[Layout]:
-        """Layouts where query, key and value of a head stand together."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +31,7 @@ class Source:
 
 
 def sources(
-    family: Naming, whole: ModelConfig, placement: Placement, names: Collection[str], layout: Layout
+    family: Family, whole: ModelConfig, placement: Placement, names: Collection[str], layout: Layout
 ) -> dict[str, Source]:
     """Return where each tensor of the part comes from, by the name that it has in the part.
 
@@ -63,7 +47,7 @@ def sources(
     stems = family.stems[layout]
     first = stems["embedding"].partition(".")[0] + "."
     prefix = "" if layout == "gguf" or any(name.startswith(first) for name in names) else first
-    head = stems.get("head")  # an encoder has none
+    head = stems.get("head")
     is_tied = whole.tied_embeddings or (head is not None and f"{head.removeprefix(prefix)}.weight" not in names)
     found: dict[str, Source] = {}
     known: set[str] = set()

@@ -17,7 +17,6 @@ from typing import Protocol
 import torch
 from mlsys_core.errors import ServingError
 from mlsys_core.posix import new_event, raise_event, take_event
-from torch import Tensor
 
 from mlsys_orca.backends.sampler import choose, needs_logits, wanted_rows
 from mlsys_orca.parallel import messages
@@ -153,22 +152,6 @@ class ParallelExecutor:
                 self.watch.fail(broken)
             raise broken from error
         return self._take(self._flights.popleft())
-
-    def results_of(self, step: messages.Step) -> Tensor:
-        """Run one step while no iteration is in flight, and return its rows of logits, to be kept.
-
-        For models that are not sampled from: what a row of logits is, the ranks say.
-
-        Raises:
-            GroupBrokenError: a rank is gone.
-        """
-        self._send(step)
-        for place, channel in self._links.ups:
-            if place.is_last:
-                answer = _receive(place, channel, None)
-                if not isinstance(answer, messages.Done) or answer.number != step.number:
-                    raise ServingError(f"{place.name} answered {answer!r} to step {step.number}")
-        return self._links.results.logits(step.number, len(step.wanted)).clone()
 
     def interrupt(self) -> None:
         """Make a ``wait`` in progress, or the next one, return soon."""

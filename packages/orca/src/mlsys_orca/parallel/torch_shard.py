@@ -24,8 +24,7 @@ from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
 from mlsys_orca.model.blocks import Decoder, Step
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
-from mlsys_orca.model.encoder import spans_of
-from mlsys_orca.model.encoder_decoder import DecoderStep, EncoderDecoder, split
+from mlsys_orca.model.encoder_decoder import DecoderStep, EncoderDecoder, spans_of, split
 from mlsys_orca.model.families import model_family
 from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, Empty, KVCache, kv_dtype_name
 from mlsys_orca.model.weights.checkpoint import Cut

@@ -107,9 +107,7 @@ class Tokenizer:
         pieces = [(_UNTYPED + piece if piece in self._hidden else piece, score) for piece, score in state["vocab"]]
         return tokenizers.models.Unigram(pieces, state["unk_id"], state.get("byte_fallback", False))
 
-    def encode(
-        self, text: str, *, allow_special: bool = False, add_bos: bool = False, max_tokens: int | None = None
-    ) -> list[int]:
+    def encode(self, text: str, *, allow_special: bool = False, add_bos: bool = False) -> list[int]:
         """Return the token ids of ``text``.
 
         Args:
@@ -117,19 +115,14 @@ class Tokenizer:
             allow_special: Read the text of a control token (``<|im_end|>``) as that token. Leave False for text from
                 outside, which could otherwise forge turns; True for what a template rendered.
             add_bos: Add what the model's file says goes around a bare prompt, if anything: a mark before it, or one
-                after it (T5), or both (BERT). A rendered chat has it already.
-            max_tokens: Most token ids, marks included; a longer text loses its end.
+                after it (T5). A rendered chat has it already.
 
         Raises:
             InvalidInputError: ``text`` holds a lone surrogate, so it is no Unicode text.
         """
         try:
             backend = self._backend if allow_special else self._plain
-            if max_tokens is None:
-                return _encoding(backend, text, add_special_tokens=add_bos).ids
-            encoding = _encoding(backend, text, add_special_tokens=False)
-            encoding.truncate(max(0, max_tokens - (backend.num_special_tokens_to_add(is_pair=False) if add_bos else 0)))
-            return backend.post_process(encoding, add_special_tokens=add_bos).ids
+            return _encoding(backend, text, add_special_tokens=add_bos).ids
         except (UnicodeError, TypeError) as error:
             raise InvalidInputError(f"the text cannot be encoded: {error}; send valid Unicode") from error
 
@@ -146,30 +139,6 @@ class Tokenizer:
             return [encoding.ids for encoding in backend.encode_batch(list(texts), add_special_tokens=False)]
         except (UnicodeError, TypeError) as error:
             raise InvalidInputError(f"a text cannot be encoded: {error}; send valid Unicode") from error
-
-    def encode_pair(self, first: str, second: str, *, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
-        """Encode two texts with the model's marks around and between them.
-
-        Args:
-            first: Any text.
-            second: Any text; what is too long in all loses the end of this one.
-            max_tokens: Most tokens of both and the marks.
-
-        Returns:
-            Token ids, and each token's type: 0 in the first text, 1 in the second where the model tells them apart.
-
-        Raises:
-            InvalidInputError: a text is no valid Unicode.
-        """
-        try:
-            before, after = (_encoding(self._plain, text, add_special_tokens=False) for text in (first, second))
-        except (UnicodeError, TypeError) as error:
-            raise InvalidInputError(f"the text cannot be encoded: {error}; send valid Unicode") from error
-        if max_tokens is not None:
-            num_marks = self._plain.num_special_tokens_to_add(is_pair=True)
-            after.truncate(max(0, max_tokens - len(before) - num_marks))
-        whole = self._plain.post_process(before, after, add_special_tokens=True)
-        return whole.ids, whole.type_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of ``token_ids``; bytes that make no character become U+FFFD.

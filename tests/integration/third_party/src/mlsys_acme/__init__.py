@@ -48,7 +48,6 @@ def mlsys_register_policies():
 def mlsys_register_model_loaders():
     loaders = {
         "orca": ".acme-llm",
-        "orca-encoder": ".acme-encoder",
         "batchmaker": "acme-cells.json",
         "dvabatch": ".acme-net",
     }

@@ -1,4 +1,4 @@
-"""Loaders: a zipped GGUF, a file with an encoder's path, a folder with a network's size, a file with a layer's."""
+"""Loaders: a zipped GGUF, a folder with a network's size, a file with a layer's."""
 
 import gzip
 import json
@@ -13,13 +13,6 @@ def orca(path, context):
     plain = path.with_suffix(".gguf")
     plain.write_bytes(gzip.decompress(path.read_bytes()))
     return load_model(plain, device=context.device, progress=context.progress, **context.taken("dtype", "backend"))
-
-
-def orca_encoder(path, context):
-    from mlsys_orca.engine.embedding import load_encoder
-
-    note(f"loaded {path.name} on {context.device}")
-    return load_encoder(path.read_text(), device=context.device, **context.taken("dtype"))
 
 
 def batchmaker(path, context):

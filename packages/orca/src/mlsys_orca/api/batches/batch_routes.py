@@ -68,8 +68,10 @@ def add_routes(router: Router, batches: Batches) -> None:
             raise unknown_file(body.input_file_id)
         if kept_file.file.purpose != "batch":
             raise InvalidInputError(f"input_file_id: {body.input_file_id} is the output of a batch")
-        if body.endpoint == "/v1/embeddings" and batches.service.encoder is None:
-            raise InvalidInputError("endpoint: this server has no encoder for /v1/embeddings: serve --encoder NAME")
+        if body.endpoint not in request.app.openapi()["paths"]:
+            raise InvalidInputError(
+                f"endpoint: this server has no {body.endpoint}: install mlsys-encoders, and serve --encoder NAME"
+            )
         keep = body.output_expires_after
         created = int(time.time())
         batch = Batch(

@@ -1,4 +1,4 @@
-"""The model families Orca runs with a forward of its own, one file each: those that write text, and encoders.
+"""The model families Orca runs with a forward of its own, one file each.
 
 Grow by adding a file and a line here. Imports no torch: the families are lazy references.
 """
@@ -11,7 +11,6 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.lazy import resolve
 
 if TYPE_CHECKING:
-    from mlsys_orca.model.encoder_family import EncoderFamily
     from mlsys_orca.model.family import Family
 
 # What a file calls its architecture (GGUF general.architecture, config.json model_type) -> the family that runs it.
@@ -72,17 +71,6 @@ ARCHITECTURES: dict[str, str] = {
 }
 
 
-# The same for encoders, which give texts as vectors (mlsys_orca.engine.embedding).
-ENCODERS: dict[str, str] = {
-    "bert": "mlsys_orca.model.families.bert:FAMILY",
-    "camembert": "mlsys_orca.model.families.bert:ROBERTA",
-    "distilbert": "mlsys_orca.model.families.distilbert:FAMILY",
-    "mpnet": "mlsys_orca.model.families.mpnet:FAMILY",
-    "roberta": "mlsys_orca.model.families.bert:ROBERTA",
-    "xlm-roberta": "mlsys_orca.model.families.bert:ROBERTA",
-}
-
-
 def model_family(architecture: str) -> Family:
     """Return the family that runs ``architecture``.
 
@@ -98,18 +86,4 @@ def model_family(architecture: str) -> Family:
             f"the architecture {architecture!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}"
         )
     family: Family = resolve(ARCHITECTURES[architecture])
-    return family
-
-
-def encoder_family(architecture: str) -> EncoderFamily:
-    """Return the family that runs the encoder ``architecture``.
-
-    Raises:
-        InvalidInputError: none does; the message lists those that are supported.
-    """
-    if architecture not in ENCODERS:
-        raise InvalidInputError(
-            f"the encoder {architecture!r} is not supported; supported are {', '.join(sorted(ENCODERS))}"
-        )
-    family: EncoderFamily = resolve(ENCODERS[architecture])
     return family

@@ -16,8 +16,14 @@ import torch
 from mlsys_orca.model.attention import AttentionOptions
 from mlsys_orca.model.blocks import MLP, Decoder, GatedMLP, PreNormLayer
 from mlsys_orca.model.config import EncoderPart, ModelConfig, RelativePositions, activation_name, refuse
-from mlsys_orca.model.encoder import Encoder, RowAttention
-from mlsys_orca.model.encoder_decoder import CrossAttention, CrossLayer, EncoderDecoder, SelfAttention
+from mlsys_orca.model.encoder_decoder import (
+    CrossAttention,
+    CrossLayer,
+    Encoder,
+    EncoderDecoder,
+    RowAttention,
+    SelfAttention,
+)
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
 from mlsys_orca.model.huggingface_config import refuse_common, require
