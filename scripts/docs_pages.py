@@ -40,8 +40,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 def written_pages(plugins: LoadedPlugins) -> dict[str, str]:
     """Return the text of each page by its path below the site's root."""
-    specs = sorted(plugins.registry.all(CommandSpec), key=lambda spec: spec.name)
-    pages = {f"reference/cli/{spec.name}.md": command_page(spec.name, load_command(spec)) for spec in specs}
+    named = sorted(plugins.registry.all(CommandSpec), key=lambda spec: spec.name)
+    specs = [spec for spec in named if " " not in spec.name]  # the others are on the page of their first word
+    commands = {spec.name: load_command(spec, plugins.registry) for spec in specs}
+    pages = {f"reference/cli/{name}.md": command_page(name, command) for name, command in commands.items()}
     lines = ["# Commands", "", "| command | does |", "| --- | --- |"]
     lines += [f"| [`mlsys {spec.name}`](cli/{spec.name}.md) | {cell(spec.help)} |" for spec in specs]
     pages["reference/commands.md"] = "\n".join([*lines, "", EXITS])

@@ -24,11 +24,12 @@ def pages() -> dict[str, str]:
 
 
 def test_every_command_has_a_page(pages: dict[str, str]) -> None:
-    names = {spec.name for spec in installed_plugins().registry.all(CommandSpec)}
+    registered = {spec.name for spec in installed_plugins().registry.all(CommandSpec)}
+    names = {name for name in registered if " " not in name}
     assert {name for name in pages if "/cli/" in name} == {f"reference/cli/{name}.md" for name in names}
     assert all(f"cli/{name}.md" in pages["reference/commands.md"] for name in names)
     assert "| `--tensor-parallel` | `INT` |" in pages["reference/cli/orca.md"]
-    assert "## mlsys orca serve" in pages["reference/cli/orca.md"]
+    assert {"## mlsys orca serve", "## mlsys orca quantize"} <= set(pages["reference/cli/orca.md"].splitlines())
 
 
 def test_settings_errors_and_metrics_are_there(pages: dict[str, str]) -> None:

@@ -60,7 +60,8 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, An
     """Yield every command that runs something, by its words; a group too that runs without a command."""
     if isinstance(command, LazyGroup):
         for spec in command.registry.all(command.kind):
-            yield from commands(load_command(spec), (*path, spec.name))
+            if " " not in spec.name:
+                yield from commands(load_command(spec, command.registry), (*path, spec.name))
     elif hasattr(command, "commands"):
         if command.invoke_without_command:
             yield " ".join(path), command

@@ -93,7 +93,7 @@ def test_every_command_explains_itself(capsys):
     names = [spec.name for spec in installed_plugins().registry.all(CommandSpec)]
     assert {"bench", "demo", "doctor", "models", "orca", "plugins", "trace", "workload"} <= set(names)
     for name in names:
-        assert cli.run([name, "--help"]) == 0, name
+        assert cli.run([*name.split(), "--help"]) == 0, name
         assert f"mlsys {name}" in capsys.readouterr().out
 
 
@@ -115,6 +115,38 @@ def raising(error: BaseException):
     registry = Registry()
     registry.add(CommandSpec(name="fail", help="x", app="raising_command:app"), "test")
     return LoadedPlugins([], registry)
+
+
+def test_a_plugin_adds_a_command_below_anothers(capsys, monkeypatch):
+    import types
+
+    import typer
+
+    group, leaf = typer.Typer(), typer.Typer()
+
+    @group.callback()
+    def parent() -> None:
+        """Hold commands."""
+
+    @leaf.command()
+    def say(word: str) -> None:
+        """Say it."""
+        typer.echo(word)
+
+    monkeypatch.setitem(sys.modules, "nested_command", types.SimpleNamespace(group=group, leaf=leaf))
+    registry = Registry()
+    registry.add(CommandSpec(name="parent", help="x", app="nested_command:group"), "one")
+    registry.add(CommandSpec(name="parent say", help="x", app="nested_command:leaf"), "other")
+    monkeypatch.setattr(cli, "installed_plugins", lambda: LoadedPlugins([], registry))
+    assert cli.run(["parent", "say", "hello"]) == 0
+    assert capsys.readouterr().out == "hello\n"
+    assert cli.run(["parent", "--help"]) == 0
+    assert "Say it." in capsys.readouterr().out
+    assert cli.run([]) == 0
+    assert "parent say" not in capsys.readouterr().out
+    registry.add(CommandSpec(name="parent say more", help="x", app="nested_command:leaf"), "third")
+    assert cli.run(["parent", "say", "hello"]) == 1
+    assert "'parent say' has no commands below it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -30,14 +30,28 @@ def _stub(spec: AppSpec) -> Any:
     return typer.main.get_command(app)
 
 
-def load_command(spec: AppSpec) -> Any:
-    """Import the Typer app of ``spec`` and turn it into a runnable command."""
+def load_command(spec: AppSpec, registry: Registry | None = None) -> Any:
+    """Import the Typer app of ``spec`` and turn it into a runnable command.
+
+    Args:
+        spec: The command; "orca quantize" is the command ``quantize`` below that of the name "orca".
+        registry: Where commands below this one are looked for; None: it has its own alone.
+
+    Raises:
+        PluginError: the app is no Typer app, or commands are registered below one that is no group.
+    """
     app = resolve(spec.app)
     if not isinstance(app, typer.Typer):
         raise PluginError(f"{noun(type(spec))} {spec.name!r}: {spec.app} is a {type(app).__name__}, not a typer.Typer")
     app._add_completion = False  # the root offers completion for all
-    command = typer.main.get_command(app)
-    command.name = spec.name
+    command: Any = typer.main.get_command(app)
+    command.name = spec.name.rpartition(" ")[2]
+    known = registry.all(CommandSpec) if registry is not None and isinstance(spec, CommandSpec) else []
+    for each in (each for each in known if each.name.rpartition(" ")[0] == spec.name):
+        if not isinstance(command, TyperGroup):
+            raise PluginError(f"command {each.name!r}: {spec.name!r} has no commands below it")
+        nested = load_command(each, registry)
+        command.commands[nested.name] = nested
     show_help_alike(command)
     return command
 
@@ -51,13 +65,14 @@ class LazyGroup(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         for spec in sorted(self.registry.all(self.kind), key=lambda spec: spec.name):
-            self.commands[spec.name] = _stub(spec)
+            if " " not in spec.name:  # others are below the command of their first word
+                self.commands[spec.name] = _stub(spec)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Swap the placeholder for the real command, now that it is needed."""
         name = args[0]
         if name in self.commands:
-            self.commands[name] = load_command(self.registry.get(self.kind, name))
+            self.commands[name] = load_command(self.registry.get(self.kind, name), self.registry)
         elif self.kind is not CommandSpec:
             self.registry.chosen(self.kind, name)  # raises, and lists what there is
         elif name in self.registry.unavailable:

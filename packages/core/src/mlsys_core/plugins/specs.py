@@ -21,7 +21,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec(Spec):
-    """A command below ``mlsys``."""
+    """A command below ``mlsys``; with the name "orca quantize", below ``mlsys orca``."""
 
     app: str  # -> typer.Typer; give it a callback if it is to stay a group when it has a single command
     hidden: bool = False

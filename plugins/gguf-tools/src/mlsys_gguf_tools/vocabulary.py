@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-
 from mlsys_orca.loading.gguf_splits import DISTINCT_NAMES, PRE_TOKENIZERS
 from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
 from mlsys_orca.text.tokenizer import Tokenizer

@@ -12,12 +12,12 @@ import torch
 from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 from mlsys_core.errors import InvalidInputError
-from torch import Tensor
-
 from mlsys_orca.model.weights.checkpoint import Cut
 from mlsys_orca.model.weights.dequantize import check_types
 from mlsys_orca.model.weights.gguf_file import GgufFile, TensorEntry
-from mlsys_orca.quantizing.source import Entry, Source, SourceTensor
+from torch import Tensor
+
+from mlsys_gguf_tools.source import Entry, Source, SourceTensor
 
 _REPLACED = frozenset({"general.file_type", "general.quantization_version"})
 _FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)

@@ -15,7 +15,7 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlsys_orca.quantizing.k_quants import q4_k, q5_k, q6_k
+from mlsys_gguf_tools.k_quants import q4_k, q5_k, q6_k
 
 _PIECE = 1 << 17  # values quantised at a time: their temporaries fit the caches
 

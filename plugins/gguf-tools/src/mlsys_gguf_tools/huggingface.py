@@ -16,8 +16,6 @@ import torch
 from gguf.constants import MODEL_ARCH_NAMES
 from gguf.tensor_mapping import TensorNameMap, get_tensor_name_map
 from mlsys_core.errors import InvalidInputError
-from torch import Tensor
-
 from mlsys_orca.loading.huggingface import read_json, read_tokenizer, template_source
 from mlsys_orca.loading.text_part import open_text_part, text_config
 from mlsys_orca.model.config import ModelConfig
@@ -28,7 +26,9 @@ from mlsys_orca.model.states import RecurrentPart
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut
 from mlsys_orca.model.weights.damage import MAX_INDEX_NBYTES, json_object
 from mlsys_orca.model.weights.quantized_directory import QuantizedDirectory, open_weights
-from mlsys_orca.quantizing.metadata import (
+from torch import Tensor
+
+from mlsys_gguf_tools.metadata import (
     DELTA,
     QWEN3_5,
     check_llama_cpp_reads,
@@ -37,9 +37,9 @@ from mlsys_orca.quantizing.metadata import (
     model_metadata,
     scaling_tensors,
 )
-from mlsys_orca.quantizing.recurrent import CutDirectory
-from mlsys_orca.quantizing.source import Source, SourceTensor, entry
-from mlsys_orca.quantizing.vocabulary import vocabulary_metadata
+from mlsys_gguf_tools.recurrent import CutDirectory
+from mlsys_gguf_tools.source import Source, SourceTensor, entry
+from mlsys_gguf_tools.vocabulary import vocabulary_metadata
 
 Arrange = Callable[[Tensor], Tensor]
 

@@ -12,7 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from mlsys_orca.quantizing.k_quants import q4_k, q5_k, q6_k
+from mlsys_gguf_tools.k_quants import q4_k, q5_k, q6_k
 from torch import Tensor
 
 Writer = Callable[[Tensor], Tensor]

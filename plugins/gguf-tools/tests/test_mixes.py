@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.quantizing.types import Mix, file_type
+from mlsys_gguf_tools.types import Mix, file_type
 
 
 def mix(kind: str, **changes: object) -> Mix:

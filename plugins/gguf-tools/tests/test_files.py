@@ -12,10 +12,10 @@ import pytest
 import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.cli.main import app
+from mlsys_gguf_tools.cli import app
+from mlsys_gguf_tools.writing import plan, write
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.model.weights.gguf_file import GgufFile
-from mlsys_orca.quantizing.writing import plan, write
 from typer.testing import CliRunner
 
 from tests.conformance.orca.test_architectures import CASES as FIRST
@@ -175,7 +175,7 @@ def test_the_command_writes_a_file_and_refuses_in_one_line(tmp_path: Path) -> No
     path, out = write_directory(tmp_path, "gpt2", {}), tmp_path / "out.gguf"
 
     def run(*arguments: str) -> Any:
-        return CliRunner().invoke(app, ["quantize", str(path), *arguments], catch_exceptions=False)
+        return CliRunner().invoke(app, [str(path), *arguments], catch_exceptions=False)
 
     done = run(str(out), "--type", "q8_0", "--threads", "1")
     assert done.exit_code == 0
@@ -190,7 +190,7 @@ def test_the_command_writes_a_file_and_refuses_in_one_line(tmp_path: Path) -> No
         with pytest.raises(InvalidInputError, match=message):
             run(*arguments)
     with pytest.raises(InvalidInputError, match="not the model itself"):
-        CliRunner().invoke(app, ["quantize", str(out), str(out), "--overwrite"], catch_exceptions=False)
+        CliRunner().invoke(app, [str(out), str(out), "--overwrite"], catch_exceptions=False)
     assert out.read_bytes() == before
     assert run(str(out), "--type", "F16", "--overwrite").exit_code == 0
     assert GgufFile(out).tensors["blk.0.ffn_up.weight"].type.name == "F16"

@@ -9,7 +9,10 @@ import typer
 from mlsys_core.cli import completion
 from mlsys_orca.cli.options import MODEL_HELP, num_threads_of
 
+app = typer.Typer()
 
+
+@app.command()
 def quantize(
     model: Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)],
     out: Annotated[Path, typer.Argument(help="The GGUF file to write.", metavar="OUT.gguf")],
@@ -38,7 +41,7 @@ def quantize(
     columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()]
     with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task(f"planning {out.name}", total=None)
-        from mlsys_orca.quantizing.writing import plan, write  # here: the bar shows while torch is imported
+        from mlsys_gguf_tools.writing import plan, write  # here: the bar shows while torch is imported
 
         planned = plan(path, out, kind, overwrite=overwrite)
         if planned.source.is_quantised:

@@ -21,16 +21,16 @@ from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.profiling.files import atomic_path
-from numpy.typing import NDArray
-
 from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.loading.load import model_files
 from mlsys_orca.model.weights.damage import readable
-from mlsys_orca.quantizing.blocks import encode_into, nbytes_of
-from mlsys_orca.quantizing.gguf import open_file
-from mlsys_orca.quantizing.huggingface import open_directory
-from mlsys_orca.quantizing.source import Source, SourceTensor
-from mlsys_orca.quantizing.types import FileType, Mix, file_type
+from numpy.typing import NDArray
+
+from mlsys_gguf_tools.blocks import encode_into, nbytes_of
+from mlsys_gguf_tools.gguf import open_file
+from mlsys_gguf_tools.huggingface import open_directory
+from mlsys_gguf_tools.source import Source, SourceTensor
+from mlsys_gguf_tools.types import FileType, Mix, file_type
 
 Progress = Callable[[int, int], None]  # (values written so far, values in all)
 _ROWS = 1 << 26  # values of a tensor in memory at a time: 256 MiB in fp32

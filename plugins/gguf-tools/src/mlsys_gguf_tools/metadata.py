@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.families import ARCHITECTURES, model_family
 from mlsys_orca.model.gguf_config import GgufFields

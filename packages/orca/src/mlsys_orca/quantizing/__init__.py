@@ -1,1 +1,0 @@
-"""Models to GGUF files of fewer bits: which type each tensor gets, its codes, and what else the file says."""
