@@ -1,26 +1,16 @@
-"""Clients of ``mlsys orca chaos``: a server under test, mixed requests, and the tally of what they got."""
+"""Clients of ``mlsys orca chaos``: mixed streams of tokens, and how an answer compares with the undisturbed one."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import httpx
-import psutil
 from mlsys_core.errors import ServingError
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from mlsys_serving.instances.chaos import ChaosTally, Verdict
 
 _KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -40,8 +30,6 @@ _KINDS: tuple[dict[str, Any], ...] = (
         },
     },
 )
-_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGABRT}
-Verdict = Literal["equal", "lost", "doubled", "different"]
 Answer = dict[int, list[str]]  # by choice, the pieces in order: a token's text with its log-probabilities
 
 
@@ -52,7 +40,7 @@ def verdict_of(expected: Answer, found: Answer) -> Verdict:
         >>> verdict_of({0: ["a", "b"]}, {0: ["a", "b"]}), verdict_of({0: ["a", "b"]}, {0: ["b"]})
         ('equal', 'lost')
         >>> verdict_of({0: ["a", "b"]}, {0: ["a", "a", "b"]}), verdict_of({0: ["a", "b"]}, {0: ["a", "c"]})
-        ('doubled', 'different')
+        ('twice', 'different')
     """
     if expected == found:
         return "equal"
@@ -61,172 +49,37 @@ def verdict_of(expected: Answer, found: Answer) -> Verdict:
     )
     if had < wanted:
         return "lost"
-    return "doubled" if had > wanted else "different"
+    return "twice" if had > wanted else "different"
 
 
-@dataclass(slots=True)
-class Tally:
-    """Outcome of a run."""
-
-    num_troubles: int = 0
-    verdicts: Counter[str] = field(default_factory=Counter)
-    gaps_s: list[float] = field(default_factory=list)  # between two pieces of an answer
-    undisturbed_gaps_s: list[float] = field(default_factory=list)
-    errors: Counter[str] = field(default_factory=Counter)  # that ended answers, by message
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def num_answers(self) -> int:
-        """Answers that were compared."""
-        return self.verdicts.total()
-
-    @property
-    def num_wrong(self) -> int:
-        """Those that are not as without trouble."""
-        return self.num_answers - self.verdicts["equal"]
-
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the lines of the tally: name, value."""
-        yield "answers", str(self.num_answers)
-        yield "troubles", str(self.num_troubles)
-        yield "deaths of workers", f"{self.metrics.get('worker_deaths_total', 0):.0f}"
-        yield "equal to the undisturbed run", str(self.verdicts["equal"])
-        for name in ("lost", "doubled", "different", "cut"):
-            yield f"with tokens {name}" if name != "cut" else "cut short", str(self.verdicts[name])
-        for message, number in self.errors.most_common():
-            yield f"  {number} times", message
-        yield "tokens recomputed", f"{self.metrics.get('recomputed_tokens_total', 0):.0f}"
-        yield "longest stall by a death, ms", f"{1e3 * self.metrics.get('longest_stall_seconds', 0):.0f}"
-        for name, gaps in (("undisturbed", self.undisturbed_gaps_s), ("troubled", self.gaps_s)):
-            ordered = sorted(gaps) or [0.0]
-            p99 = ordered[int(0.99 * (len(ordered) - 1))]
-            yield f"gaps between tokens, {name}, ms", f"p99 {1e3 * p99:.0f}, longest {1e3 * ordered[-1]:.0f}"
-
-
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """A server under test."""
-
-    process: subprocess.Popen[bytes]
-    url: str
-    model: str  # its name
-    max_model_len: int  # tokens of prompt and answer
-
-    def workers(self) -> list[psutil.Process]:
-        """Return its worker processes."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if child.name() == "mlsys-worker"]
-
-    def reload(self) -> bool:
-        """Have it load its model anew; return False if it is still at the last time."""
-        if len(psutil.Process(self.process.pid).children()) > 1:
-            return False
-        self.process.send_signal(signal.SIGHUP)
-        return True
-
-
-@contextmanager
-def running_server(model: str, num_threads: int, replicas: int = 1) -> Iterator[RunningServer]:
-    """Start ``mlsys orca serve`` on a free port and wait until it serves; it ends with the block.
-
-    Raises:
-        ServingError: it did not start; the message is the server's own.
-    """
-    # Bound, and nobody listens: no other program is given the port before the server takes it.
-    with socket.socket() as kept, tempfile.TemporaryFile("w+") as log:
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.bind(("127.0.0.1", 0))
-        port = kept.getsockname()[1]
-        command = [sys.executable, "-m", "mlsys_core", "orca", "serve", model, "--name", "model", "--port", str(port)]
-        process = subprocess.Popen([*command, "--threads", str(num_threads), "--replicas", str(replicas)], stderr=log)
-        url = f"http://127.0.0.1:{port}"
-        try:
-            while not _is_up(url):
-                if process.poll() is not None:
-                    log.seek(0)
-                    said = log.read().strip().rpartition("\n")[2].removeprefix("mlsys: error: ")
-                    raise ServingError(f"the server did not start: {said or f'exit code {process.returncode}'}")
-                time.sleep(0.1)
-            (card, *_) = httpx.get(f"{url}/v1/models", timeout=None).json()["data"]
-            yield RunningServer(process, url, card["id"], card["max_model_len"])
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _is_up(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=None).status_code == 200
-    except httpx.TransportError:  # it does not listen yet
-        return False
-
-
-class Chaos:
-    """Clients that ask a server the same requests, first undisturbed, then while its workers are troubled.
+class StreamClients:
+    """Clients that ask a server for streamed completions: :class:`~mlsys_serving.instances.chaos.Clients`.
 
     Args:
-        server: Under test.
-        streams: Requests at a time.
-        seed: Of the requests and of who is troubled.
+        num_requests: Different requests, all at once in the undisturbed run.
+        seed: Of the requests.
     """
 
-    def __init__(self, server: RunningServer, *, streams: int, seed: int) -> None:
-        self._server, self._streams = server, streams
+    def __init__(self, num_requests: int, seed: int) -> None:
+        self.num_at_once = num_requests
         self._rng = random.Random(seed)
-        self._bodies = [self._body(number) for number in range(streams)]
-        self._tally = Tally()
+        self._bodies: list[dict[str, Any]] = []
+        self._gaps_s: dict[bool, list[float]] = {False: [], True: []}  # between two pieces, by is_troubled
+        self._errors: Counter[str] = Counter()  # that ended answers, by message
 
-    async def run(self, *, seconds: float, every_s: float, trouble: str) -> Tally:
-        """Make trouble every so many seconds for so long; return what came of it."""
-        columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=None, limits=limits) as client:
-            with Progress(*columns, transient=True) as progress:
-                progress.add_task("answers without trouble")
-                expected = await asyncio.gather(
-                    *(self._ask(client, body, self._tally.undisturbed_gaps_s) for body in self._bodies)
-                )
-                if None in expected:
-                    raise ServingError(f"answers fail without trouble: {'; '.join(self._tally.errors) or 'cut short'}")
-                progress.add_task(f"{trouble} every {every_s:g} s")
-                until_s = time.monotonic() + seconds
-                troubles = asyncio.create_task(self._trouble(every_s, _SIGNALS.get(trouble)))
-                await asyncio.gather(
-                    *(
-                        self._again(client, body, answer, until_s)
-                        for body, answer in zip(self._bodies, expected, strict=True)
-                    )
-                )
-                troubles.cancel()
-            await self._read_metrics(client)
-        return self._tally
+    async def prepare(self, http: httpx.AsyncClient) -> int:
+        """Make requests that fit the model's context."""
+        (card, *_) = (await http.get("/v1/models")).raise_for_status().json()["data"]
+        self._bodies = [self._body(number, card["id"], card["max_model_len"]) for number in range(self.num_at_once)]
+        return len(self._bodies)
 
-    async def _again(
-        self, client: httpx.AsyncClient, body: dict[str, Any], expected: Answer | None, until_s: float
-    ) -> None:
-        while time.monotonic() < until_s:
-            found = await self._ask(client, body, self._tally.gaps_s)
-            self._tally.verdicts["cut" if found is None or expected is None else verdict_of(expected, found)] += 1
-
-    async def _trouble(self, every_s: float, number: signal.Signals | None) -> None:
-        """Send workers a signal again and again; None: reload the server."""
-        while True:
-            await asyncio.sleep(every_s)
-            if number is None:
-                self._tally.num_troubles += self._server.reload()
-                continue
-            workers = self._server.workers()
-            if workers:
-                self._rng.choice(workers).send_signal(number)
-                self._tally.num_troubles += 1
-
-    def _body(self, number: int) -> dict[str, Any]:
+    def _body(self, number: int, model: str, max_model_len: int) -> dict[str, Any]:
         subject = self._rng.choice(("cats", "Paris", "trains", "rain", "the number seven"))
-        max_tokens = min(self._rng.randint(16, 96), self._server.max_model_len // 4)
+        max_tokens = min(self._rng.randint(16, 96), max_model_len // 4)
         prompt = f"{number}. Some sentences about {subject}. " * self._rng.randint(1, 10)
         return {
-            "model": self._server.model,
-            "prompt": prompt[: self._server.max_model_len // 2],  # a character is a token at most
+            "model": model,
+            "prompt": prompt[: max_model_len // 2],  # a character is a token at most
             "max_tokens": max_tokens,
             "seed": number,
             "ignore_eos": True,
@@ -234,7 +87,7 @@ class Chaos:
             **_KINDS[number % len(_KINDS)],
         }
 
-    async def _ask(self, client: httpx.AsyncClient, body: dict[str, Any], gaps_s: list[float]) -> Answer | None:
+    async def ask(self, http: httpx.AsyncClient, number: int, *, is_troubled: bool) -> Answer | None:
         """Return an answer; None: it was cut short.
 
         Raises:
@@ -242,31 +95,43 @@ class Chaos:
         """
         answer: Answer = {}
         last_s = 0.0
-        try:
-            async with client.stream("POST", f"{self._server.url}/v1/completions", json=body) as response:
-                if response.status_code == 400:
-                    raise ServingError(f"the server refuses {body}: {(await response.aread()).decode()}")
-                async for line in response.aiter_lines():
-                    if line == "data: [DONE]":
-                        return answer
-                    if not line.startswith("data: "):
-                        continue
-                    event = json.loads(line[6:])
-                    if "error" in event:
-                        self._tally.errors[event["error"]["message"]] += 1
-                    for choice in event.get("choices", ()):
-                        piece = json.dumps([choice["text"], choice.get("logprobs"), choice["finish_reason"]])
-                        answer.setdefault(choice["index"], []).append(piece)
-                    now_s = time.monotonic()
-                    if last_s:
-                        gaps_s.append(now_s - last_s)
-                    last_s = now_s
-        except httpx.TransportError:
-            return None
+        body = self._bodies[number]
+        async with http.stream("POST", "/v1/completions", json=body, timeout=None) as response:
+            if response.status_code == 400:
+                raise ServingError(f"the server refuses {body}: {(await response.aread()).decode()}")
+            async for line in response.aiter_lines():
+                if line == "data: [DONE]":
+                    return answer
+                if not line.startswith("data: "):
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    self._errors[event["error"]["message"]] += 1
+                for choice in event.get("choices", ()):
+                    piece = json.dumps([choice["text"], choice.get("logprobs"), choice["finish_reason"]])
+                    answer.setdefault(choice["index"], []).append(piece)
+                now_s = time.monotonic()
+                if last_s:
+                    self._gaps_s[is_troubled].append(now_s - last_s)
+                last_s = now_s
         return None
 
-    async def _read_metrics(self, client: httpx.AsyncClient) -> None:
-        for line in (await client.get(f"{self._server.url}/metrics")).text.splitlines():
+    def verdict(self, expected: Answer, found: Answer) -> Verdict:
+        """Compare to the last digit."""
+        return verdict_of(expected, found)
+
+    async def finish(self, http: httpx.AsyncClient, tally: ChaosTally) -> None:
+        """Add deaths, recomputed tokens and stalls, as the server counts them, and gaps between tokens."""
+        counts: dict[str, float] = {}
+        for line in (await http.get("/metrics")).text.splitlines():
             name, _, rest = line.partition("{")
             if name.startswith("mlsys_orca_") and rest:
-                self._tally.metrics[name.removeprefix("mlsys_orca_")] = float(rest.rpartition(" ")[2])
+                counts[name.removeprefix("mlsys_orca_")] = float(rest.rpartition(" ")[2])
+        tally.more |= {message: f"{number} times" for message, number in self._errors.most_common()}
+        tally.more["deaths of workers"] = f"{counts.get('worker_deaths_total', 0):.0f}"
+        tally.more["tokens recomputed"] = f"{counts.get('recomputed_tokens_total', 0):.0f}"
+        tally.more["longest stall by a death, ms"] = f"{1e3 * counts.get('longest_stall_seconds', 0):.0f}"
+        for name, gaps in (("undisturbed", self._gaps_s[False]), ("troubled", self._gaps_s[True])):
+            ordered = sorted(gaps) or [0.0]
+            p99 = ordered[int(0.99 * (len(ordered) - 1))]
+            tally.more[f"gaps between tokens, {name}, ms"] = f"p99 {1e3 * p99:.0f}, longest {1e3 * ordered[-1]:.0f}"

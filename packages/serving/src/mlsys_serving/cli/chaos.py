@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from mlsys_serving.instances.chaos import ChaosTally, Clients
+
+
+class Trouble(Enum):
+    """Ways to trouble a worker, by the names of ``mlsys_serving.instances.chaos.TROUBLES``."""
+
+    KILL = "kill"  # SIGKILL
+    STOP = "stop"  # SIGSTOP: it hangs
+    ABORT = "abort"  # SIGABRT: as if it had crashed
+
 
 Seconds = Annotated[float, typer.Option(min=1, help="Time during which workers are troubled.")]
 Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two troubles.")]
@@ -29,22 +42,45 @@ def chaos(
     streams: int,
     seed: int,
     out: Path | None = None,
+    clients: Clients | None = None,
+    trouble: Trouble = Trouble.KILL,
 ) -> None:
     """Run it, print the tally, and write it with the environment to ``out`` / ``SUBSYSTEM-chaos.json``.
+
+    Args:
+        arguments: Of the ``mlsys`` that serves.
+        model: Its name on the wire.
+        seconds: Time during which workers are troubled.
+        every: Seconds between two troubles.
+        streams: Requests at a time.
+        seed: Of the requests, and of who is troubled.
+        out: A folder; None: nothing is written.
+        clients: The system's; None: those of a model behind the Open Inference Protocol.
+        trouble: What happens to workers.
 
     Raises:
         ServingError: An answer is not that of the undisturbed run, or a process is left.
     """
-    from mlsys_serving.instances.chaos import run_chaos
+    from mlsys_core.errors import ServingError
 
-    tally = run_chaos(arguments, model, seconds=seconds, every_s=every, streams=streams, seed=seed)
+    from mlsys_serving.instances.chaos import ModelClients, run_chaos
+
+    asked = ModelClients(model, seed) if clients is None else clients
+    tally = run_chaos(
+        arguments, asked, seconds=seconds, every_s=every, streams=streams, seed=seed, trouble=trouble.value
+    )
     if out is not None:
         settings = {"model": model, "seconds": seconds, "every_s": every, "streams": streams, "seed": seed}
         _write(f"{arguments[0]}-chaos", {**settings, **asdict(tally)}, tally, out)
-    show(tally)
+    _show(tally)
+    if tally.num_wrong:
+        raise ServingError(
+            f"{tally.num_wrong} of {tally.num_answers} answers are not those of the undisturbed run, or processes are "
+            "left"
+        )
 
 
-def _write(name: str, data: dict[str, object], tally: Tally, out: Path) -> None:
+def _write(name: str, data: dict[str, object], tally: ChaosTally, out: Path) -> None:
     from mlsys_core.bench import BenchContext, write_results
     from mlsys_core.report import Section, Table
     from rich.console import Console
@@ -54,31 +90,7 @@ def _write(name: str, data: dict[str, object], tally: Tally, out: Path) -> None:
     write_results(name, section, context)
 
 
-class Tally(Protocol):
-    """Results of a run."""
-
-    @property
-    def num_answers(self) -> int:
-        """Answers that were asked for."""
-        ...
-
-    @property
-    def num_wrong(self) -> int:
-        """Answers that are not those of the undisturbed run, and processes that are left."""
-        ...
-
-    def rows(self) -> Iterable[tuple[str, str]]:
-        """Return names and values."""
-        ...
-
-
-def show(tally: Tally) -> None:
-    """Print a tally.
-
-    Raises:
-        ServingError: Something of it is wrong.
-    """
-    from mlsys_core.errors import ServingError
+def _show(tally: ChaosTally) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -87,8 +99,3 @@ def show(tally: Tally) -> None:
     for name, value in tally.rows():
         table.add_row(name, value)
     Console().print(table)
-    if tally.num_wrong:
-        raise ServingError(
-            f"{tally.num_wrong} of {tally.num_answers} answers are not those of the undisturbed run, or processes are "
-            "left"
-        )

@@ -1,4 +1,7 @@
-"""Kill workers of a server while it answers, and compare what its clients get with an undisturbed run."""
+"""Trouble workers of a server while it answers, and compare what its clients get with an undisturbed run.
+
+The mechanism is one; each system brings :class:`Clients`: requests, and a comparison of answers.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,19 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import httpx
 import psutil
 from mlsys_core.errors import InvalidInputError, ServingError
 
 _START_S = 600.0
+_PATIENCE_S = 120.0  # for an answer
 _TOLERANCE = 1e-4  # of numbers: a batch of other requests may round otherwise
 _NUM_BODIES = 24
+TROUBLES = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGABRT}
+Verdict = Literal["equal", "different", "lost", "twice"]
 
 
 @dataclass(slots=True)
@@ -31,13 +37,19 @@ class ChaosTally:
     num_answers: int = 0
     num_equal: int = 0
     num_different: int = 0
-    num_lost: int = 0  # refused, or an error, or no answer
-    num_twice: int = 0  # answers that the server counts beyond those that clients got
+    num_lost: int = 0  # refused, or an error, or no whole answer
+    num_twice: int = 0  # answers that the server counts beyond those that clients got, or that repeat a part
     num_repeated: int = 0  # runs of requests whose worker had died
     num_deaths: int = 0
     longest_s: float = 0.0  # of an answer
     undisturbed_s: float = 0.0  # longest of an answer before the first death, one request at a time
     num_left: int = 0  # processes, after the server's end
+    more: dict[str, str] = field(default_factory=dict)  # the system's own figures, by name
+
+    def count(self, verdict: Verdict) -> None:
+        """Count an answer."""
+        name = f"num_{verdict}"
+        setattr(self, name, getattr(self, name) + 1)
 
     @property
     def num_wrong(self) -> int:
@@ -48,15 +60,41 @@ class ChaosTally:
         """Return names and values, for a table."""
         return [
             ("answers", str(self.num_answers)),
-            ("workers killed", str(self.num_deaths)),
-            ("equal", str(self.num_equal)),
+            ("workers troubled", str(self.num_deaths)),
+            ("equal to the undisturbed run", str(self.num_equal)),
             ("different", str(self.num_different)),
             ("lost", str(self.num_lost)),
             ("run again", str(self.num_repeated)),
             ("answered twice", str(self.num_twice)),
             ("longest answer", f"{self.longest_s * 1e3:.0f} ms ({self.undisturbed_s * 1e3:.0f} ms undisturbed)"),
             ("processes left", str(self.num_left)),
+            *self.more.items(),
         ]
+
+
+class Clients(Protocol):
+    """Requests of one system, how they are asked, and how their answers compare."""
+
+    @property
+    def num_at_once(self) -> int:
+        """Requests at a time in the undisturbed run."""
+        ...
+
+    async def prepare(self, http: httpx.AsyncClient) -> int:
+        """Make the requests; return how many there are."""
+        ...
+
+    async def ask(self, http: httpx.AsyncClient, number: int, *, is_troubled: bool) -> Any:
+        """Return the answer to a request; None: it is refused, an error, or cut short."""
+        ...
+
+    def verdict(self, expected: Any, found: Any) -> Verdict:
+        """Compare an answer with that of the undisturbed run."""
+        ...
+
+    async def finish(self, http: httpx.AsyncClient, tally: ChaosTally) -> None:
+        """Add the server's own counts to the tally."""
+        ...
 
 
 def bodies(metadata: Mapping[str, Any], seed: int, num: int = _NUM_BODIES) -> list[dict[str, Any]]:
@@ -123,7 +161,7 @@ def running_server(arguments: Sequence[str]) -> Iterator[tuple[str, psutil.Proce
     """Start a command of ``mlsys`` that serves on a free port; yield its address and its process.
 
     Raises:
-        ServingError: It ended before it served.
+        ServingError: It ended before it served; the message is the server's own.
     """
     command = [sys.executable, "-m", "mlsys_core", *arguments, "--port", "0", "--log-level", "error"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -138,7 +176,8 @@ def running_server(arguments: Sequence[str]) -> Iterator[tuple[str, psutil.Proce
                 return
             if time.monotonic() > deadline:
                 break
-        raise ServingError(f"the server did not start: {''.join(said[-5:])}")
+        why = "".join(said[-5:]).rpartition("mlsys: error: ")[2].strip()
+        raise ServingError(f"the server did not start: {why or 'it said nothing'}")
     finally:
         process.terminate()
         try:
@@ -164,70 +203,122 @@ def workers_of(server: psutil.Process) -> list[psutil.Process]:
     return [child for child in server.children(recursive=True) if child.name() == "mlsys-worker"]
 
 
+class ModelClients:
+    """Clients of one model behind the Open Inference Protocol.
+
+    Args:
+        model: Name of the model on the wire.
+        seed: Of the requests.
+    """
+
+    num_at_once = 1
+
+    def __init__(self, model: str, seed: int) -> None:
+        self._model, self._seed = model, seed
+        self._bodies: list[dict[str, Any]] = []
+
+    async def prepare(self, http: httpx.AsyncClient) -> int:
+        """Make requests for the inputs that the model's metadata names."""
+        metadata = (await http.get(f"/v2/models/{self._model}")).raise_for_status().json()
+        self._bodies = bodies(metadata, self._seed)
+        return len(self._bodies)
+
+    async def ask(self, http: httpx.AsyncClient, number: int, *, is_troubled: bool) -> Any:
+        """Return the body of an answer with status 200."""
+        response = await http.post(f"/v2/models/{self._model}/infer", json=self._bodies[number])
+        return response.json() if response.status_code == 200 else None
+
+    def verdict(self, expected: Any, found: Any) -> Verdict:
+        """Compare numbers within a tolerance."""
+        return "equal" if is_near(found, expected) else "different"
+
+    async def finish(self, http: httpx.AsyncClient, tally: ChaosTally) -> None:
+        """Count requests that ran twice, and answers that nobody got."""
+        statistics = (await http.get(f"/v2/models/{self._model}/stats")).raise_for_status().json()["model_stats"]
+        num_told = sum(each["inference_stats"]["success"]["count"] for each in statistics)
+        tally.num_twice = max(0, num_told - len(self._bodies) - tally.num_equal - tally.num_different)
+        tally.num_repeated = counted((await http.get("/metrics")).text, "mlsys_inference_repeated", self._model)
+
+
 async def _drive(
-    url: str, model: str, server: psutil.Process, *, seconds: float, every_s: float, streams: int, seed: int
+    url: str,
+    clients: Clients,
+    server: psutil.Process,
+    *,
+    seconds: float,
+    every_s: float,
+    streams: int,
+    seed: int,
+    trouble: str,
 ) -> ChaosTally:
     tally, rng = ChaosTally(), random.Random(seed)
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-        metadata = (await client.get(f"/v2/models/{model}")).json()
-        asked = bodies(metadata, seed)
-        expected = []
-        for body in asked:
-            started_s = time.monotonic()
-            expected.append((await client.post(f"/v2/models/{model}/infer", json=body)).raise_for_status().json())
-            tally.undisturbed_s = max(tally.undisturbed_s, time.monotonic() - started_s)
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S, limits=limits) as http:
+        num = await clients.prepare(http)
+        room = asyncio.Semaphore(clients.num_at_once)
+
+        async def first(number: int) -> Any:
+            async with room:
+                started_s = time.monotonic()
+                answer = await clients.ask(http, number, is_troubled=False)
+                tally.undisturbed_s = max(tally.undisturbed_s, time.monotonic() - started_s)
+            if answer is None:
+                raise ServingError(f"answers fail without trouble: the server refuses request {number}, or cuts it")
+            return answer
+
+        expected = await asyncio.gather(*map(first, range(num)))
         until = time.monotonic() + seconds
 
         async def ask() -> None:
             while time.monotonic() < until:
-                number, started_s = rng.randrange(len(asked)), time.monotonic()
+                number, started_s = rng.randrange(num), time.monotonic()
                 tally.num_answers += 1
                 try:
-                    response = await client.post(f"/v2/models/{model}/infer", json=asked[number])
+                    found = await clients.ask(http, number, is_troubled=True)
                 except httpx.HTTPError:
-                    tally.num_lost += 1
-                    continue
+                    found = None
                 tally.longest_s = max(tally.longest_s, time.monotonic() - started_s)
-                if response.status_code != 200:
-                    tally.num_lost += 1
-                elif is_near(response.json(), expected[number]):
-                    tally.num_equal += 1
-                else:
-                    tally.num_different += 1
+                tally.count("lost" if found is None else clients.verdict(expected[number], found))
 
-        async def kill() -> None:
+        async def make_trouble() -> None:
             while time.monotonic() + every_s < until:
                 await asyncio.sleep(every_s)
                 if workers := workers_of(server):
-                    rng.choice(workers).send_signal(signal.SIGKILL)
+                    rng.choice(workers).send_signal(TROUBLES[trouble])
                     tally.num_deaths += 1
 
-        await asyncio.gather(kill(), *(ask() for _ in range(streams)))
-        statistics = (await client.get(f"/v2/models/{model}/stats")).raise_for_status().json()["model_stats"]
-        num_told = sum(each["inference_stats"]["success"]["count"] for each in statistics)
-        tally.num_twice = max(0, num_told - len(asked) - tally.num_equal - tally.num_different)
-        tally.num_repeated = counted((await client.get("/metrics")).text, "mlsys_inference_repeated", model)
+        await asyncio.gather(make_trouble(), *(ask() for _ in range(streams)))
+        await clients.finish(http, tally)
     return tally
 
 
 def run_chaos(
-    arguments: Sequence[str], model: str, *, seconds: float, every_s: float, streams: int, seed: int = 0
+    arguments: Sequence[str],
+    clients: Clients,
+    *,
+    seconds: float,
+    every_s: float,
+    streams: int,
+    seed: int = 0,
+    trouble: str = "kill",
 ) -> ChaosTally:
-    """Serve a model, kill a worker again and again while it answers, and return what came of it.
+    """Serve a model, trouble a worker again and again while it answers, and return what came of it.
 
     Args:
         arguments: Of ``mlsys``, such as ``["dvabatch", "serve", "all-minilm-l6-v2", "--instances", "2"]``.
-        model: Name of the model on the wire.
-        seconds: Time during which workers are killed.
-        every_s: Seconds between two deaths.
+        clients: The system's requests, and the comparison of its answers.
+        seconds: Time during which workers are troubled.
+        every_s: Seconds between two troubles.
         streams: Requests at a time.
-        seed: Of the requests, and of who is killed.
+        seed: Of the order of requests, and of who is troubled.
+        trouble: A name of :data:`TROUBLES`.
 
     Raises:
-        ServingError: The server did not start.
+        ServingError: The server did not start, or refuses a request without trouble.
     """
+    options: dict[str, Any] = {"seconds": seconds, "every_s": every_s, "streams": streams}
     with running_server(arguments) as (url, server):
-        tally = asyncio.run(_drive(url, model, server, seconds=seconds, every_s=every_s, streams=streams, seed=seed))
+        tally = asyncio.run(_drive(url, clients, server, **options, seed=seed, trouble=trouble))
         processes = server.children(recursive=True)
     _, alive = psutil.wait_procs(processes, timeout=5)
     tally.num_left = len(alive)
