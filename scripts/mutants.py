@@ -83,7 +83,7 @@ AREAS = {
     "nimble-passes": Area(NIMBLE, ("passes/*.py",), ("tests/nimble/passes",)),
     "batchmaker-scheduling": Area(
         BATCHMAKER,
-        _paths("scheduling", "admission batching requests results room completion tables tasks"),
+        _paths("scheduling", "admission batching requests results completion tables tasks"),
         ("plugins/batchmaker/tests/scheduling",),
         ("plugins/batchmaker/tests/conftest.py",),
     ),

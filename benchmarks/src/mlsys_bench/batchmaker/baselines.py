@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from mlsys_batchmaker.models.model import Model
 from mlsys_batchmaker.native.runner import Ints, Runner
-from mlsys_batchmaker.replay.chains import Chains, decode, packed
-from mlsys_batchmaker.replay.systems import Compute
+from mlsys_batchmaker.replay.systems import Chains, Compute, decode, packed
 from mlsys_batchmaker.replay.trace import Request
 from mlsys_batchmaker.workers.pool import host_rows
 from torch import nn

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from mlsys_batchmaker.models.sequence import lstm_model
-from mlsys_batchmaker.replay.chains import Chains
+from mlsys_batchmaker.replay.systems import Chains
 from mlsys_core.profiling.turns import take_turns
 from mlsys_core.report import Section, Table
 

@@ -17,7 +17,7 @@ import torch
 from mlsys_batchmaker.engine import Engine, EngineConfig
 from mlsys_batchmaker.models.model import Model
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
-from mlsys_batchmaker.replay.chains import Chains
+from mlsys_batchmaker.replay.systems import Chains
 from mlsys_batchmaker.replay.trace import Request
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
 from mlsys_core.report import Section, Table

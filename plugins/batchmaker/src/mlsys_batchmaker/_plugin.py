@@ -53,7 +53,7 @@ def mlsys_register_kernels() -> Iterable[KernelSpec]:
         KernelSpec(
             name="batchmaker-steps",
             help="Cells, several steps a call.",
-            factory="mlsys_batchmaker.native.library:STEPS",
+            factory="mlsys_batchmaker.native.runner:STEPS",
         ),
         KernelSpec(
             name="batchmaker-silero",

@@ -11,29 +11,77 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Literal, Self
 
+import torch
+from mlsys_core.device import get_device
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.loop import (
+    Clock,
     Finished,
     FinishReason,
     LoopRecorder,
     ServingLoop,
+    StreamExecutor,
+    ThreadExecutor,
     WallClock,
 )
 from mlsys_core.loop.protocols import Executor
+from mlsys_core.memory import find_pool
 from mlsys_core.report import facts_html
 from mlsys_core.tracing import EngineTrace, EngineTraces
 from mlsys_serving.isolation import NotFiniteError, is_finite
 from mlsys_serving.score import BatchSource
+from torch import Tensor
 
-from mlsys_batchmaker.config import EngineConfig as EngineConfig
-from mlsys_batchmaker.making import make_executor, make_scheduler, make_workers
 from mlsys_batchmaker.models.model import Model, Payload
 from mlsys_batchmaker.scheduling.requests import CellRequest, CellResult, Values
-from mlsys_batchmaker.scheduling.state import Counters
+from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
+from mlsys_batchmaker.scheduling.state import Counters, SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
-from mlsys_batchmaker.workers.materialise import MaterialisedCell
+from mlsys_batchmaker.workers.cuda import RoundTimes, counter_or_events, cuda_graph, to_pinned
+from mlsys_batchmaker.workers.materialise import AUTO, MaterialisedCell, find_compiler
+from mlsys_batchmaker.workers.pool import DEFAULT_POOL_BYTES, SeveralPools, StatePool, plan_rows
+from mlsys_batchmaker.workers.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings for running a model.
+
+    Raises:
+        InvalidInputError: a number is below 1.
+    """
+
+    num_workers: int = 1  # each a thread of its own with one thread of torch
+    executor: Literal["cell", "chunk"] = "chunk"  # a step a task (the paper), or a round's steps in one call
+    max_tasks_to_submit: int = 5
+    round_s: float = 0.001  # chunks of cheap cells take more steps, as long as a round lasts no longer
+    lookahead: Literal["speculative", "one"] = "speculative"
+    max_waiting: int | None = None
+    max_cells: int | None = None  # most cells of a request; None: the model's own limit
+    pool_bytes: int = DEFAULT_POOL_BYTES
+    memory_pool: str | None = None  # the registered name of the pool of state rows; None: the core's own
+    compiler: str = AUTO  # a name of the registry, "eager", or "auto": on the CPU this package's own loops for the
+    # cells that have a form for them, for others Nimble where a plugin offers it, and eager for what Nimble refuses
+    device: str = "cpu"  # the registered name of where the cells run
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 1:
+            raise InvalidInputError(f"num_workers={self.num_workers}: at least 1 is needed")
+        if self.max_cells is not None and self.max_cells < 1:
+            raise InvalidInputError(f"max_cells={self.max_cells}: at least 1 is needed")
+        self.scheduling()  # checks the others
+
+    def scheduling(self) -> SchedulerConfig:
+        """Return the settings of the scheduler."""
+        return SchedulerConfig(
+            max_tasks_to_submit=self.max_tasks_to_submit,
+            batching=self.executor,
+            round_s=self.round_s,
+            lookahead=self.lookahead,
+            max_waiting=self.max_waiting,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,3 +267,63 @@ def _noted(trace: EngineTrace, on_values: Callable[[Values], None], values: Valu
     if trace.first_output_s is None:
         trace.first_output_s = time.perf_counter()
     on_values(values)
+
+
+def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularScheduler, list[StatePool]]:
+    """Make the scheduler of a model and the state pool of its device."""
+    rows = plan_rows(model.layout, config.pool_bytes)
+    pools = [StatePool(model.layout, rows, get_device(config.device).torch_name)]
+    scheduler = CellularScheduler(
+        model.layout,
+        config=config.scheduling(),
+        devices=[0] * config.num_workers,
+        num_rows=rows,
+        store=SeveralPools(pools),
+        new_rows=find_pool(config.memory_pool, "runs"),
+    )
+    return scheduler, pools
+
+
+def make_cells(model: Model, config: EngineConfig) -> list[MaterialisedCell]:
+    """Make a model's cells ready for every batch size, which may take seconds; engines may share them.
+
+    Raises:
+        InvalidInputError: A compiler that was asked for by name cannot take a cell.
+    """
+    device = torch.device(get_device(config.device).torch_name)
+    on_gpu = device.type == "cuda"
+    compiler = cuda_graph if on_gpu and config.compiler == AUTO else find_compiler(config.compiler)
+    is_auto = config.compiler == AUTO
+    in_place = is_auto and device.type == "cpu"
+    return [
+        MaterialisedCell(cell, device=device, compiler=compiler, in_place=in_place, falls_back=is_auto)
+        for cell in model.cells
+    ]
+
+
+def make_workers(
+    model: Model,
+    pools: Sequence[StatePool],
+    config: EngineConfig,
+    clock: Clock,
+    cells: Sequence[MaterialisedCell] | None = None,
+) -> list[Worker]:
+    """Make workers that share the state pool of their device, and the cells; None: cells are made here."""
+    cells = make_cells(model, config) if cells is None else cells
+    to_host = to_pinned if pools[0].device.type == "cuda" else Tensor.cpu
+    return [Worker(model.layout, cells, pools, clock=clock, to_host=to_host) for _ in range(config.num_workers)]
+
+
+def make_executor(worker: Worker, config: EngineConfig, clock: Clock, number: int) -> Executor[Round, RoundOutput]:
+    """Make the executor of one worker: a thread of its own on the CPU, a stream of its own on any other device."""
+    device = get_device(config.device)
+    if device.kind == "cpu":
+        return ThreadExecutor(worker, max_in_flight=config.max_tasks_to_submit, name=f"batchmaker-{number}")
+    return StreamExecutor(
+        worker,
+        device,
+        clock,
+        max_in_flight=config.max_tasks_to_submit,
+        signal=partial(counter_or_events, device) if device.kind == "cuda" else None,
+        finish=RoundTimes(),
+    )

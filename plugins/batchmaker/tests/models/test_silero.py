@@ -9,7 +9,7 @@ import pytest
 import torch
 from mlsys_batchmaker.models.silero import FRAME, SPEC, frames_of, read_weights, silero_stream
 from mlsys_batchmaker.streams.engine import StreamEngine
-from mlsys_batchmaker.streams.settings import StreamConfig
+from mlsys_batchmaker.streams.frames import StreamConfig
 from mlsys_batchmaker.streams.speech import speech_like
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
@@ -39,10 +39,9 @@ def recordings() -> list[NDArray[np.float32]]:
     return [*(frames_of(speech_like(3 + seed / 3, seed=seed)) for seed in range(6)), noise, np.zeros_like(noise)]
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_answers_are_those_of_the_wheels_torchscript(compiled: bool) -> None:
+def test_answers_are_those_of_the_wheels_torchscript() -> None:
     theirs = torch.jit.load(checkpoint().parent / "silero_vad.jit")
-    with StreamEngine(silero_stream(checkpoint(), compiled=compiled)) as engine:
+    with StreamEngine(silero_stream(checkpoint())) as engine:
         for frames in recordings():
             theirs.reset_states()
             with torch.inference_mode(), torch.jit.optimized_execution(False):

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from mlsys_batchmaker.cells.gru import WordGRUCell, WordGRUDecoderCell
 from mlsys_batchmaker.cells.lstm import LSTMCell, StackedLSTMCell, WordLSTMCell, WordLSTMDecoderCell
 from mlsys_batchmaker.cells.tree import TreeInnerCell, TreeLeafCell
-from mlsys_batchmaker.native import library
-from mlsys_batchmaker.native.form import HasForm
-from mlsys_batchmaker.native.runner import MAX_TABLE_BYTES, PackedCell, Runner, pack_or_none
+from mlsys_batchmaker.native import runner
+from mlsys_batchmaker.native.runner import MAX_TABLE_BYTES, HasForm, PackedCell, Runner, pack_or_none
 from mlsys_core.native.testing import builds_to_test
 from torch import Tensor, nn
 
@@ -78,8 +77,8 @@ def test_as_the_module(kind: str, hidden: int, rows: int, steps: int, has_table:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_of_any_width(kind: str, lanes: int, level: str, monkeypatch: pytest.MonkeyPatch):
     """Vectors and panels of other machines, and more rows than are multiplied at once."""
-    load = library.load
-    monkeypatch.setattr(library, "load", lambda: load((*BUILDS[level], f"-DMLSYS_LANES={lanes}")))
+    load = runner.load
+    monkeypatch.setattr(runner, "load", lambda: load((*BUILDS[level], f"-DMLSYS_LANES={lanes}")))
     for seed, (hidden, rows, steps) in enumerate([(1, 1, 1), (33, 13, 3), (47, 64, 2)]):
         require_as_the_module(kind, hidden, rows, steps, has_table=seed != 1, seed=seed)
 

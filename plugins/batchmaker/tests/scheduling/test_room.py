@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_batchmaker.scheduling.room import Room
+from mlsys_batchmaker.scheduling.admission import Room
 from mlsys_core.memory import RunPool
 
 

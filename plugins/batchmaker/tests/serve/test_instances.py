@@ -44,7 +44,7 @@ def test_a_worker_that_takes_over_only_starts_its_engine(tmp_path: Path, monkeyp
     def fail(*_: object, **__: object):
         raise AssertionError("this belongs before the fork")
 
-    monkeypatch.setattr("mlsys_batchmaker.making.MaterialisedCell", fail)
+    monkeypatch.setattr("mlsys_batchmaker.engine.MaterialisedCell", fail)
     asyncio.run(group.build(1).close())
 
 

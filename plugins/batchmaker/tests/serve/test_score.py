@@ -8,8 +8,8 @@ from mlsys_batchmaker.cells.lstm import StackedLSTMCell
 from mlsys_batchmaker.engine import Engine
 from mlsys_batchmaker.models.sequence import lstm_model
 from mlsys_batchmaker.streams.engine import StreamEngine
+from mlsys_batchmaker.streams.frames import StreamConfig
 from mlsys_batchmaker.streams.model import stream_of
-from mlsys_batchmaker.streams.settings import StreamConfig
 from mlsys_serving.score import Board
 
 

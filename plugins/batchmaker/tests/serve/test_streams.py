@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mlsys_batchmaker.engine import EngineConfig
 from mlsys_batchmaker.models.silero import FRAME, frames_of
-from mlsys_batchmaker.models.stream_store import holds_stream, load_stream, save_stream
+from mlsys_batchmaker.models.store import holds_stream, load_stream, save_stream
 from mlsys_batchmaker.serve.app import make_app
 from mlsys_batchmaker.streams.engine import StreamEngine
 from mlsys_batchmaker.streams.speech import speech_like

@@ -14,9 +14,8 @@ from mlsys_batchmaker.cells.gru import WordGRUCell
 from mlsys_batchmaker.cells.lstm import StackedLSTMCell
 from mlsys_batchmaker.plan.spec import Port
 from mlsys_batchmaker.streams.engine import StreamEngine
-from mlsys_batchmaker.streams.frames import StreamsFullError, UnknownStreamError
+from mlsys_batchmaker.streams.frames import Answered, StreamConfig, StreamsFullError, UnknownStreamError
 from mlsys_batchmaker.streams.model import CellStream, stream_of
-from mlsys_batchmaker.streams.settings import Answered, StreamConfig
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 

@@ -17,8 +17,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_serving.isolation import draw_like, require_isolated
 from torch import Tensor, nn
 
-from mlsys_batchmaker.native.form import HasForm
-from mlsys_batchmaker.native.runner import PackedCell, gives, pack_or_none
+from mlsys_batchmaker.native.runner import HasForm, PackedCell, gives, pack_or_none
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES, CellSpec, Port, Stop
 
 ModuleClass = TypeVar("ModuleClass", bound=type[nn.Module])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlsys_batchmaker.cells.cell import cell
-from mlsys_batchmaker.native.form import Form, LayerForm
+from mlsys_batchmaker.native.runner import Form, LayerForm
 from mlsys_batchmaker.plan.spec import Port
 
 
@@ -103,7 +103,7 @@ class WordGRUCell(_WordGRU):
         return outputs
 
     def form(self) -> Form:
-        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        """See :class:`mlsys_batchmaker.native.runner.HasForm`."""
         return Form("gru", [self.gru.layer_form()], self.embedding.weight)
 
 
@@ -125,7 +125,7 @@ class WordGRUDecoderCell(_WordGRU):
         return self.projection(hidden).argmax(dim=1), hidden
 
     def form(self) -> Form:
-        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        """See :class:`mlsys_batchmaker.native.runner.HasForm`."""
         projection = self.projection.weight, self.projection.bias
         return Form("gru", [self.gru.layer_form()], self.embedding.weight, projection)
 

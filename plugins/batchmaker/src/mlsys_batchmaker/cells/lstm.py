@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlsys_batchmaker.cells.cell import cell
-from mlsys_batchmaker.native.form import Form, LayerForm
+from mlsys_batchmaker.native.runner import Form, LayerForm
 from mlsys_batchmaker.plan.spec import Port
 
 
@@ -119,7 +119,7 @@ class LSTMCell(nn.Module):
         return LayerForm(self.hidden_size, self.bias, from_input, from_hidden)
 
     def form(self) -> Form:
-        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        """See :class:`mlsys_batchmaker.native.runner.HasForm`."""
         return Form("lstm", [self.layer_form()])
 
 
@@ -182,7 +182,7 @@ class WordLSTMCell(_WordLSTM):
         return self.lstm.run_layer(inputs, first[1], first[2], sizes)
 
     def form(self) -> Form:
-        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        """See :class:`mlsys_batchmaker.native.runner.HasForm`."""
         return Form("lstm", [self.lstm.layer_form()], self.embedding.weight)
 
 
@@ -204,7 +204,7 @@ class WordLSTMDecoderCell(_WordLSTM):
         return self.projection(hidden).argmax(dim=1), hidden, state
 
     def form(self) -> Form:
-        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        """See :class:`mlsys_batchmaker.native.runner.HasForm`."""
         projection = self.projection.weight, self.projection.bias
         return Form("lstm", [self.lstm.layer_form()], self.embedding.weight, projection)
 
@@ -261,5 +261,5 @@ class StackedLSTMCell(nn.Module):
         return outputs
 
     def form(self) -> Form:
-        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        """See :class:`mlsys_batchmaker.native.runner.HasForm`."""
         return Form("lstm", [layer.layer_form() for layer in self.layers if isinstance(layer, LSTMCell)])

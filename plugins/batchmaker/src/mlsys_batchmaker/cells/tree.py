@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mlsys_batchmaker.cells.cell import cell
-from mlsys_batchmaker.native.form import Form, LayerForm
+from mlsys_batchmaker.native.runner import Form, LayerForm
 from mlsys_batchmaker.plan.spec import Port
 
 
@@ -39,7 +39,7 @@ class TreeLeafCell(nn.Module):
         return torch.sigmoid(keep_out) * torch.tanh(state), state
 
     def form(self) -> Form:
-        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        """See :class:`mlsys_batchmaker.native.runner.HasForm`."""
         layer = LayerForm(self.hidden_size, self.gates.bias, self.gates.weight.t())
         return Form("tree-leaf", [layer], self.embedding.weight)
 
@@ -72,7 +72,7 @@ class TreeInnerCell(nn.Module):
         return torch.sigmoid(keep_out) * torch.tanh(state), state
 
     def form(self) -> Form:
-        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        """See :class:`mlsys_batchmaker.native.runner.HasForm`."""
         weight = self.gates.weight.t()
         left, right = weight[: self.hidden_size], weight[self.hidden_size :]
         return Form("tree-inner", [LayerForm(self.hidden_size, self.gates.bias, None, left, right)])

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from mlsys_batchmaker.models.g2p import MAX_PHONEMES, PHONEMES, encode, g2p_model, word_of
 from mlsys_batchmaker.models.model import Model
-from mlsys_batchmaker.replay import chains, systems, trace
+from mlsys_batchmaker.replay import systems, trace
 from mlsys_core.config import settings
 from mlsys_core.models import resolve_model
 from mlsys_core.report import Figure, Section, Story, Table
@@ -158,8 +158,8 @@ def bucketed(model: Model) -> Callable[[], systems.Compute]:
     end = PHONEMES.index("</s>")
 
     def make() -> systems.Compute:
-        encoder = chains.Chains(model.cells[0])
-        decoder = chains.Chains(model.cells[1], {"h": encoder.banks["h"]})
+        encoder = systems.Chains(model.cells[0])
+        decoder = systems.Chains(model.cells[1], {"h": encoder.banks["h"]})
 
         def compute(requests: Sequence[trace.Request], _: int) -> Sequence[np.ndarray]:
             letters = [encode(word_of(request)) for request in requests]
@@ -168,7 +168,7 @@ def bucketed(model: Model) -> Callable[[], systems.Compute]:
             for column, each in enumerate(letters):
                 table[: len(each), column] = each
             encoder.run(table, lengths, is_fresh=True)
-            said = chains.decode(decoder, len(requests), MAX_PHONEMES, PHONEMES.index("<s>"))
+            said = systems.decode(decoder, len(requests), MAX_PHONEMES, PHONEMES.index("<s>"))
             return [_names(row.tolist(), end) for row in said]
 
         return compute

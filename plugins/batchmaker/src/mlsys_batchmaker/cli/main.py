@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
@@ -13,6 +14,9 @@ from mlsys_core.cli.registered import Device, RunPoolName
 from mlsys_core.cli.trust import TrustCode
 from mlsys_serving.cli import Instances, OipOptions, ServerOptions, announce, serve_command
 from mlsys_serving.cli.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
+
+if TYPE_CHECKING:
+    from mlsys_core.profiling.profile_table import ProfileTable
 
 app = typer.Typer(no_args_is_help=True)
 FIGURES = "3,7,8,9,11,13,14,15"
@@ -56,7 +60,6 @@ def knee(
     sizes = parse_sizes(batch_sizes)
 
     from mlsys_batchmaker.cells.knee import UNIT, knee_figure, profile_lstm_cell
-    from mlsys_batchmaker.cli.knee_report import print_json, print_table
     from mlsys_core.posix import num_cores
 
     num_threads = threads or num_cores()
@@ -96,8 +99,7 @@ def save(
     Example: mlsys batchmaker save g2p-en models/g2p-en
     """
     from mlsys_batchmaker.models.catalogue import make_model
-    from mlsys_batchmaker.models.store import save_model
-    from mlsys_batchmaker.models.stream_store import STREAMS, save_stream
+    from mlsys_batchmaker.models.store import STREAMS, save_model, save_stream
 
     if model in STREAMS:
         typer.echo(f"wrote {save_stream(model, directory)}")
@@ -309,3 +311,43 @@ def parse_sizes(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InvalidInputError(f"--batch-sizes {text!r}: write whole numbers with commas, like 1,2,4") from None
+
+
+_BUSY = 0.5  # (slowest - fastest) / median of the repeats; a quiet machine stays below
+
+
+def print_json(table: ProfileTable, b_max: int, *, hidden: int, num_threads: int) -> None:
+    """Print the measurement as JSON, with the machine beside it."""
+    from mlsys_core.environment import describe_environment
+
+    report = {
+        "hidden_size": hidden,
+        "num_threads": num_threads,
+        "b_max": b_max,
+        "table": json.loads(table.to_json()),
+        "environment": describe_environment(),
+    }
+    typer.echo(json.dumps(report, indent=1))
+
+
+def print_table(table: ProfileTable, b_max: int, *, fraction: float) -> None:
+    """Print the measurement as a table, with the knee marked."""
+    from rich.console import Console
+    from rich.table import Table
+
+    (profile,) = table.units
+    console = Console()
+    rows = Table("batch size", "latency (ms)", "spread", "throughput (cells/s)", "")
+    for column in rows.columns[:4]:
+        column.justify = "right"
+    for size, seconds, spread in zip(profile.batch_sizes, profile.seconds, profile.spread, strict=True):
+        rate = f"{size / seconds:,.0f}"
+        rows.add_row(str(size), f"{seconds * 1e3:.3f}", f"{spread:.0%}", rate, "<- b_max" if size == b_max else "")
+    console.print(rows)
+    console.print(f"b_max = {b_max}: the smallest batch size with {fraction:.0%} of the best throughput")
+    if b_max == profile.batch_sizes[-1]:
+        console.print("It is the largest one measured: throughput may rise further, so give larger --batch-sizes")
+    if max(profile.spread) > _BUSY:
+        console.print(
+            "The repeats differ widely: the machine is busy. Measure again when it is quiet, or with more --repeats"
+        )

@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike
 
 from mlsys_batchmaker.cells.cell import make_cell
 from mlsys_batchmaker.cells.gru import WordGRUCell, WordGRUDecoderCell
-from mlsys_batchmaker.models.model import Model, Payload, Tensor
-from mlsys_batchmaker.models.requests import sequence
+from mlsys_batchmaker.models.model import Model, Payload, Tensor, sequence
 from mlsys_batchmaker.plan import CellGraph, Wire
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES
 from mlsys_batchmaker.scheduling.requests import Values

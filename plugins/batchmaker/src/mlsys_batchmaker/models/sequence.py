@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mlsys_batchmaker.cells.cell import make_cell
 from mlsys_batchmaker.cells.lstm import WordLSTMCell, WordLSTMDecoderCell
-from mlsys_batchmaker.models.model import Model, Payload, Tensor
-from mlsys_batchmaker.models.requests import number, sequence
+from mlsys_batchmaker.models.model import Model, Payload, Tensor, number, sequence
 from mlsys_batchmaker.plan import CellGraph, Wire
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES
 from mlsys_batchmaker.scheduling.requests import Values

@@ -14,25 +14,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from mlsys_core.errors import InvalidInputError, KernelUnavailableError, MissingDependencyError
-from mlsys_core.native import Kernel, bind, new, warn_without_kernels
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.native import Kernel, bind, new
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-from mlsys_batchmaker.cells.cell import cell, make_cell
 from mlsys_batchmaker.plan.planner import address_of
 from mlsys_batchmaker.plan.spec import Port
-from mlsys_batchmaker.streams.model import Failures, Ints, Stepper, StreamModel, StreamSpec, stream_of
+from mlsys_batchmaker.streams.model import Failures, Ints, Stepper, StreamSpec
 
 SAMPLE_RATE = 16_000
 FRAME, CONTEXT, WINDOW = 512, 64, 256  # samples
-_BINS, _WIDE, _NARROW = WINDOW // 2 + 1, 128, 64
-_CONVS = ((_BINS, _WIDE, 1), (_WIDE, _NARROW, 2), (_NARROW, _NARROW, 2), (_NARROW, _WIDE, 1))  # in, out, stride
+BINS, _WIDE, _NARROW = WINDOW // 2 + 1, 128, 64
+CONVS = ((BINS, _WIDE, 1), (_WIDE, _NARROW, 2), (_NARROW, _NARROW, 2), (_NARROW, _WIDE, 1))  # in, out, stride
 _SHAPES: dict[str, tuple[int, ...]] = {
-    "stft.forward_basis_buffer": (2 * _BINS, 1, WINDOW),
-    **{f"encoder.{n}.reparam_conv.weight": (out, given, 3) for n, (given, out, _) in enumerate(_CONVS)},
-    **{f"encoder.{n}.reparam_conv.bias": (out,) for n, (_, out, _) in enumerate(_CONVS)},
+    "stft.forward_basis_buffer": (2 * BINS, 1, WINDOW),
+    **{f"encoder.{n}.reparam_conv.weight": (out, given, 3) for n, (given, out, _) in enumerate(CONVS)},
+    **{f"encoder.{n}.reparam_conv.bias": (out,) for n, (_, out, _) in enumerate(CONVS)},
     **{f"decoder.rnn.weight_{each}": (4 * _WIDE, _WIDE) for each in ("ih", "hh")},
     **{f"decoder.rnn.bias_{each}": (4 * _WIDE,) for each in ("ih", "hh")},
     "decoder.decoder.2.weight": (1, _WIDE, 1),
@@ -41,7 +39,7 @@ _SHAPES: dict[str, tuple[int, ...]] = {
 _HERE = Path(__file__).parents[1] / "native"
 SILERO = Kernel(_HERE / "silero.cpp", headers=tuple(sorted(_HERE.glob("*.h"))))
 
-_STATES = (
+STATES = (
     Port("context", "float32", (CONTEXT,)),
     Port("hidden", "float32", (_WIDE,)),
     Port("state", "float32", (_WIDE,)),
@@ -50,49 +48,10 @@ SPEC = StreamSpec(
     "silero-vad",
     Port("samples", "float32", (FRAME,)),
     Port("speech", "float32"),
-    _STATES,
+    STATES,
     frame_s=FRAME / SAMPLE_RATE,
     sample_rate=SAMPLE_RATE,
 )
-
-
-@cell
-class SileroCell(nn.Module):
-    """One frame in torch's operators: what the compiled loop is compared with, and what runs without a compiler."""
-
-    def __init__(self, weights: dict[str, Tensor]) -> None:
-        super().__init__()
-        for name, tensor in weights.items():
-            self.register_buffer(name.replace(".", "_"), tensor)
-
-    def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
-        """See :class:`mlsys_batchmaker.cells.cell.HasPorts`."""
-        return [SPEC.frame, *_STATES], [SPEC.answer, *_STATES]
-
-    def forward(self, samples: Tensor, context: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, ...]:
-        """Return the probability of speech [b], and the next states."""
-
-        def weight(name: str) -> Tensor:
-            return self.get_buffer(name.replace(".", "_"))
-
-        heard = torch.cat([context, samples], 1)
-        padded = functional.pad(heard[:, None], (0, CONTEXT), mode="reflect")
-        spectrum = functional.conv1d(padded, weight("stft.forward_basis_buffer"), stride=WINDOW // 2)
-        real, imaginary = spectrum[:, :_BINS], spectrum[:, _BINS:]
-        x = torch.sqrt(real**2 + imaginary**2)
-        for number, (_, _, stride) in enumerate(_CONVS):
-            name = f"encoder.{number}.reparam_conv"
-            convolved = functional.conv1d(x, weight(f"{name}.weight"), weight(f"{name}.bias"), stride, padding=1)
-            x = functional.relu(convolved)
-        gates = functional.linear(x[:, :, 0], weight("decoder.rnn.weight_ih"), weight("decoder.rnn.bias_ih"))
-        gates = gates + functional.linear(hidden, weight("decoder.rnn.weight_hh"), weight("decoder.rnn.bias_hh"))
-        take, keep, candidate, give = gates.chunk(4, 1)
-        state = keep.sigmoid() * state + take.sigmoid() * candidate.tanh()
-        hidden = give.sigmoid() * state.tanh()
-        speech = functional.conv1d(
-            functional.relu(hidden)[:, :, None], weight("decoder.decoder.2.weight"), weight("decoder.decoder.2.bias")
-        )
-        return speech[:, 0, 0].sigmoid(), heard[:, -CONTEXT:], hidden, state
 
 
 class SileroStream:
@@ -105,8 +64,8 @@ class SileroStream:
         self._kept: list[Tensor] = []  # what the structure points into
         half = WINDOW // 2
         basis = weights["stft.forward_basis_buffer"][:, 0]
-        real, imaginary = basis[:_BINS], basis[_BINS:]
-        convs = [weights[f"encoder.{number}.reparam_conv.weight"] for number in range(len(_CONVS))]
+        real, imaginary = basis[:BINS], basis[BINS:]
+        convs = [weights[f"encoder.{number}.reparam_conv.weight"] for number in range(len(CONVS))]
         taps = [conv.permute(2, 1, 0) for conv in convs]  # [3, in, out]
         bias = weights["decoder.rnn.bias_ih"] + weights["decoder.rnn.bias_hh"]
         self.structure = new(
@@ -118,7 +77,7 @@ class SileroStream:
             highest=self._keep(_folded(real)[half]),
             **{f"conv{number + 1}": self._pack(taps[number].flatten(0, 1), 1) for number in range(3)},
             conv4=self._pack(taps[3][1], 1),
-            **{f"bias{n + 1}": self._keep(weights[f"encoder.{n}.reparam_conv.bias"]) for n in range(len(_CONVS))},
+            **{f"bias{n + 1}": self._keep(weights[f"encoder.{n}.reparam_conv.bias"]) for n in range(len(CONVS))},
             from_input=self._pack(weights["decoder.rnn.weight_ih"].T, 4),
             from_hidden=self._pack(weights["decoder.rnn.weight_hh"].T, 4),
             gate_bias=self._keep(bias.view(4, _WIDE // self._units, self._units).transpose(0, 1)),
@@ -174,27 +133,17 @@ class _SileroStepper:
         return speech, {}
 
 
-def silero_stream(checkpoint: Path, *, compiled: bool = True) -> StreamModel:
+def silero_stream(checkpoint: Path) -> SileroStream:
     """Load the stream with the weights of ``silero_vad_16k_op15.onnx``, or of a saved folder.
 
     Args:
         checkpoint: ``.onnx`` of the ``silero_vad`` wheel, or ``.safetensors``.
-        compiled: False: torch's operators, one stream at a time, as where there is no compiler.
 
     Raises:
         InvalidInputError: the file has other tensors.
+        KernelUnavailableError: there is no library and no C++ compiler.
     """
-    weights = read_weights(checkpoint)
-    if compiled:
-        try:
-            return SileroStream(weights)
-        except KernelUnavailableError as error:
-            warn_without_kernels("Silero's network", "torch's operators run it, one stream at a time", error)
-    names = [port.name for port in _STATES]
-    made = make_cell("silero", SileroCell(weights), check=False)
-    stream = stream_of(made, states=dict(zip(names, names, strict=True)), answer="speech")
-    stream.spec = SPEC
-    return stream
+    return SileroStream(read_weights(checkpoint))
 
 
 def frames_of(samples: NDArray[Any]) -> NDArray[np.float32]:
@@ -239,9 +188,9 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     if shapes != _SHAPES or any(tensor.dtype != torch.float32 for tensor in found.values()):
         raise InvalidInputError(f"{checkpoint} has other tensors than Silero's 16 kHz network: take silero_vad 6.2.3")
     basis = found["stft.forward_basis_buffer"][:, 0]
-    real, imaginary = basis[:_BINS], basis[_BINS:]
+    real, imaginary = basis[:BINS], basis[BINS:]
     mirrored = basis[:, 1:].flip(1)
-    even, odd = torch.equal(real[:, 1:], mirrored[:_BINS]), torch.equal(imaginary[:, 1:], -mirrored[_BINS:])
+    even, odd = torch.equal(real[:, 1:], mirrored[:BINS]), torch.equal(imaginary[:, 1:], -mirrored[BINS:])
     if not (even and odd and not basis[:, 0].any() and not imaginary[[0, -1]].any()):
         raise InvalidInputError(f"{checkpoint}: its Fourier weights are not those of a mirrored window")
     return found

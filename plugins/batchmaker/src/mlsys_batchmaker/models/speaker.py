@@ -17,8 +17,7 @@ from torch import nn
 
 from mlsys_batchmaker.cells.cell import cell, make_cell
 from mlsys_batchmaker.cells.lstm import LSTMCell, StackedLSTMCell
-from mlsys_batchmaker.models.model import Model, Payload, Tensor
-from mlsys_batchmaker.models.requests import sequence
+from mlsys_batchmaker.models.model import Model, Payload, Tensor, sequence
 from mlsys_batchmaker.plan import CellGraph, Port
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES
 from mlsys_batchmaker.scheduling.requests import Values

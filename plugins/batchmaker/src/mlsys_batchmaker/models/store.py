@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.lazy import resolve
+from mlsys_core.models import resolve_model
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.loading import LoadContext, find_loader, load_with
 from mlsys_core.plugins.specs import ModelLoaderSpec
@@ -34,6 +36,7 @@ from mlsys_batchmaker.models.sequence import Seq2Seq, SequenceEncoder
 from mlsys_batchmaker.models.speaker import EmbeddingHead, SpeakerEncoder
 from mlsys_batchmaker.models.tree import BinaryTree
 from mlsys_batchmaker.plan.spec import CellSpec, Port, Stop
+from mlsys_batchmaker.streams.model import StreamModel
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
@@ -247,3 +250,50 @@ def _architecture(entry: Mapping[str, Any], *, trust_code: bool) -> Architecture
         f"architecture {name!r} is none of {', '.join(ARCHITECTURES)}; one of a package of yours is named "
         "package.module:Class, and needs --trust-code"
     )
+
+
+STREAMS = ("silero-vad",)
+
+
+def save_stream(name: str, directory: Path) -> Path:
+    """Write the stream called ``name`` to ``directory``, which is made; return the manifest.
+
+    Raises:
+        InvalidInputError: there is no such stream.
+        MissingDependencyError: its wheel is not installed; the message says how to get it.
+    """
+    from safetensors.torch import save
+
+    from mlsys_batchmaker.models.silero import read_weights
+
+    if name not in STREAMS:
+        raise InvalidInputError(f"there is no stream {name!r}: {', '.join(STREAMS)}")
+    weights = read_weights(resolve_model(name, settings().cache_dir))
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / WEIGHTS).write_bytes(save({key: tensor.contiguous() for key, tensor in weights.items()}))
+    path = directory / MANIFEST
+    path.write_text(json.dumps({"format": FORMAT, "version": 1, "name": name, "stream": name}, indent=1) + "\n")
+    return path
+
+
+def holds_stream(directory: Path) -> bool:
+    """Return whether the directory's manifest is that of a stream."""
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT and "stream" in manifest
+
+
+def load_stream(directory: Path) -> StreamModel:
+    """Load a stream that :func:`save_stream` wrote.
+
+    Raises:
+        InvalidInputError: the directory holds none, or a damaged one.
+    """
+    from mlsys_batchmaker.models.silero import silero_stream
+
+    kind = json.loads((directory / MANIFEST).read_text()).get("stream") if holds_stream(directory) else None
+    if kind not in STREAMS:
+        raise InvalidInputError(f"{directory} holds no stream: write one with mlsys batchmaker save {STREAMS[0]} DIR")
+    return silero_stream(directory / WEIGHTS)

@@ -12,8 +12,7 @@ from numpy.typing import ArrayLike
 
 from mlsys_batchmaker.cells.cell import make_cell
 from mlsys_batchmaker.cells.tree import TreeInnerCell, TreeLeafCell
-from mlsys_batchmaker.models.model import Model, Payload, Tensor
-from mlsys_batchmaker.models.requests import sequence
+from mlsys_batchmaker.models.model import Model, Payload, Tensor, sequence
 from mlsys_batchmaker.plan import CellGraph
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES
 from mlsys_batchmaker.scheduling.requests import Values

@@ -7,20 +7,73 @@ depends on the word alone, so for small vocabularies it is a table; larger ones 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import addressof, byref
-from typing import Any
+from ctypes import addressof, byref, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from mlsys_core.errors import KernelUnavailableError
 from mlsys_core.memory.pages import advise_huge_pages
-from mlsys_core.native import Struct, new, warn_without_kernels
+from mlsys_core.native import Kernel, Struct, bind, new
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlsys_batchmaker.native import library
-from mlsys_batchmaker.native.form import GATES, Form, LayerForm
 from mlsys_batchmaker.plan.planner import address_of
+
+Kind = Literal["lstm", "gru", "tree-leaf", "tree-inner"]
+GATES: dict[Kind, int] = {"lstm": 4, "gru": 3, "tree-leaf": 3, "tree-inner": 5}  # in the order of gates.h
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerForm:
+    """Weights of one layer as rows times [K, gates * h], float32; gates in the order of ``gates.h``."""
+
+    hidden_size: int
+    bias: Tensor  # [gates * h]; a GRU's is without the candidate's hidden part
+    from_input: Tensor | None = None
+    from_hidden: Tensor | None = None  # in a tree's inner node, weights of the left child
+    from_other: Tensor | None = None  # weights of the right child
+    hidden_bias: Tensor | None = None  # GRU: [gates * h], of which the candidate's part is used
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """A whole cell. Ports are in the order of ``steps.cpp``: word or vector, then each layer's states."""
+
+    kind: Kind
+    layers: Sequence[LayerForm]
+    embedding: Tensor | None = None  # [words, K]; None: inputs are vectors, or there are none
+    projection: tuple[Tensor, Tensor] | None = None  # weight [words, h] and bias: the best word feeds the next step
+
+
+@runtime_checkable
+class HasForm(Protocol):
+    """A cell that compiled loops can run."""
+
+    def form(self) -> Form:
+        """Return the cell's kind and weights."""
+        ...
+
+
+_HERE = Path(__file__).parent
+STEPS = Kernel(_HERE / "steps.cpp", headers=tuple(sorted(_HERE.glob("*.h"))))
+
+
+@cache
+def load(flags: tuple[str, ...] = ()) -> Any:
+    """Load the library; the first call ever compiles it for this machine.
+
+    Args:
+        flags: for the compiler, beside the usual ones: a test may ask for another machine's width.
+
+    Raises:
+        KernelUnavailableError: there is no library and no C++ compiler.
+        MlsysError: the compiler refuses the source.
+    """
+    return bind(STEPS.load(flags))
+
 
 Ints = NDArray[np.int64]
 MAX_TABLE_BYTES = 64 << 20  # of what words give to the gates
@@ -39,7 +92,7 @@ class PackedCell:
     """
 
     def __init__(self, form: Form, *, stop: int | None = None, max_table_bytes: int = MAX_TABLE_BYTES) -> None:
-        self._library = library.load()
+        self._library = load()
         self._units: int = self._library.batchmaker_units()
         self._kept: list[Tensor] = []  # what the structures point into
         self._gates = GATES[form.kind]
@@ -123,12 +176,13 @@ class Runner:
 
     def __init__(self, cell: PackedCell, in_banks: Sequence[Tensor], out_banks: Sequence[Tensor]) -> None:
         self.cell = cell
-        self._library = library.load()
+        self._library = load()
         self._handle = self._library.batchmaker_runner(byref(cell.structure))
-        self._banks = [library.pointers([bank.data_ptr() for bank in banks]) for banks in (in_banks, out_banks)]
+        both = in_banks, out_banks
+        self._banks = [(c_void_p * len(banks))(*(bank.data_ptr() for bank in banks)) for banks in both]
         self._task = self._library.structs["Task"]()  # the rest is of each task
         self._task.in_banks, self._task.out_banks = map(addressof, self._banks)
-        self._strides = [library.numbers([bank.stride(0) for bank in banks]) for banks in (in_banks, out_banks)]
+        self._strides = [(c_int64 * len(banks))(*(bank.stride(0) for bank in banks)) for banks in both]
         self._task.in_strides, self._task.out_strides = map(addressof, self._strides)
 
     def __del__(self) -> None:
@@ -199,12 +253,8 @@ def gives(cell: PackedCell, output: int) -> bool:
 
 
 def pack_or_none(form: Form, *, stop: int | None = None) -> PackedCell | None:
-    """Pack the cell; None where there is no compiler, or the weights are not float32 on the CPU."""
+    """Pack the cell; None where the weights are not float32 on the CPU."""
     tensors = [form.layers[0].bias, *(layer.from_hidden for layer in form.layers)]
     if any(each is not None and (each.dtype != torch.float32 or each.device.type != "cpu") for each in tensors):
         return None
-    try:
-        return PackedCell(form, stop=stop)
-    except KernelUnavailableError as error:
-        warn_without_kernels("BatchMaker's cells", "torch's operators run them", error)
-        return None
+    return PackedCell(form, stop=stop)

@@ -19,11 +19,9 @@ from mlsys_serving.oip.config.settings import ModelSettings
 from mlsys_serving.oip.ensembles.plan import Declared
 from mlsys_serving.processes import can_supervise
 
-from mlsys_batchmaker.engine import EngineConfig
-from mlsys_batchmaker.making import make_cells
+from mlsys_batchmaker.engine import EngineConfig, make_cells
 from mlsys_batchmaker.models.model import Model
-from mlsys_batchmaker.models.store import holds_model, load_by_name
-from mlsys_batchmaker.models.stream_store import holds_stream
+from mlsys_batchmaker.models.store import holds_model, holds_stream, load_by_name
 from mlsys_batchmaker.serve.oip_model import OipModel, spec_of
 
 

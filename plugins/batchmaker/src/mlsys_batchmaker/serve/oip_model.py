@@ -20,12 +20,11 @@ from mlsys_serving.oip import (
 
 from mlsys_batchmaker.engine import Answer, Engine, EngineConfig
 from mlsys_batchmaker.models.model import Model, Payload, Tensor
-from mlsys_batchmaker.models.store import load_by_name
-from mlsys_batchmaker.models.stream_store import holds_stream, load_stream
+from mlsys_batchmaker.models.store import holds_stream, load_by_name, load_stream
 from mlsys_batchmaker.scheduling.requests import Values
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
 from mlsys_batchmaker.serve.stream_model import OipStream
-from mlsys_batchmaker.streams.settings import StreamConfig
+from mlsys_batchmaker.streams.frames import StreamConfig
 from mlsys_batchmaker.workers.materialise import MaterialisedCell
 
 _TYPES = {"int64": DataType.INT64, "float32": DataType.FP32, "bytes": DataType.BYTES}

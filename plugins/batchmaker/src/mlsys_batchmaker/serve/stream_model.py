@@ -18,9 +18,8 @@ from mlsys_serving.oip.binding import flag
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.streams.engine import StreamEngine
-from mlsys_batchmaker.streams.frames import UnknownStreamError
+from mlsys_batchmaker.streams.frames import Answered, StreamConfig, UnknownStreamError
 from mlsys_batchmaker.streams.model import StreamModel
-from mlsys_batchmaker.streams.settings import Answered, StreamConfig
 
 _TYPES = {"int64": DataType.INT64, "float32": DataType.FP32}
 _PART = 64  # frames that a request gives at once; the next follow their answers
