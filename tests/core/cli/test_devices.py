@@ -41,7 +41,6 @@ WITHOUT = {
     "nimble save": "files hold what is prepared for the CPU",
     "nimble streams": "plans; runs nothing",
     "orca quantize": "weights in host memory, to files",
-    "orca reload": "asks a server",
     "orca bench scale": "forked processes, which only a CPU's can be",
     "orca bench gap": "forked processes, which only a CPU's can be",
     "orca bench parity": "forked processes, which only a CPU's can be",

@@ -11,7 +11,6 @@ from typer.main import get_command
 
 # Options whose meaning is the command's own, by name.
 OWN = {
-    "api_key",
     "model",
     "name",
     "output",
@@ -26,9 +25,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize(
-    "pair", [("serve", "generate"), ("serve", "embed"), ("generate", "embed"), ("serve", "reload")]
-)
+@pytest.mark.parametrize("pair", [("serve", "generate"), ("serve", "embed"), ("generate", "embed")])
 def test_an_option_of_two_commands_has_one_help(pair: tuple[str, str]) -> None:
     commands: Any = vars(get_command(app))["commands"]
     helps: dict[str, set[str | None]] = defaultdict(set)

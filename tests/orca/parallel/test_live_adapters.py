@@ -1,10 +1,9 @@
-"""A server of a divided model with adapters: at the start and at run time, through deaths, refusals and reloads."""
+"""A server of a divided model with adapters: at the start and at run time, through deaths and refusals."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -82,9 +81,3 @@ def test_adapters_of_a_divided_model(six_layers: Path, tmp_path: Path) -> None:
             assert asyncio.run(killed(kind, name)) == expected[name]
         assert server.post("/v1/unload_lora_adapter", lora_name="start").status_code == 200
         assert names(server) == {"six", "later"}
-        before = server.get("/v1/reload")["generation"]
-        server.process.send_signal(signal.SIGHUP)
-        while server.get("/v1/reload")["generation"] == before or server.get("/v1/reload")["status"] != "serving":
-            pass
-        assert names(server) == {"six", "later"}
-        assert asyncio.run(ask(server.url, "later")) == expected["later"]

@@ -1,4 +1,4 @@
-"""``mlsys orca serve`` and ``mlsys orca reload`` as a user runs them."""
+"""``mlsys orca serve`` as a user runs it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,6 @@ class Served:
         """Return its processes of that name, oldest first."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         return sorted((child for child in children if child.name() == name), key=by_age)
-
-    def reload(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*MLSYS, "reload", self.url, *arguments], capture_output=True, text=True, check=False)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=None)

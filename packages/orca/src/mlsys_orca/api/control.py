@@ -1,19 +1,20 @@
-"""Routes that change what is served: the model, and adapters as vLLM has them. Off unless the operator allows them."""
+"""Routes that change which adapters are served, as vLLM has them. Off unless the operator allows them."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 from fastapi.responses import PlainTextResponse
 from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.posix import memory_file, read_at, write_at
 from mlsys_serving.http import Router
 from mlsys_serving.oip.access import check_model_control
-from mlsys_serving.processes import GenerationLink
 from mlsys_serving.processes.frames import MAX_FRAME_NBYTES
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,45 +26,44 @@ _log = logging.getLogger(__name__)
 MAX_ADAPTER_NBYTES = MAX_FRAME_NBYTES - (1 << 25)  # it crosses to workers in one frame, with its configuration
 
 
+class LiveAdapters:
+    """Adapters as clients have changed them, in memory that the processes of a server share: a new front reads it.
+
+    Make it before the front is forked; one front writes it at a time.
+
+    Example:
+        >>> kept = LiveAdapters()
+        >>> kept.read() is None
+        True
+        >>> kept.write({"pirate": "/adapters/pirate"})
+        >>> kept.read()
+        {'pirate': '/adapters/pirate'}
+    """
+
+    def __init__(self) -> None:
+        self._fd = memory_file("mlsys-adapters")
+
+    def read(self) -> dict[str, str] | None:
+        """Return the directory of each adapter by name; None: nobody has changed them."""
+        text = read_at(self._fd, os.fstat(self._fd).st_size, 0).rstrip()
+        return json.loads(text) if text else None
+
+    def write(self, directories: Mapping[str, str]) -> None:
+        """Keep the directory of each adapter that there is."""
+        text = json.dumps(directories).encode()
+        write_at(self._fd, text.ljust(os.fstat(self._fd).st_size), 0)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelControl:
-    """Changes that clients of one server may make, and who makes them."""
+    """Changes that clients of one server may make."""
 
     is_allowed: bool = False  # for clients
-    generation: GenerationLink | None = None  # to the master; None: the server is one process
-
-    def link(self) -> GenerationLink:
-        """Return the link to the master.
-
-        Raises:
-            InvalidInputError: there is none.
-        """
-        if self.generation is None:
-            raise InvalidInputError(
-                "this server runs in one process, which cannot be reloaded: start it without --single-process, on a CPU"
-            )
-        return self.generation
+    start: Mapping[str, str] = field(default_factory=dict)  # directory of each adapter of the start, by name
+    live: LiveAdapters | None = None  # None: the server is one process, which nothing restarts
 
 
 NO_CONTROL = ModelControl()
-
-
-class ReloadBody(BaseModel):
-    """Body of ``POST /v1/reload``: what is to change; fields left out stay as they are."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    model: str | None = None  # a name or a path on the server's machine
-    name: str | None = None  # for clients
-    adapters: dict[str, str] | None = None  # name -> directory; of another model, none by default
-    dtype: str | None = None
-    weights: str | None = None
-    activations: str | None = None
-
-    def changes(self) -> dict[str, Any]:
-        """Return the settings that change."""
-        changes = self.model_dump(exclude_none=True)
-        return ({"adapters": {}} if self.model is not None else {}) | changes
 
 
 class LoadAdapterBody(BaseModel):
@@ -85,28 +85,10 @@ class UnloadAdapterBody(BaseModel):
     lora_int_id: int | None = None  # vLLM's; taken, and not needed
 
 
-class ReloadAnswer(BaseModel):
-    """Answer of ``POST /v1/reload``, once the next generation takes requests."""
-
-    generation: int
-    seconds: float  # that it took to load
-
-
-class GenerationsAnswer(BaseModel):
-    """Answer of ``GET /v1/reload``."""
-
-    status: Literal["serving", "loading", "draining"]
-    generation: int | None  # that takes requests
-    loading: int | None  # the next, while it loads
-    draining: dict[str, int]  # a generation that takes no more requests -> those that it still has
-    settings: Mapping[str, Any]
-
-
 async def restore_adapters(service: ModelService, control: ModelControl) -> None:
     """Have the adapters that were there before this front began, where it follows one that died."""
-    if control.generation is None or not service.engine.shape.takes_adapters:
+    if control.live is None or (wanted := control.live.read()) is None:
         return
-    wanted: dict[str, str] = (await control.generation.connect()).settings.get("adapters", {})
     for name in service.engine.adapters - wanted.keys():
         await service.engine.unload_adapter(name)
     for name, path in wanted.items():
@@ -124,10 +106,10 @@ def add_routes(router: Router, service: ModelService, control: ModelControl) -> 
     paths: dict[str, str] = {}  # by name, of adapters loaded since the start
 
     def keep() -> None:
-        """Have who follows this process know the adapters that there are now."""
-        if control.generation is not None:
-            known = {**control.generation.status.settings.get("adapters", {}), **paths}
-            control.generation.keep({"adapters": {name: known[name] for name in sorted(service.engine.adapters)}})
+        """Have the next front know the adapters that there are now."""
+        if control.live is not None:
+            known = {**control.start, **(control.live.read() or {}), **paths}
+            control.live.write({name: known[name] for name in sorted(service.engine.adapters)})
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def load_adapter(body: LoadAdapterBody) -> str:
@@ -157,27 +139,3 @@ def add_routes(router: Router, service: ModelService, control: ModelControl) -> 
             await service.engine.unload_adapter(body.lora_name)
             keep()
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
-
-    @router.post("/v1/reload")
-    async def reload(body: ReloadBody) -> ReloadAnswer:
-        """Load a model or adapters anew while the server goes on; answer when they have taken over.
-
-        Requests that run are finished by those before. Errors: 400 or 500 with the loader's message, and nothing has
-        changed; 409: another reload is under way.
-        """
-        check_model_control(control.is_allowed)
-        outcome = await control.link().reload(body.changes())
-        return ReloadAnswer(generation=outcome.number, seconds=outcome.seconds)
-
-    @router.get("/v1/reload")
-    async def generations() -> GenerationsAnswer:
-        """Tell which generation serves, and whether one loads or still finishes its requests."""
-        check_model_control(control.is_allowed)
-        status = control.link().status
-        return GenerationsAnswer(
-            status="loading" if status.loading is not None else "draining" if status.retiring else "serving",
-            generation=status.serving,
-            loading=status.loading,
-            draining=dict(status.retiring),
-            settings=status.settings,
-        )

@@ -94,7 +94,7 @@ def make_app(
         service: The model.
         http: Settings of the app.
         journal: Where streams, files and batches are kept; None: until the app ends.
-        control: What clients may change; its master has generations follow each other.
+        control: What clients may change.
         logger: See ``create_app``.
     """
     engine, batches, keeper = service.engine, Batches(service, journal), AnswerKeeper.of(journal)
@@ -106,9 +106,8 @@ def make_app(
         try:
             await engine.ready()
             await restore_adapters(service, control)
-            follows = control.generation is not None and not control.generation.is_alone
             await keeper.start(app)
-            async with batches.open(app, waits=follows):
+            async with batches.open(app):
                 yield
         finally:
             await keeper.close()
@@ -124,7 +123,6 @@ def make_app(
         routers=[make_router(service, keeper, batches, control)],
         lifespan=lifespan,
         on_drain=[batches.drain],
-        on_retire=[batches.release, keeper.finish],
         error_format=ERROR_FORMAT,
         readiness=readiness,
         registry=registry,

@@ -13,7 +13,7 @@ from mlsys_core.plugins import installed_plugins
 from mlsys_serving.http import HttpConfig, serve
 from mlsys_serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
 
-from mlsys_orca.api.control import NO_CONTROL, ModelControl
+from mlsys_orca.api.control import NO_CONTROL, LiveAdapters, ModelControl
 from mlsys_orca.api.journal_config import JournalConfig, kept_or_passing
 from mlsys_orca.api.server import available_memory_nbytes, make_app, say_to_terminal
 from mlsys_orca.api.service import ModelService
@@ -24,7 +24,6 @@ from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.engine.remote import RemoteEngine
 from mlsys_orca.engine.worker import Worker, WorkerSettings
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.loading.room import require
 from mlsys_orca.model.kv_cache import shared_empty
 from mlsys_orca.text.guides import GuideMaker
 
@@ -69,7 +68,7 @@ def serve_supervised(
         crash_points: Where the first worker is killed, for tests.
         parallel: The model's parts, which other processes load and run; ``loaded`` then has no weights. None: workers
             run the model of ``loaded``.
-        control: What clients may change; its master, if there is one, hears when requests are taken.
+        control: What clients may change; what they have changed outlives fronts.
 
     Raises:
         InvalidInputError: the limits do not fit the model or the memory.
@@ -91,10 +90,8 @@ def serve_supervised(
         if holders is not None and holders.available_nbytes is not None:
             available_nbytes = holders.available_nbytes
         shape, _, _ = plan_engine(loaded, config, available_nbytes, installed_plugins().registry)
-        if control.generation is not None and not control.generation.is_alone:
-            slots = f"{shape.num_kv_tokens} K/V slots in {config.num_replicas} replicas"
-            require(shape.kv_nbytes * config.num_replicas, slots, "ask for fewer (--kv-tokens)", device=loaded.device)
         config = replace(config, num_kv_tokens=shape.num_kv_tokens)
+        control = replace(control, live=LiveAdapters())
         guides = GuideMaker(loaded.tokenizer, loaded.config.vocab_size)
         loaded.tokenizer.warm_up()
         guides.warm_up()
@@ -109,7 +106,6 @@ def serve_supervised(
             return serve(
                 make_app(service, http, journal=kept, control=control),
                 bound=bound,
-                generation=control.generation,
                 on_ready=None if on_ready is None else lambda address: on_ready(service, address),
             )
 

@@ -1,4 +1,4 @@
-"""One generation of ``mlsys orca serve``: load what the settings name, and serve it until the end."""
+"""The inner half of ``mlsys orca serve``: load what the settings name, and serve it until the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlsys_core.collector import collect_as_usual, kept_out_of_collections
-from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.hosts import HostOptions
 from mlsys_orca.cli.options import is_divided
 from mlsys_orca.loading.named import load, with_draft
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from mlsys_orca.api.service import ModelService
     from mlsys_orca.loading.loaded import LoadedModel
     from mlsys_serving.http import BoundPort, HttpConfig, ServerAddress
-    from mlsys_serving.processes import GenerationLink
 
 
 _MOST_TOKENS = 512  # per iteration
@@ -30,7 +28,7 @@ _OF_A_DIVIDED_MODEL = 8  # requests per iteration: its parts know their memory, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSettings:
-    """Settings that a reload may change; JSON can say them."""
+    """Settings of the model."""
 
     model: str
     name: str | None = None  # for clients; None: the model's own
@@ -42,7 +40,7 @@ class GenerationSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """Options of a server that all its generations share."""
+    """Options of the server."""
 
     http: HttpConfig
     engine: Mapping[str, Any]  # keywords of EngineConfig
@@ -61,28 +59,23 @@ class Fixed:
     banner: Callable[[ModelService, ServerAddress], None]
 
 
-def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generation: GenerationLink | None = None) -> int:
-    """Serve the model of ``settings`` until the server ends, or the next generation takes over; return the exit code.
+def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort) -> int:
+    """Serve the model of ``settings`` until the server ends; return the exit code.
 
     Args:
         settings: The model.
         fixed: All else.
         bound: The listening port.
-        generation: To the master; None: this is the only one.
 
     Raises:
         InvalidInputError: the model cannot be loaded, or does not fit the limits or the memory.
     """
-    if generation is not None and generation.is_alone:
-        bound.answer()
     if fixed.supervises:
         import torch
 
         torch.set_num_threads(1)  # threads do not survive a fork
     degrees = {name: fixed.engine[name] for name in ("tensor_parallel", "pipeline_parallel")}
     parallel = None
-    if fixed.hosts is not None and generation is not None and not generation.is_alone:
-        raise InvalidInputError("a model on several machines is not replaced while it serves: start the server anew")
     if fixed.hosts is not None or is_divided(**degrees, sliced=fixed.sliced):
         dtype = settings.dtype if fixed.hosts is None else fixed.hosts.dtype_of(settings.dtype)
         loaded, parallel = find_divided(
@@ -108,7 +101,7 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
                 slices=fixed.sliced or None,
             )
     else:
-        loaded = _load_whole(settings, fixed, generation)
+        loaded = _load_whole(settings, fixed)
     from mlsys_orca.api.control import ModelControl
     from mlsys_orca.api.server import make_app, make_service, model_name
     from mlsys_orca.engine.engine import EngineConfig
@@ -117,7 +110,7 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort, generatio
     engine = {**fixed.engine, "max_batch_size": _batch_size(fixed, loaded, is_divided=parallel is not None)}
     config = EngineConfig(**engine, policy_options=_policy_options(fixed, loaded))
     name = settings.name or model_name(settings.model)
-    control = ModelControl(fixed.model_control, generation)
+    control = ModelControl(fixed.model_control, settings.adapters)
     collect_as_usual()  # the start is over
     with ExitStack() as serving:
 
@@ -165,7 +158,7 @@ def _policy_options(fixed: Fixed, loaded: LoadedModel) -> dict[str, Any]:
     return {"max_batch_tokens": most, "max_chunk_tokens": _CHUNK_TOKENS} | options
 
 
-def _load_whole(settings: GenerationSettings, fixed: Fixed, generation: GenerationLink | None) -> LoadedModel:
+def _load_whole(settings: GenerationSettings, fixed: Fixed) -> LoadedModel:
     loaded = load(
         settings.model,
         settings.dtype,
@@ -176,6 +169,5 @@ def _load_whole(settings: GenerationSettings, fixed: Fixed, generation: Generati
         takes_adapters=fixed.takes_adapters,
         runs_in_torch=fixed.runs_in_torch,
         chat_template=fixed.chat_template,
-        is_beside_another=generation is not None and not generation.is_alone,
     )
     return with_draft(loaded, fixed.draft_model)

@@ -12,7 +12,6 @@ from mlsys_orca.cli.explain import explain
 from mlsys_orca.cli.generate import generate
 from mlsys_orca.cli.hosts import worker
 from mlsys_orca.cli.options import ActivationsForm, Dtype, Model, Threads, Weights, num_threads_of
-from mlsys_orca.cli.reload import reload
 from mlsys_orca.cli.serve import serve
 from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
@@ -23,7 +22,6 @@ app.command()(worker)
 app.command()(explain)
 app.add_typer(bench, name="bench")
 app.command()(chaos)
-app.command()(reload)
 
 
 @app.callback()

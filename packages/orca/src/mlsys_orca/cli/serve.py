@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -246,22 +244,9 @@ def serve(
         hosts=hosts,
         banner=lambda service, address: typer.echo(banner(service, address, has_ui=http.has_ui), err=True),
     )
-    answers = not supervises and hosts is None and not is_divided(**degrees, sliced=sliced)
+    answers = supervises or (hosts is None and not is_divided(**degrees, sliced=sliced))  # else this process must fork
     with server.bind(http, error_format=ERROR_FORMAT, answers=answers) as bound:
-        if not supervises:
-            raise typer.Exit(live(settings, fixed, bound))
-        from mlsys_orca.api.journal_config import kept_or_passing
-        from mlsys_serving.processes import Generations
-
-        with kept_or_passing(kept) as of_all:
-            fixed = replace(fixed, journal=of_all)
-            generations = Generations(
-                lambda changed, link: live(GenerationSettings(**changed), fixed, bound, link), asdict(settings)
-            )
-            code = generations.run()
-    if code == 128 + signal.SIGTERM and not generations.has_served:
-        typer.echo("mlsys: stopped by SIGTERM before it was ready", err=True)
-    raise typer.Exit(code)
+        raise typer.Exit(live(settings, fixed, bound))
 
 
 def _journal(folder: Path, sync: str, max_nbytes: int, keep_s: float | None) -> JournalConfig:

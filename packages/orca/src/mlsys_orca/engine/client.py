@@ -208,7 +208,7 @@ class EngineClient(ABC):
         if not self.shape.takes_adapters:
             raise InvalidInputError(
                 f"{self.shape.name} runs in native kernels, which know no adapters: start the server with "
-                "--enable-lora or an --adapter, or reload it with one"
+                "--enable-lora or an --adapter"
             )
         async with self._changing:
             if not replaces and self.adapter_key(name) is not None:

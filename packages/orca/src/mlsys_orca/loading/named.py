@@ -27,17 +27,14 @@ def load(
     takes_adapters: bool = False,
     runs_in_torch: bool = False,
     chat_template: Path | None = None,
-    is_beside_another: bool = False,
 ) -> LoadedModel:
     """Resolve and load ``model`` with a progress bar on stderr.
 
     ``adapters`` are directories by name; with ``takes_adapters`` more may be added later. ``runs_in_torch`` keeps the
-    model from native kernels, so that its layers can be compiled. With ``is_beside_another`` model in memory it is seen
-    first whether this one fits.
+    model from native kernels, so that its layers can be compiled.
 
     Raises:
         InvalidInputError: as ``load_by_name``; or an adapter does not fit.
-        NoRoomError: the memory does not suffice for a further model.
     """
     from mlsys_core.config import settings
     from mlsys_core.models import resolve_model
@@ -54,10 +51,6 @@ def load(
         from mlsys_orca.loading.registered import load_by_name  # here: the bar shows while torch is imported
 
         in_torch = bool(adapters) or takes_adapters or runs_in_torch
-        if is_beside_another:
-            from mlsys_orca.loading.room import check_room
-
-            check_room(path, dtype=dtype, weights=weights, runs_in_torch=in_torch, device=device)
         given = {"dtype": dtype, "weights": weights, "activations": activations}
         given["backend"] = "torch" if in_torch else None
         context = LoadContext(
