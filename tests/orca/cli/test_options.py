@@ -25,7 +25,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("pair", [("serve", "generate"), ("serve", "embed"), ("generate", "embed")])
+@pytest.mark.parametrize("pair", [("serve", "generate")])
 def test_an_option_of_two_commands_has_one_help(pair: tuple[str, str]) -> None:
     commands: Any = vars(get_command(app))["commands"]
     helps: dict[str, set[str | None]] = defaultdict(set)
