@@ -86,12 +86,8 @@ def sample(request: pytest.FixtureRequest) -> tuple[str, Any, np.ndarray]:
     estimator.set_params(**{key: value for key, value in SMALL.items() if key in known})
     if name.startswith("LGBM"):
         estimator.set_params(verbose=-1)
-    if name.startswith("CatBoost"):
-        estimator.set_params(iterations=3, verbose=False, allow_writing_files=False)
     x = X[:, :1] if name == "IsotonicRegression" else X
     options: dict[str, Any] = {"group": [30, 30]} if name.endswith("Ranker") else {}
-    if name == "CatBoostRanker":
-        options = {"group_id": np.repeat([0, 1], 30)}
     return request.param, estimator.fit(x, _target(name), **options), x
 
 

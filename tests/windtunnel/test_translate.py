@@ -10,11 +10,13 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import torch
-from mlsys_core.errors import InvalidInputError
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_windtunnel.convert.registry import ConverterRegistry, Entry
+from mlsys_windtunnel.convert.table import converters
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.modules.linear.linear import Affine
-from sklearn.base import BaseEstimator, TransformerMixin
+from mlsys_windtunnel.parse import boosters, libraries, names
+from sklearn.base import BaseEstimator, RegressorMixin, TransformerMixin
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
@@ -214,3 +216,25 @@ def test_it_shows_itself_in_notebooks(frame: pd.DataFrame, target: np.ndarray) -
     shown = translate(pipeline)._repr_html_()
     assert '<th scope="row">answers</th><td>predict, predict_proba, predict_log_proba, decision_function</td>' in shown
     assert "<td>no, yes</td>" in shown
+
+
+class CatBoostRegressor(RegressorMixin, BaseEstimator):
+    """A model that only a plugin can convert."""
+
+    __module__ = "catboost.core"
+
+    def fit(self, X, y):  # noqa: N803
+        self.n_features_in_ = X.shape[1]
+        return self
+
+    def predict(self, X):  # noqa: N803
+        return np.zeros(len(X))
+
+
+def test_a_model_of_a_plugin_that_is_not_installed_names_the_distribution(monkeypatch: pytest.MonkeyPatch):
+    for module in (libraries, boosters, names):
+        monkeypatch.setattr(module, "plugin_libraries", dict)
+    source = CatBoostRegressor().fit(np.zeros((4, 2)), np.zeros(4))
+    for fitted in (source, make_pipeline(StandardScaler().fit(np.zeros((4, 2))), source)):
+        with pytest.raises(MissingDependencyError, match="pip install mlsys-windtunnel-catboost"):
+            translate(fitted, registry=ConverterRegistry({entry.source: entry for entry in converters()}))

@@ -87,6 +87,7 @@ class ConverterSpec(Spec):
 
     source: str  # the estimator class, "package.module:Class"
     factory: str  # -> Callable[[estimator], operator]
+    library: str | None = None  # -> mlsys_windtunnel.parse.libraries.Library: the tables that its estimators take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,7 +206,7 @@ def check_container(x: Any, rules: InputRules) -> None:
     """Look at what holds rows that are in no array, frame or matrix, and at sparse arrays.
 
     Raises:
-        InvalidInputError: the source takes lists and sparse matrices alone, as CatBoost's own check does.
+        InvalidInputError: the source takes lists and sparse matrices alone.
     """
     if rules.takes_tuples or isinstance(x, list | Mapping):
         return

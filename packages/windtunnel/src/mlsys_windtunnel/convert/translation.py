@@ -23,6 +23,7 @@ from mlsys_windtunnel.modules.network import Network, Wire
 from mlsys_windtunnel.modules.ties import fingerprint
 from mlsys_windtunnel.parse.boosters import as_estimator
 from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph
+from mlsys_windtunnel.parse.libraries import check_installed
 from mlsys_windtunnel.parse.names import public_name
 from mlsys_windtunnel.parse.pipeline import parse_pipeline
 from mlsys_windtunnel.parse.source import checked_values, contract_of
@@ -48,6 +49,7 @@ def translate(
 
     Raises:
         InvalidInputError: not fitted, nothing of it can be translated, or a width is unknown without ``X_example``.
+        MissingDependencyError: the plugin that converts a part of it is not installed.
 
     Example:
         >>> from sklearn.linear_model import LogisticRegression
@@ -123,6 +125,7 @@ def convert_operator(operator: Operator, registry: ConverterRegistry) -> Convert
             "their own, or a sparse target; fit it on a dense target with each class in every fold or code"
         )
     if converter is None:
+        check_installed(operator.source or "")
         return f"no converter for {operator.source}"
     converted = converter(operator.estimator)
     if isinstance(converted, OperatorModule):

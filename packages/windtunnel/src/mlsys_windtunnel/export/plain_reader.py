@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -19,6 +20,7 @@ from mlsys_windtunnel.export.plain_data import ARRAY_KINDS, CONTAINERS, MODULE_F
 from mlsys_windtunnel.export.renamed import current_path, current_state
 
 MOST_ITEM_BYTES = 1 << 16
+PLUGIN = re.compile(r"mlsys_windtunnel_\w+")
 # What reading JSON that is no writer's work can raise, beside InvalidInputError.
 DAMAGE = (AttributeError, ImportError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 
@@ -134,6 +136,10 @@ class Reader:
         path = current_path(path)
         module_name, _, name = path.partition(":")
         if not is_allowed(module_name, self._packages):
+            plugin = PLUGIN.match(module_name)
+            if plugin is not None:
+                name = plugin[0].replace("_", "-")
+                raise InvalidInputError(f"{path!r} is of a plugin that is not installed: pip install {name}")
             raise InvalidInputError(
                 f"{path!r} is no class of WindTunnel's; if you trust this file and that package, allow it with "
                 "packages=(...)"

@@ -6,7 +6,7 @@ from typing import Any
 
 _MOVED = {
     "backends.soft": {f"soft.{name}": name for name in ("columns", "gates", "native", "options", "plan", "trees")},
-    "convert": {f"converters.{name}": name for name in ("catboost_lookup", "trees_lookup")},
+    "convert": {"converters.trees_lookup": "trees_lookup"},
     "finetune": {"soft.residual": "residual"},
     "host": {"lookup": "lookup"},
     "modules": {"network": "network"},
@@ -23,7 +23,6 @@ _MOVED = {
         **{f"modules.{name}": name for name in ("discriminant", "factorization", "linear", "naive_bayes", "neural")},
     },
     "modules.tree": {
-        "modules.catboost": "catboost_heads",
         "modules.trees": "trees",
         **{
             f"modules.tree_{name}": name
@@ -36,6 +35,9 @@ RENAMED = {
     f"mlsys_windtunnel.{old}": f"mlsys_windtunnel.{folder}.{new}"
     for folder, moved in _MOVED.items()
     for old, new in moved.items()
+} | {  # to a plugin
+    "mlsys_windtunnel.modules.catboost": "mlsys_windtunnel_catboost.convert.heads",
+    "mlsys_windtunnel.converters.catboost_lookup": "mlsys_windtunnel_catboost.convert.lookup",
 }
 
 

@@ -1,4 +1,4 @@
-"""Tables that LightGBM, XGBoost and CatBoost take in ways of their own: names and categories of columns."""
+"""Boosters of LightGBM's and XGBoost's own as estimators, and the tables that these libraries take."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_windtunnel.parse.libraries import Library, plugin_libraries
 from mlsys_windtunnel.parse.names import known_name, public_name
 
 
@@ -100,56 +101,34 @@ def as_estimator(model: Any) -> Any:
 
 
 def package_of(estimator: object) -> str:
-    """Return the package that an estimator comes from: "sklearn", "catboost"; of a subclass, its base's."""
+    """Return the package that an estimator comes from: "sklearn", "xgboost"; of a subclass, its base's."""
     return known_name(type(estimator)).partition(".")[0]
 
 
-def labels_are_names(estimator: object) -> bool:
-    """Return whether labels of a frame that are no texts count as names: XGBoost and CatBoost spell them as texts."""
-    return package_of(estimator) in ("catboost", "xgboost")
+def _lightgbm_categories(estimator: Any) -> tuple[int, ...] | None:
+    return () if getattr(getattr(estimator, "booster_", None), "pandas_categorical", None) == [] else None
 
 
-def reads_by_name(estimator: object) -> bool:
-    """Return whether a frame's columns are looked up by name, in any order and among others."""
-    return package_of(estimator) == "catboost"
+def _xgboost_categories(estimator: Any) -> tuple[int, ...]:
+    """Return the columns of categories: XGBoost would read the codes of one that held numbers when it was fitted."""
+    kinds = estimator.get_booster().feature_types or ()
+    return tuple(index for index, kind in enumerate(kinds) if kind == "c")
 
 
-def catboost_names(estimator: Any) -> list[str] | None:
-    """Return the columns that a model of CatBoost was fitted on; None: they had no names.
-
-    It calls columns without names by their indices, as it calls those of a frame whose labels are 0, 1, 2. Which of the
-    two it was shows in whether it takes a frame with other names.
-    """
-    names = [str(name) for name in getattr(estimator, "feature_names_", None) or ()]
-    if names and (names != [str(index) for index in range(len(names))] or _refuses_other_names(estimator, names)):
-        return names
-    return None
+_OTHER = Library(package="")
+_BUILT_IN = {
+    "lightgbm": Library(package="lightgbm", takes_inf=True, category_columns=_lightgbm_categories),
+    "xgboost": Library(package="xgboost", takes_inf=True, labels_are_names=True, category_columns=_xgboost_categories),
+}
 
 
-def _refuses_other_names(estimator: Any, names: list[str]) -> bool:
-    import pandas as pd
-
-    refusal = importlib.import_module("catboost").CatBoostError
-    rows = pd.DataFrame(np.zeros((1, len(names)), np.int64), columns=[f"other {name}" for name in names])
-    try:
-        estimator.predict(rows)
-    except refusal:
-        return True
-    return False
+def library_of(estimator: object) -> Library:
+    """Return the traits of an estimator's library; those of scikit-learn's estimators where nothing else is known."""
+    package = package_of(estimator)
+    return _BUILT_IN.get(package) or plugin_libraries().get(package, _OTHER)
 
 
 def category_columns_of(estimator: Any) -> tuple[int, ...] | None:
-    """Return the indices of the columns that may be of pandas' category; None: all may, or the estimator does not tell.
-
-    XGBoost would read the codes of a column that held numbers when it was fitted; the others refuse it.
-    """
-    package = package_of(estimator)
-    if package == "lightgbm":
-        booster = getattr(estimator, "booster_", None)
-        return () if getattr(booster, "pandas_categorical", None) == [] else None
-    if package == "catboost":
-        return tuple(estimator.get_cat_feature_indices())
-    if package == "xgboost":
-        kinds = estimator.get_booster().feature_types or ()
-        return tuple(index for index, kind in enumerate(kinds) if kind == "c")
-    return None
+    """Return the indices of the columns that may be of pandas' category; None: all may, or it does not tell."""
+    columns = library_of(estimator).category_columns
+    return None if columns is None else columns(estimator)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mlsys_windtunnel.parse.boosters import package_of
+from mlsys_windtunnel.parse.boosters import library_of, package_of
 from mlsys_windtunnel.parse.graph import FittedSize
 
 # Fitted attributes that describe the fit or repeat other attributes, rather than being used on new rows.
@@ -99,7 +99,7 @@ def _size_of_value(value: Any, seen: set[int]) -> FittedSize:
 
 
 def _size_of_boosted(estimator: Any) -> FittedSize | None:
-    """Count the trees that LightGBM, XGBoost and CatBoost keep to themselves.
+    """Count the trees that boosters keep to themselves.
 
     A split counts one number; a leaf counts its own.
     """
@@ -109,9 +109,7 @@ def _size_of_boosted(estimator: Any) -> FittedSize | None:
         leaves = [int(line.removeprefix("num_leaves=")) for line in lines if line.startswith("num_leaves=")]
     elif package == "xgboost" and hasattr(estimator, "get_booster"):
         leaves = [tree.count("leaf=") for tree in estimator.get_booster().get_dump()]
-    elif package == "catboost" and hasattr(estimator, "get_tree_leaf_counts"):
-        leaves = estimator.get_tree_leaf_counts().tolist()
-        return FittedSize(sum(leaves) - len(leaves) + len(estimator.get_leaf_values()), len(leaves), sum(leaves))
     else:
-        return None
+        own_size = library_of(estimator).fitted_size
+        return None if own_size is None else own_size(estimator)
     return FittedSize(sum(2 * count - 1 for count in leaves if count), len(leaves), sum(leaves))

@@ -7,7 +7,9 @@ anything else that the base's answers may call, keeps its own name: it may compu
 
 from __future__ import annotations
 
-_LIBRARIES = ("catboost", "lightgbm", "mlsys_windtunnel", "sklearn", "xgboost")  # converters know their classes
+from mlsys_windtunnel.parse.libraries import plugin_libraries
+
+_LIBRARIES = ("lightgbm", "mlsys_windtunnel", "sklearn", "xgboost")  # converters know their classes
 _BASES = ("sklearn.base", "sklearn.utils")  # mixins, which answer nothing themselves
 # Names that only a fit, a print or a clone reads; those with two underscores are such too, but for two.
 _OF_FIT = frozenset(
@@ -92,7 +94,8 @@ def known_name(source: type) -> str:
 
 def _is_of_library(source: type) -> bool:
     module = source.__module__
-    return module.partition(".")[0] in _LIBRARIES and not module.startswith(_BASES)
+    package = module.partition(".")[0]
+    return (package in _LIBRARIES or package in plugin_libraries()) and not module.startswith(_BASES)
 
 
 def _is_of_fit(name: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.parse.boosters import as_estimator, catboost_names, reads_by_name
+from mlsys_windtunnel.parse.boosters import as_estimator, library_of
 from mlsys_windtunnel.parse.expand import concatenated, expand, expand_features, join, num_outputs, width_of_answer
 from mlsys_windtunnel.parse.fitted_size import fitted_size
 from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
@@ -220,8 +220,8 @@ def _width_of_input(estimator: Any) -> int | None:
 def _column_names(estimator: object) -> Any:
     """Return the names of the columns that the pipeline was fitted on; None if they had none."""
     first = outermost(estimator)
-    if reads_by_name(first):
-        return catboost_names(first)
+    if (known := library_of(first).column_names) is not None:
+        return known(first)
     names = _attribute(estimator, "feature_names_in_")
     composition = composition_of(first)
     if names is None and composition is not None and not composition.drops_names:

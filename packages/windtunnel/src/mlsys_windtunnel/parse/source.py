@@ -14,7 +14,7 @@ import numpy as np
 
 from mlsys_windtunnel.checks.table import InputRules, Objects
 from mlsys_windtunnel.checks.values import Contract
-from mlsys_windtunnel.parse.boosters import category_columns_of, labels_are_names, reads_by_name
+from mlsys_windtunnel.parse.boosters import category_columns_of, library_of
 from mlsys_windtunnel.parse.functions import name_of_function
 from mlsys_windtunnel.parse.graph import Kind, Operator, Value
 from mlsys_windtunnel.parse.members import composition_of
@@ -24,13 +24,10 @@ from mlsys_windtunnel.parse.questions import is_function, outermost, passes
 Bounds = Callable[[Any], tuple[float | None, float | None]]  # a fitted estimator's least and largest number
 # Missing values and infinity alike are taken, where missing values are.
 _TAKES_INF = (
-    "catboost.",
-    "lightgbm.",
     "sklearn.ensemble.HistGradientBoosting",
     "sklearn.ensemble.IsolationForest",
     "sklearn.feature_selection.",
     "sklearn.preprocessing.SplineTransformer",
-    "xgboost.",  # its trees, by its estimators
 )
 _ROUNDS_TO_FLOAT32 = (
     "sklearn.ensemble.ExtraTrees",
@@ -97,6 +94,7 @@ def _contract(estimator: Any, bounds: Bounds) -> Contract:
     if is_function(estimator) or source.startswith(_TAKES_ALL):
         return Contract(_name(estimator), takes_nan=True, takes_inf=True)
     takes_nan = _takes_nan(estimator, source)
+    takes_inf = source.startswith(_TAKES_INF) or library_of(estimator).takes_inf  # of boosters, their trees
     makes_dmatrix = _makes_dmatrix(estimator, source)
     low, high = bounds(estimator)
     farthest = _farthest(estimator, source)
@@ -105,7 +103,7 @@ def _contract(estimator: Any, bounds: Bounds) -> Contract:
     return Contract(
         _name(estimator),
         takes_nan=takes_nan,
-        takes_inf=takes_nan and source.startswith(_TAKES_INF) and not makes_dmatrix,
+        takes_inf=takes_nan and takes_inf and not makes_dmatrix,
         rounds_to_float32=makes_dmatrix or source.startswith(_ROUNDS_TO_FLOAT32) or _has_trees(estimator),
         low=low,
         high=high,
@@ -121,7 +119,7 @@ def _makes_dmatrix(estimator: Any, source: str) -> bool:
 
 def _takes_nan(estimator: Any, source: str) -> bool:
     tags = _tags(estimator)
-    if source.startswith("catboost."):
+    if library_of(estimator).takes_nan:
         return True
     takes = tags is not None and bool(tags.allow_nan)
     if source.startswith("sklearn.ensemble.Bagging"):
@@ -182,8 +180,8 @@ def rules_of(estimator: Any, source: Value, operators: Iterable[Operator]) -> In
             ),
             None,
         ),
-        labels_are_names=labels_are_names(outermost(estimator)),
-        takes_tuples=not any(source in part.inputs and (part.source or "").startswith("catboost.") for part in readers),
+        labels_are_names=library_of(outermost(estimator)).labels_are_names,
+        takes_tuples=all(library_of(part.estimator).takes_tuples for part in readers if source in part.inputs),
         dense_answers=("score_samples",) if operators and operators[-1].source == "sklearn.decomposition.PCA" else (),
         takes_sparse_nan=takes_sparse and not any((part.source or "").startswith(_TREES) for part in readers),
     )
@@ -200,7 +198,7 @@ def _names_rule(estimator: Any) -> tuple[bool, bool]:
     if isinstance(estimator, ColumnTransformer):
         used = [columns for _, part, columns in estimator.transformers_ if not _is_dropped(part, columns)]
         return True, any(isinstance(name, str) for columns in used for name in _flat(columns))
-    if reads_by_name(estimator):
+    if library_of(estimator).reads_by_name:
         return True, False
     composition = composition_of(estimator)
     if composition is not None and not composition.drops_names:

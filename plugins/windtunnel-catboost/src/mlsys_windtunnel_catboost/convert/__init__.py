@@ -17,17 +17,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from mlsys_windtunnel.convert.catboost_lookup import CatBoostLookup, Combination, Statistic
 from mlsys_windtunnel.convert.linear import class_labels
-from mlsys_windtunnel.convert.registry import Converted, Converters, Unsupported
+from mlsys_windtunnel.convert.registry import Converted, Unsupported
 from mlsys_windtunnel.modules.base import PredictorModule, Regressor
-from mlsys_windtunnel.modules.tree.catboost_heads import CatBoostClasses, CatBoostLabels, MeanAndVariance
 from mlsys_windtunnel.modules.tree.ensemble import Tree, join_trees
 from mlsys_windtunnel.modules.tree.heads import Mapped
 from mlsys_windtunnel.modules.tree.trees import Trees
 
-CONVERTERS = Converters()
+from mlsys_windtunnel_catboost.convert.heads import CatBoostClasses, CatBoostLabels, MeanAndVariance
+from mlsys_windtunnel_catboost.convert.lookup import CatBoostLookup, Combination, Statistic
 
 _MOST_SPLITS = 1 << 22  # an oblivious tree of depth d becomes 2**d - 1 splits
 _NO_KEY = (1 << 64) - 1  # of an empty slot in a table of statistics
@@ -52,7 +50,6 @@ class _UnknownPartError(Exception):
     """The model has a part that is not known here; the message names it."""
 
 
-@CONVERTERS.of("catboost.core", "CatBoostClassifier")
 def catboost_classifier(estimator: Any) -> Converted | Unsupported:
     """Convert a classifier of two classes or more, or of several labels."""
     try:
@@ -77,7 +74,6 @@ def catboost_classifier(estimator: Any) -> Converted | Unsupported:
     return model.converted(head)
 
 
-@CONVERTERS.of("catboost.core", "CatBoostRegressor")
 def catboost_regressor(estimator: Any) -> Converted | Unsupported:
     """Convert a regressor of one value or several; exponential for counts, and a variance beside the mean if fitted."""
     try:
@@ -90,7 +86,6 @@ def catboost_regressor(estimator: Any) -> Converted | Unsupported:
     return model.converted(Regressor(Mapped(trees, "exp" if model.loss in _EXPONENTIAL else "identity")))
 
 
-@CONVERTERS.of("catboost.core", "CatBoost", "CatBoostRanker")
 def catboost_values(estimator: Any) -> Converted | Unsupported:
     """Convert raw values: rankers, and the class that all others extend."""
     try:

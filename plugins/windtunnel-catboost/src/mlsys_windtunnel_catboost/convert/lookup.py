@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
-
 from mlsys_windtunnel.convert.trees_lookup import numbers
-from mlsys_windtunnel.host.cityhash import city_hash_64
+
+from mlsys_windtunnel_catboost.convert.cityhash import city_hash_64
 
 Hashes = npt.NDArray[np.uint64]
 
