@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import json
 import subprocess
 import sys
@@ -104,7 +103,7 @@ def test_wrong_options_are_usage_errors(trace: Path) -> None:
         assert CliRunner().invoke(app, [str(argument) for argument in arguments]).exit_code == 2
 
 
-@pytest.mark.parametrize("command", [[], ["summary"], ["view"], ["open"]])
+@pytest.mark.parametrize("command", [[], ["summary"], ["view"]])
 def test_help_teaches_by_example(command: list[str]) -> None:
     assert "Example: mlsys trace" in " ".join(run(*command, "--help").split())
 
@@ -134,30 +133,3 @@ def test_export_refuses_an_unknown_name_the_file_itself_and_a_folder_that_is_not
     ):
         with pytest.raises(InvalidInputError, match=said):
             run(*arguments)
-
-
-def test_open_makes_a_page_of_a_recording_and_refuses_another_file(trace: Path, tmp_path: Path) -> None:
-    recording = {
-        "format": "mlsys-score",
-        "version": 1,
-        "system": "orca",
-        "unit": "iteration",
-        "rows": [],
-        "columns": [],
-    }
-    packed = tmp_path / "score.json.gz"
-    packed.write_bytes(gzip.compress(json.dumps(recording).encode()))
-    assert f"wrote {tmp_path / 'score.html'}" in run("open", packed, "--no-open").replace("\n", "")
-    page = (tmp_path / "score.html").read_text(encoding="utf-8")
-    assert '"format":"mlsys-score"' in page
-    assert "src=" not in page.split("<script")[0], "it loads nothing"
-    (tmp_path / "later.json").write_text(json.dumps({**recording, "version": 2}))
-    (tmp_path / "broken.json.gz").write_bytes(packed.read_bytes()[:40])
-    for file, said in (
-        (trace, "no recording of the score .*mlsys trace view"),
-        (tmp_path / "later.json", "version: Input should be 1"),
-        (tmp_path / "broken.json.gz", "cannot read .*broken"),
-        (tmp_path / "none.json", "cannot read .*none.json"),
-    ):
-        with pytest.raises(InvalidInputError, match=said):
-            run("open", file, "--no-open")

@@ -109,13 +109,30 @@ def zipped(gguf: Path, tmp_path: Path) -> Path:
 def test_it_registers_every_kind(mlsys: Mlsys) -> None:
     hooks = {name for name in vars(hookspecs) if name.startswith("mlsys_register_")}
     assert hooks == set(re.findall(r"def (mlsys_register_\w+)", (PACKAGE / "src/mlsys_acme/__init__.py").read_text()))
-    assert len(hooks) == 12
+    assert len(hooks) == 13
     (row,) = [row for row in json.loads(mlsys("plugins", "list", "--json").stdout) if row["name"] == "acme"]
     assert (row["status"], row["error"]) == ("loaded", None)
 
 
 def test_its_command_runs(mlsys: Mlsys) -> None:
     assert mlsys("acme").stdout == "hello from acme\n"
+    assert mlsys("trace", "acme").stdout == "hello from acme\n"
+    assert "acme" in mlsys("trace", "--help").stdout
+
+
+def test_its_server_extension_adds_a_route_an_option_and_a_panel(
+    mlsys: Mlsys, serving: Serving, gguf: Path, notes: Path, tmp_path: Path
+) -> None:
+    refused = mlsys("orca", "serve", gguf, "--acme-word", "", code=2)
+    assert refused.stderr.splitlines()[-1] == "mlsys: error: --acme-word is empty: leave it out, or give a word"
+    with serving("orca", "serve", gguf, "--acme-word", "good day") as url:
+        said = json.load(urllib.request.urlopen(f"{url}/acme", timeout=WAIT_S))
+        assert said == {"greeting": "good day", "model": "plain"}
+        panels = json.load(urllib.request.urlopen(f"{url}/ui/score/panels", timeout=WAIT_S))
+        assert panels == [["acme", {"greetings": 1}]]
+        assert f"a greeting at {url}/acme" in (tmp_path / "server.log").read_text()
+    noted = [line for line in notes.read_text().splitlines() if line.startswith("extension")]
+    assert noted == ["extension started", "extension drained", "extension ended"]
 
 
 def test_its_kernel_is_built_ahead(mlsys: Mlsys) -> None:

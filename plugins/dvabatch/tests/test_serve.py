@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,7 +23,6 @@ from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
-from mlsys_serving.http import HttpConfig
 from mlsys_serving.oip import InferRequest, ModelRepository, create_oip_app
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
@@ -283,19 +283,41 @@ def test_the_event_loop_runs_no_operator_of_torch(kind: str):
     asyncio.run(ask())
 
 
-def test_tasks_of_stages_are_on_the_score():
+class Board:
+    """A board that lists what it is told."""
+
+    unit = "task"
+
+    def __init__(self) -> None:
+        self.labels: set[str] = set()
+        self.reasons: dict[str, str] = {}
+
+    def opened(self, request_id: str, *, at_s: float | None = None) -> None:
+        self.reasons[request_id] = ""
+
+    def row(self, request_id: str) -> SimpleNamespace:
+        return SimpleNamespace(number=1)
+
+    def add(self, start_s: float, end_s: float, squares: Any, *, label: str, **more: Any) -> None:
+        self.labels.add(label)
+
+    def closed(self, request_id: str, reason: str, *, at_s: float | None = None) -> None:
+        self.reasons[request_id] = self.reasons[request_id] or reason  # who has left is not told of again
+
+
+def test_tasks_of_stages_can_be_watched():
     served, _ = encoder(InputPolicy(), is_packed=False)
-    app = create_oip_app(ModelRepository([served]), config=HttpConfig(has_ui=True), system="dvabatch", unit="task")
+    app = create_oip_app(ModelRepository([served]), system="dvabatch", unit="task")
     body = {
         "inputs": [{"name": served.spec.inputs[0].name, "datatype": "INT64", "shape": [2, 3], "data": [1, 2, 3] * 2}]
     }
     with TestClient(app) as client:
         assert client.post("/v2/models/tiny/infer", json=body).status_code == 200
-        data = client.get("/ui/score/recording").json()  # of what was kept while nobody looked
+        board = Board()
+        served.score_source.begin(board)
+        for event in served.score_source.log.begin(threading.RLock()):  # what was kept while nobody looked
+            event.call(*event.args)
     assert '<th scope="row">policy</th><td>InputPolicy</td>' in served.engine._repr_html_()
-    assert data["system"] == "dvabatch"
-    assert data["facts"]["models"] == ["tiny"]
-    assert [row["reason"] for row in data["rows"]] == ["done", "done"]
-    stages = {column["label"] for column in data["columns"]}
-    assert stages <= {"stage 1", "stage 2", "stage 1-2"}
-    assert stages
+    assert list(board.reasons.values()) == ["done", "done"]
+    assert board.labels
+    assert board.labels <= {"stage 1", "stage 2", "stage 1-2"}

@@ -61,7 +61,6 @@ def test_defaults_are_the_fronts_own(run: Run) -> None:
     assert config.max_body_nbytes == DEFAULT_CONFIG.max_body_nbytes
     assert config.open_paths == DEFAULT_CONFIG.open_paths
     assert config.connections == DEFAULT_CONFIG.connections, "one set of defaults"
-    assert config.has_ui, "servers have the page, unless they are told"
 
 
 def test_all_reach_the_front(run: Run, tmp_path: Path) -> None:
@@ -74,7 +73,7 @@ def test_all_reach_the_front(run: Run, tmp_path: Path) -> None:
         *("--max-body-bytes", "7", "--max-connections", "8", "--header-timeout-s", "1.5", "--body-timeout-s", "2"),
         *("--write-timeout-s", "3", "--keep-alive-timeout-s", "4", "--request-timeout-s", "5"),
         *("--drain-timeout-s", "6", "--log-level", "warning", "--log-format", "json"),
-        *("--otlp-endpoint", "http://collector:4318", "--no-ui"),
+        *("--otlp-endpoint", "http://collector:4318"),
         *("--grpc-port", "0", "--model-control", "--max-waiting", "9", "a", "b"),
     )
     config = given["server"].http_config(title="words")
@@ -89,7 +88,6 @@ def test_all_reach_the_front(run: Run, tmp_path: Path) -> None:
     assert (config.request_timeout_s, config.drain_timeout_s) == (5, 6)
     assert (config.log_level, config.log_format) == ("warning", "json")
     assert config.traces == TraceConfig("http://collector:4318")
-    assert not config.has_ui
     assert (given["oip"].grpc_port, given["oip"].model_control) == (0, True)
     assert (given["max_waiting"], given["models"]) == (9, ["a", "b"])
 

@@ -70,6 +70,16 @@ def test_device_pool_and_compiler_are_made(registry: Registry) -> None:
     assert torch.equal(find_module_compiler("frozen", registry)(layer, (x,))(x), layer(x))
 
 
+def test_the_extension_adds_a_route_and_a_panel(registry: Registry) -> None:
+    from fastapi.testclient import TestClient
+    from mlsys_serving.extensions import Extensions, Served
+    from mlsys_serving.http import HttpConfig, create_app
+
+    app = create_app(HttpConfig(), served=Served(system="demo", extensions=Extensions.of("demo", registry)))
+    with TestClient(app) as client:
+        assert client.get("/greeting").json() == {"greeting": "hello"}
+
+
 def test_the_kernel_is_one(registry: Registry) -> None:
     assert registry.load(specs.KernelSpec, "answer").load().answer() == 42
 

@@ -14,6 +14,7 @@ from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.text.chat_template import ChatTemplate
+from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import BackgroundServer, HttpConfig
 
 Serve = Callable[..., AbstractContextManager[tuple[str, Engine]]]
@@ -29,13 +30,19 @@ def serve(make_gguf: Callable[..., Path]) -> Serve:
         http: dict[str, Any] | None = None,
         template: str | None = None,
         journal: JournalConfig | None = None,
+        extensions: Extensions | None = None,
         **options: Any,
     ) -> Iterator[tuple[str, Engine]]:
         config = EngineConfig(**{"max_batch_size": 4, "max_model_len": 96, "policy": "chunked", **options})
         loaded = tiny if template is None else replace(tiny, chat_template=ChatTemplate(template))
         service = make_service(loaded, "tiny", config)
         with BackgroundServer(
-            make_app(service, HttpConfig(validation_status=400, **(http or {})), journal=journal)
+            make_app(
+                service,
+                HttpConfig(validation_status=400, **(http or {})),
+                journal=journal,
+                extensions=extensions,
+            )
         ) as server:
             yield server.url, service.engine
 

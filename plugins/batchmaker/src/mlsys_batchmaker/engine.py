@@ -31,7 +31,7 @@ from mlsys_core.memory import find_pool
 from mlsys_core.report import facts_html
 from mlsys_core.tracing import EngineTrace, EngineTraces
 from mlsys_serving.isolation import NotFiniteError, is_finite
-from mlsys_serving.score import BatchSource
+from mlsys_serving.watch import BatchSource
 from torch import Tensor
 
 from mlsys_batchmaker.models.model import Model, Payload

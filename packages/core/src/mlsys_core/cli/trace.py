@@ -82,26 +82,6 @@ def view(
     _show(page, open_page=open_page)
 
 
-@app.command(name="open")
-def open_recording(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A recording of the score, .json or .json.gz.")],
-    output: Annotated[Path | None, typer.Option(help="The page to write; beside FILE if not given.")] = None,
-    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
-) -> None:
-    """Open a recording of the score in the page that servers show at /, offline.
-
-    Recordings come from the page, or from a server: curl http://127.0.0.1:8000/ui/score/recording?seconds=60
-
-    Example: mlsys trace open score.json --no-open
-    """
-    from mlsys_serving.score import read_recording, recording_page
-
-    recording = read_recording(file)
-    page = _page_path(file, output)
-    _write_page(page, recording_page(recording.model_dump(mode="json"), title=file.name))
-    _show(page, open_page=open_page)
-
-
 @app.command()
 def export(
     file: TraceFile,

@@ -87,3 +87,9 @@ def mlsys_register_benchmarks() -> Iterable[specs.BenchmarkSpec]:
 def mlsys_register_demo_steps() -> Iterable[specs.DemoStepSpec]:
     """Return steps of ``mlsys demo``."""
     raise NotImplementedError
+
+
+@hookspec
+def mlsys_register_server_extensions() -> Iterable[specs.ServerExtensionSpec]:
+    """Return additions to servers: routes, options, live figures."""
+    raise NotImplementedError

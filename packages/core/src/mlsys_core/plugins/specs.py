@@ -65,6 +65,15 @@ class EngineSpec(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerExtensionSpec(Spec):
+    """An addition to servers: routes, work beside the engine, options, live figures."""
+
+    factory: str  # -> Callable[[mlsys_serving.extensions.Service], mlsys_serving.extensions.Extension | None]
+    systems: tuple[str, ...] = ("*",)  # servers that have it: "orca", "batchmaker", "dvabatch", "windtunnel"; "*": all
+    options: str | None = None  # -> a frozen dataclass: its fields become options of these systems' serve commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec(Spec):
     """A scheduling or batching policy of an engine."""
 

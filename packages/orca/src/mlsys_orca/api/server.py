@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from mlsys_core.device import get_device
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import PolicySpec
+from mlsys_serving.extensions import Extensions, Served
 from mlsys_serving.http import HttpConfig, Readiness, create_app
-from mlsys_serving.score import Board, Score
+from mlsys_serving.watch import Watch
 from prometheus_client import CollectorRegistry
 
 from mlsys_orca.api.batches.file_routes import MAX_UPLOAD_NBYTES
@@ -27,7 +28,6 @@ from mlsys_orca.api.resume.keeper import AnswerKeeper
 from mlsys_orca.api.routes import make_router
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.engine.engine import Engine, EngineConfig
-from mlsys_orca.engine.score.replay import replay
 from mlsys_orca.loading.loaded import LoadedModel
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def make_app(
     *,
     journal: JournalConfig | None = None,
     control: ModelControl = NO_CONTROL,
+    extensions: Extensions | None = None,
     logger: FilteringBoundLogger | None = None,
 ) -> FastAPI:
     """Make the app that serves ``service``; its lifespan starts and ends the engine.
@@ -95,6 +96,7 @@ def make_app(
         http: Settings of the app.
         journal: Where streams, files and batches are kept; None: until the app ends.
         control: What clients may change.
+        extensions: Additions of other distributions; None: there are none.
         logger: See ``create_app``.
     """
     engine, batches, keeper = service.engine, Batches(service, journal), AnswerKeeper.of(journal)
@@ -127,12 +129,12 @@ def make_app(
         readiness=readiness,
         registry=registry,
         logger=logger,
-        score=make_score(service),
+        served=Served(system="orca", extensions=extensions or Extensions(), engine=service, watch=watch_of(service)),
     )
 
 
-def make_score(service: ModelService) -> Score:
-    """Return the score of a service, and what replays a recording of it under another policy."""
+def watch_of(service: ModelService) -> Watch:
+    """Return how a service's iterations can be watched."""
     engine, loaded = service.engine, service.loaded
     shape, config = engine.shape, engine.config
     registry = installed_plugins().registry
@@ -154,10 +156,7 @@ def make_score(service: ModelService) -> Score:
         }
 
     sources = [] if engine.score_source is None else [engine.score_source]
-    return Score(
-        Board(system="orca", unit="iteration", facts=facts, sources=lambda: sources),
-        replay=lambda recording, policy: replay(recording, policy, shape=shape, config=config, registry=registry),
-    )
+    return Watch(unit="iteration", facts=facts, sources=lambda: sources)
 
 
 def model_name(model: str) -> str:

@@ -28,6 +28,7 @@ from mlsys_orca.model.kv_cache import shared_empty
 from mlsys_orca.text.guides import GuideMaker
 
 if TYPE_CHECKING:
+    from mlsys_serving.extensions import Extensions
     from mlsys_serving.http import ServerAddress
     from mlsys_serving.http.port import BoundPort
 
@@ -45,6 +46,7 @@ def serve_supervised(
     *,
     bound: BoundPort,
     journal: JournalConfig | None = None,
+    extensions: Extensions | None = None,
     on_ready: Callable[[ModelService, ServerAddress], None] | None = None,
     budget: RestartBudget | None = None,
     crash_points: CrashPoints | None = None,
@@ -63,6 +65,7 @@ def serve_supervised(
         http: Settings of the app.
         bound: The listening port.
         journal: Where files and batches are kept; None: until the server ends.
+        extensions: Additions of other distributions; None: there are none.
         on_ready: Called in the front, when requests are taken.
         budget: Limit on restarts.
         crash_points: Where the first worker is killed, for tests.
@@ -104,7 +107,7 @@ def serve_supervised(
             engine = RemoteEngine(shape, config, link, boxes)
             service = ModelService(name, loaded, engine, guides=guides)
             return serve(
-                make_app(service, http, journal=kept, control=control),
+                make_app(service, http, journal=kept, control=control, extensions=extensions),
                 bound=bound,
                 on_ready=None if on_ready is None else lambda address: on_ready(service, address),
             )

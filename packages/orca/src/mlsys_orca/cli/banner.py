@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ _PROMISES = {
 }
 
 
-def banner(service: ModelService, address: ServerAddress, *, has_ui: bool) -> str:
-    """Return what serves, where, and its limits."""
+def banner(service: ModelService, address: ServerAddress, *, notes: Sequence[str] = ()) -> str:
+    """Return what serves, where, and its limits; ``notes`` come from the server's extensions."""
     engine, loaded = service.engine, service.loaded
     config, shape, slots = engine.config, engine.shape, engine.shape.num_kv_tokens
     route, body = "completions", '"prompt": "Hello!"'
@@ -37,7 +38,7 @@ def banner(service: ModelService, address: ServerAddress, *, has_ui: bool) -> st
         f"  up to {config.max_batch_size} requests per iteration, policy {config.policy}",
         f"  {_PROMISES[shape.is_batch_invariant]}",
         *(f"  {extra}" for extra in extras),
-        *([f"  the score, and a chat, at {address.url}/"] if has_ui else []),
+        *(f"  {note}" for note in notes),
         f"  documentation at {address.url}/docs, metrics at {address.url}/metrics; Ctrl-C ends it",
         "",
         f"  curl {address.url}/v1/{route} -H 'Content-Type: application/json' \\",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mlsys_orca.api.journal_config import JournalConfig
     from mlsys_orca.api.service import ModelService
     from mlsys_orca.loading.loaded import LoadedModel
+    from mlsys_serving.extensions import Extensions
     from mlsys_serving.http import BoundPort, HttpConfig, ServerAddress
 
 
@@ -56,6 +57,7 @@ class Fixed:
     journal: JournalConfig | None  # None: files and batches are kept until the server ends
     supervises: bool  # in several processes
     hosts: HostOptions | None  # the model is on several machines; None: on this one
+    extensions: Extensions
     banner: Callable[[ModelService, ServerAddress], None]
 
 
@@ -128,12 +130,13 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort) -> int:
                 fixed.http,
                 bound=bound,
                 journal=fixed.journal,
+                extensions=fixed.extensions,
                 on_ready=on_ready,
                 parallel=parallel,
                 control=control,
             )
         service = make_service(loaded, name, config, parallel=parallel)
-        app = make_app(service, fixed.http, journal=fixed.journal, control=control)
+        app = make_app(service, fixed.http, journal=fixed.journal, control=control, extensions=fixed.extensions)
         return serve_http(app, bound=bound, on_ready=lambda address: on_ready(service, address))
 
 

@@ -48,6 +48,7 @@ from mlsys_orca.cli.options import (
 from mlsys_orca.cli.ray import Executor, RayAddress, ray_options, refuse_ray
 from mlsys_orca.loading.named import DEFAULT_MODEL
 from mlsys_serving.cli import ServerOptions, serve_command
+from mlsys_serving.extensions import Extensions
 
 if TYPE_CHECKING:
     from mlsys_orca.api.journal_config import JournalConfig
@@ -143,6 +144,7 @@ def serve(
     ] = False,
     *,
     server: ServerOptions,
+    extensions: Extensions,
 ) -> None:
     """Serve a model over HTTP with the OpenAI protocol until Ctrl-C.
 
@@ -242,10 +244,14 @@ def serve(
         journal=kept,
         supervises=supervises,
         hosts=hosts,
-        banner=lambda service, address: typer.echo(banner(service, address, has_ui=http.has_ui), err=True),
+        extensions=extensions,
+        banner=lambda service, address: typer.echo(
+            banner(service, address, notes=extensions.notes(address.url)), err=True
+        ),
     )
     answers = supervises or (hosts is None and not is_divided(**degrees, sliced=sliced))  # else this process must fork
-    with server.bind(http, error_format=ERROR_FORMAT, answers=answers) as bound:
+    extensions.check()
+    with extensions.held(server.host), server.bind(http, error_format=ERROR_FORMAT, answers=answers) as bound:
         raise typer.Exit(live(settings, fixed, bound))
 
 

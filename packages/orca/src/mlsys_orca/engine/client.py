@@ -17,7 +17,7 @@ from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
 from mlsys_orca.scheduling.policy import DEFAULT_POLICY
 from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult, Progress
-from mlsys_serving.score import Source
+from mlsys_serving.watch import Source
 
 _LOOK_S = 0.02  # between two looks if a request still runs under an adapter
 

@@ -18,9 +18,11 @@ from typing import Annotated, Any
 import typer
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.exits import end_at_once
+from mlsys_core.plugins import installed_plugins
 from typer.models import OptionInfo
 
 from mlsys_serving.cli.settings_file import SECRET, file_reader, resolved
+from mlsys_serving.extensions import Extensions, option_groups
 
 SHARED_PREFIX = "MLSYS_SERVE"  # MLSYS_SERVE_PORT holds for every serve command, MLSYS_ORCA_PORT for one
 
@@ -31,7 +33,8 @@ def serve_command(subsystem: str) -> Callable[[Callable[..., None]], Callable[..
     Each dataclass parameter is replaced by options for its fields; its ``panel`` names their panel in the help.
     ``--config FILE`` is added. An option is looked for on the command line, in ``MLSYS_<SUBSYSTEM>_<NAME>``, in
     ``MLSYS_SERVE_<NAME>`` if it belongs to a group, and in the file. Values that differ from the default are printed,
-    except keys.
+    except keys. A parameter of class :class:`~mlsys_serving.extensions.Extensions` is given those of the subsystem,
+    and their options are among the command's.
 
     Args:
         subsystem: in the names of variables.
@@ -42,15 +45,18 @@ def serve_command(subsystem: str) -> Callable[[Callable[..., None]], Callable[..
         hints = typing.get_type_hints(function, include_extras=True)
         own = inspect.signature(function).parameters.values()
         groups = {parameter.name: hints[parameter.name] for parameter in own if is_dataclass(hints[parameter.name])}
+        extended = [parameter.name for parameter in own if hints[parameter.name] is Extensions]
+        registry = installed_plugins().registry
+        added = option_groups(subsystem, registry) if extended else {}
         parameters = [_parameter("context", typer.Context, inspect.Parameter.empty)]
         parameters += [
             _parameter(each.name, _from_environment(hints[each.name], (f"{prefix}_{each.name.upper()}",)), each.default)
             for each in own
-            if each.name not in groups
+            if each.name not in groups and each.name not in extended
         ]
         panel = "Server"
-        for group in groups.values():
-            panel = group.panel
+        for group in (*groups.values(), *added.values()):
+            panel = getattr(group, "panel", panel)
             parameters += _options_of(group, prefix)
         config_option = typer.Option(
             is_eager=True,
@@ -64,8 +70,13 @@ def serve_command(subsystem: str) -> Callable[[Callable[..., None]], Callable[..
             with _ended_by_sigterm():
                 _refuse_empty_secrets(prefix)
                 typer.echo(_settings_line(context), err=True)
-                for name, group in groups.items():
-                    given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+                made = {
+                    name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+                    for name, group in (*groups.items(), *added.items())
+                }
+                given |= {name: made[name] for name in groups}
+                for name in extended:
+                    given[name] = Extensions.of(subsystem, registry, **{each: made[each] for each in added})
                 function(**given)
 
         run.__name__, run.__doc__, run.__module__ = function.__name__, function.__doc__, function.__module__

@@ -15,6 +15,7 @@ from mlsys_core.errors import InvalidInputError
 if TYPE_CHECKING:
     from mlsys_core.tracing import TraceConfig
 
+    from mlsys_serving.extensions import Extensions
     from mlsys_serving.http import BoundPort, ErrorFormat, HttpConfig, ServerAddress, TlsConfig
     from mlsys_serving.oip import GrpcConfig
     from mlsys_serving.oip.config.files import ConfigFiles
@@ -74,9 +75,6 @@ class ServerOptions:
         str | None,
         typer.Option(help="Address of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request."),
     ] = None
-    no_ui: Annotated[
-        bool, typer.Option("--no-ui", help="Serve no page at /: the live score, and a chat where the model can.")
-    ] = False
     log_level: Annotated[
         str, typer.Option(help="debug, info (a line for each request), warning (only trouble) or error.")
     ] = "info"
@@ -108,7 +106,6 @@ class ServerOptions:
                 base or HttpConfig(),
                 **more,
                 api_keys=frozenset(self.keys()),
-                has_ui=not self.no_ui,
                 tls=self._tls(),
                 traces=self._traces(),
                 cors_origins=tuple(self.cors_origin or ()),
@@ -269,10 +266,11 @@ class OipOptions:
             yield GrpcConfig(host=host, port=address.port)
 
 
-def announce(address: ServerAddress, grpc: GrpcConfig | None = None) -> None:
-    """Print where a server listens, in one form for all servers of the protocol."""
+def announce(address: ServerAddress, grpc: GrpcConfig | None = None, extensions: Extensions | None = None) -> None:
+    """Print where a server listens, in one form for all servers of models, and what its extensions have to say."""
     more = "" if grpc is None else f", gRPC on {grpc.host}:{grpc.port}"
-    typer.echo(f"listening on {address.url}{more}", err=True)
+    notes = [] if extensions is None else extensions.notes(address.url)
+    typer.echo("\n".join([f"listening on {address.url}{more}", *(f"  {note}" for note in notes)]), err=True)
 
 
 @contextmanager

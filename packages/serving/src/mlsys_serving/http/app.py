@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mlsys_serving.extensions import Lifespan, Served
 from mlsys_serving.http.answers import ErrorAnswers
 from mlsys_serving.http.body_budget import BodyBudget
 from mlsys_serving.http.config import HttpConfig
@@ -39,9 +40,6 @@ from mlsys_serving.http.middleware.supervisor import SupervisorMiddleware
 from mlsys_serving.http.middleware.trace import TraceMiddleware, Tracing
 from mlsys_serving.http.routing import JsonRoute
 from mlsys_serving.http.threads import LARGE, RequestThreads
-from mlsys_serving.score.front import Score, ScoreFront
-
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +66,13 @@ def create_app(
     lifespan: Lifespan | None = None,
     on_drain: Sequence[DrainHook] = (),
     on_retire: Sequence[DrainHook] = (),
+    served: Served | None = None,
     error_format: ErrorFormat | None = None,
     readiness: Readiness | None = None,
     registry: CollectorRegistry | None = None,
     clock: Clock | None = None,
     logger: structlog.typing.FilteringBoundLogger | None = None,
     new_request_id: Callable[[], str] | None = None,
-    score: Score | None = None,
 ) -> FastAPI:
     """Return an app with ``routers`` and all services that a model server needs around them (``docs/http.md``).
 
@@ -85,13 +83,13 @@ def create_app(
             left after the last; the yielded values are in ``request.state``. The app is ready once it is entered.
         on_drain: called when a drain begins, before running requests are waited for.
         on_retire: called when another process is about to follow this one, which takes no more connections then.
+        served: the system behind the app, and the extensions that other distributions add; None: there are none.
         error_format: the shape of errors; default OpenAI's.
         readiness: to add checks to; default a new one.
         registry: of metrics, for ``/metrics``; subsystems register their collectors in it. Default a new one.
         clock: of deadlines and durations; give it the serving loop's. Default ``WallClock``.
         logger: default one that writes ``config.log_format`` to stderr.
         new_request_id: makes ids of requests that bring none; default 32 random hexadecimal digits.
-        score: the page at ``/`` shows it, if ``config.has_ui``; None: there is no page.
 
     Returns:
         The app; ``runtime_of(app)`` has the parts.
@@ -105,21 +103,23 @@ def create_app(
     logger = logger or make_logger(config.log_format, level=config.log_level)
     readiness = readiness or Readiness()
     threads = RequestThreads("mlsys-front")
-    ui = ScoreFront(score, threads) if score is not None and config.has_ui else None
-    if score is not None:
-        on_drain, on_retire = [_closing(score), *on_drain], [_closing(score), *on_retire]
-    if ui is not None:  # the page is open, and asks for the key; its events are not
-        config = replace(config, open_paths=(*config.open_paths, "/"))
+    registry = CollectorRegistry() if registry is None else registry
+    added = [] if served is None else served.extend(config, threads, readiness, registry, logger)
+    config = replace(
+        config,
+        open_paths=(*config.open_paths, *(path for each in added for path in each.open_paths)),
+        uploads={**config.uploads, **{path: nbytes for each in added for path, nbytes in each.uploads.items()}},
+    )
     runtime = HttpRuntime(
         config=config,
         readiness=readiness,
         lifecycle=Lifecycle(
             readiness,
-            on_drain=on_drain,
+            on_drain=[*(hook for each in added for hook in each.on_drain), *on_drain],
             on_retire=on_retire,
             on_hook_error=lambda error: logger.error("drain hook failed", exc_info=error),
         ),
-        metrics=HttpMetrics(CollectorRegistry() if registry is None else registry),
+        metrics=HttpMetrics(registry),
         answers=ErrorAnswers(error_format, validation_status=config.validation_status),
         logger=logger,
         clock=clock or WallClock(),
@@ -135,8 +135,11 @@ def create_app(
     app = FastAPI(
         title=config.title,
         version=config.version,
-        lifespan=_lifespan(runtime, lifespan),
-        middleware=_middleware(runtime, new_request_id or _random_ids()),
+        lifespan=_lifespan(runtime, [lifespan, *(each.lifespan for each in added)]),
+        middleware=[
+            *_middleware(runtime, new_request_id or _random_ids()),
+            *(middleware for each in added for middleware in each.middleware),
+        ],
         # The supervisor answers all that is no HTTPException; the last line is for a fault outside of it.
         exception_handlers={HTTPException: on_error, RequestValidationError: on_error, Exception: on_error},
         responses={
@@ -148,10 +151,7 @@ def create_app(
     _describe_in_thread(app, threads)
     app.router.route_class = JsonRoute
     app.state.mlsys_http = runtime
-    own = [health_router(readiness, runtime.metrics.registry)]
-    if ui is not None:
-        own.append(ui.router())
-    for router in (*own, *routers):
+    for router in (*routers, *(own for each in added for own in each.routers), health_router(readiness, registry)):
         app.include_router(router)
     return app
 
@@ -170,15 +170,6 @@ def _describe_in_thread(app: FastAPI, threads: RequestThreads) -> None:
         return answer
 
     app.router.routes[place] = Route(given.path, document, name=given.name, include_in_schema=False)
-
-
-def _closing(score: Score) -> DrainHook:
-    """Return a hook that has the pages of ``score`` leave, which would else hold the drain up."""
-
-    async def close() -> None:
-        score.board.close()
-
-    return close
 
 
 def runtime_of(app: FastAPI) -> HttpRuntime:
@@ -235,20 +226,23 @@ def _random_ids() -> Callable[[], str]:
 
 
 def _lifespan(
-    runtime: HttpRuntime, inner: Lifespan | None
+    runtime: HttpRuntime, inner: Sequence[Lifespan | None]
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
         async with AsyncExitStack() as stack:
             if runtime.tracing is not None:
                 await stack.enter_async_context(runtime.tracing.open())
+            stack.callback(runtime.threads.close)
+            state: dict[str, Any] = {}
             try:
-                state = None if inner is None else await stack.enter_async_context(inner(app))
+                for each in inner:  # the engine's first, then those of extensions, which end before it
+                    if each is not None:
+                        state.update(await stack.enter_async_context(each(app)) or {})
             except Exception as error:
                 runtime.lifecycle.startup_error = error  # ``serve`` raises it; the server library only logs it
                 raise
-            stack.callback(runtime.threads.close)
             runtime.readiness.set_ready()
-            yield state or {}
+            yield state
 
     return lifespan

@@ -34,7 +34,6 @@ class HttpConfig:
         default=frozenset(), repr=False
     )  # any one of them opens the app; empty: open to all
     open_paths: tuple[str, ...] = ("/health/*", "/metrics")  # need no key; "/*" at the end takes everything below
-    has_ui: bool = False  # serve the score's page at "/", if the front has a score
     max_body_nbytes: int = 16 * 1024 * 1024  # of a request's body, as it is sent
     max_bodies_nbytes: int | None = None  # of the large bodies of all requests in work; None: four of the largest
     uploads: Mapping[str, int] = field(default_factory=dict)  # largest body by path, of those that go to the disk

@@ -15,6 +15,7 @@ from mlsys_core.loop.protocols import Clock
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, Field
 
+from mlsys_serving.extensions import Extensions, Served
 from mlsys_serving.http import ErrorFormat, HttpConfig, Readiness, ServerAddress, create_app, runtime_of
 from mlsys_serving.oip.config.cache import CACHE_NBYTES, ResponseCache
 from mlsys_serving.oip.config.polling import polled
@@ -24,7 +25,7 @@ from mlsys_serving.oip.models.repository import ModelRepository
 from mlsys_serving.oip.rest.control import control_router
 from mlsys_serving.oip.rest.routes import inference_routes
 from mlsys_serving.oip.shared_memory import SharedRegions
-from mlsys_serving.score import Board, Score, Source
+from mlsys_serving.watch import Source, Watch
 
 DEFAULT_CONFIG = HttpConfig(
     max_body_nbytes=64 * 1024 * 1024, open_paths=("/health/*", "/metrics", "/v2/health/*"), validation_status=400
@@ -63,6 +64,7 @@ def create_oip_app(
     logger: structlog.typing.FilteringBoundLogger | None = None,
     system: str = "",
     unit: str = "batch",
+    extensions: Extensions | None = None,
 ) -> FastAPI:
     """Return an app that serves ``repository``; it loads all models first, and closes them at the end.
 
@@ -80,6 +82,7 @@ def create_oip_app(
         logger: default one that writes ``config.log_format`` to stderr.
         system: name of the subsystem, for the score's page; models with an attribute ``score_source`` are on it.
         unit: name of a column there.
+        extensions: additions of other distributions; None: there are none.
 
     Returns:
         The app, for ``mlsys_serving.http.serve`` or ``BackgroundServer``. A model that cannot be loaded, or a port
@@ -120,15 +123,20 @@ def create_oip_app(
         registry=registry,
         clock=clock,
         logger=logger,
-        score=Score(_board(repository, system or config.title, unit)),
+        served=Served(
+            system=system or config.title,
+            extensions=extensions or Extensions(),
+            models=repository,
+            watch=_watch(repository, unit),
+        ),
     )
     engine = Engine(repository, clock, runtime_of(app).threads, regions, ResponseCache(cache_nbytes))
     app.router.routes[:0] = inference_routes(engine, config)  # first, as most requests are for them
     return app
 
 
-def _board(repository: ModelRepository, system: str, unit: str) -> Board:
-    """Return the board of all models that can be watched, those that come later among them."""
+def _watch(repository: ModelRepository, unit: str) -> Watch:
+    """Return how all models can be watched, those that come later among them."""
 
     def sources() -> list[Source]:
         found = [getattr(version.model, "score_source", None) for version in repository.versions()]
@@ -137,7 +145,7 @@ def _board(repository: ModelRepository, system: str, unit: str) -> Board:
     def facts() -> dict[str, Any]:
         return {"models": [version.spec.name for version in repository.versions()], "protocol": "oip"}
 
-    return Board(system=system, unit=unit, facts=facts, sources=sources)
+    return Watch(unit=unit, facts=facts, sources=sources)
 
 
 def grpc_address_of(app: FastAPI) -> ServerAddress:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from mlsys_core.cli.trust import TrustCode
 from mlsys_serving.cli import OipOptions, ServerOptions, announce, serve_command
+from mlsys_serving.extensions import Extensions
 
 if TYPE_CHECKING:
     from mlsys_windtunnel.serve.model import ServedPipeline
@@ -26,6 +27,7 @@ def serve(
     *,
     server: ServerOptions,
     oip: OipOptions,
+    extensions: Extensions,
 ) -> None:
     """Serve pipelines: POST /predict with rows of JSON, and the Open Inference Protocol (gRPC with --grpc-port).
 
@@ -53,8 +55,10 @@ def serve(
         served = [source.add(path) for path in models]
         configs.warn_unused([*source.names(), *(each.name for each in composed)])
         repository = ModelRepository(served, source=source, settings_of=configs.settings, composed=composed)
-        api = create_oip_app(repository, config=http, grpc=grpc, system="windtunnel", **oip.app_options())
+        api = create_oip_app(
+            repository, config=http, grpc=grpc, system="windtunnel", extensions=extensions, **oip.app_options()
+        )
         api.include_router(rows_router(repository))
 
-        code = serve_app(api, bound=bound, on_ready=lambda address: announce(address, grpc))
+        code = serve_app(api, bound=bound, on_ready=lambda address: announce(address, grpc, extensions))
     raise typer.Exit(code)

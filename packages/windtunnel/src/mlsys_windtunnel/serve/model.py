@@ -25,7 +25,7 @@ from mlsys_serving.oip import (
     ModelSpec,
     TensorSpec,
 )
-from mlsys_serving.score import BatchSource
+from mlsys_serving.watch import BatchSource
 
 from mlsys_windtunnel.export.host_parts import MISSING_TEXTS, Code, Codes, Column, HostPlan, keys_of
 from mlsys_windtunnel.export.host_plan import plan_host

@@ -14,6 +14,7 @@ from mlsys_core.cli.registered import Device, RunPoolName
 from mlsys_core.cli.trust import TrustCode
 from mlsys_serving.cli import Instances, OipOptions, ServerOptions, announce, serve_command
 from mlsys_serving.cli.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
+from mlsys_serving.extensions import Extensions
 
 if TYPE_CHECKING:
     from mlsys_core.profiling.profile_table import ProfileTable
@@ -173,6 +174,7 @@ def serve(
     *,
     server: ServerOptions,
     oip: OipOptions,
+    extensions: Extensions,
 ) -> None:
     """Serve models, by their folders' names, over the Open Inference Protocol: REST, and gRPC with --grpc-port.
 
@@ -217,6 +219,7 @@ def serve(
                 grpc=grpc,
                 settings_of=configs.settings,
                 composed=composed,
+                extensions=extensions,
                 **oip.app_options(),
             )
         raise typer.Exit(code)
@@ -229,11 +232,12 @@ def serve(
             configs=oip.model_configs,
             composed=oip.composed(),
             trust_code=trust_code,
+            extensions=extensions,
             **oip.app_options(),
         )
         folders = ", ".join(map(str, models))
         typer.echo(f"loading {folders}: cells are made for every batch size, some seconds a model", err=True)
-        code = serve_app(served, bound=bound, on_ready=lambda address: announce(address, grpc))
+        code = serve_app(served, bound=bound, on_ready=lambda address: announce(address, grpc, extensions))
     raise typer.Exit(code)
 
 

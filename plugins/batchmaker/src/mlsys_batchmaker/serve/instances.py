@@ -12,6 +12,7 @@ import torch
 from fastapi import FastAPI
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.cli import announce
+from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import BoundPort, HttpConfig
 from mlsys_serving.instances import InstanceGroup, serve_instances
 from mlsys_serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
@@ -82,6 +83,7 @@ def serve_processes(
     grpc: GrpcConfig | None,
     settings_of: Callable[[str], ModelSettings | None],
     composed: Sequence[Declared],
+    extensions: Extensions,
     **options: Any,
 ) -> int:
     """Serve models from processes until a signal comes; return the exit code.
@@ -94,18 +96,21 @@ def serve_processes(
         grpc: Settings of gRPC; None: REST alone.
         settings_of: The configuration of a model, by name.
         composed: Ensembles and cascades of the models.
+        extensions: Additions of other distributions.
         options: Further ones of ``create_oip_app``.
     """
 
     def app_of(repository: ModelRepository) -> FastAPI:
-        return create_oip_app(repository, config=http, grpc=grpc, system="batchmaker", unit="round", **options)
+        return create_oip_app(
+            repository, config=http, grpc=grpc, system="batchmaker", unit="round", extensions=extensions, **options
+        )
 
     return serve_instances(
         groups,
         num_instances,
         app_of,
         bound=bound,
-        on_ready=lambda address: announce(address, grpc),
+        on_ready=lambda address: announce(address, grpc, extensions),
         settings_of=settings_of,
         composed=composed,
     )

@@ -14,7 +14,7 @@ import numpy as np
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.loop import Clock, WallClock
 from mlsys_serving.isolation import NotFiniteError
-from mlsys_serving.score import BatchSource
+from mlsys_serving.watch import BatchSource
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.spec import Port

@@ -15,6 +15,7 @@ from mlsys_core.cli.trust import TrustCode
 from mlsys_dvabatch.cli.explain import Mask, explain
 from mlsys_serving.cli import Instances, OipOptions, ServerOptions, serve_command
 from mlsys_serving.cli.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
+from mlsys_serving.extensions import Extensions
 
 app = typer.Typer(no_args_is_help=True)
 serve_app = typer.Typer()  # of "mlsys serve dvabatch"
@@ -116,6 +117,7 @@ def serve(
     *,
     server: ServerOptions,
     oip: OipOptions,
+    extensions: Extensions,
 ) -> None:
     """Serve models over the Open Inference Protocol (REST, and gRPC with --grpc-port).
 
@@ -163,6 +165,7 @@ def serve(
             num_threads=threads,
             num_instances=instances,
             oip=oip,
+            extensions=extensions,
         )
     raise typer.Exit(code)
 

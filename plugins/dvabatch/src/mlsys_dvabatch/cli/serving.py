@@ -17,6 +17,7 @@ from mlsys_dvabatch.serve.preparing import Batching, Prepared, prepare
 from mlsys_dvabatch.serve.source import ServedSource
 from mlsys_dvabatch.serve.text_app import create_app
 from mlsys_serving.cli import OipOptions, announce
+from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import BoundPort, HttpConfig
 from mlsys_serving.http import serve as serve_app
 from mlsys_serving.instances import serve_instances
@@ -69,6 +70,7 @@ def serve_models(
     num_threads: int | None,
     num_instances: int | None,
     oip: OipOptions,
+    extensions: Extensions,
 ) -> int:
     """Serve models until a signal comes; return the exit code.
 
@@ -81,6 +83,7 @@ def serve_models(
         num_threads: Cores to use; None: all.
         num_instances: Worker processes of each model; None: this process runs them all.
         oip: Options of the protocol's server.
+        extensions: Additions of other distributions.
 
     Raises:
         InvalidInputError: Options that do not go together, or models that cannot be served.
@@ -91,7 +94,7 @@ def serve_models(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def app_of(repository: ModelRepository, **more: Any) -> FastAPI:
-        options = oip.app_options() | more
+        options = oip.app_options() | {"extensions": extensions} | more
         return create_app(repository, config=http, grpc=grpc, system="dvabatch", unit="task", **options)
 
     def announced(argument: str) -> Prepared:
@@ -116,7 +119,7 @@ def serve_models(
             num_instances,
             app_of,
             bound=bound,
-            on_ready=lambda address: announce(address, grpc),
+            on_ready=lambda address: announce(address, grpc, extensions),
             settings_of=configs.settings,
             composed=composed,
             num_cores=num_threads,
@@ -130,7 +133,7 @@ def serve_models(
     registry.register(StageMetrics(source))
     repository = ModelRepository(served, source=source, settings_of=configs.settings, composed=composed)
     app = app_of(repository, registry=registry)
-    return serve_app(app, bound=bound, on_ready=lambda address: announce(address, grpc))
+    return serve_app(app, bound=bound, on_ready=lambda address: announce(address, grpc, extensions))
 
 
 def _require_processes(loading: Loading, oip: OipOptions) -> None:

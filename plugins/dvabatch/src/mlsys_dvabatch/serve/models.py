@@ -26,7 +26,7 @@ from mlsys_dvabatch.stages.stored import StoredProfile
 from mlsys_dvabatch.stages.zoo import Loaded
 from mlsys_serving.http.threads import RequestThreads
 from mlsys_serving.oip import Executions, InferRequest, InferResponse, LoopClient
-from mlsys_serving.score import BatchSource
+from mlsys_serving.watch import BatchSource
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 _log = logging.getLogger(__name__)

@@ -5,7 +5,10 @@ from mlsys_core.plugins import hookimpl, specs
 
 @hookimpl
 def mlsys_register_commands():
-    return [specs.CommandSpec(name="acme", help="Greet.", app="mlsys_acme.cli:app")]
+    return [
+        specs.CommandSpec(name="acme", help="Greet.", app="mlsys_acme.cli:app"),
+        specs.CommandSpec(name="trace acme", help="Greet.", app="mlsys_acme.cli:app"),  # below another's command
+    ]
 
 
 @hookimpl
@@ -93,4 +96,17 @@ def mlsys_register_benchmarks():
 def mlsys_register_demo_steps():
     return [
         specs.DemoStepSpec(name="acme", help="A greeting", run="mlsys_acme.suites:demo", devices=("acme",), order=1)
+    ]
+
+
+@hookimpl
+def mlsys_register_server_extensions():
+    return [
+        specs.ServerExtensionSpec(
+            name="acme",
+            help="A greeting beside the model.",
+            systems=("orca",),
+            factory="mlsys_acme.extension:extend",
+            options="mlsys_acme.extension:Options",
+        )
     ]

@@ -20,9 +20,9 @@ from mlsys_orca.engine.fleet.listeners import Listeners
 from mlsys_orca.engine.fleet.replica import Replica
 from mlsys_orca.engine.fleet.routing import choose
 from mlsys_orca.engine.fleet.totals import summed
-from mlsys_orca.engine.score.remote import RemoteScore
 from mlsys_orca.engine.stats import EngineStats
 from mlsys_orca.engine.streams import Streams
+from mlsys_orca.engine.watching.remote import RemoteScore
 from mlsys_orca.engine.worker_channel import WorkerChannel
 from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_serving.processes import Boxes, Death, SupervisorLink

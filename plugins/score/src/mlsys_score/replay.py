@@ -7,27 +7,28 @@ have no text: what a request had found in kept blocks counts as free again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import Finished, SimulatedExecutor, simulate
 from mlsys_core.loop.clock import VirtualClock
 from mlsys_core.plugins import Registry
 from mlsys_orca.engine.client import EngineConfig, EngineShape
 from mlsys_orca.engine.core import pool_of
-from mlsys_orca.engine.score.feed import IterationFeed
-from mlsys_orca.engine.score.local import parts_of
+from mlsys_orca.engine.watching.feed import IterationFeed
+from mlsys_orca.engine.watching.local import parts_of
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest
-from mlsys_serving.score import Board
-from mlsys_serving.score.split import fit_costs
+
+from mlsys_score.board import Board
 
 if TYPE_CHECKING:
-    from mlsys_serving.score import ScoreRecording
+    from mlsys_score.recording import ScoreRecording
 
 _MAX_TOKENS = 400_000  # of all requests together: seconds of work
 _MAX_COLUMNS = 20_000
@@ -180,3 +181,25 @@ class _Listener:
     def on_finished(self, finished: Finished[Any], now: float) -> None:
         """Note who left."""
         self._board.closed(finished.request_id, finished.reason.value)
+
+
+def fit_costs(samples: Sequence[tuple[float, int, int]]) -> tuple[float, float, float]:
+    """Return (fixed, of a decode row, of a prefill row) in milliseconds, each 0 or more: least squares.
+
+    Args:
+        samples: (milliseconds, decode rows, prefill rows) of iterations, at least one.
+
+    Example:
+        >>> [round(cost, 3) for cost in fit_costs([(11, 1, 0), (12, 2, 0), (26, 0, 32), (27, 1, 32)])]
+        [10.0, 1.0, 0.5]
+    """
+    times = np.array([ms for ms, _, _ in samples])
+    inputs = np.array([(1.0, decodes, prefills) for _, decodes, prefills in samples])
+    kept = [0, 1, 2]
+    while kept:  # a negative cost is noise: leave its input out
+        found = np.linalg.lstsq(inputs[:, kept], times, rcond=None)[0]
+        if (found >= 0).all():
+            costs = dict(zip(kept, found.tolist(), strict=True))
+            return costs.get(0, 0.0), costs.get(1, 0.0), costs.get(2, 0.0)
+        kept.pop(int(found.argmin()))
+    return float(times.mean()), 0.0, 0.0

@@ -12,29 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
-from mlsys_serving.score.events import FORMAT, VERSION, Column, Row, Square, TableChange
-from mlsys_serving.score.log import Event, EventLog
+from mlsys_serving.watch import Event, Source, Square
+
+from mlsys_score.events import FORMAT, VERSION, Column, Row, TableChange
 
 _NAME_LENGTH = 8  # last characters of a request's id that are shown
 
 
 Cursor = tuple[float, int, int]  # the board's begin, columns and changes of rows so far
-
-
-class Source(Protocol):
-    """An engine that can be watched: its events go through its log."""
-
-    log: EventLog
-
-    def begin(self, board: Board) -> None:
-        """Note the board that events are for, before the first is told. Idempotent."""
-        ...
-
-    def find(self) -> None:
-        """Note requests that are there, of which no event was kept; with the board's lock held, without waiting."""
-        ...
 
 
 class Board:

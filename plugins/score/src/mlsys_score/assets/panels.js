@@ -42,6 +42,7 @@ export function numbers() {
   add("waiting", app.view.last === null ? app.model.waiting : last ? last.waiting : 0, facts.max_waiting);
   if (last && last.free !== undefined) add("free blocks", last.free, facts.num_blocks);
   if (last) add(`last ${app.model.unit}`, `${format(last.ms)} ms`);
+  for (const [title, figures] of app.panels) for (const [name, value] of Object.entries(figures)) add(`${title}: ${name}`, value);
   $("numbers").replaceChildren(
     ...shown.flatMap(([name, value]) => {
       const term = document.createElement("dt");

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlsys_serving.score import Board, Kind, Square
-from mlsys_serving.score.split import PrefillSplit
+from mlsys_serving.watch import Board, Kind, Square
+
+_DECAY = 0.98  # weight of the past at each new iteration: some fifty count
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,53 @@ class Part:
     num_cached: int = 0  # of its prompt, found in kept blocks; with its first token
     num_prompt_tokens: int | None = None
     max_new_tokens: int | None = None
+
+
+class PrefillSplit:
+    """Split of an iteration's time between prefill and decode, by least squares over recent decode-only iterations.
+
+    Decodes alone take ``fixed + n * each`` milliseconds; the rest of a mixed iteration is its prefills'.
+
+    Example:
+        >>> split = PrefillSplit()
+        >>> for n in (1, 2, 4, 8):
+        ...     _ = split.divide(10.0 + n, num_decode_rows=n, num_prefill_rows=0)
+        >>> {cause: round(part) for cause, part in split.divide(40.0, num_decode_rows=2, num_prefill_rows=64).items()}
+        {'decode': 12, 'prefill': 28}
+    """
+
+    def __init__(self) -> None:
+        self._weight = self._n = self._nn = self._t = self._nt = 0.0
+
+    def divide(self, ms: float, *, num_decode_rows: int, num_prefill_rows: int) -> dict[str, float]:
+        """Return the milliseconds of an iteration by cause: ``decode``, ``prefill``. Learns from it."""
+        if not num_prefill_rows:
+            self._learn(ms, num_decode_rows)
+            return {"decode": ms}
+        if not num_decode_rows:
+            return {"prefill": ms}
+        alone_ms = self.decodes_ms(num_decode_rows)
+        if alone_ms is None:
+            alone_ms = ms * num_decode_rows / (num_decode_rows + num_prefill_rows)
+        decode_ms = min(alone_ms, ms)
+        return {"decode": decode_ms, "prefill": ms - decode_ms}
+
+    def decodes_ms(self, num_rows: int) -> float | None:
+        """Return the estimated time of an iteration of ``num_rows`` decodes alone; None: none was seen."""
+        if not self._weight:
+            return None
+        mean_n, mean_t = self._n / self._weight, self._t / self._weight
+        variance = self._nn / self._weight - mean_n * mean_n
+        covariance = self._nt / self._weight - mean_n * mean_t
+        each = max(0.0, covariance / variance) if variance > 1e-9 else 0.0
+        return max(0.0, mean_t + each * (num_rows - mean_n))
+
+    def _learn(self, ms: float, n: int) -> None:
+        self._weight = _DECAY * self._weight + 1
+        self._n = _DECAY * self._n + n
+        self._nn = _DECAY * self._nn + n * n
+        self._t = _DECAY * self._t + ms
+        self._nt = _DECAY * self._nt + n * ms
 
 
 class IterationFeed:

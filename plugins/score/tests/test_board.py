@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.tracing import EngineTraces
-from mlsys_serving.score import BatchSource, Board, Kind, Square, parse_recording
-from mlsys_serving.score.log import NUM_KEPT
-from mlsys_serving.score.split import PrefillSplit, fit_costs
+from mlsys_orca.engine.watching.feed import PrefillSplit
+from mlsys_score.board import Board
+from mlsys_score.recording import parse_recording
+from mlsys_score.replay import fit_costs
+from mlsys_serving.watch import NUM_KEPT, BatchSource, Kind, Square
 
 
 class Clock:

@@ -81,7 +81,7 @@ def parse_recording(data: bytes | str) -> ScoreRecording:
         where = ".".join(map(str, first["loc"])) or "the file"
         raise InvalidInputError(
             f"this is no recording of the score ({where}: {first['msg']}); download one from a server's page, or from "
-            "/ui/score/recording. A trace of mlsys or another tool opens with: mlsys trace view FILE"
+            "/ui/score/recording. A trace of mlsys or another tool opens at ui.perfetto.dev"
         ) from error
 
 

@@ -8,17 +8,17 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from mlsys_core.tracing import EngineTraces
-from mlsys_orca.engine.score.feed import IterationFeed, Part
 from mlsys_orca.engine.streams import Streams
+from mlsys_orca.engine.watching.feed import IterationFeed, Part
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, RequestSlice
-from mlsys_serving.score import Board, EventLog
+from mlsys_serving.watch import Board, EventLog
 
 if TYPE_CHECKING:
     from mlsys_orca.engine.core import EngineCore
 
 
 class LocalScore:
-    """Source of a local engine's iterations: :class:`mlsys_serving.score.Source`.
+    """Source of a local engine's iterations: :class:`mlsys_serving.watch.Source`.
 
     Args:
         core: The engine.

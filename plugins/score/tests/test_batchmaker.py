@@ -10,7 +10,7 @@ from mlsys_batchmaker.models.sequence import lstm_model
 from mlsys_batchmaker.streams.engine import StreamEngine
 from mlsys_batchmaker.streams.frames import StreamConfig
 from mlsys_batchmaker.streams.model import stream_of
-from mlsys_serving.score import Board
+from mlsys_score.board import Board
 
 
 def test_each_round_is_a_column() -> None:

@@ -13,14 +13,18 @@ from mlsys_core.plugins import installed_plugins
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineCounts
 from mlsys_orca.engine.recovery import LiveRequest
-from mlsys_orca.engine.score.feed import IterationFeed, Part
-from mlsys_orca.engine.score.remote import parts_of
-from mlsys_orca.engine.score.replay import replay
+from mlsys_orca.engine.watching.feed import IterationFeed, Part
+from mlsys_orca.engine.watching.remote import parts_of
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.scheduling.request import GenerationRequest
-from mlsys_serving.score import Board, parse_recording
+from mlsys_score.board import Board
+from mlsys_score.recording import parse_recording
+from mlsys_score.replay import replay
+from mlsys_serving.extensions import Extensions
 
 from tests.orca.server.conftest import Serve
+
+PAGE = Extensions.of("orca", installed_plugins().registry)
 
 
 def record(url: str, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
@@ -47,7 +51,7 @@ def tally(recording: dict[str, Any]) -> dict[int, dict[str, int]]:
 
 def test_every_token_is_on_the_score(serve: Serve):
     prompts = [[5 + i] * (3 + 7 * i) for i in range(5)]
-    with serve(http={"has_ui": True}, policy_options={"max_batch_tokens": 16}) as (url, engine):
+    with serve(extensions=PAGE, policy_options={"max_batch_tokens": 16}) as (url, engine):
         recording = record(url, prompts, 6)
     parse_recording(json.dumps(recording))
     by_prompt = {row["prompt"]: row for row in recording["rows"]}
@@ -71,7 +75,7 @@ def test_every_token_is_on_the_score(serve: Serve):
 
 
 def test_the_first_viewer_sees_what_has_just_run(serve: Serve):
-    with serve(http={"has_ui": True}) as (url, _):
+    with serve(extensions=PAGE) as (url, _):
         body = {"model": "tiny", "max_tokens": 6, "temperature": 0, "ignore_eos": True, "prompt": [5] * 10}
         assert httpx.post(url + "/v1/completions", json=body, timeout=60).status_code == 200
         recording = httpx.get(url + "/ui/score/recording").json()
@@ -85,7 +89,7 @@ def test_the_first_viewer_sees_what_has_just_run(serve: Serve):
 def test_preempted_requests_compute_again(serve: Serve):
     prompts = [[5 + i] * 20 for i in range(3)]
     options = {"policy": "paged", "num_kv_tokens": 96, "policy_options": {"watermark": 0.0}}
-    with serve(http={"has_ui": True}, **options) as (url, engine):
+    with serve(extensions=PAGE, **options) as (url, engine):
         recording = record(url, prompts, 40)
         num_preemptions = engine.counts().pool.num_preemptions
     squares = [square for column in recording["columns"] for square in column["squares"]]
@@ -148,7 +152,7 @@ def test_a_worker_s_death_is_seen():
 @pytest.mark.parametrize("policy", ["orca", "paged", "chunked", "request-level"])
 def test_the_same_requests_under_another_policy(serve: Serve, policy: str):
     prompts = [[5 + i] * (3 + 7 * i) for i in range(5)]
-    with serve(http={"has_ui": True}) as (url, engine):
+    with serve(extensions=PAGE) as (url, engine):
         recording = record(url, prompts, 6)
         simulated = httpx.post(url + "/ui/score/replay", params={"policy": policy}, json=recording, timeout=60)
         assert simulated.status_code == 200, simulated.text
@@ -184,7 +188,7 @@ def test_the_same_requests_under_another_policy(serve: Serve, policy: str):
 
 
 def test_a_recording_of_another_system_has_no_iterations(serve: Serve):
-    with serve(http={"has_ui": True}) as (url, _):
+    with serve(extensions=PAGE) as (url, _):
         recording = httpx.get(url + "/ui/score/recording").json()
         empty = httpx.post(url + "/ui/score/replay?policy=orca", json=recording)
         assert empty.status_code == 400

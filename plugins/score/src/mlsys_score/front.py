@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Query, Request, Response
 from mlsys_core.errors import InvalidInputError
-
+from mlsys_serving.extensions import Panel
 from mlsys_serving.http.errors import HttpError
 from mlsys_serving.http.routing import Router
 from mlsys_serving.http.streaming import ClosingStreamingResponse
 from mlsys_serving.http.threads import RequestThreads
-from mlsys_serving.score.board import Board
-from mlsys_serving.score.page import live_page
+
+from mlsys_score.board import Board
+from mlsys_score.page import live_page
 
 if TYPE_CHECKING:
-    from mlsys_serving.score.recording import ScoreRecording
+    from mlsys_score.recording import ScoreRecording
+
+    Replay = Callable[[ScoreRecording, str], dict[str, Any]]
 
 _TICK_S = 0.1  # between two messages to a page
 _QUIET_S = 5.0  # between two when there is nothing new
@@ -27,25 +29,26 @@ _GRACE_S = 5.0  # watching goes on so long without a viewer: a page is loaded ag
 _MAX_VIEWERS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The score of a server."""
-
-    board: Board
-    # (recording, policy) -> what the requests of the one would have met under the other; None: the system cannot tell
-    replay: Callable[[ScoreRecording, str], dict[str, Any]] | None = None
-
-
 class ScoreFront:
     """Viewers of one app.
 
     Args:
-        score: What they see.
+        board: What they see.
         threads: For replays.
+        replay: (recording, policy) -> what the requests of the one would have met under the other; None: the system
+            cannot tell.
+        panels: Live figures of the server's extensions.
     """
 
-    def __init__(self, score: Score, threads: RequestThreads) -> None:
-        self._board, self._replay, self._threads = score.board, score.replay, threads
+    def __init__(
+        self,
+        board: Board,
+        threads: RequestThreads,
+        *,
+        replay: Replay | None = None,
+        panels: Callable[[], Sequence[Panel]] = tuple,
+    ) -> None:
+        self._board, self._replay, self._threads, self._panels = board, replay, threads, panels
         self._resting: set[asyncio.Task[None]] = set()
 
     def router(self) -> Router:
@@ -63,6 +66,10 @@ class ScoreFront:
             return ClosingStreamingResponse(
                 self._events(), media_type="text/event-stream", headers={"cache-control": "no-store"}
             )
+
+        @router.get("/ui/score/panels")
+        async def panels() -> list[tuple[str, dict[str, float | str]]]:
+            return [(panel.title, dict(panel.figures())) for panel in self._panels()]
 
         @router.get("/ui/score/recording")
         async def recording(seconds: Annotated[float, Query(ge=0, le=300)] = 0.0) -> Response:
@@ -83,7 +90,7 @@ class ScoreFront:
             body = await request.body()
 
             def answer() -> bytes:
-                from mlsys_serving.score.recording import parse_recording  # its schema takes a while to make
+                from mlsys_score.recording import parse_recording  # its schema takes a while to make
 
                 return json.dumps(run(parse_recording(body), policy), separators=(",", ":")).encode()
 

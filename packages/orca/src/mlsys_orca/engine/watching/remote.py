@@ -10,12 +10,12 @@ from typing import Any
 from mlsys_core.tracing import EngineTraces
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.recovery import LiveRequest
-from mlsys_orca.engine.score.feed import IterationFeed, Part
-from mlsys_serving.score import Board, EventLog
+from mlsys_orca.engine.watching.feed import IterationFeed, Part
+from mlsys_serving.watch import Board, EventLog
 
 
 class RemoteScore:
-    """Source of all replicas' iterations: :class:`mlsys_serving.score.Source`.
+    """Source of all replicas' iterations: :class:`mlsys_serving.watch.Source`.
 
     Args:
         traces: Requests are told to it, by the streams.

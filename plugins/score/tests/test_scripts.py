@@ -14,7 +14,7 @@ NODE = shutil.which("node")
 
 @pytest.mark.skipif(NODE is None, reason="needs node; the browser's tests run the same modules")
 def test_the_pure_modules(tmp_path: Path):
-    page = resources.files("mlsys_serving.score") / "page"
+    page = resources.files("mlsys_score") / "assets"
     for name in ("model", "explain", "markdown", "server"):
         (tmp_path / f"{name}.js").write_text((page / f"{name}.js").read_text())
     (tmp_path / "package.json").write_text('{"type": "module"}')

@@ -9,29 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, NamedTuple
 
+from mlsys_serving.watch import Square
+
 FORMAT, VERSION = "mlsys-score", 1
-
-
-class Kind(StrEnum):
-    """Part of a request in a batch, by its letter on the wire."""
-
-    PREFILL = "p"
-    DECODE = "d"  # one token after others; in other systems than Orca, a request's part of any batch
-    GUESSED = "g"  # a decode with accepted guesses
-    PREEMPTED = "x"  # not run: its K/V blocks went to others
-    RECOVERED = "r"  # computes again what a preemption or the death of a worker has cost
-
-
-class Square(NamedTuple):
-    """Part of one request in one column; encoded as a JSON list."""
-
-    row: int  # the request's number
-    kind: Kind
-    num_tokens: int  # rows of the batch; GUESSED: tokens that came, accepted guesses among them; PREEMPTED: 0
-    num_guesses: int = 0  # tokens guessed, right or wrong
 
 
 class TableChange(NamedTuple):

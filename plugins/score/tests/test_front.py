@@ -9,20 +9,42 @@ import json
 import re
 import threading
 import time
+from typing import Any
 
 import httpx
 import pytest
+from mlsys_core.plugins import Registry
+from mlsys_core.plugins.specs import ServerExtensionSpec
+from mlsys_score.board import Board
+from mlsys_score.extension import ScoreOptions
+from mlsys_score.page import live_page, recording_page
+from mlsys_serving.extensions import Extensions, Served
 from mlsys_serving.http import BackgroundServer, HttpConfig, create_app
-from mlsys_serving.score import Board, Kind, Score, Square
-from mlsys_serving.score.page import live_page, recording_page
+from mlsys_serving.watch import EventLog, Kind, Square, Watch
 
 
-def make_board() -> Board:
-    return Board(system="windtunnel", unit="batch", facts=lambda: {"models": ["m"]})
+class Engine:
+    """A source that hands out the board that it is watched by."""
+
+    def __init__(self) -> None:
+        self.log, self.board = EventLog(), None
+
+    def begin(self, board: Board) -> None:
+        self.board = board
+
+    def find(self) -> None:
+        pass
 
 
-def make_server(board: Board, **config: object) -> BackgroundServer:
-    app = create_app(HttpConfig(has_ui=True, **config), score=Score(board))  # type: ignore[arg-type]
+def make_server(engine: Engine, *, no_ui: bool = False, **config: Any) -> BackgroundServer:
+    registry = Registry()
+    score = ServerExtensionSpec(
+        name="score", help="x", factory="mlsys_score.extension:extend", options="mlsys_score.extension:ScoreOptions"
+    )
+    registry.add(score, "mlsys-score")
+    extensions = Extensions.of("windtunnel", registry, score=ScoreOptions(no_ui=no_ui))
+    watch = Watch(unit="batch", facts=lambda: {"models": ["m"]}, sources=lambda: [engine])
+    app = create_app(HttpConfig(**config), served=Served(system="windtunnel", extensions=extensions, watch=watch))
     return BackgroundServer(app, drain_timeout_s=240)
 
 
@@ -66,7 +88,7 @@ def test_a_recording_cannot_end_its_element():
 
 
 def test_what_a_browser_gets():
-    with make_server(make_board()) as server:
+    with make_server(Engine()) as server:
         answer = httpx.get(server.url + "/")
         assert answer.status_code == 200
         assert answer.headers["content-encoding"] == "gzip"
@@ -82,7 +104,7 @@ def test_what_a_browser_gets():
 
 
 def test_the_page_is_open_and_its_events_need_the_key():
-    with make_server(make_board(), api_keys=frozenset({"secret"})) as server:
+    with make_server(Engine(), api_keys=frozenset({"secret"})) as server:
         assert httpx.get(server.url + "/").status_code == 200
         for path in ("/ui/score/events", "/ui/score/recording"):
             assert httpx.get(server.url + path).status_code == 401
@@ -91,22 +113,24 @@ def test_the_page_is_open_and_its_events_need_the_key():
         assert httpx.get(server.url + "/ui/score/recording", headers=key).json()["system"] == "windtunnel"
 
 
-@pytest.mark.parametrize("config", [HttpConfig(), HttpConfig(api_keys=frozenset({"secret"}))])
-def test_without_ui_there_is_no_page(config: HttpConfig):
-    with BackgroundServer(create_app(config, score=Score(make_board()))) as server:
-        expected = 401 if config.api_keys else 404
+@pytest.mark.parametrize("keys", [frozenset(), frozenset({"secret"})])
+def test_without_ui_there_is_no_page(keys: frozenset[str]):
+    with make_server(Engine(), no_ui=True, api_keys=keys) as server:
+        expected = 401 if keys else 404
         assert httpx.get(server.url + "/").status_code == expected
         assert httpx.get(server.url + "/ui/score/recording").status_code == expected
 
 
 def test_events_begin_with_a_snapshot_and_go_on_with_what_is_new():
-    board = make_board()
-    with make_server(board) as server, httpx.stream("GET", server.url + "/ui/score/events", timeout=None) as stream:
+    engine = Engine()
+    with make_server(engine) as server, httpx.stream("GET", server.url + "/ui/score/events", timeout=None) as stream:
         lines = stream.iter_lines()
         name, snapshot = next_event(lines)
         assert name == "snapshot"
-        assert snapshot["facts"] == {"models": ["m"]}
+        assert snapshot["facts"] == {"models": ["m"], "has_panels": False}
         assert snapshot["columns"] == []
+        board = engine.board
+        assert board is not None
         assert board.num_viewers == 1
         row = board.row("a")
         now = time.perf_counter()
@@ -118,8 +142,8 @@ def test_events_begin_with_a_snapshot_and_go_on_with_what_is_new():
 
 
 def test_a_drain_does_not_wait_for_pages():
-    board = make_board()
-    server = make_server(board).start()
+    engine = Engine()
+    server = make_server(engine).start()
     opened = threading.Event()
     ends: list[bool] = []
 
@@ -134,11 +158,12 @@ def test_a_drain_does_not_wait_for_pages():
     server.stop()
     thread.join(240)
     assert ends == [True], "the stream ended whole, and was not cut"
-    assert board.is_closed
+    assert engine.board is not None
+    assert engine.board.is_closed
 
 
 def test_what_has_no_policies_cannot_be_replayed():
-    with make_server(make_board()) as server:
+    with make_server(Engine()) as server:
         answer = httpx.post(server.url + "/ui/score/replay?policy=orca", json={})
         assert answer.status_code == 400
         assert "cannot replay" in answer.json()["error"]["message"]

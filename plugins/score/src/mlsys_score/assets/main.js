@@ -61,6 +61,12 @@ else {
   show(app.recorded);
   state("recording");
 }
+// Live figures of the server's extensions.
+setInterval(async () => {
+  if (!app.isLive || !app.model.facts.has_panels) return;
+  app.panels = await app.server.json("/ui/score/panels").catch(() => []);
+  app.isStale = true;
+}, 1000);
 setInterval(() => {
   if (app.isLive && app.model.system && app.model.system !== "orca") legend();
 }, 2000);

@@ -13,6 +13,7 @@ export const app = {
   isPaused: false,
   isStale: true, // what is drawn
   waiting: [], // deltas that came while paused
+  panels: [], // [title, {name: value}] of the server's extensions
   chat: null,
   ownName: "", // end of the id of the chat's last answer
 };

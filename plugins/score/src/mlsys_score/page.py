@@ -1,4 +1,4 @@
-"""The page: one HTML document that loads nothing, of the modules in ``page/``.
+"""The page: one HTML document that loads nothing, of the modules in ``assets/``.
 
 There is no build tool: the modules' ``import`` lines are dropped and ``export`` is taken off, so that all stand in one
 script in the order of :data:`MODULES`. Their top-level names must be different, which a test checks.
@@ -69,7 +69,7 @@ def _document(title: str, recording: dict[str, Any] | None) -> tuple[str, str]:
 
 
 def _read(name: str) -> str:
-    return resources.files("mlsys_serving.score").joinpath("page", name).read_text(encoding="utf-8")
+    return resources.files("mlsys_score").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -1,0 +1,1 @@
+"""Watching of Orca's iterations (``mlsys_serving.watch``), in this process or by a worker's reports."""

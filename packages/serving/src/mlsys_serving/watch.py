@@ -1,0 +1,240 @@
+"""Watching of an engine's batches, for pages that draw them: the engine's side.
+
+An engine notes events in its :class:`EventLog`: who came, what ran, who left. While nobody looks, the log keeps the
+latest few; a board (:class:`Board`: what an extension brings) takes them while somebody does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+NUM_KEPT = 512  # events of an engine: requests that came or left, and batches
+
+
+class Kind(StrEnum):
+    """Part of a request in a batch, by its letter on the wire."""
+
+    PREFILL = "p"
+    DECODE = "d"  # one token after others; in other systems than Orca, a request's part of any batch
+    GUESSED = "g"  # a decode with accepted draft tokens
+    PREEMPTED = "x"  # not run: its K/V blocks went to others
+    RECOVERED = "r"  # computes again what a preemption or the death of a worker has cost
+
+
+class Square(NamedTuple):
+    """Part of one request in one batch; encoded as a JSON list."""
+
+    row: int  # the request's number
+    kind: Kind
+    num_tokens: int  # rows of the batch; GUESSED: tokens that came, accepted drafts among them; PREEMPTED: 0
+    num_guesses: int = 0  # draft tokens, accepted or not
+
+
+class Row(Protocol):
+    """A request on a board."""
+
+    @property
+    def number(self) -> int:
+        """Number of the request, from 1."""
+        ...
+
+
+class Board(Protocol):
+    """Where an engine's events go while somebody looks."""
+
+    @property
+    def unit(self) -> str:
+        """Name of a batch: ``iteration``, ``round``, ``task``."""
+        ...
+
+    def row(self, request_id: str, **facts: int | None) -> Row:
+        """Return the row of a request that has not left."""
+        ...
+
+    def opened(self, request_id: str, *, at_s: float | None = None, **facts: int | None) -> None:
+        """Note that a request was submitted."""
+        ...
+
+    def found(self, request_id: str, *, is_waiting: bool, **facts: int | None) -> None:
+        """Note a request that is there, of which no event may have been told."""
+        ...
+
+    def closed(self, request_id: str, reason: str, *, at_s: float | None = None) -> None:
+        """Note that a request has left."""
+        ...
+
+    def note_cached(self, row: Any, num_tokens: int) -> None:
+        """Note the number of a prompt's tokens that were found in cached blocks."""
+        ...
+
+    def add(
+        self,
+        start_s: float,
+        end_s: float,
+        squares: Sequence[Square],
+        *,
+        split_ms: Mapping[str, float],
+        lane: int = 0,
+        label: str = "",
+        num_free_blocks: int | None = None,
+        tables: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> None:
+        """Note a batch: its begin and end in seconds of the clock, its requests, its milliseconds by cause."""
+        ...
+
+
+class Event(NamedTuple):
+    """One event, to be told later: ``call(*args)``."""
+
+    at_s: float  # when it happened, on the engine's clock; of a batch, when it ended
+    call: Callable[..., None]
+    args: tuple[Any, ...]
+
+
+class EventLog:
+    """Events of one engine, in their order. From any thread.
+
+    Args:
+        num_kept: Size of the ring.
+
+    Example:
+        >>> log, told = EventLog(num_kept=2), []
+        >>> for number in range(3):
+        ...     log.note(float(number), told.append, number)
+        >>> log.has_lost, told
+        (True, [])
+        >>> for event in log.begin(threading.RLock()):
+        ...     event.call(*event.args)
+        >>> log.note(3.0, told.append, 3)
+        >>> told
+        [1, 2, 3]
+    """
+
+    def __init__(self, num_kept: int = NUM_KEPT) -> None:
+        self._kept: deque[Event] = deque(maxlen=num_kept)
+        self._board_lock: threading.RLock | None = None  # of who looks on; None: nobody does
+
+    @property
+    def is_live(self) -> bool:
+        """True while events go to a board."""
+        return self._board_lock is not None
+
+    @property
+    def has_lost(self) -> bool:
+        """True if the ring is full, so that earlier events may be gone."""
+        return len(self._kept) == self._kept.maxlen
+
+    def note(self, at_s: float, call: Callable[..., None], *args: Any) -> None:
+        """Call ``call(*args)`` now, under the board's lock, or when somebody looks on."""
+        lock = self._board_lock
+        if lock is None:
+            self._kept.append(Event(at_s, call, args))
+            return
+        with lock:
+            for event in self._take():  # a thread that had seen nobody look appended it after the board had asked
+                event.call(*event.args)
+            call(*args)
+
+    def begin(self, board_lock: threading.RLock) -> list[Event]:
+        """Go live; return the cached events, to be told under ``board_lock``, which the caller holds."""
+        self._board_lock = board_lock
+        return self._take()
+
+    def end(self) -> None:
+        """Keep events from now on."""
+        self._board_lock = None
+
+    def _take(self) -> list[Event]:
+        events = []
+        while self._kept:
+            events.append(self._kept.popleft())
+        return events
+
+
+class Source(Protocol):
+    """An engine that can be watched: its events go through its log."""
+
+    log: EventLog
+
+    def begin(self, board: Board) -> None:
+        """Note the board that events are for, before the first is told. Idempotent."""
+        ...
+
+    def find(self) -> None:
+        """Note requests that are there, of which no event was kept; with the board's lock held, without waiting."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """How the batches of one server can be watched."""
+
+    unit: str  # name of a batch: "iteration", "round", "task"
+    sources: Callable[[], Iterable[Source]] = tuple  # the engines; asked for each time that somebody comes
+    facts: Callable[[], Mapping[str, Any]] = dict  # model, policy, limits, for who looks
+
+
+class BatchSource:
+    """Source of one engine's batches, where only the names of a batch's requests matter: all systems but Orca.
+
+    A :class:`~mlsys_core.tracing.record.Watcher` of its requests.
+
+    Args:
+        label_of: Names a batch: its stage, its cells.
+        lane: Number of the engine among those of a server.
+        name_of: Names a request by its id.
+    """
+
+    def __init__(
+        self,
+        *,
+        label_of: Callable[[Any], str] = lambda _: "",
+        lane: int = 0,
+        name_of: Callable[[Any], str] = str,
+    ) -> None:
+        self.log = EventLog()
+        self._label_of, self._lane, self._name_of = label_of, lane, name_of
+        self._board: Board | None = None
+
+    def begin(self, board: Board) -> None:
+        """See :class:`Source`."""
+        self._board = board
+
+    def find(self) -> None:
+        """Do nothing: a request that nobody saw come gets its row with its first batch."""
+
+    def opened(self, request_id: Hashable, **facts: Any) -> None:
+        """Note that a request was submitted."""
+        now_s = perf_counter()
+        self.log.note(now_s, self._opened, request_id, now_s)
+
+    def ran(self, batch: Any, request_ids: Sequence[Hashable], started_s: float, ended_s: float) -> None:
+        """Note a batch."""
+        self.log.note(ended_s, self._ran, self._label_of(batch), request_ids, started_s, ended_s)
+
+    def closed(self, request_id: Hashable, reason: str) -> None:
+        """Note that a request has left."""
+        now_s = perf_counter()
+        self.log.note(now_s, self._closed, request_id, reason, now_s)
+
+    def _opened(self, request_id: Hashable, at_s: float) -> None:
+        assert self._board is not None
+        self._board.opened(self._name_of(request_id), at_s=at_s)
+
+    def _ran(self, label: str, request_ids: Sequence[Hashable], started_s: float, ended_s: float) -> None:
+        board = self._board
+        assert board is not None
+        squares = [Square(board.row(self._name_of(each)).number, Kind.DECODE, 1) for each in request_ids]
+        cause = label or board.unit
+        split_ms = {cause: 1000 * (ended_s - started_s)}
+        board.add(started_s, ended_s, squares, split_ms=split_ms, lane=self._lane, label=cause)
+
+    def _closed(self, request_id: Hashable, reason: str, at_s: float) -> None:
+        assert self._board is not None
+        self._board.closed(self._name_of(request_id), reason, at_s=at_s)
