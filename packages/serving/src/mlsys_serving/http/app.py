@@ -238,7 +238,8 @@ def _lifespan(
             try:
                 for each in inner:  # the engine's first, then those of extensions, which end before it
                     if each is not None:
-                        state.update(await stack.enter_async_context(each(app)) or {})
+                        entered = await stack.enter_async_context(each(app))
+                        state.update(entered or {})
             except Exception as error:
                 runtime.lifecycle.startup_error = error  # ``serve`` raises it; the server library only logs it
                 raise
