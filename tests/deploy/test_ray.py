@@ -18,7 +18,7 @@ import pytest
 import yaml
 from mlsys_core.cli.main import build_app
 from mlsys_core.plugins import installed_plugins
-from mlsys_orca.parallel.ray.plan import plan_seats
+from mlsys_ray.plan import plan_seats
 from typer.main import get_command
 
 ROOT = Path(__file__).parents[2]

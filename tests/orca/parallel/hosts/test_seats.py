@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_orca.parallel.hosts.assignment import assign
+from mlsys_orca.parallel.hosts.identity import host_and_seat, node_name
 from mlsys_orca.parallel.hosts.seats import Seats
 from mlsys_orca.parallel.placement import Placement
 
@@ -72,3 +74,13 @@ def test_seats_are_full_whenever_there_are_enough_nodes(steps: list[tuple[bool, 
         if found is not None:
             assert len(set(found.values())) == 3
             assert set(found.values()) <= set(alive)
+
+
+@pytest.mark.parametrize("seat", [None, 0, 12])
+def test_a_node_s_name_tells_its_seat(seat: int | None) -> None:
+    assert host_and_seat(node_name("red", seat)) == ("red", seat)
+
+
+@pytest.mark.parametrize("name", ["node red seat x", "node red seat -1", "node red seat 99999999999999999999"])
+def test_a_seat_that_is_no_number_is_none(name: str) -> None:
+    assert host_and_seat(name)[1] is None

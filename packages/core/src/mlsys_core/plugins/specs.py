@@ -75,10 +75,10 @@ class ServerExtensionSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec(Spec):
-    """A scheduling or batching policy of an engine."""
+    """A scheduling, batching or placement policy of an engine."""
 
-    kind: Literal["scheduling", "batching"]
-    factory: str  # -> Callable[..., mlsys_core.loop.Scheduler]
+    kind: Literal["scheduling", "batching", "placement"]  # placement: where the parts of a divided model run
+    factory: str  # -> Callable[..., mlsys_core.loop.Scheduler]; placement: an mlsys_orca NodePlacer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from mlsys_orca.loading.named import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from mlsys_orca.parallel.group import ParallelModel
-    from mlsys_orca.parallel.ray.settings import RaySettings
+    from mlsys_orca.parallel.hosts.settings import NodePlacer
     from mlsys_serving.http.tls import TlsConfig
 
 Nodes = Annotated[
@@ -31,6 +32,14 @@ ControlOnly = Annotated[
 HeartbeatTimeout = Annotated[float, typer.Option(min=0.5, help="Seconds of silence after which a node is lost.")]
 JoinTimeout = Annotated[float, typer.Option(min=1, help="Seconds for all nodes to join and load, at the start.")]
 
+Executor = Annotated[
+    str,
+    typer.Option(help="Who places the parts: 'local', on this machine or --nodes; 'ray', over a Ray cluster's nodes."),
+]
+RayAddress = Annotated[
+    str, typer.Option(help="HOST:PORT of the Ray cluster's head; 'auto': of the cluster that this machine is in.")
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOptions:
@@ -44,7 +53,7 @@ class HostOptions:
     num_threads: int  # as given
     heartbeat_timeout_s: float
     join_timeout_s: float
-    ray: RaySettings | None = None  # Ray starts the nodes
+    placer: NodePlacer | None = None  # starts the nodes
 
     @property
     def share(self) -> float:
@@ -84,7 +93,7 @@ class HostOptions:
             num_threads=self.num_threads,
             heartbeat_timeout_s=self.heartbeat_timeout_s,
             join_timeout_s=self.join_timeout_s,
-            ray=self.ray,
+            placer=self.placer,
         )
         return replace(parts, hosts=hosts)
 
@@ -126,6 +135,73 @@ def host_options(
         num_threads=threads,
         heartbeat_timeout_s=heartbeat_timeout,
         join_timeout_s=join_timeout,
+    )
+
+
+def placed_options(
+    executor: str,
+    model: str,
+    *,
+    address: str,
+    listen: str | None,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    replicas: int,
+    threads: int,
+    heartbeat_timeout: float,
+    join_timeout: float,
+    refused: Mapping[str, object],
+) -> HostOptions:
+    """Return the options of a model whose nodes a registered placement policy starts.
+
+    Args:
+        executor: Name of the policy.
+        model: As given; each node finds its own copy by it.
+        address: Of the cluster.
+        listen: Where nodes join; None: this machine's address in the cluster, any free port.
+        tensor_parallel: As given.
+        pipeline_parallel: As given.
+        replicas: As given.
+        threads: Of each rank; 0: 1.
+        heartbeat_timeout: Seconds.
+        join_timeout: Seconds.
+        refused: By option, what was given and the policy decides: anything that is not false is refused.
+
+    Raises:
+        InvalidInputError: there is no such policy or cluster, the parts do not fit it, or an option is refused.
+    """
+    from mlsys_core.lazy import resolve
+    from mlsys_core.plugins import installed_plugins
+    from mlsys_core.plugins.specs import PolicySpec
+
+    placements = {spec.name: spec for spec in installed_plugins().registry.all(PolicySpec) if spec.kind == "placement"}
+    if executor not in placements:
+        hint = ": pip install mlsys-ray" if executor == "ray" else ""
+        raise InvalidInputError(f"--executor is {', '.join(['local', *placements])}, not {executor!r}{hint}")
+    if given := [name for name, value in refused.items() if value]:
+        raise InvalidInputError(f"--executor {executor} decides about {given[0]} itself: leave one of them out")
+    from mlsys_orca.parallel.hosts.settings import parse_address
+
+    own = None if listen is None else parse_address(listen, "--listen")
+    placer: NodePlacer = resolve(placements[executor].factory)(
+        model,
+        address=address,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        num_replicas=replicas,
+        num_threads=threads or 1,
+        silence_s=heartbeat_timeout,
+    )
+    return HostOptions(
+        num_nodes=placer.num_nodes,
+        address=own or (placer.host, 0),
+        secret=os.urandom(32).hex().encode(),
+        tls=None,  # the authority would have to be on each node
+        holds_parts=False,
+        num_threads=threads or 1,
+        heartbeat_timeout_s=heartbeat_timeout,
+        join_timeout_s=join_timeout,
+        placer=placer,
     )
 
 

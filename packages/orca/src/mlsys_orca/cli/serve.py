@@ -12,13 +12,16 @@ from mlsys_orca.cli.banner import banner
 from mlsys_orca.cli.generation import Fixed, GenerationSettings, live
 from mlsys_orca.cli.hosts import (
     ControlOnly,
+    Executor,
     HeartbeatTimeout,
     HostOptions,
     JoinTimeout,
     Listen,
     Nodes,
+    RayAddress,
     SecretFile,
     host_options,
+    placed_options,
     refuse_hosts,
 )
 from mlsys_orca.cli.options import (
@@ -45,7 +48,6 @@ from mlsys_orca.cli.options import (
     num_threads_of,
     refuse_divided,
 )
-from mlsys_orca.cli.ray import Executor, RayAddress, ray_options, refuse_ray
 from mlsys_orca.loading.named import DEFAULT_MODEL
 from mlsys_serving.cli import ServerOptions, serve_command
 from mlsys_serving.extensions import Extensions
@@ -163,9 +165,8 @@ def serve(
         **degrees,
         sliced=sliced,
     )
-    refuse_ray(executor, {"--nodes": nodes, "--secret-file": secret_file, "--control-only": control_only})
     refuse_hosts(
-        1 if executor == "ray" else nodes,
+        nodes if executor == "local" else 1,
         {f"--device {device}": device != "cpu", "--adapter": adapter, "--enable-lora": enable_lora}
         | {"--compiler": compiler, "--single-process": single_process, "--model-control": model_control}
         | {"--draft-model": draft_model},
@@ -176,8 +177,9 @@ def serve(
         open_paths=("/health", "/health/*", "/metrics"),
         validation_status=400,  # as the protocol's own server answers
     )
-    if executor == "ray":
-        hosts: HostOptions | None = ray_options(
+    if executor != "local":
+        hosts: HostOptions | None = placed_options(
+            executor,
             model,
             address=ray_address,
             listen=listen,
@@ -185,6 +187,7 @@ def serve(
             threads=threads,
             heartbeat_timeout=heartbeat_timeout,
             join_timeout=join_timeout,
+            refused={"--nodes": nodes, "--secret-file": secret_file, "--control-only": control_only},
             **degrees,
         )
     else:

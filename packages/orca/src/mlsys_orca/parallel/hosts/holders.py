@@ -9,6 +9,7 @@ import os
 import select
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Self
 
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
@@ -26,7 +27,6 @@ from mlsys_orca.parallel.hosts.node import run_node
 from mlsys_orca.parallel.hosts.settings import HostsSettings
 from mlsys_orca.parallel.loading import load_head_only
 from mlsys_orca.parallel.messages import Hello
-from mlsys_orca.parallel.ray.launcher import become_launcher, launch_of
 from mlsys_orca.parallel.wiring import GroupShape
 
 _MESSAGE_NBYTES = 1 << 16
@@ -75,7 +75,7 @@ class HostHolders:
         self._asks, asks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._told, tells = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ends = [self._asks, asks, self._told, tells]
-        lost = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if hosts.ray is not None else None
+        lost = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if hosts.placer is not None else None
         self._pipe = lost or ()
         settings = HubSettings(
             listener=self._listener,
@@ -102,9 +102,9 @@ class HostHolders:
             self.standing.append(Standing("orca node", lambda: self._be_node(say)))
         others = hosts.num_nodes - hosts.holds_parts
         host, port = self.address
-        if hosts.ray is not None and lost is not None:
-            launch = launch_of(hosts.ray, join=self.address, secret=hosts.secret)
-            self.standing.append(Standing("orca ray", lambda: become_launcher(launch, lost[0])))
+        if (placer := hosts.placer) is not None and lost is not None:
+            keep = partial(placer.keep_nodes, join=self.address, secret=hosts.secret, lost=lost[0])
+            self.standing.append(Standing("orca placer", keep))
         elif others:
             say(
                 f"waits for {others} node{'s' * (others > 1)}: mlsys orca worker MODEL --join {host}:{port} "
@@ -170,7 +170,7 @@ class HostHolders:
             ended = needed[ready.pop()]
             assert ended.child is not None
             death, ended.child = ended.child.wait(), None
-            what = "nodes join" if ended is self.standing[0] else "has Ray start nodes"
+            what = "nodes join" if ended is self.standing[0] else "places nodes"
             raise ServingError(f"the process that {what} has ended: {death}")
         found = messages.decode_start(self._told.recv(_MESSAGE_NBYTES))
         if isinstance(found, messages.NotStarted):

@@ -4,15 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.http.tls import TlsConfig
 
-from mlsys_orca.parallel.ray.settings import RaySettings
-
 HEARTBEAT_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 300.0
 _NOWHERE = ("", "0.0.0.0", "::", "*")
+
+
+class NodePlacer(Protocol):
+    """Starter of a server's nodes on other machines; the factory of a placement policy makes one.
+
+    The factory takes the model's name and the keywords ``address``, ``tensor_parallel``, ``pipeline_parallel``,
+    ``num_replicas``, ``num_threads`` and ``silence_s``; it refuses what does not fit by ``InvalidInputError``.
+    """
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that hold parts."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """This machine's address, as the nodes reach it."""
+        ...
+
+    def keep_nodes(self, *, join: tuple[str, int], secret: bytes, lost: int) -> int:
+        """Keep a node in each seat until SIGTERM, in a forked process of its own; return the exit code.
+
+        Args:
+            join: Host and port at which nodes join.
+            secret: Of this run.
+            lost: Descriptor from which the numbers of seats are read whose nodes the server has lost, a byte each; at
+                its end the server is gone.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +65,7 @@ class HostsSettings:
     num_threads: int = 0  # of each rank on this machine; 0: its cores, divided
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S  # after which a silent node is lost
     join_timeout_s: float = JOIN_TIMEOUT_S  # for all nodes to join at the start
-    ray: RaySettings | None = None  # Ray places the nodes; None: someone starts them
+    placer: NodePlacer | None = None  # starts the nodes; None: someone runs 'mlsys orca worker' on each machine
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1:

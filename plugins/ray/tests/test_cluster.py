@@ -72,7 +72,7 @@ def node_processes() -> dict[int, int]:
     found = {}
     for each in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if "mlsys_orca.parallel.ray.node" in each.cmdline():
+            if "mlsys_ray.node" in each.cmdline():
                 found[each.pid] = each.ppid()
     return found
 

@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 
-from mlsys_orca.parallel.ray.node import NodeOrder
+from mlsys_ray.node import NodeOrder
 
 _REASON_NBYTES = 4096
 
@@ -25,7 +25,7 @@ class NodeActor:
 
     def __init__(self, order: NodeOrder) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "mlsys_orca.parallel.ray.node"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "mlsys_ray.node"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(order) + b"\n")

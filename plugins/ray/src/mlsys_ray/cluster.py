@@ -72,7 +72,7 @@ def _look(address: str) -> Cluster | Problem:
     try:
         ray: Any = importlib.import_module("ray")
     except ModuleNotFoundError:
-        return Problem("--executor ray needs Ray: pip install 'mlsys-orca[ray]'", is_missing=True)
+        return Problem("--executor ray needs Ray: pip install mlsys-ray", is_missing=True)
     try:
         context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:  # Ray's, by the kind of address

@@ -15,20 +15,31 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from mlsys_core.errors import ServingError
+from mlsys_core.posix import memory_file
 from mlsys_serving.processes import RestartBudget
 
-from mlsys_orca.parallel.ray.actor import NodeActor
-from mlsys_orca.parallel.ray.node import NodeOrder
-from mlsys_orca.parallel.ray.plan import place
-from mlsys_orca.parallel.ray.settings import RaySettings
+from mlsys_ray.actor import NodeActor
+from mlsys_ray.node import NodeOrder
+from mlsys_ray.plan import place
 
 _POLL_S = 0.25
 _START_S = 120.0  # for an actor's first answer: its worker may have to start, with its imports
 _ROOM_S = 10.0  # for a bundle on the planned node; after that Ray may choose one
+
+
+class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Seats of one server on a Ray cluster."""
+
+    address: str  # HOST:PORT of the cluster's head
+    model: str  # name or path, by which each node finds its copy
+    cores: int  # of each seat
+    nodes: tuple[str, ...]  # Ray's id of each seat's first node
+    num_threads: int  # of each rank
+    silence_s: float  # after which a seat's node is given up
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,22 +49,14 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     order: NodeOrder
 
 
-def launch_of(settings: RaySettings, *, join: tuple[str, int], secret: bytes) -> Launch:
-    """Return what the launcher of a server is given."""
-    order = NodeOrder(
-        model=settings.model, host=join[0], port=join[1], secret=secret, seat=0, num_threads=settings.num_threads
-    )
-    return Launch(settings=settings, order=order)
-
-
-def become_launcher(launch: Launch, lost: int) -> None:
+def become_launcher(launch: Launch, lost: int) -> NoReturn:
     """Turn this forked process into the launcher; does not return. Memory carries the secret, not the command line.
 
     Args:
         launch: All that it needs.
         lost: Descriptor where the hub tells seats whose nodes it has lost, a byte each.
     """
-    fd = os.memfd_create("orca-launch", 0)
+    fd = memory_file("orca-launch")
     os.write(fd, msgspec.json.encode(launch))
     os.lseek(fd, 0, os.SEEK_SET)
     os.set_inheritable(fd, True)
@@ -96,7 +99,7 @@ class Launcher:
         self.seats = [_Seat(number, node, now) for number, node in enumerate(launch.settings.nodes)]
 
     def step(self) -> None:
-        """Bring each seat on by what has happened.
+        """Advance each seat by what has happened since the last step.
 
         Raises:
             ServingError: a node cannot live.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.parallel.ray.plan import place, plan_seats
+from mlsys_ray.plan import place, plan_seats
 
 DEGREES = st.tuples(*[st.integers(1, 4)] * 4)
 
