@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlsys_batchmaker.models.sequence import lstm_model
 from mlsys_batchmaker.replay import systems
-from mlsys_batchmaker.replay.trace import poisson_arrivals, require_equal, run
+from mlsys_batchmaker.replay.trace import poisson_arrivals, run
 from mlsys_bench.batchmaker import baselines, figures, workloads
 from mlsys_bench.batchmaker.suite import plan
 from mlsys_core.errors import InvalidInputError, MlsysError
@@ -22,7 +22,7 @@ def test_all_sequence_cases_give_the_same():
     arrivals = poisson_arrivals(20, 1000.0, 0)
     runs = [run(name, make, requests, arrivals) for name, make in figures.lstm_cases(TINY, 8).items()]
     assert len(runs) == 5
-    require_equal(runs)
+    workloads.require_equal(runs)
     for each in runs:
         assert len(each.latencies_s) == 18
         assert all(latency > 0 for latency in each.latencies_s)
@@ -48,7 +48,7 @@ def test_a_case_that_computes_something_else_is_found():
         length=baselines.num_words,
     )
     with pytest.raises(MlsysError, match="wrong and good differ"):
-        require_equal([run("good", good, requests, arrivals), run("wrong", other, requests, arrivals)])
+        workloads.require_equal([run("good", good, requests, arrivals), run("wrong", other, requests, arrivals)])
 
 
 @pytest.mark.slow
@@ -80,3 +80,16 @@ def test_lengths(kind: str, longest: int):
     assert lengths.min() >= 1
     assert lengths.max() <= longest
     assert kind != "wmt" or abs(lengths.mean() - 24) < 1.5
+
+
+def test_treebank_brackets():
+    tree = workloads.parse_tree("(3 (2 It) (4 (4 (2 's) (4 lovely)) (2 .)))", {"It": 1, "'s": 2, "lovely": 3})
+    assert tree["words"].tolist() == [1, 2, 3, 0]
+    assert tree["children"].tolist() == [[1, 2], [4, 3], [0, 5]]
+    assert workloads.parse_tree("(2 Yes)", {"Yes": 4})["words"].tolist() == [4]
+
+
+@pytest.mark.parametrize("text", ["", "(3 (2 a)", "(3 (2 a) (2 b) (2 c))", "(2 a))"])
+def test_no_trees(text: str):
+    with pytest.raises(InvalidInputError, match="no binary tree"):
+        workloads.parse_tree(text, {})

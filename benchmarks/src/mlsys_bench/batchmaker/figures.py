@@ -12,7 +12,7 @@ from mlsys_batchmaker.models.catalogue import batch_sizes
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
 from mlsys_batchmaker.models.tree import tree_model
 from mlsys_batchmaker.replay import systems
-from mlsys_batchmaker.replay.trace import Request, Run, poisson_arrivals, require_equal, run
+from mlsys_batchmaker.replay.trace import Request, Run, poisson_arrivals, run
 from mlsys_core.report import Figure, Table
 
 from mlsys_bench.batchmaker import baselines, workloads
@@ -70,7 +70,7 @@ def sweep(
         order = list(cases.items())
         for name, make in order if number % 2 == 0 else reversed(order):
             runs[name].append(run(name, make, requests, arrivals))
-        require_equal([each[-1] for each in runs.values()])
+        workloads.require_equal([each[-1] for each in runs.values()])
     return runs
 
 

@@ -18,7 +18,7 @@ import torch
 from mlsys_batchmaker.models.model import Model
 from mlsys_batchmaker.models.tree import tree_model
 from mlsys_batchmaker.replay import systems
-from mlsys_batchmaker.replay.trace import Request, require_equal
+from mlsys_batchmaker.replay.trace import Request
 from mlsys_batchmaker.replay.trace import run as serve
 from mlsys_core.errors import MlsysError
 from mlsys_core.report import Section, Table
@@ -91,7 +91,7 @@ def compare(requests: Sequence[Request], hidden: int, repeats: int, *, identical
                 model.forget_plans()  # trees are as new to each run as they are to DyNet
                 runs.append(serve(name, make, requests, [0.0] * len(requests)))
                 rates[name].append(runs[-1].throughput_rps)
-            require_equal(runs)
+            workloads.require_equal(runs)
             if peer is not None:
                 peer.check(runs[0].outputs)
                 rates.setdefault("DyNet", []).append(peer.trees_a_second(len(requests)))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from mlsys_batchmaker.models.tree import complete_tree, parse_tree, random_tree
-from mlsys_batchmaker.replay.trace import Request
-from mlsys_core.errors import InvalidInputError
+from mlsys_batchmaker.models.model import Payload
+from mlsys_batchmaker.models.tree import random_tree
+from mlsys_batchmaker.replay.trace import Request, Run
+from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.workload.lengths import WMT_SENTENCES, Constant, Lengths
 
 NUM_WORDS = 2000
+TOLERANCE = 1e-3  # between systems' hidden states
 
 
 def lengths_of(kind: str) -> Lengths:
@@ -80,3 +83,61 @@ def identical_trees(count: int, *, num_leaves: int = 16, num_words: int = NUM_WO
     """Complete binary trees of one shape."""
     rng = np.random.default_rng(seed)
     return [dict(complete_tree(num_leaves, rng.integers(0, num_words, num_leaves))) for _ in range(count)]
+
+
+def complete_tree(num_leaves: int, words: np.ndarray) -> Payload:
+    """Return the complete binary tree of a power of two leaves."""
+    children = np.arange(2 * num_leaves - 2).reshape(-1, 2)
+    return {"words": words, "children": children}
+
+
+def parse_tree(text: str, words: Mapping[str, int]) -> Payload:
+    """Parse a tree of the Stanford TreeBank, ``(3 (2 a) (4 (3 lovely) (2 film)))``; labels are ignored.
+
+    Args:
+        text: one tree.
+        words: their numbers; what is not in it becomes word 0.
+
+    Raises:
+        InvalidInputError: it is no binary tree.
+    """
+    tokens = text.replace("(", " ( ").replace(")", " ) ").split()
+    leaves: list[int] = []
+    pairs: list[tuple[int, int]] = []  # children; an inner node is -1 - its index until the leaves are counted
+    stack: list[list[int]] = [[]]
+    try:
+        for before, token in zip(["", *tokens], tokens, strict=False):
+            if token == "(":
+                stack.append([])
+            elif token == ")":
+                parts = stack.pop()
+                if len(parts) == 2:
+                    pairs.append((parts[0], parts[1]))
+                    parts = [-len(pairs)]
+                (node,) = parts
+                stack[-1].append(node)
+            elif before != "(":
+                leaves.append(words.get(token, 0))
+                stack[-1].append(len(leaves) - 1)
+        ((_,),) = stack
+    except (ValueError, IndexError):
+        raise InvalidInputError(f"no binary tree in brackets: {text[:80]!r}") from None
+    children = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return {
+        "words": np.array(leaves, dtype=np.int64),
+        "children": np.where(children < 0, len(leaves) - 1 - children, children),
+    }
+
+
+def require_equal(runs: Sequence[Run]) -> None:
+    """Check that all systems gave the same outputs.
+
+    Raises:
+        MlsysError: two differ; the message names them.
+    """
+    reference = runs[0]
+    for other in runs[1:]:
+        for number, expected in reference.outputs.items():
+            got = other.outputs[number]
+            if got.shape != expected.shape or not np.allclose(got, expected, rtol=0, atol=TOLERANCE):
+                raise MlsysError(f"{other.name} and {reference.name} differ on request {number}: times mean nothing")

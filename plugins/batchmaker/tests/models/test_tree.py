@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from mlsys_batchmaker.engine import Engine, EngineConfig
-from mlsys_batchmaker.models.tree import complete_tree, parse_tree, random_tree, tree_model
+from mlsys_batchmaker.models.tree import random_tree, tree_model
 from mlsys_core.errors import InvalidInputError
 
 
@@ -31,24 +31,11 @@ def test_random_trees(compiler: str, executor: str, workers: int):
     model = tree_model(num_words=30, hidden_size=16, batch_sizes=(1, 2, 4, 8, 16))
     rng = np.random.default_rng(0)
     requests = [random_tree(rng, num_leaves=int(n), num_words=30) for n in rng.integers(1, 25, 20)]
-    requests.append(complete_tree(16, rng.integers(0, 30, 16)))
+    requests.append({"words": rng.integers(0, 30, 16), "children": np.arange(30).reshape(-1, 2)})  # a complete tree
     with Engine(model, EngineConfig(executor=executor, num_workers=workers, compiler=compiler)) as engine:
         answers = [future.result() for future in [engine.submit(request) for request in requests]]
     for request, answer in zip(requests, answers, strict=True):
         np.testing.assert_allclose(answer.outputs["hidden"], recursive(model, request), rtol=0, atol=1e-6)
-
-
-def test_treebank_brackets():
-    tree = parse_tree("(3 (2 It) (4 (4 (2 's) (4 lovely)) (2 .)))", {"It": 1, "'s": 2, "lovely": 3})
-    assert tree["words"].tolist() == [1, 2, 3, 0]
-    assert tree["children"].tolist() == [[1, 2], [4, 3], [0, 5]]
-    assert parse_tree("(2 Yes)", {"Yes": 4})["words"].tolist() == [4]
-
-
-@pytest.mark.parametrize("text", ["", "(3 (2 a)", "(3 (2 a) (2 b) (2 c))", "(2 a))"])
-def test_no_trees(text: str):
-    with pytest.raises(InvalidInputError, match="no binary tree"):
-        parse_tree(text, {})
 
 
 @pytest.mark.parametrize(

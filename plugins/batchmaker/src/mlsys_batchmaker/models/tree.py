@@ -95,44 +95,6 @@ def tree_model(
     return Model(name, [leaf, inner], BinaryTree(hidden_size))
 
 
-def parse_tree(text: str, words: Mapping[str, int]) -> Payload:
-    """Parse a tree of the Stanford TreeBank, ``(3 (2 a) (4 (3 lovely) (2 film)))``; labels are ignored.
-
-    Args:
-        text: one tree.
-        words: their numbers; what is not in it becomes word 0.
-
-    Raises:
-        InvalidInputError: it is no binary tree.
-    """
-    tokens = text.replace("(", " ( ").replace(")", " ) ").split()
-    leaves: list[int] = []
-    pairs: list[tuple[int, int]] = []  # children; an inner node is -1 - its index until the leaves are counted
-    stack: list[list[int]] = [[]]
-    try:
-        for before, token in zip(["", *tokens], tokens, strict=False):
-            if token == "(":
-                stack.append([])
-            elif token == ")":
-                parts = stack.pop()
-                if len(parts) == 2:
-                    pairs.append((parts[0], parts[1]))
-                    parts = [-len(pairs)]
-                (node,) = parts
-                stack[-1].append(node)
-            elif before != "(":
-                leaves.append(words.get(token, 0))
-                stack[-1].append(len(leaves) - 1)
-        ((_,),) = stack
-    except (ValueError, IndexError):
-        raise InvalidInputError(f"no binary tree in brackets: {text[:80]!r}") from None
-    children = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return {
-        "words": np.array(leaves, dtype=np.int64),
-        "children": np.where(children < 0, len(leaves) - 1 - children, children),
-    }
-
-
 def random_tree(rng: np.random.Generator, *, num_leaves: int, num_words: int) -> Payload:
     """Return a binary tree of random shape: neighbours are joined at random positions."""
     roots = list(range(num_leaves))
@@ -143,9 +105,3 @@ def random_tree(rng: np.random.Generator, *, num_leaves: int, num_words: int) ->
         roots[at : at + 2] = [num_leaves + number]
     words = rng.integers(0, num_words, num_leaves)
     return {"words": words, "children": np.array(children, dtype=np.int64).reshape(-1, 2)}
-
-
-def complete_tree(num_leaves: int, words: np.ndarray) -> Payload:
-    """Return the complete binary tree of a power of two leaves."""
-    children = np.arange(2 * num_leaves - 2).reshape(-1, 2)
-    return {"words": words, "children": children}

@@ -21,7 +21,6 @@ from mlsys_core.workload.results import LoadPoint
 from numpy.typing import NDArray
 
 Request = Mapping[str, NDArray[Any]]
-TOLERANCE = 1e-3  # between systems' hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,20 +158,6 @@ def run(
         waste,
         outputs,
     )
-
-
-def require_equal(runs: Sequence[Run]) -> None:
-    """Check that all systems gave the same outputs.
-
-    Raises:
-        MlsysError: two differ; the message names them.
-    """
-    reference = runs[0]
-    for other in runs[1:]:
-        for number, expected in reference.outputs.items():
-            got = other.outputs[number]
-            if got.shape != expected.shape or not np.allclose(got, expected, rtol=0, atol=TOLERANCE):
-                raise MlsysError(f"{other.name} and {reference.name} differ on request {number}: times mean nothing")
 
 
 def poisson_arrivals(count: int, rate: float, seed: int) -> list[float]:

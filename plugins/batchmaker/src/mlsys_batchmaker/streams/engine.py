@@ -111,7 +111,7 @@ class StreamEngine:
             self._require_open()
             now = self._now()
             if len(self.scheduler) >= self.config.max_streams:
-                self._end_idle(now)
+                self.end_idle()
             self.score_source.opened(self.scheduler.open(stream_id, now=now, sink=sink).number)
 
     def push(
@@ -234,14 +234,11 @@ class StreamEngine:
     def end_idle(self) -> int:
         """End the streams that had no frame for ``idle_timeout_s``; return how many."""
         with self._changed:
-            return self._end_idle(self._now())
-
-    def _end_idle(self, now: float) -> int:
-        idle = self.scheduler.idle_since(now - self.config.idle_timeout_s)
-        for stream_id in idle:
-            self.scheduler.close(stream_id)
-        self._states.make(self.scheduler.take_moves())
-        return len(idle)
+            idle = self.scheduler.idle_since(self._now() - self.config.idle_timeout_s)
+            for stream_id in idle:
+                self.scheduler.close(stream_id)
+            self._states.make(self.scheduler.take_moves())
+            return len(idle)
 
     def _wait_for(self, found: list[Answered], count: int, done: threading.Event) -> None:
         while len(found) < count and not done.wait(0.001):
@@ -280,7 +277,7 @@ class StreamEngine:
                 is_told = self._changed.wait(1.0)
                 self._num_idle -= 1
                 if not is_told:
-                    self._end_idle(self._now())
+                    self.end_idle()
             return None
 
     def _deliver(self, batch: StreamBatch, values: NDArray[Any], failures: Any, error: Exception | None) -> None:

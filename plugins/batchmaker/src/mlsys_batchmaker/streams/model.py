@@ -35,11 +35,6 @@ class StreamSpec:
     frame_s: float = 0.032  # from one frame to the next, which is also the time that an answer may take
     sample_rate: int | None = None  # frames are samples of sound, so many a second; None: they are not
 
-    @property
-    def state_nbytes(self) -> int:
-        """Bytes of one stream's states."""
-        return sum(port.nbytes for port in self.states)
-
 
 class Stepper(Protocol):
     """Executor of one thread."""

@@ -82,11 +82,6 @@ class StreamScheduler:
         """True if a frame may be able to run now."""
         return bool(self._ready)
 
-    @property
-    def num_resident(self) -> int:
-        """Number of streams, not running, whose state is in the pool."""
-        return len(self._resident)
-
     def open(self, stream_id: Hashable, *, now: float, sink: Any = None) -> Stream:
         """Begin a stream and return it; its state is zeros.
 
