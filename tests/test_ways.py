@@ -37,3 +37,22 @@ def test_a_page_lists_files_by_items(tmp_path, monkeypatch):
 def test_lines_are_counted():
     assert num_lines(["mlsys_core/errors.py"]) == len(Path(errors.__file__).read_text().splitlines())
     assert (ROOT / "packages").is_dir()
+
+
+def test_threads_that_were_started_before_count_and_their_start_does_not():
+    asked, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        asked.wait()
+        facts_html("t", {"a": 1})
+        done.set()
+
+    def start() -> None:
+        num_lines([])
+        threading.Thread(target=work, daemon=True).start()
+
+    def call() -> None:
+        asked.set()
+        done.wait()
+
+    assert files_passed(call, start=start) == ["mlsys_core/report.py"]

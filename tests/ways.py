@@ -13,12 +13,16 @@ ROOT = Path(__file__).resolve().parent.parent
 _ENTRY = re.compile(r"^\s*(?:\d+\.|[-*]|\|)\s*`(mlsys_\w+(?:/\w+)*\.py)`")
 
 
-def files_passed(call: Callable[[], object]) -> list[str]:
+def files_passed(call: Callable[[], object], *, start: Callable[[], object] = lambda: None) -> list[str]:
     """Return the project's files whose functions run during a call, such as ``mlsys_core/loop/queue.py``, as entered.
 
     Threads that start during the call are watched too; those that run already are not, so start a server within the
-    call. Modules that are only imported do not count. Make the call once before: what is planned at first use is no
-    part of a request's way.
+    call, or by ``start``. Modules that are only imported do not count. Make the call once before: what is planned at
+    first use is no part of a request's way.
+
+    Args:
+        call: The call.
+        start: Called first: its threads are watched, its own files do not count.
     """
     entered: dict[str, None] = {}
 
@@ -32,6 +36,8 @@ def files_passed(call: Callable[[], object]) -> list[str]:
     threading.setprofile(watch)
     sys.setprofile(watch)
     try:
+        start()
+        entered.clear()
         call()
     finally:
         sys.setprofile(before)
