@@ -28,6 +28,7 @@ PACKAGES = {
     "mlsys-windtunnel": "packages/windtunnel/src",
     "mlsys-batchmaker": "plugins/batchmaker/src",
     "mlsys-dvabatch": "plugins/dvabatch/src",
+    "mlsys-encoders": "plugins/encoders/src",
 }
 
 

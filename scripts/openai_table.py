@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import openai
+from mlsys_encoders.serve.text_bodies import EmbeddingRequest
 from mlsys_orca.api.chat import ChatCompletionRequest
 from mlsys_orca.api.completions import CompletionRequest
 from mlsys_orca.api.responses_fields import ResponsesRequest
 from mlsys_serving.http.bodies import Body
-from mlsys_serving.http.text_bodies import EmbeddingRequest
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 from openai.resources.embeddings import Embeddings

@@ -29,7 +29,7 @@ SUITES = {  # by subsystem: the tests that call its kernels directly
         "plugins/batchmaker/tests/native",
         *(f"plugins/batchmaker/tests/{name}/test_compiled.py" for name in ("plan", "scheduling")),
     ],
-    "dvabatch": ["plugins/dvabatch/tests/test_compiled_layers.py"],
+    "encoders": ["plugins/encoders/tests/test_compiled_layers.py"],
     "windtunnel": [
         "tests/windtunnel/modules",
         "tests/windtunnel/soft/test_soft_trees.py::test_the_kernel_computes_as_torch_does_and_so_do_its_gradients",

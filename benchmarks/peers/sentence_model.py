@@ -1,7 +1,7 @@
 """The encoder that the peers serve: all-MiniLM-L6-v2 with the very code and weights that DVABatch serves.
 
 For servers in environments of their own: they need torch, safetensors, tokenizers and pluggy there, and this repository
-in PYTHONPATH (`packages/core/src:plugins/dvabatch/src`).
+in PYTHONPATH (`packages/core/src:packages/serving/src:plugins/dvabatch/src:plugins/encoders/src`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from mlsys_core.loop.request import ServeRequest
-from mlsys_dvabatch.stages.models.bert_folder import load_bert
+from mlsys_encoders.models.bert_folder import load_bert
 from tokenizers import Tokenizer
 
 

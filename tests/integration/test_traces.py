@@ -19,10 +19,11 @@ from mlsys_batchmaker.serve.app import make_app
 from mlsys_core.tracing import TraceConfig
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.serve.models import ServedModel
-from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_encoders.models.bert import BertStages
+from mlsys_encoders.models.config import BertConfig
+from mlsys_encoders.serve.wire import EncoderWire
 from mlsys_serving.http import BackgroundServer, HttpConfig
 from mlsys_serving.http.logs import make_logger
 from mlsys_serving.oip import GrpcConfig, ModelRepository, create_oip_app, grpc_address_of
@@ -94,7 +95,13 @@ def test_grpc_and_parts_as_they_come(collector: Collector, tmp_path: Path) -> No
 def test_stages(collector: Collector) -> None:
     torch.manual_seed(0)
     model = BertStages(TINY, 2).eval()
-    served = ServedModel(Loaded("tiny", model), parse_stages("1+1,1+1"), InputPolicy(), max_batch_size=8, num_threads=1)
+    served = ServedModel(
+        Loaded("tiny", model, EncoderWire(TINY)),
+        parse_stages("1+1,1+1"),
+        InputPolicy(),
+        max_batch_size=8,
+        num_threads=1,
+    )
     http, logger = HttpConfig(traces=TraceConfig(collector.url)), make_logger("json", stream=io.StringIO())
     app = create_oip_app(ModelRepository([served]), config=http, logger=logger, model_control=True)
     with BackgroundServer(app) as server:

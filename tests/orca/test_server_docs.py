@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from mlsys_encoders.serve.text_bodies import EmbeddingRequest, RerankRequest
 from mlsys_orca.api import chat, chat_messages, completions, messages, responses, tokens
-from mlsys_serving.http.text_bodies import EmbeddingRequest, RerankRequest
 
 PAGE = Path(__file__).parents[2] / "docs" / "orca-server.md"
 BODIES = [

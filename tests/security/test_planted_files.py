@@ -79,9 +79,9 @@ def _nimble_transformers(folder: Path) -> object:
 
 
 def _dvabatch(folder: Path) -> object:
-    from mlsys_dvabatch.stages.zoo import load
+    from mlsys_dvabatch.stages.zoo import Loading, load
 
-    return load(str(folder / "net.pt2"), folder, num_stages=1)
+    return load(str(folder / "net.pt2"), folder, Loading(num_stages=1))
 
 
 def _dvabatch_folder(folder: Path) -> object:

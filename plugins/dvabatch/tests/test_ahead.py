@@ -6,22 +6,17 @@ import threading
 from collections import deque
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_core.loop import Collector, FinishReason, ServeRequest
+from mlsys_core.loop import FinishReason, ServeRequest
 from mlsys_core.loop.protocols import WorkerId
-from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.executors.stage_executors import StageExecutor
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.input import PackedPolicy
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler, simulated_output
 from mlsys_dvabatch.scheduling.table import Part
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
-from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel
 
 STAGE = WorkerId(0)
@@ -192,23 +187,3 @@ def test_tasks_complete_in_order_though_the_second_ends_first():
         assert [executor.wait(600)[1].results for _ in tasks] == [[0], [1]]  # type: ignore[index, union-attr]
     finally:
         executor.close()
-
-
-def test_answers_of_batches_made_ready_are_those_of_texts_alone():
-    config = BertConfig(hidden_size=48, num_layers=2, num_heads=3, intermediate_size=80, vocab_size=50, max_length=64)
-    model = BertStages(config, 1, is_packed=True).eval()
-    rng = np.random.default_rng(0)
-    rows = [rng.integers(0, 50, int(length)) for length in rng.integers(1, 30, 120)]
-    instant = StagedModel((LinearStage(0.0, 1e-15),))  # so the next batch is due when one begins
-    collector = Collector[Any, Any]()
-    engine = Engine(model, instant, PackedPolicy(max_tokens=64), listener=collector, num_threads=2, max_batch_size=8)
-    for number, row in enumerate(rows):
-        engine.loop.submit(ServeRequest(str(number), row, length=len(row)), str(number))
-    with engine:
-        assert engine.loop.drain(600)
-        assert engine.scheduler.counters["made ready ahead"] > 5
-        assert sum(meter.num_rows for meter in engine.runner.meters) == 120
-    for number, row in enumerate(rows):
-        with torch.inference_mode():
-            [[alone]] = model.answers([row])
-        assert np.array_equal(collector.finished[str(number)].result, alone)

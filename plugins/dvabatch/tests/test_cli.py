@@ -9,9 +9,9 @@ import networkx as nx
 import pytest
 from mlsys_core.cli.main import run
 from mlsys_core.config import settings
-from mlsys_dvabatch.stages.models.vision import VGG19
 from mlsys_dvabatch.stages.profile import OperatorProfile
-from mlsys_dvabatch.stages.zoo import load, open_program
+from mlsys_dvabatch.stages.vision import VGG19
+from mlsys_dvabatch.stages.zoo import Loading, load, open_program
 
 SHORT = ["dvabatch", "baselines", "--stage-ms", "4+0.5,2+0", "--requests", "200"]
 
@@ -86,7 +86,7 @@ def test_errors_are_one_line(options: list[str], says: str, capsys: pytest.Captu
 def test_serve_and_profile_refuse_in_one_line(
     options: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr("mlsys_dvabatch.stages.models.vision.SHAPES", SMALL_SHAPES)
+    monkeypatch.setattr("mlsys_dvabatch.stages.vision.SHAPES", SMALL_SHAPES)
     monkeypatch.setattr("mlsys_dvabatch.stages.zoo.SHAPES", SMALL_SHAPES)
     monkeypatch.setenv("MLSYS_CACHE_DIR", str(tmp_path))
     settings.cache_clear()
@@ -100,7 +100,7 @@ def test_serve_and_profile_refuse_in_one_line(
 def test_profile_prints_costs_and_a_policy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr("mlsys_dvabatch.stages.models.vision.SHAPES", SMALL_SHAPES)
+    monkeypatch.setattr("mlsys_dvabatch.stages.vision.SHAPES", SMALL_SHAPES)
     monkeypatch.setattr("mlsys_dvabatch.stages.zoo.SHAPES", SMALL_SHAPES)
     monkeypatch.setenv("MLSYS_CACHE_DIR", str(tmp_path))
     settings.cache_clear()
@@ -127,7 +127,7 @@ def test_a_model_is_cut_where_preferred_sizes_change(tmp_path: Path, monkeypatch
     profile = OperatorProfile((1, 4), tuple((1.0, 4.0 if number < some else 1.0) for number in range(some + 1)))
     monkeypatch.setattr("mlsys_dvabatch.stages.zoo.profile_operators", lambda *_, **__: profile)
     monkeypatch.setattr(type(program), "allowed_cuts", program.allowed_cuts[: program.allowed_cuts.index(some) + 1])
-    model = load("vgg19-weights", tmp_path, num_stages=4, slice_at="diversity").model
+    model = load("vgg19-weights", tmp_path, Loading(num_stages=4, slice_at="diversity")).model
     assert model.num_stages == 2
 
 

@@ -18,6 +18,7 @@ from mlsys_dvabatch.serve.preparing import Batching, prepare
 from mlsys_dvabatch.stages.activations import Padded
 from mlsys_dvabatch.stages.slicing.exits import ExitingModel
 from mlsys_dvabatch.stages.slicing.program import program_of
+from mlsys_dvabatch.stages.zoo import Loading
 from mlsys_serving.oip import ModelRepository, create_oip_app
 from mlsys_serving.oip.ensembles.files import declared
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ def test_requests_leave_at_the_first_head_that_is_sure(tmp_path: Path):
         saved(module, tmp_path / "heads.pt2"),
         tmp_path,
         Batching(policy="early-exit", max_batch_size=16),
-        exit_confidence=confidence,
+        Loading(exit_confidence=confidence),
     )
     assert prepared.loaded.model.num_stages == 3
     x = torch.randn(40, 8, generator=torch.Generator().manual_seed(1)) * 3
@@ -92,7 +93,7 @@ def test_requests_leave_at_the_first_head_that_is_sure(tmp_path: Path):
         (Heads(num_heads=1), {}, "has no exits, but 1 outputs of shapes"),
         (Heads(classes=5), {}, "has no exits, but 3 outputs of shapes"),
         (Heads(is_backwards=True), {}, "nothing is left to compute behind"),
-        (Heads(), {"exit_confidence": 0.0}, "an exit confidence of 0.0"),
+        (Heads(), {"loading": Loading(exit_confidence=0.0)}, "an exit confidence of 0.0"),
         (Heads(), {"batching": Batching(policy="early-exit", num_stages=2)}, "leave out --stages and --compiler"),
     ],
     ids=["one", "shapes", "order", "confidence", "stages"],

@@ -6,24 +6,34 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from mlsys_core.errors import InvalidInputError
-from mlsys_dvabatch.scheduling.policies.input import InputPolicy
-from mlsys_dvabatch.serve.models import ServedModel, StageMetrics
-from mlsys_dvabatch.serve.source import ServedSource
-from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.models.config import BertConfig
+from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
+from mlsys_dvabatch.serve.models import ServedModel, ServedSource, StageMetrics
 from mlsys_dvabatch.stages.simulated import parse_stages
+from mlsys_dvabatch.stages.slicing.program import program_of
+from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
 from mlsys_serving.oip import ModelRepository, create_oip_app
 from prometheus_client import CollectorRegistry
+from torch import Tensor, nn
 
-TINY = BertConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, vocab_size=100, max_length=32)
-ASKED = {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [5, 6, 7]}]}
+ASKED = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [5, 6, 7]}]}
+
+
+class Tiny(nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
 
 
 def build(argument: str) -> ServedModel:
     torch.manual_seed(0)
-    model = BertStages(TINY, 2).eval()
-    return ServedModel(Loaded("tiny", model), parse_stages("1+1,1+1"), InputPolicy(), max_batch_size=8, num_threads=1)
+    model = SlicedModel(program_of(Tiny().eval(), (torch.ones(1, 3),)), [1])
+    return ServedModel(Loaded("tiny", model), parse_stages("1+1,1+1"), LoadPolicy(), max_batch_size=8, num_threads=1)
 
 
 def test_an_unloaded_model_is_loaded_again_and_answers_as_before():

@@ -17,8 +17,6 @@ from mlsys_dvabatch import Service
 from PIL import Image
 from torch import Tensor, nn
 
-from .texts import write_folder
-
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,14 +181,6 @@ def test_the_examples_of_the_docs_are_short_and_serve(number: int):
         assert not np.allclose(got[0], got[1])
     assert refused.status_code == 400
     assert ("the body is no image" if number == 2 else "KeyError: 'text'") in refused.json()["error"]
-
-
-def test_encoders_take_texts(tmp_path: Path):
-    write_folder(tmp_path / "small")
-    service = Service(
-        tmp_path / "small", preprocess=lambda body: body["text"], postprocess=lambda vector: {"size": len(vector)}
-    )
-    assert service({"text": "the cat sat"}) == {"size": 24}
 
 
 def test_what_cannot_be_served_is_refused():

@@ -21,11 +21,10 @@ from mlsys_dvabatch.cli.explain import print_batching
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.preparing import Batching, Prepared, prepare
 from mlsys_dvabatch.stages.activations import Padded
-from mlsys_dvabatch.stages.slicing.grouped import Grouped, Member
 from mlsys_dvabatch.stages.slicing.program import load_program
-from mlsys_dvabatch.stages.slicing.sized import SizedModel
+from mlsys_dvabatch.stages.slicing.sized import Grouped, Member, SizedModel
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
-from mlsys_dvabatch.stages.zoo import load
+from mlsys_dvabatch.stages.zoo import Loading, load
 from mlsys_serving.oip import ModelRepository, create_oip_app
 from rich.console import Console
 from torch import Tensor, nn
@@ -214,14 +213,14 @@ def test_the_choice_is_explained(prepared: Callable[[str], Prepared]):
 
 
 def test_a_mask_that_is_none_is_refused(files: dict[str, Path], tmp_path: Path):
-    assert load(str(files["encoder"]), tmp_path, mask="attention_mask").model.padding is not None
+    assert load(str(files["encoder"]), tmp_path, Loading(mask="attention_mask")).model.padding is not None
     for mask, file, says in (
         ("input_ids", "encoder", "a mask is an input of shape"),
         ("pixels", "images", "one dynamic dimension"),
         ("words", "lstm", "none of this program"),
     ):
         with pytest.raises(InvalidInputError, match=says):
-            load(str(files[file]), tmp_path, mask=mask)
+            load(str(files[file]), tmp_path, Loading(mask=mask))
 
 
 class Ignored(nn.Module):
@@ -242,7 +241,7 @@ def test_a_mask_that_keeps_nothing_out_is_refused(tmp_path: Path):
     inputs = (torch.randn(2, 8), torch.ones(2, 8))
     file = written(tmp_path / "ignored.pt2", Ignored(), inputs, {1: LENGTH}, {1: LENGTH})
     with pytest.raises(InvalidInputError, match="padded requests would get other answers than alone; with 'mask'"):
-        load(str(file), tmp_path, mask="mask")
+        load(str(file), tmp_path, Loading(mask="mask"))
     model = load(str(file), tmp_path).model
     assert isinstance(model, SizedModel)
     assert model.padding is None

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import ServeRequest
 from mlsys_dvabatch.stages.activations import Packed, Padded
-from mlsys_dvabatch.stages.models.vision import VGG19, LinkNet, ResNet152, UNet
 from mlsys_dvabatch.stages.slicing.partition import diversity_cuts, even_cuts
 from mlsys_dvabatch.stages.slicing.program import load_program, program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel, slice_evenly
+from mlsys_dvabatch.stages.vision import VGG19, LinkNet, ResNet152, UNet
 from torch import Tensor, nn
 
 ZEROS = np.zeros(4, np.float32)

@@ -7,8 +7,6 @@ from pathlib import Path
 import networkx as nx
 from mlsys_core.profiling import ProfileTable, UnitProfile
 from mlsys_dvabatch.scheduling.costs import TableCosts, unit_name
-from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.slicing.exits import ExitingModel
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.zoo import Loaded
@@ -24,19 +22,6 @@ def costs(*seconds: float, lengths: tuple[int, ...]) -> TableCosts:
         for length in lengths
     ]
     return TableCosts(ProfileTable(tuple(units)), len(seconds), lengths)
-
-
-def test_stages_of_an_encoder(tmp_path: Path):
-    config = BertConfig(hidden_size=8, num_layers=2, num_heads=2, intermediate_size=8, vocab_size=2000, max_length=16)
-    loaded = Loaded("small", BertStages(config, 2).eval())
-    graph = loaded.to_networkx(costs(0.1, 0.2, lengths=(8, 16)))
-    check_graph(graph, tmp_path)
-    assert list(graph) == ["stage 1", "stage 2"]
-    first, second = (graph.nodes[name] for name in graph)
-    assert (first["stage"], first["seconds"], first["catch_up_s"], first["has_exit"]) == (1, 1.6, 0.0, False)
-    assert (second["stage"], second["seconds"], second["catch_up_s"], second["has_exit"]) == (2, 3.2, 1.6, True)
-    assert (first["batch_sizes"], first["preferred_batch_size"]) == ("1, 4", 4)
-    assert graph.edges["stage 1", "stage 2"]["nbytes"] == 16 * 8 * 4 + 8  # hidden states of 16 tokens, the length
 
 
 def test_each_stage_of_a_model_with_heads_has_an_exit(tmp_path: Path):

@@ -16,11 +16,11 @@ from mlsys_bench.dvabatch.workloads import backlog, lengths_like, poisson_trace
 from mlsys_core.errors import MlsysError
 from mlsys_dvabatch.executors.runner import StageRunner
 from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
-from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.models.config import BertConfig
 from mlsys_dvabatch.stages.profile import profile_stages
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of
+from mlsys_encoders.models.bert import BertStages
+from mlsys_encoders.models.config import BertConfig
 from numpy.typing import NDArray
 from torch import nn
 

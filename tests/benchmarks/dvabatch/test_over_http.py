@@ -12,7 +12,7 @@ from mlsys_core.config import settings
 from mlsys_core.errors import MissingDependencyError
 from mlsys_core.loop.request import ServeRequest
 from mlsys_core.models import resolve_model
-from mlsys_dvabatch.stages.models.bert_folder import load_bert
+from mlsys_encoders.models.bert_folder import load_bert
 
 PEER = Path(__file__).parents[3] / "benchmarks" / "peers" / "sentence_model.py"
 

@@ -211,7 +211,7 @@ def adapter_folder(folder: Path) -> Case:
 
 def encoder_folder(folder: Path) -> Case:
     """Directories of BERT-like encoders, by DVABatch."""
-    from mlsys_dvabatch.stages.models.bert_folder import load_bert
+    from mlsys_encoders.models.bert_folder import load_bert
 
     files = bert_folder()
     work = folder / "made"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from mlsys_core.errors import MlsysError
 from mlsys_core.loop import ServeRequest
-from mlsys_dvabatch.stages.models.bert_folder import load_bert
+from mlsys_encoders.models.bert_folder import load_bert
 from mlsys_orca.loading.load import load_model
 from torch import Tensor
 from torch.nn import functional

@@ -10,12 +10,12 @@ import openai.types.completion_create_params as completion_params
 import openai.types.embedding_create_params as embedding_params
 import openai.types.responses.response_create_params as responses_params
 import pytest
+from mlsys_encoders.serve.text_bodies import EmbeddingRequest
 from mlsys_orca.api.chat import ChatCompletionRequest
 from mlsys_orca.api.completions import CompletionRequest
 from mlsys_orca.api.messages_fields import MessagesRequest
 from mlsys_orca.api.responses_fields import ResponsesRequest
 from mlsys_serving.http.bodies import Body
-from mlsys_serving.http.text_bodies import EmbeddingRequest
 
 QUESTION = [{"role": "user", "content": "ab"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -20,7 +20,8 @@ import torch
 from mlsys_core.config import settings
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.preparing import prepare
-from mlsys_dvabatch.serve.text_service import Cutting, TextEncoder
+from mlsys_dvabatch.stages.zoo import Loading
+from mlsys_encoders.serve.text_service import Cutting, TextEncoder
 from numpy.typing import NDArray
 
 
@@ -35,7 +36,7 @@ class Embedder:
 
     def __init__(self, folder: str, threads: int, weights: str = "float") -> None:
         torch.set_num_threads(threads)
-        prepared = prepare(folder, settings().cache_dir, weights=weights)
+        prepared = prepare(folder, settings().cache_dir, loading=Loading(weights=weights))
         self._served = ServedModel(
             prepared.loaded, prepared.costs, prepared.policy, num_threads=threads, profile=prepared.profile
         )
@@ -59,8 +60,7 @@ class Embedder:
 
         async def one(text: str, at_s: float) -> float:
             await asyncio.sleep(at_s - (time.perf_counter() - began_s))
-            assert self._served.texts is not None
-            await self._served.run_rows(self._served.texts.encode([text], is_cut=True), str(next(self._numbers)))
+            await self._served.run_rows([self._served.wire.payload(text)], str(next(self._numbers)))
             return time.perf_counter() - began_s - at_s
 
         async def all_of_them() -> list[float]:

@@ -15,9 +15,9 @@ from mlsys_dvabatch.executors.runner import StageRunner
 from mlsys_dvabatch.scheduling.costs import StageCosts, remaining_s
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
 from mlsys_dvabatch.scheduling.policies.planner import TASK_S
-from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.profile import SHARERS, packed_units, profile_stages
-from mlsys_dvabatch.stages.zoo import load
+from mlsys_dvabatch.stages.zoo import Loading, load
+from mlsys_encoders.models.bert import BertStages
 
 from mlsys_bench.dvabatch.cases import Case, Outcome, Trace, capped, delay_batch, run_case, zero_batch
 from mlsys_bench.dvabatch.stepping import QOS_S, Stepping, serve_rising
@@ -35,7 +35,7 @@ class EncoderBench:
     """
 
     def __init__(self, cache_dir: Path, *, is_quick: bool, name: str = "all-minilm-l6-v2") -> None:
-        loaded = load(name, cache_dir, num_stages=2)
+        loaded = load(name, cache_dir, Loading(num_stages=2))
         assert isinstance(loaded.model, BertStages)
         self.name = loaded.name
         self.padded = loaded.model

@@ -13,7 +13,7 @@ from mlsys_core.loop.baselines import ZeroBatch
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy
-from mlsys_dvabatch.stages.activations import StageModel
+from mlsys_dvabatch.stages.model import StageModel
 
 _NUM_WARM = 64  # requests before those that count: a policy has to see that nobody else comes
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from mlsys_serving.http.config import HttpConfig
+    from mlsys_serving.http.errors import ErrorFormat
     from mlsys_serving.http.lifecycle import DrainHook, Readiness
     from mlsys_serving.http.threads import RequestThreads
     from mlsys_serving.watch import Watch
@@ -68,6 +69,7 @@ class Extension:
     middleware: Sequence[Middleware] = ()  # innermost: after keys, limits and errors
     open_paths: Sequence[str] = ()  # need no key; "/*" at the end takes everything below
     uploads: Mapping[str, int] = field(default_factory=dict)  # largest body by path, of those that go to the disk
+    error_formats: Mapping[str, ErrorFormat] = field(default_factory=dict)  # by prefix of paths; the longest counts
     panels: Sequence[Panel] = ()
 
 

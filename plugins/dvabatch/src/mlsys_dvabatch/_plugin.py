@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, KernelSpec, ModelLoaderSpec, PolicySpec
+from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec, PolicySpec
 
 
 @hookimpl
@@ -28,18 +28,6 @@ def mlsys_register_engines() -> Iterable[EngineSpec]:
             name="dvabatch",
             help="DNNs in stages, between which requests join and leave, over the Open Inference Protocol.",
             app="mlsys_dvabatch.cli.main:serve_app",
-        )
-    ]
-
-
-@hookimpl
-def mlsys_register_kernels() -> Iterable[KernelSpec]:
-    """Return the native kernels."""
-    return [
-        KernelSpec(
-            name="dvabatch-encoder",
-            help="Layers of text encoders, all texts of a batch a call.",
-            factory="mlsys_dvabatch.stages.models.native.library:ENCODER",
         )
     ]
 
@@ -71,7 +59,7 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
 
 @hookimpl
 def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
-    """Return the loaders of graphs that can be sliced, and of folders of encoders."""
+    """Return the loader of graphs that can be sliced."""
     return [
         ModelLoaderSpec(
             name="dvabatch-graph",
@@ -79,13 +67,6 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
             engine="dvabatch",
             suffixes=(".pt2", ".onnx"),
             factory="mlsys_dvabatch.stages.zoo:load_graph",
-        ),
-        ModelLoaderSpec(
-            name="dvabatch-encoder",
-            help="Folders of BERT-like encoders.",
-            engine="dvabatch",
-            suffixes=("config.json",),
-            factory="mlsys_dvabatch.stages.zoo:load_encoder",
         ),
     ]
 

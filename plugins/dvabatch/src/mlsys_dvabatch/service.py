@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
@@ -19,13 +18,12 @@ from torch import Tensor, nn
 
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.preparing import Batching, Prepared, prepare, prepare_loaded
-from mlsys_dvabatch.serve.spec import texts_of
-from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.serve.spec import wire_of
 from mlsys_dvabatch.stages.slicing.exits import ExitingModel
 from mlsys_dvabatch.stages.slicing.partition import even_cuts
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
-from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_dvabatch.stages.zoo import Loaded, Loading
 
 _MOST_STAGES = 4
 
@@ -85,9 +83,8 @@ class Service(PredictService[ServedModel]):
         elif example is not None:
             raise InvalidInputError("example= is for modules; a file or name has its own")
         else:
-            self._prepared = prepare(str(model), cache_dir, options, exit_confidence=exit_confidence)
+            self._prepared = prepare(str(model), cache_dir, options, Loading(exit_confidence=exit_confidence))
         self._is_used = False
-        self._texts = texts_of(self._prepared.loaded)
         self.name = self._prepared.loaded.name
         self.policy = self._prepared.policy_name
         self._prepare_options = replace(options, policy=self.policy)
@@ -125,8 +122,8 @@ class Service(PredictService[ServedModel]):
         return ServedModel(prepared.loaded, prepared.costs, prepared.policy, **options)
 
     def fit(self, made: Any) -> Any:
-        """Return what preprocessing made as a row of the model: arrays of the model's own dtypes."""
-        return _row(self._prepared.loaded.model, self._texts, made)
+        """Return what preprocessing made as a payload of the model."""
+        return wire_of(self._prepared.loaded).payload(made)
 
     async def ask(self, served: ServedModel, request: Any, key: str) -> Any:
         """See :meth:`PredictService.ask`."""
@@ -149,27 +146,3 @@ def _loaded(model: nn.Module, example: tuple[Tensor, ...], name: str, exit_confi
         return Loaded(name, ExitingModel(program, exit_confidence))
     stages = min(_MOST_STAGES, len(program.allowed_cuts) + 1)
     return Loaded(name, SlicedModel(program, even_cuts(program.timed(4), program.allowed_cuts, stages)))
-
-
-def _row(staged: Any, texts: Any, made: Any) -> Any:
-    """Return what preprocessing made as a row of the model: arrays of the model's own dtypes."""
-    if isinstance(staged, BertStages):
-        if isinstance(made, str):
-            if texts is None:
-                raise InvalidInputError("this encoder has no tokenizer.json: give token ids")
-            return texts.encode([made], is_cut=True)[0]
-        return np.asarray(made, np.int64)
-    arrays = made if isinstance(made, tuple) else (made,)
-    if len(arrays) != len(staged.example):
-        raise InvalidInputError(f"the model takes {len(staged.example)} inputs, got {len(arrays)}")
-    return tuple(_array(value, like) for value, like in zip(arrays, staged.example, strict=True))
-
-
-def _array(value: Any, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    found = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-    # Numbers of JSON are as they are written: 1 for 1.0.
-    if found.dtype != like.dtype and found.dtype.kind in "iufb" and like.dtype.kind in "iuf":
-        if found.dtype.kind == "f" and like.dtype.kind != "f":
-            raise InvalidInputError(f"got {found.dtype} numbers for an input of {like.dtype}")
-        found = found.astype(like.dtype)
-    return np.ascontiguousarray(found)

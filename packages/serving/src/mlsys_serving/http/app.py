@@ -120,7 +120,11 @@ def create_app(
             on_hook_error=lambda error: logger.error("drain hook failed", exc_info=error),
         ),
         metrics=HttpMetrics(registry),
-        answers=ErrorAnswers(error_format, validation_status=config.validation_status),
+        answers=ErrorAnswers(
+            error_format,
+            by_path={prefix: own for each in added for prefix, own in each.error_formats.items()},
+            validation_status=config.validation_status,
+        ),
         logger=logger,
         clock=clock or WallClock(),
         guard=BrowserGuard(config.cors_origins, config.allowed_hosts),

@@ -19,10 +19,9 @@ from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
-from mlsys_dvabatch.serve.tokens import tokenizer_of
-from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.serve.spec import wire_of
 from mlsys_dvabatch.stages.profile import profile_stages
-from mlsys_dvabatch.stages.zoo import load
+from mlsys_dvabatch.stages.zoo import ENCODER, Loading, load
 from numpy.typing import NDArray
 
 TITLE = "Sentence embeddings under three batching policies"
@@ -49,13 +48,12 @@ LONG = (
 def run(context: DemoContext) -> Section:
     """Embed every sentence several times with Poisson arrivals; compare latencies, and the vectors with each other."""
     try:
-        loaded = load("all-minilm-l6-v2", settings().cache_dir, num_stages=2, device=get_device(context.device))
+        loaded = load(ENCODER, settings().cache_dir, Loading(num_stages=2, device=get_device(context.device)))
     except MissingDependencyError as error:
         return Section(TITLE, [str(error)], status="skipped")
-    padded = loaded.model
-    assert isinstance(padded, BertStages)
-    texts = [*SHORT, *LONG]
-    tokens = [np.array(encoded.ids) for encoded in tokenizer_of(loaded).encode_batch(texts)]
+    padded: Any = loaded.model  # a mlsys_dvabatch.stages.model.Packable
+    texts, wire = [*SHORT, *LONG], wire_of(loaded)
+    tokens = [wire.payload(text) for text in texts]
     with context.progress("profiling the encoder") as update:
         costs = profile_stages(
             padded,
@@ -67,7 +65,7 @@ def run(context: DemoContext) -> Section:
             device=loaded.device,
         )
     packed = padded.with_form(is_packed=True)
-    cases: list[tuple[str, BertStages, Callable[[], Policy | Scheduler[Any, Any, Any]]]] = [
+    cases: list[tuple[str, Any, Callable[[], Policy | Scheduler[Any, Any, Any]]]] = [
         ("ZeroBatch, padded", padded, lambda: ZeroBatch(max_batch_size=16)),
         ("DVABatch: clusters of lengths", padded, InputPolicy),
         ("DVABatch: token-packed", packed, PackedPolicy),
@@ -119,7 +117,7 @@ def run(context: DemoContext) -> Section:
 
 
 def _serve(
-    model: BertStages,
+    model: Any,
     costs: StageCosts,
     policy: Policy | Scheduler[Any, Any, Any],
     tokens: list[NDArray[np.int64]],

@@ -35,6 +35,7 @@ def explain(
     from mlsys_core.config import settings
     from mlsys_core.device import get_device
     from mlsys_dvabatch.serve.preparing import Batching, prepare
+    from mlsys_dvabatch.stages.zoo import Loading
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -43,16 +44,14 @@ def explain(
             model,
             settings().cache_dir,
             Batching(max_batch_size=max_batch),
-            mask=mask,
-            device=get_device(device),
-            trust_code=trust_code,
+            Loading(mask=mask, device=get_device(device), trust_code=trust_code),
         )
     print_batching(prepared, console)
 
 
 def print_batching(prepared: Prepared, console: Console) -> None:
     """Print what decides how requests are batched."""
-    from mlsys_dvabatch.stages.models.bert import BertStages
+    from mlsys_dvabatch.stages.model import Packable
     from mlsys_dvabatch.stages.slicing.sized import SizedModel
 
     model = prepared.loaded.model
@@ -68,9 +67,9 @@ def print_batching(prepared: Prepared, console: Console) -> None:
             else "A batch may hold several lengths, padded to its longest, where that costs less; by exact size else."
         )
         _print_mix(prepared, console, can_pad=model.padding is not None)
-    elif isinstance(model, BertStages):
+    elif isinstance(model, Packable):
         form = "packed without padding" if model.is_packed else "padded to the longest of a batch"
-        console.print(f"Requests are texts of any length, {form}.")
+        console.print(f"Requests may have any length, {form}.")
     else:
         console.print("All requests have one shape.")
     if prepared.profile is not None:

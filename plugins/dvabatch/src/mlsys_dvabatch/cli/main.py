@@ -81,7 +81,7 @@ def baselines(
 def serve(
     models: Annotated[
         list[str],
-        typer.Argument(help="Names, .pt2 or .onnx files, or folders of encoders.", autocompletion=completion.models),
+        typer.Argument(help="Names, .pt2 or .onnx files, or folders.", autocompletion=completion.models),
     ],
     policy: Annotated[
         str, typer.Option(help="auto, a policy (mlsys plugins list), or a baseline: zero, delay, static.")
@@ -108,7 +108,7 @@ def serve(
     ] = "confidence",
     mask: Mask = None,
     weights: Annotated[
-        str, typer.Option(help="float, or int8: an encoder's products in whole numbers, faster and less exact.")
+        str, typer.Option(help="float, or int8: int8 products in an encoder, faster and less exact.")
     ] = "float",
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1, max=1024)] = None,
     instances: Instances = None,
@@ -121,29 +121,29 @@ def serve(
 ) -> None:
     """Serve models over the Open Inference Protocol (REST, and gRPC with --grpc-port).
 
-    Encoders also answer texts over /v1/embeddings, /v1/rerank and text-embeddings-inference's routes.
+    Encoders come with mlsys-encoders, and answer texts too.
 
     Example: mlsys dvabatch serve all-minilm-l6-v2 unet --policy auto --qos-ms 200 --grpc-port 8001
     """
     from mlsys_core.device import get_device
-    from mlsys_dvabatch.cli.serving import Loading, serve_models
+    from mlsys_dvabatch.cli.serving import serve_models
     from mlsys_dvabatch.serve.preparing import Batching
-    from mlsys_dvabatch.serve.text_routes import TEXT_ERRORS
-    from mlsys_serving.oip.app import DEFAULT_CONFIG
+    from mlsys_dvabatch.stages.zoo import Loading
+    from mlsys_serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
 
     for_exits = {"exit_confidence": exit_confidence != 0.9, "exit_rule": exit_rule != "confidence"}
     require_read("--policy", policy, "early-exit", **for_exits)
     require_read("--policy", policy, "delay", window_ms=window_ms != 5)
+    batching = Batching(
+        policy=policy,
+        mode=mode,
+        qos_s=qos_ms / 1e3,
+        max_batch_size=max_batch,
+        max_waiting=max_waiting,
+        window_s=window_ms / 1e3,
+        num_stages=stages,
+    )
     loading = Loading(
-        batching=Batching(
-            policy=policy,
-            mode=mode,
-            qos_s=qos_ms / 1e3,
-            max_batch_size=max_batch,
-            max_waiting=max_waiting,
-            window_s=window_ms / 1e3,
-            num_stages=stages,
-        ),
         shape=parse_shape(shape),
         compiler=compiler,
         slice_at=slice_at,
@@ -155,9 +155,10 @@ def serve(
         device=get_device(device),
     )
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys dvabatch")
-    with oip.grpc(server.host) as grpc, server.bind(http, error_format=TEXT_ERRORS) as bound:
+    with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
         code = serve_models(
             models,
+            batching,
             loading,
             bound=bound,
             http=http,
@@ -196,7 +197,7 @@ def chaos(
 
 @app.command()
 def profile(
-    model: Annotated[str, typer.Argument(help="A name, a .pt2 or .onnx file, or a folder of an encoder.")],
+    model: Annotated[str, typer.Argument(help="A name, a .pt2 or .onnx file, or a folder.")],
     stages: Annotated[int | None, typer.Option(help="Stages; found by trying where left out.", min=1, max=64)] = None,
     max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=64)] = 64,
     shape: Annotated[

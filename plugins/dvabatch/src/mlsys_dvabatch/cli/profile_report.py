@@ -14,7 +14,7 @@ from mlsys_dvabatch.engine import NO_EXITS
 from mlsys_dvabatch.scheduling.costs import TableCosts, catch_up_s, unit_name
 from mlsys_dvabatch.scheduling.policies.registry import choose
 from mlsys_dvabatch.serve.preparing import profiled
-from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.model import Packable
 from mlsys_dvabatch.stages.profile import (
     BATCH_SIZES,
     boundary_nbytes,
@@ -22,7 +22,7 @@ from mlsys_dvabatch.stages.profile import (
     diversities_of,
     profile_operators,
 )
-from mlsys_dvabatch.stages.zoo import load, open_program
+from mlsys_dvabatch.stages.zoo import Loading, load, open_program
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
@@ -84,12 +84,14 @@ def report(
         loaded = load(
             name,
             cache_dir,
-            num_stages=num_stages,
-            shape=shape,
-            slice_at=slice_at,
-            trust_code=trust_code,
-            exit_confidence=1.0 if has_exits else None,  # costs do not depend on it
-            device=device,
+            Loading(
+                num_stages=num_stages,
+                shape=shape,
+                slice_at=slice_at,
+                trust_code=trust_code,
+                exit_confidence=1.0 if has_exits else None,  # costs do not depend on it
+                device=device,
+            ),
         )
         if has_exits and not loaded.has_exits:
             raise InvalidInputError(f"{name}: {NO_EXITS}")
@@ -113,18 +115,18 @@ def report(
         each = ", ".join(format_nbytes(nbytes) for nbytes in between)
         total = format_nbytes(sum(between))
         console.print(f"Between the stages, for {what}: {each}. Each buffer pair holds up to {total}.")
-    is_encoder = isinstance(loaded.model, BertStages)
     if loaded.has_exits:
         console.print("Policy: early-exit.")
         return
     has_lengths = len(costs.lengths) > 1
     found = diversities_of(has_lengths=has_lengths, profile=operators)
     names = ["load", *(["input"] if found.input else []), *(["operator"] if found.operator else [])]
-    console.print(f"Diversities: {', '.join(names)}. Policy: {choose(found, can_pack=is_encoder)}.")
+    chosen = choose(found, can_pack=isinstance(loaded.model, Packable))
+    console.print(f"Diversities: {', '.join(names)}. Policy: {chosen}.")
 
 
 def _is_vision(name: str) -> bool:
-    from mlsys_dvabatch.stages.models.vision import SHAPES
+    from mlsys_dvabatch.stages.vision import SHAPES
 
     return name in SHAPES
 

@@ -3,65 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fastapi import FastAPI
 from mlsys_core.config import settings
-from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_dvabatch.serve.instances import instance_group, served_model
-from mlsys_dvabatch.serve.models import StageMetrics
+from mlsys_dvabatch.serve.models import ServedSource, StageMetrics
 from mlsys_dvabatch.serve.preparing import Batching, Prepared, prepare
-from mlsys_dvabatch.serve.source import ServedSource
-from mlsys_dvabatch.serve.text_app import create_app
+from mlsys_dvabatch.stages.zoo import Loading
 from mlsys_serving.cli import OipOptions, announce
 from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import BoundPort, HttpConfig
 from mlsys_serving.http import serve as serve_app
 from mlsys_serving.instances import serve_instances
-from mlsys_serving.oip import GrpcConfig, ModelRepository
+from mlsys_serving.oip import GrpcConfig, ModelRepository, create_oip_app
 from mlsys_serving.processes import can_supervise
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
-    """Options of loading a model."""
-
-    batching: Batching
-    shape: tuple[int, ...] | None
-    compiler: str | None
-    slice_at: str
-    trust_code: bool
-    exit_confidence: float
-    exit_rule: str
-    mask: str | None
-    weights: str
-    device: Device
-
-    def prepared(self, argument: str) -> Prepared:
-        """Load and profile the model of an argument of the command."""
-        return prepare(
-            argument,
-            settings().cache_dir,
-            self.batching,
-            shape=self.shape,
-            compiler=self.compiler,
-            exit_confidence=self.exit_confidence,
-            exit_rule=self.exit_rule,
-            device=self.device,
-            slice_at=self.slice_at,
-            mask=self.mask,
-            weights=self.weights,
-            trust_code=self.trust_code,
-        )
-
-
 def serve_models(
     arguments: Sequence[str],
+    batching: Batching,
     loading: Loading,
     *,
     bound: BoundPort,
@@ -76,6 +41,7 @@ def serve_models(
 
     Args:
         arguments: Names, files or folders.
+        batching: Options of their policy.
         loading: Options of loading them.
         bound: The listening port.
         http: Settings of the app.
@@ -95,11 +61,11 @@ def serve_models(
 
     def app_of(repository: ModelRepository, **more: Any) -> FastAPI:
         options = oip.app_options() | {"extensions": extensions} | more
-        return create_app(repository, config=http, grpc=grpc, system="dvabatch", unit="task", **options)
+        return create_oip_app(repository, config=http, grpc=grpc, system="dvabatch", unit="task", **options)
 
     def announced(argument: str) -> Prepared:
         with console.status(f"{argument}: loading and profiling"):
-            prepared = loading.prepared(argument)
+            prepared = prepare(argument, settings().cache_dir, batching, loading)
         loaded = prepared.loaded
         console.print(f"{loaded.name}: policy {prepared.policy_name}, {loaded.model.num_stages} stages")
         if prepared.profile is not None and not prepared.profile.is_quiet:
@@ -110,7 +76,7 @@ def serve_models(
     if num_instances is not None:
         _require_processes(loading, oip)
         torch.set_num_threads(1)  # who has threads cannot fork
-        groups = [instance_group(announced(argument), loading.batching) for argument in arguments]
+        groups = [instance_group(announced(argument), batching) for argument in arguments]
         if len({group.spec.name for group in groups}) != len(groups):
             raise InvalidInputError("two models have the same name: give each model once")
         configs.warn_unused([*(group.spec.name for group in groups), *(each.name for each in composed)])
@@ -126,7 +92,7 @@ def serve_models(
         )
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    source = ServedSource(lambda argument: served_model(announced(argument), loading.batching, num_threads, told=say))
+    source = ServedSource(lambda argument: served_model(announced(argument), batching, num_threads, told=say))
     served = [source.add(argument) for argument in arguments]
     configs.warn_unused([*source.names(), *(each.name for each in composed)])
     registry = CollectorRegistry()
@@ -139,7 +105,7 @@ def serve_models(
 def _require_processes(loading: Loading, oip: OipOptions) -> None:
     if (lack := can_supervise()) is not None:
         raise InvalidInputError(f"--instances: {lack}")
-    if loading.device.kind != "cpu":
+    if loading.device is not None and loading.device.kind != "cpu":
         raise InvalidInputError(f"--instances forks processes, which cannot share {loading.device.kind}: leave one out")
     if oip.model_control or oip.poll_seconds is not None:
         option = "--model-control" if oip.model_control else "--poll-seconds"

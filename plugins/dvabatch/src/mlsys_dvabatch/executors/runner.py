@@ -13,7 +13,7 @@ from mlsys_core.errors import ServingError
 from mlsys_core.loop.baselines import RequestBatch
 from mlsys_core.loop.request import ServeRequest
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
-from mlsys_dvabatch.stages.activations import StageModel
+from mlsys_dvabatch.stages.model import StageModel
 from mlsys_serving.isolation import run_in_halves
 
 

@@ -18,14 +18,12 @@ from mlsys_core.loop.queue import RequestQueue
 from mlsys_core.loop.request import ServeRequest
 from mlsys_serving.isolation import blamed
 
-from mlsys_dvabatch.scheduling.ahead import Ahead
 from mlsys_dvabatch.scheduling.corrections import Corrections
 from mlsys_dvabatch.scheduling.costs import StageCosts
-from mlsys_dvabatch.scheduling.held import HeldRows
 from mlsys_dvabatch.scheduling.pipeline import Pipeline
 from mlsys_dvabatch.scheduling.policies.base import New, Policy, State, Stretch
 from mlsys_dvabatch.scheduling.table import Part
-from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
+from mlsys_dvabatch.scheduling.tasks import HeldRows, StageOutput, StageTask
 
 
 class DvaScheduler:
@@ -334,6 +332,45 @@ class DvaScheduler:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._active]
             heapq.heapify(self._deadlines)
         return Finished(request_id, reason, result, error)
+
+
+class Ahead:
+    """Look-ahead of a model of one stage: the next batch is made ready while the present one runs.
+
+    Between two batches the executor would otherwise wait for answers to be taken out, for the scheduler, and for the
+    next batch's rows to be put together. A batch made ready is not joined any more, so it is made late, and only where
+    enough requests wait to fill it whoever comes.
+
+    Args:
+        policy: says when.
+        state: of the scheduler.
+    """
+
+    def __init__(self, policy: Policy, state: State) -> None:
+        self._policy, self._state = policy, state
+        self._due_s: float | None = None  # None: the policy makes none ready behind the task at work
+        self.task: StageTask | None = None  # submitted, and not begun by the scheduler's books
+
+    def note_begun(self, task: StageTask, now: float) -> None:
+        """Note that ``task`` runs from ``now`` on."""
+        after_s = self._policy.ahead_after_s(task.requests, self._state)
+        self._due_s = None if after_s is None else now + after_s
+
+    def is_due(self, now: float) -> bool:
+        """Return whether a task is to be made ready now."""
+        return self._may_be() and self._due_s is not None and now >= self._due_s and self._policy.can_fill(self._state)
+
+    def wake_at(self) -> float | None:
+        """Return when :meth:`is_due` may become true; None if nothing waits for that."""
+        return self._due_s if self._may_be() and self._state.num_waiting else None
+
+    def holds(self, request_id: str) -> bool:
+        """Return whether a request is in the task that is made ready."""
+        return self.task is not None and request_id in self.task.part.requests
+
+    def _may_be(self) -> bool:
+        pipeline = self._state.pipeline
+        return self.task is None and pipeline.working[0] is not None and not pipeline.queues[0]
 
 
 def task_s(costs: StageCosts, task: StageTask) -> float:

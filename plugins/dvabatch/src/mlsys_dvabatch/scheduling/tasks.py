@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,3 +55,39 @@ class StageOutput:
     exits: Mapping[int, Any] = field(default_factory=dict)  # position -> result of a request that leaves early
     skip_to: Mapping[int, int] = field(default_factory=dict)  # position -> the next stage it has to run
     seconds: Sequence[float] = ()  # of each stage that ran; () if they were not measured
+
+
+class HeldRows:
+    """Activations between stages: rows of tasks' outputs that requests still need, and outputs that nobody needs."""
+
+    def __init__(self) -> None:
+        self.rows_of_task: Counter[int] = Counter()  # task -> rows of its output that are still needed
+        self._row_of: dict[str, tuple[int, int]] = {}  # request -> (task, row) that holds its activations
+        self._drops: list[int] = []
+
+    def move(self, request_id: str, task: int | None, row: int) -> None:
+        """Note that a request's activations are in ``task`` now; drop the earlier ones when nobody needs them."""
+        before = self._row_of.pop(request_id, None)
+        if task is not None:
+            self._row_of[request_id] = task, row
+            self.rows_of_task[task] += 1
+        if before is not None:
+            self.rows_of_task[before[0]] -= 1
+            if not self.rows_of_task[before[0]]:
+                del self.rows_of_task[before[0]]
+                self._drops.append(before[0])
+
+    def sources(self, requests: Sequence[str]) -> tuple[Source, ...]:
+        """Return where the activations of ``requests`` are, in their order."""
+        sources: list[tuple[int, list[int]]] = []
+        for request in requests:
+            task, row = self._row_of[request]
+            if not sources or sources[-1][0] != task:
+                sources.append((task, []))
+            sources[-1][1].append(row)
+        return tuple(Source(task, tuple(rows)) for task, rows in sources)
+
+    def take_drops(self) -> tuple[int, ...]:
+        """Return the tasks whose output nobody needs since the last call."""
+        drops, self._drops = tuple(self._drops), []
+        return drops

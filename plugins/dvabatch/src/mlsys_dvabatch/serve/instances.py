@@ -10,23 +10,23 @@ import torch
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.preparing import Batching, Prepared
 from mlsys_dvabatch.serve.spec import WireForm, wire_form
-from mlsys_dvabatch.serve.tokens import TextTokens
 from mlsys_dvabatch.stages.isolation import Triable
+from mlsys_dvabatch.stages.model import Wire
 from mlsys_serving.instances import InstanceGroup, RemoteModel
 from mlsys_serving.oip import InferRequest, InferResponse
 
 
-class RemoteEncoder:
-    """An encoder in other processes, whose texts are tokenised in this one.
+class RemoteRows:
+    """A model in other processes whose loader brings a form of requests of its own; that is at work in this process.
 
     Args:
         remote: Its instances.
-        texts: Its tokenizer.
-        batching: Of each instance.
+        wire: Form of its requests.
+        batching: Options of each instance.
     """
 
-    def __init__(self, remote: RemoteModel, *, texts: TextTokens, batching: Batching) -> None:
-        self.spec, self.executions, self.texts = remote.spec, remote.executions, texts
+    def __init__(self, remote: RemoteModel, *, wire: Wire, batching: Batching) -> None:
+        self.spec, self.executions, self.wire = remote.spec, remote.executions, wire
         self.max_batch_size, self.max_waiting = batching.max_batch_size, batching.max_waiting
         self._remote = remote
 
@@ -35,7 +35,7 @@ class RemoteEncoder:
         return await self._remote.infer(request)
 
     async def run_rows(self, rows: Sequence[Any], key: str) -> list[Any]:
-        """Return the answer to each row of token ids."""
+        """Return the answer to each payload, an array."""
         return list(await self._remote.run_rows(rows))
 
     async def close(self) -> None:
@@ -78,6 +78,6 @@ def instance_group(prepared: Prepared, batching: Batching) -> InstanceGroup:
         torch.set_num_threads(num_cores)
         return served_model(prepared, batching, num_cores, form)
 
-    if form.texts is None:
+    if prepared.loaded.wire is None:
         return InstanceGroup(spec=form.spec, build=build)
-    return InstanceGroup(spec=form.spec, build=build, wrap=partial(RemoteEncoder, texts=form.texts, batching=batching))
+    return InstanceGroup(spec=form.spec, build=build, wrap=partial(RemoteRows, wire=form.wire, batching=batching))

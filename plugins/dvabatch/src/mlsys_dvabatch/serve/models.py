@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,12 @@ from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
-from mlsys_dvabatch.serve.encoder_tensors import token_rows
 from mlsys_dvabatch.serve.spec import WireForm, wire_form
-from mlsys_dvabatch.stages.slicing.sized import SizedModel
-from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.stored import StoredProfile
 from mlsys_dvabatch.stages.zoo import Loaded
 from mlsys_serving.http.threads import RequestThreads
 from mlsys_serving.oip import Executions, InferRequest, InferResponse, LoopClient
+from mlsys_serving.oip.models.source import stamp_of
 from mlsys_serving.watch import BatchSource
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -86,7 +85,7 @@ class ServedModel:
         traces = EngineTraces(_members, watcher=self.score_source)
         self._client = _Listener(self.executions, loaded.name, traces)
         form = form or wire_form(loaded, max_batch_size=max_batch_size)
-        self.spec, self.texts = form.spec, form.texts  # texts is None: the model takes no text
+        self.spec, self.wire = form.spec, form.wire
         self.max_batch_size, self.max_waiting = max_batch_size, max_waiting
         self._most_at_once = max(max_batch_size, min(4 * max_batch_size, max_waiting // 2))
         self.clock = WallClock()
@@ -147,7 +146,7 @@ class ServedModel:
 
     def _checked_rows(self, request: InferRequest) -> tuple[list[Any], list[int]]:
         """Return the rows and their lengths, all checked before any is submitted."""
-        rows = self._rows(request.inputs, request.num_rows)
+        rows = self.wire.payloads(request.inputs, request.num_rows)
         return rows, [self._model.check(row) for row in rows]
 
     async def _run(
@@ -182,23 +181,6 @@ class ServedModel:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    def _rows(self, inputs: Mapping[str, np.ndarray[Any, Any]], num_rows: int) -> list[Any]:
-        if isinstance(self._model, SlicedModel | SizedModel):
-            columns = [inputs[name] for name in self._model.input_names]
-            return [tuple(column[row, ...] for column in columns) for row in range(num_rows)]
-        if "text" in inputs:
-            if "input_ids" in inputs:
-                raise InvalidInputError("got text and input_ids: give one of them")
-            assert self.texts is not None
-            texts = [value.decode() for value in inputs["text"][:, 0]]
-            if "text_pair" in inputs:
-                others = [value.decode() for value in inputs["text_pair"][:, 0]]
-                return self.texts.encode_pairs(list(zip(texts, others, strict=True)), is_cut=True)
-            return self.texts.encode(texts, is_cut=True)
-        if "text_pair" in inputs:
-            raise InvalidInputError("got text_pair without text: give both")
-        return token_rows(inputs)
-
 
 def _members(batch: StageTask | RequestBatch[Any]) -> list[str]:
     return [request.request_id for request in batch.requests]
@@ -214,6 +196,61 @@ def _label(batch: StageTask | RequestBatch[Any]) -> str:
 def _size(array: np.ndarray[Any, Any]) -> int:
     """Return the work of reading an input: characters to tokenise, or a 64th of the bytes that numpy reads."""
     return sum(map(len, array.ravel())) if array.dtype == np.object_ else array.nbytes // 64
+
+
+class ServedSource:
+    """The models that ``mlsys dvabatch serve`` was given, by the names that they have on the wire.
+
+    One that was unloaded can be loaded again.
+
+    Args:
+        build: loads and profiles the model of an argument of the command, and starts its engine.
+
+    Example:
+        >>> ServedSource(lambda argument: None).names()
+        []
+    """
+
+    def __init__(self, build: Callable[[str], ServedModel]) -> None:
+        self._build = build
+        self._arguments: dict[str, str] = {}  # name on the wire -> argument
+        self._served: dict[str, ServedModel] = {}  # the latest of each name
+
+    def add(self, argument: str) -> ServedModel:
+        """Build the model of ``argument``.
+
+        Raises:
+            InvalidInputError: as its build; or another argument's model has its name.
+        """
+        model = self._build(argument)
+        name = model.spec.name
+        if name in self._arguments:
+            model.engine.close()
+            raise InvalidInputError(f"{argument}: there is a model {name!r} already; give each model once")
+        self._arguments[name] = argument
+        self._served[name] = model
+        return model
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        """Iterate over the models for metrics; one that was unloaded keeps its last counts until it is loaded again."""
+        return iter(tuple(self._served.values()))
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all models that were added, sorted."""
+        return sorted(self._arguments)
+
+    def stamp(self, name: str) -> Hashable:
+        """Return sizes and times of the files of a model; those of a model that has no path are always the same."""
+        path = Path(self._arguments[name])
+        return stamp_of(path) if path.exists() else ()
+
+    async def load(self, name: str) -> Sequence[ServedModel]:
+        """Build a model again, in a thread."""
+        if name not in self._arguments:
+            raise InvalidInputError(f"no model {name!r} here; there are: {', '.join(self.names()) or 'none'}")
+        model = await asyncio.to_thread(self._build, self._arguments[name])
+        self._served[name] = model
+        return [model]
 
 
 class StageMetrics:

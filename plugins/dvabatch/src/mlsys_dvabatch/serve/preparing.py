@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import Scheduler
 from mlsys_core.plugins import installed_plugins
@@ -19,12 +18,14 @@ from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
 from mlsys_dvabatch.scheduling.policies.registry import WHOLE, Diversities, choose, comp_wait_s, make_policy
-from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.model import Packable
 from mlsys_dvabatch.stages.naming import naming
 from mlsys_dvabatch.stages.profile import SHARERS, packed_units, profile_operators, profile_stages
 from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.stored import StoredProfile, stored_costs
-from mlsys_dvabatch.stages.zoo import Loaded, compiler_of, load
+from mlsys_dvabatch.stages.zoo import DEFAULTS, Loaded, Loading, load
+
+_EXIT_CONFIDENCE = 0.9  # of early exits, where none is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,42 +64,29 @@ def prepare(
     name: str,
     cache_dir: Path,
     batching: Batching = Batching(),
+    loading: Loading = DEFAULTS,
     *,
-    shape: tuple[int, ...] | None = None,
-    compiler: str | None = None,
-    slice_at: str = "time",
-    trust_code: bool = False,
-    exit_confidence: float = 0.9,
-    exit_rule: str = "confidence",
-    mask: str | None = None,
-    weights: str = "float",
-    device: Device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Prepared:
     """Load a model, profile it unless that was done before, and make its policy.
+
+    Args:
+        name: See :func:`~mlsys_dvabatch.stages.zoo.load`.
+        cache_dir: Where models are found and profiles kept.
+        batching: Options of the policy; its number of stages and its early exits are those of loading too.
+        loading: Options of loading.
+        progress: Called as ``progress(done, total)`` while profiling.
 
     Raises:
         InvalidInputError: no such model, one that mixes requests, or options that do not go together.
         PluginError: a policy or compiler that cannot be loaded.
     """
-    compile_stage = compiler_of(compiler)
+    given = _EXIT_CONFIDENCE if loading.exit_confidence is None else loading.exit_confidence
+    loading = replace(
+        loading, num_stages=batching.num_stages, exit_confidence=given if batching.policy == "early-exit" else None
+    )
     with naming(name):
-        loaded = load(
-            name,
-            cache_dir,
-            num_stages=batching.num_stages,
-            shape=shape,
-            compile_stage=compile_stage,
-            slice_at=slice_at,
-            trust_code=trust_code,
-            exit_confidence=exit_confidence if batching.policy == "early-exit" else None,
-            exit_rule=exit_rule,
-            mask=mask,
-            weights=weights,
-            device=device,
-        )
-        if compiler is not None and isinstance(loaded.model, BertStages):
-            raise InvalidInputError(f"{name}: encoders run as they are; --compiler is for models that are sliced")
+        loaded = load(name, cache_dir, loading)
         return prepare_loaded(loaded, cache_dir, batching, progress=progress)
 
 
@@ -112,24 +100,24 @@ def prepare_loaded(
     """Profile a loaded model unless that was done before, and make its policy. Raises as :func:`prepare`."""
     name, policy, max_batch_size = loaded.name, batching.policy, batching.max_batch_size
     loaded.model.isolation.require(max_batch_size)
-    if isinstance(loaded.model, BertStages) and loaded.model.weights != "float" and policy not in ("auto", "packed"):
-        raise InvalidInputError(f"{name}: --weights {loaded.model.weights} is for packed batches: give --policy packed")
+    packable = loaded.model if isinstance(loaded.model, Packable) else None
+    if packable is not None and packable.needs_packing and policy not in ("auto", "packed"):
+        raise InvalidInputError(f"{name}: {packable.needs_packing} is for packed batches: give --policy packed")
     if policy in WHOLE:  # these ask for no costs
         profile = profiled(loaded, cache_dir, max_batch_size=1, progress=progress)
         return Prepared(loaded, profile.costs, _whole(batching), policy)
     chosen = policy
     if policy == "auto":
-        is_encoder = isinstance(loaded.model, BertStages)
-        has_lengths = is_encoder or isinstance(loaded.model, SizedModel)
+        has_lengths = packable is not None or isinstance(loaded.model, SizedModel)
         has_operators = not has_lengths and _has_operator_diversity(loaded)
-        chosen = choose(Diversities(has_lengths, has_operators), can_pack=is_encoder)
+        chosen = choose(Diversities(has_lengths, has_operators), can_pack=packable is not None)
     made = make_policy(chosen, installed_plugins().registry, mode=batching.mode)
     if made.wants_exits and not loaded.has_exits:
         raise InvalidInputError(f"{name}: {NO_EXITS}")
     if chosen == "packed":
-        if not isinstance(loaded.model, BertStages):
+        if packable is None:
             raise InvalidInputError(f"{name}: only encoders can be packed; take another policy")
-        packed = loaded.model.with_form(is_packed=True, num_stages=batching.num_stages or 1)
+        packed: Any = packable.with_form(is_packed=True, num_stages=batching.num_stages or 1)
         loaded = replace(loaded, model=packed)
     profile = profiled(loaded, cache_dir, max_batch_size=max_batch_size, progress=progress)
     costs = profile.costs
@@ -146,14 +134,14 @@ def profiled(
 ) -> StoredProfile:
     """Return the costs of a model's stages, from disk or measured now."""
     sizes = [2**power for power in range(7) if 2**power <= max_batch_size]
-    is_encoder = isinstance(loaded.model, BertStages)
-    is_packed = isinstance(loaded.model, BertStages) and loaded.model.is_packed
+    packable = loaded.model if isinstance(loaded.model, Packable) else None
+    is_packed = packable is not None and packable.is_packed
     if is_packed:
         sizes = list(SHARERS)
-    elif is_encoder or len(loaded.lengths) > 1:  # batches of many long requests take long and say nothing new
+    elif packable is not None or len(loaded.lengths) > 1:  # batches of many long requests take long and say nothing new
         sizes = [size for size in sizes if size <= 8]
     lengths = packed_units(loaded.lengths) if is_packed else loaded.lengths
-    name = loaded.name + (loaded.model.form if isinstance(loaded.model, BertStages) else "")
+    name = loaded.name + (packable.form if packable is not None else "")
     return stored_costs(
         cache_dir,
         f"{name}, sizes {sizes}",
@@ -177,10 +165,9 @@ def profiled(
 
 
 def _has_operator_diversity(loaded: Loaded) -> bool:
-    if isinstance(loaded.model, BertStages):
-        return False
+    model: Any = loaded.model  # a program
     with torch.inference_mode():
-        return profile_operators(loaded.model.program, batch_sizes=(1, 4, 16)).prefers_differently()
+        return profile_operators(model.program, batch_sizes=(1, 4, 16)).prefers_differently()
 
 
 def _whole(batching: Batching) -> Scheduler[Any, Any, Any]:

@@ -1,15 +1,15 @@
-"""A model's form on the wire: names, datatypes and shapes of its tensors, and whether it takes texts."""
+"""A model's form on the wire: names, datatypes and shapes of its tensors, and the payloads that they hold."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_dvabatch.serve.encoder_tensors import encoder_tensors
-from mlsys_dvabatch.serve.tokens import TextTokens, tokenizer_of
-from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.model import Array, Wire
 from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
@@ -34,35 +34,63 @@ class WireForm:
     """A model's form on the wire."""
 
     spec: ModelSpec
-    texts: TextTokens | None  # None: it takes no text
+    wire: Wire
+
+
+class ProgramWire:
+    """Requests of a program: a row of each input tensor.
+
+    Args:
+        model: The program, in stages.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._names: list[str] = model.input_names
+        self._example: tuple[Array, ...] = model.example
+
+    def tensors(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """Return the inputs and outputs, -1 for dimensions that differ from request to request.
+
+        Raises:
+            InvalidInputError: It has tensors of a dtype that the protocol lacks.
+        """
+        return _tensors(self._model)
+
+    def payloads(self, inputs: Mapping[str, Array], num_rows: int) -> list[Any]:
+        """Return each request's rows."""
+        columns = [inputs[name] for name in self._names]
+        return [tuple(column[row, ...] for column in columns) for row in range(num_rows)]
+
+    def payload(self, made: Any) -> Any:
+        """Return a tensor, an array or a tuple of them as arrays of the model's own dtypes."""
+        arrays = made if isinstance(made, tuple) else (made,)
+        if len(arrays) != len(self._example):
+            raise InvalidInputError(f"the model takes {len(self._example)} inputs, got {len(arrays)}")
+        return tuple(_array(value, like) for value, like in zip(arrays, self._example, strict=True))
 
 
 def wire_form(loaded: Loaded, *, max_batch_size: int) -> WireForm:
-    """Return a model's form on the wire. It reads a tokenizer and runs a request, so one call should serve all workers.
+    """Return a model's form on the wire. It may run a request, so one call should serve all workers.
 
     Raises:
         InvalidInputError: It has tensors of a dtype that the protocol lacks.
     """
-    model, texts = loaded.model, texts_of(loaded)
-    if isinstance(model, BertStages):
-        inputs, outputs = encoder_tensors(model, has_texts=texts is not None)
-    else:
-        inputs, outputs = _tensors(model)
+    wire = wire_of(loaded)
+    inputs, outputs = wire.tensors()
     spec = ModelSpec(
         name=loaded.name, inputs=inputs, outputs=outputs, platform="mlsys_dvabatch", max_batch_size=max_batch_size
     )
-    return WireForm(spec, texts)
+    return WireForm(spec, wire)
 
 
-def texts_of(loaded: Loaded) -> TextTokens | None:
-    """Return the tokenizer of an encoder; None: it has none, or the model is no encoder."""
-    if not isinstance(loaded.model, BertStages) or (tokenizer := tokenizer_of(loaded)) is None:
-        return None
-    return TextTokens(tokenizer, loaded.model.config)
+def wire_of(loaded: Loaded) -> Wire:
+    """Return the form that the model's loader gave, or that of a program."""
+    return ProgramWire(loaded.model) if loaded.wire is None else loaded.wire
 
 
 def _tensors(model: SlicedModel | SizedModel) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Return a program's inputs and outputs, -1 for dimensions that differ from request to request."""
+    """Return a program's inputs and outputs; see :meth:`ProgramWire.tensors`."""
     example = model.program.example
     shapes: list[tuple[int, ...]]
     if isinstance(model, SizedModel):
@@ -97,3 +125,13 @@ def _type(value: Tensor) -> DataType:
     except KeyError:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
         raise InvalidInputError(f"a model with {value.dtype} tensors cannot be served; allowed: {allowed}") from None
+
+
+def _array(value: Any, like: Array) -> Array:
+    found = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    # Numbers of JSON are as they are written: 1 for 1.0.
+    if found.dtype != like.dtype and found.dtype.kind in "iufb" and like.dtype.kind in "iuf":
+        if found.dtype.kind == "f" and like.dtype.kind != "f":
+            raise InvalidInputError(f"got {found.dtype} numbers for an input of {like.dtype}")
+        found = found.astype(like.dtype)
+    return np.ascontiguousarray(found)

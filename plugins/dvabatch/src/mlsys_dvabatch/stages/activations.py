@@ -8,7 +8,6 @@ from typing import Any, Protocol, Self
 
 import numpy.typing as npt
 import torch
-from mlsys_core.loop.request import ServeRequest
 from torch import Tensor
 
 
@@ -102,40 +101,3 @@ def to_host(value: Tensor) -> npt.NDArray[Any]:
     if value.dtype is torch.bfloat16:
         value = value.float()
     return value.numpy() if value.is_cpu else value.cpu().numpy()
-
-
-class StageModel(Protocol):
-    """A model in stages, as executors need it. Called from several threads, one stage at a time in each.
-
-    The models here take and give NumPy arrays: the front's thread makes and reads them, and NumPy keeps Python's lock
-    where each operator of torch lets go of it, for whichever other thread waits.
-    """
-
-    @property
-    def num_stages(self) -> int:
-        """Number of stages."""
-        ...
-
-    def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Any:
-        """Return the inputs of a batch as activations of the first stage."""
-        ...
-
-    def run(self, stage: int, values: Any) -> Any:
-        """Run one stage: activations in, activations out, the same requests in the same order."""
-        ...
-
-    def results(self, values: Any) -> list[Any]:
-        """Return each request's result from the last stage's activations; an exception fails its request alone."""
-        ...
-
-
-class Inspecting(Protocol):
-    """A model that knows when a request needs no further stages (section 9.2)."""
-
-    def inspect(self, stage: int, values: Any) -> tuple[Mapping[int, Any], Mapping[int, int]]:
-        """Return the early exits and the skips after ``stage``.
-
-        The first maps positions to the results of requests that may leave; the second maps positions to the next stage
-        to run.
-        """
-        ...

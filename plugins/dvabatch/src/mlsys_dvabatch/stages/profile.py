@@ -19,7 +19,7 @@ from mlsys_dvabatch.scheduling.costs import PackedCosts, StageCosts, TableCosts,
 from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
 from mlsys_dvabatch.scheduling.policies.registry import Diversities
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler, simulated_output, task_s
-from mlsys_dvabatch.stages.activations import StageModel
+from mlsys_dvabatch.stages.model import StageModel
 from mlsys_dvabatch.stages.slicing.partition import even_cuts
 from mlsys_dvabatch.stages.slicing.program import Program
 

@@ -16,7 +16,7 @@ from mlsys_core.profiling import ProfileCache, ProfileKey, ProfileTable
 from mlsys_core.profiling.machine_load import LOADED_SHARE, LoadMeter
 from mlsys_dvabatch.scheduling.corrections import Corrections
 from mlsys_dvabatch.scheduling.costs import PackedCosts, TableCosts
-from mlsys_dvabatch.stages.activations import StageModel
+from mlsys_dvabatch.stages.model import StageModel
 
 _log = logging.getLogger(__name__)
 _WIDE_SPREAD = 0.5  # of an entry's repeats: the machine was not quiet

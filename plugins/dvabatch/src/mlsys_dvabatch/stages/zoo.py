@@ -8,28 +8,25 @@ from typing import Any
 
 import torch
 from mlsys_core.device import Device, get_device
-from mlsys_core.errors import InvalidInputError
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.graphs import Graph, new_graph
+from mlsys_core.models import resolve_model
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.compilers import find_module_compiler
 from mlsys_core.plugins.loading import LoadContext, endings, find_loader, load_with
-from mlsys_core.plugins.specs import ModelLoaderSpec
 from mlsys_dvabatch.scheduling.costs import TableCosts, catch_up_s, unit_name
-from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.models.bert_folder import load_bert
-from mlsys_dvabatch.stages.models.config import BERT_BASE, BERT_LARGE, MINILM, BertConfig, Weights
-from mlsys_dvabatch.stages.models.vision import SHAPES
+from mlsys_dvabatch.stages.model import ServableModel, Wire
 from mlsys_dvabatch.stages.profile import boundary_nbytes, profile_operators
 from mlsys_dvabatch.stages.slicing.exits import ExitingModel
 from mlsys_dvabatch.stages.slicing.partition import diversity_cuts, even_cuts
 from mlsys_dvabatch.stages.slicing.program import Program, load_program, program_of
 from mlsys_dvabatch.stages.slicing.sized import SizedModel
-from mlsys_dvabatch.stages.slicing.sliced import Compile, SlicedModel
+from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
+from mlsys_dvabatch.stages.vision import SHAPES
 from torch import Tensor
 
-ENCODERS: dict[str, BertConfig] = {"bert-base": BERT_BASE, "bert-large": BERT_LARGE, "minilm-random": MINILM}
-ENGINE, FOLDER = "dvabatch", "all-minilm-l6-v2"  # the folder has a name in mlsys models list
-LENGTHS = (8, 16, 32, 64, 128, 256)  # at which encoders are profiled
+ENGINE = "dvabatch"
+ENCODER = "all-minilm-l6-v2"  # a folder that has a name in mlsys models list
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +34,14 @@ class Loaded:
     """A model that is ready to be profiled or served."""
 
     name: str
-    model: BertStages | SlicedModel | SizedModel
-    folder: Path | None = None  # of a tokenizer, if there is one
+    model: ServableModel
+    wire: Wire | None = None  # form of its requests; None: its inputs' rows
     device: Device | None = None  # that its weights lie on; None: host memory
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Lengths to profile at; (1,) where inputs have one shape."""
-        if isinstance(self.model, BertStages):
-            return tuple(length for length in LENGTHS if length <= self.model.config.max_length)
-        return self.model.lengths if isinstance(self.model, SizedModel) else (1,)
+        return self.model.lengths
 
     @property
     def has_exits(self) -> bool:
@@ -55,15 +50,7 @@ class Loaded:
 
     def request(self, length: int) -> Any:
         """Return a payload of ``length`` units."""
-        generator = torch.Generator().manual_seed(length)
-        if isinstance(self.model, BertStages):
-            return torch.randint(
-                min(1000, self.model.config.vocab_size // 2),
-                self.model.config.vocab_size,
-                (length,),
-                generator=generator,
-            ).numpy()
-        return self.model.example_of(length) if isinstance(self.model, SizedModel) else self.model.example
+        return self.model.example_of(length)
 
     def to_networkx(self, costs: TableCosts) -> Graph:
         """Return the stages in order; runs the model once.
@@ -95,78 +82,73 @@ class Loaded:
         return graph
 
 
-def load(
-    name: str,
-    cache_dir: Path,
-    *,
-    num_stages: int | None = None,
-    shape: tuple[int, ...] | None = None,
-    is_packed: bool = False,
-    compile_stage: Compile | None = None,
-    slice_at: str = "time",
-    trust_code: bool = False,
-    exit_confidence: float | None = None,
-    exit_rule: str = "confidence",
-    mask: str | None = None,
-    weights: str = "float",
-    device: Device | None = None,
-) -> Loaded:
-    """Load a model by name: an encoder, a vision model with random weights, a ``.pt2`` or ``.onnx`` file.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """Options of loading a model; a loader refuses by name those that it has no use for."""
+
+    num_stages: int | None = None  # None: four; two of an encoder and of a program whose requests have several sizes
+    shape: tuple[int, ...] | None = None  # of one request, for ONNX files
+    is_packed: bool = False  # encoders without padding
+    compiler: str | None = None  # registered name of what compiles each stage; None: they run as they are
+    slice_at: str = "time"  # "time": even stages; "diversity": cuts where preferred batch sizes change most
+    trust_code: bool = False  # let a ``.pt2`` file run code that it holds
+    exit_confidence: float | None = None  # requests leave at the first output that sure; None: they run to the end
+    exit_rule: str = "confidence"  # measure of an output's certainty
+    mask: str | None = None  # input that is 0 in the padding of a program with a dynamic length; None: found by trying
+    weights: str = "float"  # "int8": products of a packed encoder multiply int8 values: faster, a little less exact
+    device: Device | None = None  # where the weights are to lie; None: host memory
+
+    def context(self) -> LoadContext:
+        """Return the options that differ from the defaults, as loaders take them.
+
+        Raises:
+            InvalidInputError: No compiler has that name.
+        """
+        has_exits = self.exit_confidence is not None
+        given: dict[str, Any] = {
+            "stages": self.num_stages,
+            "shape": self.shape,
+            "packed": self.is_packed or None,
+            "compiler": self.compiler and find_module_compiler(self.compiler, installed_plugins().registry),
+            "slice_at": self.slice_at if self.slice_at != "time" else None,
+            "exit_confidence": self.exit_confidence,
+            "mask": self.mask,
+            "weights": self.weights if self.weights != "float" else None,
+            "exit_rule": self.exit_rule if has_exits and self.exit_rule != "confidence" else None,
+        }
+        return LoadContext(
+            device="cpu" if self.device is None else self.device.name,
+            trust_code=self.trust_code,
+            options={key: value for key, value in given.items() if value is not None},
+        )
+
+
+DEFAULTS = Loading()
+
+
+def load(name: str, cache_dir: Path, options: Loading = DEFAULTS) -> Loaded:
+    """Load a model by name or path, by whichever registered loader takes it.
 
     Args:
-        name: of the model, or its file or folder.
-        cache_dir: where models are found.
-        num_stages: None: four; two of an encoder and of a program whose requests have several sizes.
-        shape: of one request, for ONNX files.
-        is_packed: encoders without padding.
-        compile_stage: what becomes of each stage.
-        slice_at: "time": stages take equally long; "diversity": cut where the preferred batch size of operators changes
-            most, into fewer stages where there are fewer changes. Encoders are cut between layers.
-        trust_code: let a ``.pt2`` file run code that it holds.
-        device: where its weights are to lie; None: host memory.
-        exit_confidence: of a model whose requests leave at the first output that is so sure; None: they run to its end.
-        exit_rule: by which an output's certainty is measured.
-        mask: input that is 0 in the padding of a program whose requests have several lengths; None: found by trying.
-        weights: "int8": products of a packed encoder multiply whole numbers, which is faster and a little less exact.
+        name: Of a vision model with random weights, or of a file or folder.
+        cache_dir: Where models that have names in ``mlsys models list`` are found.
+        options: How to load it.
 
     Raises:
-        InvalidInputError: there is no such model, it is damaged, or cannot be cut so.
-        MissingDependencyError: it, or what reads it, is not installed.
+        InvalidInputError: There is no such model, it is damaged, or cannot be cut so.
+        MissingDependencyError: It, or what reads it, is not installed.
     """
-    from mlsys_core.models import resolve_model
-
-    torch_device = "cpu" if device is None else device.torch_name
-    if name in ENCODERS:
-        torch.manual_seed(0)
-        encoder = BertStages(ENCODERS[name], num_stages or 2, is_packed=is_packed, weights=_weights(weights)).eval()
-        return Loaded(name, encoder.to(torch_device), device=device)
-    given: dict[str, Any] = {
-        "stages": num_stages,
-        "shape": shape,
-        "packed": is_packed or None,
-        "compiler": compile_stage,
-        "slice_at": slice_at if slice_at != "time" else None,
-        "exit_confidence": exit_confidence,
-        "mask": mask,
-        "weights": _weights(weights) if weights != "float" else None,
-        "exit_rule": exit_rule if exit_confidence is not None and exit_rule != "confidence" else None,
-    }
-    context = LoadContext(
-        device=torch_device if device is None else device.name,
-        trust_code=trust_code,
-        options={key: value for key, value in given.items() if value is not None},
-    )
+    context = options.context()
     if name in SHAPES:
-        return replace(load_graph(Path(name), context), device=device)
-    path = resolve_model(name, cache_dir) if name == FOLDER else Path(name).expanduser()
+        return replace(load_graph(Path(name), context), device=options.device)
     registry = installed_plugins().registry
+    path = resolve_model(name, cache_dir) if name == ENCODER else Path(name).expanduser()
     spec = find_loader(path, ENGINE, registry)
-    if spec is None and path.is_dir():
-        spec = registry.get(ModelLoaderSpec, "dvabatch-encoder")  # which says what the folder lacks
     if spec is not None:
         loaded: Loaded = load_with(spec, path, context, registry, kind=Loaded)
-        return replace(loaded, name=name if name == FOLDER else loaded.name, device=device)
-    known = sorted([*ENCODERS, *SHAPES, FOLDER])
+        return replace(loaded, name=name if name == ENCODER else loaded.name, device=options.device)
+    if (path / "config.json").is_file():
+        raise MissingDependencyError(f"{name} is a folder of an encoder: pip install mlsys-encoders")
     if path.suffix in (".pt", ".pth") and path.is_file():
         raise InvalidInputError(
             f"{name!r} is a file of torch.save, which runs code while it loads: load it in Python, then write a .pt2 "
@@ -174,7 +156,7 @@ def load(
         )
     raise InvalidInputError(
         f"{name!r} is no model DVABatch knows: give a file or folder with {endings(ENGINE, registry)}, or one of "
-        f"{', '.join(known)}"
+        f"{', '.join(sorted([*SHAPES, ENCODER]))}"
     )
 
 
@@ -201,24 +183,6 @@ def load_graph(path: Path, context: LoadContext) -> Loaded:
     cuts = cuts_at(options.get("slice_at", "time"), program, stages)
     sliced = SlicedModel(program, cuts, compile_stage=compile_stage)
     return Loaded(path.stem, SizedModel(sliced, mask=options.get("mask")) if has_sizes else sliced)
-
-
-def load_encoder(path: Path, context: LoadContext) -> Loaded:
-    """Load the folder of a BERT-like encoder; DVABatch's own loader. Encoders are cut between layers."""
-    options = context.taken(
-        "stages", "shape", "packed", "compiler", "slice_at", "exit_confidence", "exit_rule", "weights"
-    )
-    model = load_bert(path, num_stages=options.get("stages") or 2, is_packed=options.get("packed", False))
-    model.weights = options.get("weights", "float")
-    return Loaded(path.name, model.to(get_device(context.device).torch_name), path)
-
-
-def _weights(form: str) -> Weights:
-    if form == "float":
-        return "float"
-    if form == "int8":
-        return "int8"
-    raise InvalidInputError(f"--weights {form!r}: give float or int8")
 
 
 def cuts_at(slice_at: str, program: Program, num_stages: int) -> list[int]:
@@ -250,14 +214,3 @@ def open_program(
         raise InvalidInputError(f"{path} is no file")
     example: tuple[Tensor, ...] | None = None if shape is None else (torch.randn(1, *shape),)
     return load_program(path, example, trust_code=trust_code, device=device)
-
-
-def compiler_of(name: str | None) -> Compile | None:
-    """Return a compiler of the registry as :class:`SlicedModel` takes it.
-
-    Raises:
-        InvalidInputError: no compiler is called so.
-    """
-    if name is None:
-        return None
-    return find_module_compiler(name, installed_plugins().registry)

@@ -7,6 +7,7 @@ shown that padding changes nothing, those of several lengths, padded to the long
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +18,6 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop.request import ServeRequest
 from mlsys_dvabatch.stages.activations import Padded, to_host
 from mlsys_dvabatch.stages.isolation import IsolationCheck
-from mlsys_dvabatch.stages.slicing.grouped import Grouped, Member
 from mlsys_dvabatch.stages.slicing.padding import Padding, Tester, Trial, mask_number
 from mlsys_dvabatch.stages.slicing.program import Program
 from mlsys_dvabatch.stages.slicing.shapes import vocabularies
@@ -30,8 +30,61 @@ _FEW_SCALES = (0.5, 1.0, 2.0)  # of programs that take long
 _MOST_TRIED = 8  # requests of a batch in the isolation check
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A request's place: its group, its row there, and its own sizes, which padding may have enlarged."""
+
+    group: Values
+    row: int
+    own: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Requests in their order, each with a row of the group of its size. Only requests of one group run together."""
+
+    groups: Mapping[Values, Padded]
+    members: tuple[Member, ...]
+
+    @property
+    def num(self) -> int:
+        """Requests."""
+        return len(self.members)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(group.nbytes for group in self.groups.values())
+
+    def select(self, rows: Sequence[int]) -> Grouped:
+        """Return the given requests, in the order given."""
+        taken: dict[Values, list[int]] = {}
+        members = []
+        for row in rows:
+            member = self.members[row]
+            places = taken.setdefault(member.group, [])
+            members.append(Member(member.group, len(places), member.own))
+            places.append(member.row)
+        return Grouped({key: self.groups[key].select(places) for key, places in taken.items()}, tuple(members))
+
+    def join(self, others: Sequence[Grouped]) -> Grouped:
+        """Return one batch of all requests; groups of one size become one."""
+        parts: dict[Values, list[Padded]] = {}
+        members: list[Member] = []
+        for each in (self, *others):
+            before = {key: sum(part.num for part in parts.get(key, [])) for key in each.groups}
+            members += [Member(one.group, one.row + before[one.group], one.own) for one in each.members]
+            for key, group in each.groups.items():
+                parts.setdefault(key, []).append(group)
+        return Grouped({key: each[0].join(each[1:]) for key, each in parts.items()}, tuple(members))
+
+    def mapped(self, run: Callable[[Padded], Padded]) -> Grouped:
+        """Return the same requests after ``run`` on each group."""
+        return Grouped({key: run(group) for key, group in self.groups.items()}, self.members)
+
+
 class SizedModel:
-    """A sliced model for requests of several sizes; see :class:`~mlsys_dvabatch.stages.activations.StageModel`.
+    """A sliced model for requests of several sizes; see :class:`~mlsys_dvabatch.stages.model.StageModel`.
 
     Payloads and results are those of :class:`~mlsys_dvabatch.stages.slicing.sliced.SlicedModel`, of any size that the
     program allows. A request's length is its units: the product of its dynamic dimensions.

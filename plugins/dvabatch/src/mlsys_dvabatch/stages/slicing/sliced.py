@@ -26,7 +26,7 @@ Compile = Callable[[fx.GraphModule, tuple[Tensor, ...]], Callable[..., Any]]
 
 
 class SlicedModel:
-    """A model in stages; see :class:`~mlsys_dvabatch.stages.activations.StageModel`.
+    """A model in stages; see :class:`~mlsys_dvabatch.stages.model.StageModel`.
 
     A request's payload is a tuple of arrays, one row of each input; its result one array, or a tuple where the model
     gives several. bfloat16 is float32 there.
@@ -84,6 +84,12 @@ class SlicedModel:
     def tolerance(self) -> float:
         """Tolerance of the isolation check: that of the coarsest dtype within the model."""
         return self.program.rounding
+
+    lengths: tuple[int, ...] = (1,)  # all requests have one shape
+
+    def example_of(self, length: int) -> tuple[npt.NDArray[Any], ...]:
+        """Return the example: all requests have its shape."""
+        return self.example
 
     def draw(self) -> Draw:
         """Draw requests; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""

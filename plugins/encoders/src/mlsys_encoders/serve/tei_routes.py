@@ -6,8 +6,9 @@ from typing import Any
 
 from fastapi import Response
 from mlsys_core.errors import InvalidInputError
-from mlsys_dvabatch import __version__
-from mlsys_dvabatch.serve.tei_fields import (
+from mlsys_encoders import __version__
+from mlsys_encoders.models.config import HeadConfig
+from mlsys_encoders.serve.tei_fields import (
     Cut,
     Prediction,
     Rank,
@@ -19,12 +20,12 @@ from mlsys_dvabatch.serve.tei_fields import (
     TeiTokenizeRequest,
     Token,
 )
-from mlsys_dvabatch.serve.text_service import Cutting, TextEncoder, TextService, sigmoid, softmax
-from mlsys_dvabatch.stages.models.config import HeadConfig
-from mlsys_serving.http import HttpError, Router
+from mlsys_encoders.serve.text_bodies import Floats, each_input, unit
+from mlsys_encoders.serve.text_service import Cutting, TextEncoder, TextService, sigmoid, softmax
+from mlsys_serving.http import ErrorFormat, ErrorInfo, HttpError, Router
 from mlsys_serving.http.bodies import MAX_TEXTS
-from mlsys_serving.http.text_bodies import Floats, each_input, unit
 from mlsys_serving.http.threads import RequestThreads
+from pydantic import BaseModel
 from pydantic_core import to_json
 
 TEI_PATHS = frozenset(
@@ -32,11 +33,20 @@ TEI_PATHS = frozenset(
 )
 
 
-def error_type(status: int) -> str:
-    """Return text-embeddings-inference's word for an error of an HTTP status."""
-    if status in (429, 503):
-        return "Overloaded"
-    return "Backend" if status == 424 or status >= 500 else "Validation"
+class TeiError(BaseModel):
+    """An error."""
+
+    error: str
+    error_type: str
+
+
+def _error_body(info: ErrorInfo) -> dict[str, object]:
+    is_backend = info.status == 424 or info.status >= 500
+    kind = "Overloaded" if info.status in (429, 503) else "Backend" if is_backend else "Validation"
+    return {"error": info.message, "error_type": kind}
+
+
+TEI_ERRORS = ErrorFormat(body=_error_body, model=TeiError)
 
 
 def add_tei_routes(router: Router, service: TextService, threads: RequestThreads) -> None:

@@ -12,12 +12,13 @@ import torch
 from mlsys_core.errors import InvalidInputError, KernelUnavailableError
 from mlsys_core.memory.pages import advise_huge_pages
 from mlsys_core.native import new, warn_without_kernels
-from mlsys_dvabatch.stages.models.config import BertConfig, Weights
-from mlsys_dvabatch.stages.models.native import library
 from torch import Tensor, nn
 
+from mlsys_encoders.models.config import BertConfig, Weights
+from mlsys_encoders.models.native import library
+
 if TYPE_CHECKING:
-    from mlsys_dvabatch.stages.models.layers import Layer, Places
+    from mlsys_encoders.models.layers import Layer, Places
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -33,12 +34,12 @@ WIDEST = 16  # numbers of the widest vector of any machine: rows that are no mul
 def compiled_layers(layers: Sequence[Layer], config: BertConfig, weights: Weights = "float") -> CompiledLayers | None:
     """Return the layers for the compiled loops; None where torch's operators run.
 
-    They do for other devices and dtypes, for widths that are no whole vectors, and for want of kernels.
+    They do for other devices and dtypes, for widths that are no multiple of a vector, and for want of kernels.
 
     Args:
         layers: All of the encoder's, on any device and of any dtype.
         config: Their shape.
-        weights: "float", or "int8": products of whole numbers.
+        weights: "float", or "int8": products of int8 values.
 
     Raises:
         InvalidInputError: "int8" cannot be had: only the compiled loops have it, for widths of whole groups.
@@ -90,7 +91,7 @@ class CompiledLayers:
         layers: All of the encoder's, float32 on the CPU.
         config: Their shape.
         flags: For the compiler; see :func:`.library.load`.
-        weights: "int8": weights and rows are quantised, a scale for each 32 features, and whole numbers multiplied.
+        weights: "int8": weights and rows are quantised, with a scale for each 32 features.
 
     Raises:
         KernelUnavailableError: There is no C++ compiler.
@@ -226,7 +227,7 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_codes(weight: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Quantise a weight and pack it for products of whole numbers.
+    """Quantise a weight and pack it for int8 products.
 
     Args:
         weight: fp32 [N, K].

@@ -1,16 +1,11 @@
-"""``/v1/embeddings`` and ``/v1/rerank`` (``/v2/rerank``) over the encoders of a server, and their errors' format."""
+"""``/v1/embeddings`` and ``/v1/rerank`` (``/v2/rerank``) over the encoders of a server."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Response
-from mlsys_dvabatch.serve.tei_routes import TEI_PATHS, error_type
-from mlsys_dvabatch.serve.text_service import Cutting, TextService
-from mlsys_serving.http import ErrorFormat, ErrorInfo, Router
-from mlsys_serving.http.errors import ErrorResponse, openai_body
-from mlsys_serving.http.text_bodies import (
+from mlsys_encoders.serve.text_bodies import (
     EmbeddingList,
     EmbeddingRequest,
     RerankAnswer,
@@ -19,27 +14,26 @@ from mlsys_serving.http.text_bodies import (
     embedding_list,
     rerank_answer,
 )
+from mlsys_encoders.serve.text_service import Cutting, TextService
+from mlsys_serving.http import Router
+from mlsys_serving.http.errors import ErrorResponse
 from mlsys_serving.http.threads import RequestThreads
-from mlsys_serving.oip.app import ERROR_FORMAT, OipError
 from pydantic import BaseModel
 
-_OPENAI_PATHS = ("/v1/", "/v2/rerank")
-
-
-def text_error_body(info: ErrorInfo) -> Mapping[str, object]:
-    """Return the body of an error in the words of the route's protocol: OpenAI's, TEI's, or Open Inference's."""
-    if info.path.startswith(_OPENAI_PATHS):
-        return openai_body(info)
-    if info.path in TEI_PATHS:
-        return {"error": info.message, "error_type": error_type(info.status)}
-    return ERROR_FORMAT.body(info)
-
-
-TEXT_ERRORS = ErrorFormat(body=text_error_body, model=OipError)
 _OPENAI_ERRORS: dict[int | str, dict[str, Any]] = {  # of its routes, in place of the app's
     "4XX": {"model": ErrorResponse, "description": "The request cannot be served as it is"},
     "5XX": {"model": ErrorResponse, "description": "The server cannot serve it now"},
 }
+
+
+def add_model_list(router: Router, service: TextService) -> None:
+    """Add OpenAI's list of models."""
+
+    @router.get("/v1/models", responses=_OPENAI_ERRORS)
+    async def models() -> dict[str, object]:
+        """List the encoders that take texts."""
+        listed = [{"id": name, "object": "model", "created": 0, "owned_by": "mlsys"} for name in service.names()]
+        return {"object": "list", "data": listed}
 
 
 def add_text_routes(router: Router, service: TextService, threads: RequestThreads) -> None:
@@ -50,12 +44,6 @@ def add_text_routes(router: Router, service: TextService, threads: RequestThread
         service: The encoders.
         threads: For writing large answers.
     """
-
-    @router.get("/v1/models", responses=_OPENAI_ERRORS)
-    async def models() -> dict[str, object]:
-        """List the encoders that take texts."""
-        listed = [{"id": name, "object": "model", "created": 0, "owned_by": "mlsys"} for name in service.names()]
-        return {"object": "list", "data": listed}
 
     @router.post("/v1/embeddings", response_model=EmbeddingList, responses=_OPENAI_ERRORS)
     async def embeddings(body: EmbeddingRequest) -> Response:

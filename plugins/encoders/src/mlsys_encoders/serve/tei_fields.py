@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from mlsys_dvabatch.serve.tokens import Side
+from mlsys_encoders.serve.tokens import Side
 from mlsys_serving.http.bodies import MAX_TEXTS, Body, Ids, ManyIds, Name, Text, Texts
 from pydantic import BaseModel, Field
 

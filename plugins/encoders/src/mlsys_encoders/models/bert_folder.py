@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.models.config import BertConfig, HeadConfig
-from mlsys_dvabatch.stages.models.families import FAMILIES, NOMIC_OWN_SIZES, Family
-from mlsys_dvabatch.stages.models.layers import ACTIVATIONS
-from mlsys_dvabatch.stages.models.sentence import read_sentence_form
 from torch import Tensor
+
+from mlsys_encoders.models.bert import BertStages
+from mlsys_encoders.models.config import BertConfig, HeadConfig
+from mlsys_encoders.models.families import FAMILIES, NOMIC_OWN_SIZES, Family
+from mlsys_encoders.models.layers import ACTIVATIONS
+from mlsys_encoders.models.sentence import read_sentence_form
 
 _LARGEST = 1 << 24  # of a size in a config.json
 _MOST_LAYERS = 512

@@ -53,7 +53,7 @@ def test_a_worker_that_takes_over_only_starts_its_engine(tmp_path: Path, monkeyp
         raise AssertionError("this belongs before the fork")
 
     monkeypatch.setattr("mlsys_dvabatch.stages.isolation.require_isolated", fail)
-    monkeypatch.setattr("mlsys_dvabatch.serve.spec.tokenizer_of", fail)
+    monkeypatch.setattr("mlsys_encoders.loading.tokenizer_of", fail)
     model = group.build(1)
     assert model.spec is group.spec
     asyncio.run(model.close())

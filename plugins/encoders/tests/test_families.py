@@ -11,8 +11,8 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import ServeRequest
-from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.models.bert_folder import load_bert
+from mlsys_encoders.models.bert import BertStages
+from mlsys_encoders.models.bert_folder import load_bert
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional

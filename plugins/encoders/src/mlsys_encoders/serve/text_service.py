@@ -12,10 +12,11 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
-from mlsys_dvabatch.serve.tokens import Side, TextTokens
-from mlsys_dvabatch.stages.models.config import HeadConfig
+from mlsys_encoders.models.config import HeadConfig
+from mlsys_encoders.serve.text_bodies import Floats, check_dimensions, shortened, unit
+from mlsys_encoders.serve.tokens import Side, TextTokens
+from mlsys_encoders.serve.wire import EncoderWire
 from mlsys_serving.http import HttpError
-from mlsys_serving.http.text_bodies import Floats, check_dimensions, shortened, unit
 from mlsys_serving.http.threads import RequestThreads
 from mlsys_serving.isolation import NotFiniteError, is_finite
 from mlsys_serving.oip import ModelRepository, ModelSpec
@@ -60,8 +61,8 @@ class RowsModel(Protocol):
         ...
 
     @property
-    def texts(self) -> TextTokens | None:
-        """Its tokenizer; None: it takes no texts."""
+    def wire(self) -> object:
+        """Form of its requests; those of encoders have a tokenizer."""
         ...
 
     async def run_rows(self, rows: Sequence[Any], key: str) -> list[Any]:
@@ -79,9 +80,10 @@ class TextEncoder:
     """
 
     def __init__(self, model: RowsModel, threads: RequestThreads, key: str) -> None:
-        assert model.texts is not None
+        texts = texts_of(model)
+        assert texts is not None
         self.model, self._threads, self._key = model, threads, key
-        self.texts: TextTokens = model.texts
+        self.texts: TextTokens = texts
         self.name = model.spec.name
 
     @property
@@ -217,7 +219,7 @@ class TextService:
 
     def names(self) -> list[str]:
         """Return the names of all encoders that take texts."""
-        found = {version.spec.name for version in self._repository.versions() if _takes_texts(version.model)}
+        found = {version.spec.name for version in self._repository.versions() if texts_of(version.model) is not None}
         return sorted(found)
 
     @contextmanager
@@ -242,8 +244,8 @@ class TextService:
             name = names[0]
         version = self._repository.find(name)
         model = version.model
-        if not isinstance(model, RowsModel) or model.texts is None:
-            raise WrongModelError(f"{name!r} takes no texts: it is no encoder with a tokenizer.json")
+        require_texts(name, model.wire if isinstance(model, RowsModel) else None)
+        assert isinstance(model, RowsModel)
         version.hold()
         try:
             yield TextEncoder(model, self._threads, f"text {next(self._numbers)}")
@@ -264,8 +266,20 @@ def softmax(logits: Floats) -> Floats:
     return found
 
 
-def _takes_texts(model: object) -> bool:
-    return isinstance(model, RowsModel) and model.texts is not None
+def texts_of(model: object) -> TextTokens | None:
+    """Return the tokenizer of a served encoder; None: the model takes no texts."""
+    wire = model.wire if isinstance(model, RowsModel) else None
+    return wire.texts if isinstance(wire, EncoderWire) else None
+
+
+def require_texts(name: str, wire: object) -> None:
+    """Refuse a model that takes no texts.
+
+    Raises:
+        WrongModelError: It is no encoder, or has no tokenizer.
+    """
+    if not isinstance(wire, EncoderWire) or wire.texts is None:
+        raise WrongModelError(f"{name!r} takes no texts: it is no encoder with a tokenizer.json")
 
 
 def _num_tokens(rows: Sequence[npt.NDArray[np.int64]]) -> int:

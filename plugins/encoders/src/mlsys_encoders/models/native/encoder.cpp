@@ -237,7 +237,7 @@ void encoder_run(const Encoder* encoder, const Batch* batch) {
         return run_on(alone, run);
     }
     std::lock_guard<std::mutex> lock(own.mutex);
-    // With homes, since layers are short: a helper that wakes on its caller's core would come too late.
+    // Pin helpers: layers are too short to recover from a bad wake-up placement.
     if (!own.pool || own.pool->size != batch->threads)
         own.pool = std::make_unique<ThreadPool>(batch->threads, 2000, 2000, true);
     Run run(*encoder, *batch, own.between);

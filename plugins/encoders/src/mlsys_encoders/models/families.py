@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_dvabatch.stages.models.layers import ACTIVATIONS
+
+from mlsys_encoders.models.layers import ACTIVATIONS
 
 Raw = Mapping[str, Any]
 _NUM_BUCKETS = 32  # transformers' MPNet computes with these, whatever a file says

@@ -12,13 +12,16 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop.request import ServeRequest
 from mlsys_dvabatch.stages.activations import Packed, Padded, to_host
 from mlsys_dvabatch.stages.isolation import IsolationCheck
-from mlsys_dvabatch.stages.models.config import BertConfig, Weights
-from mlsys_dvabatch.stages.models.layers import ACTIVATIONS, Head, Layer, Places, bias_of, norm_of, rotations
-from mlsys_dvabatch.stages.models.native.layers import CompiledLayers, compiled_layers, short_operators
-from mlsys_dvabatch.stages.models.pooling import pool_packed, pool_padded
 from mlsys_serving.isolation import Draw, Kind
 from torch import Tensor, nn
 from torch.nn import functional
+
+from mlsys_encoders.models.config import BertConfig, Weights
+from mlsys_encoders.models.layers import ACTIVATIONS, Head, Layer, Places, bias_of, norm_of, rotations
+from mlsys_encoders.models.native.layers import CompiledLayers, compiled_layers, short_operators
+from mlsys_encoders.models.pooling import pool_packed, pool_padded
+
+LENGTHS = (8, 16, 32, 64, 128, 256)  # tokens, at which encoders are profiled
 
 
 class BertStages(nn.Module):
@@ -31,7 +34,7 @@ class BertStages(nn.Module):
         config: shape.
         num_stages: 1 to the number of layers.
         is_packed: without padding.
-        weights: "int8": the products of packed layers multiply whole numbers; padded batches have no such form.
+        weights: "int8": the products of packed layers multiply int8 values; padded batches have no such form.
 
     Raises:
         InvalidInputError: it cannot be cut so.
@@ -134,8 +137,19 @@ class BertStages(nn.Module):
         )
 
     def run(self, stage: int, values: Any) -> Any:
-        """Run the layers of one stage; see :class:`~mlsys_dvabatch.stages.activations.StageModel`."""
+        """Run the layers of one stage; see :class:`~mlsys_dvabatch.stages.model.StageModel`."""
         return self._run_packed(stage, values) if self.is_packed else self._run_padded(stage, values)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths in tokens to profile at."""
+        return tuple(length for length in LENGTHS if length <= self.config.max_length)
+
+    def example_of(self, length: int) -> npt.NDArray[np.int64]:
+        """Return ``length`` token ids."""
+        generator = torch.Generator().manual_seed(length)
+        vocab_size = self.config.vocab_size
+        return torch.randint(min(1000, vocab_size // 2), vocab_size, (length,), generator=generator).numpy()
 
     @property
     def tolerance(self) -> float:
@@ -225,6 +239,11 @@ class BertStages(nn.Module):
     def computes_in_turn(self) -> bool:
         """Return whether a batch may be made ready while another runs: the layers of one run at a time."""
         return self.is_packed and self._compiled() is not None
+
+    @property
+    def needs_packing(self) -> str | None:
+        """The option that padded batches cannot follow; None: there is none."""
+        return None if self.weights == "float" else f"--weights {self.weights}"
 
     @property
     def form(self) -> str:

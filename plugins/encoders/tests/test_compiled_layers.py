@@ -14,10 +14,10 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop.request import ServeRequest
 from mlsys_core.native.testing import builds_to_test
 from mlsys_dvabatch.serve.preparing import Batching, prepare_loaded
-from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.models.config import BertConfig
-from mlsys_dvabatch.stages.models.native.layers import CompiledLayers, compiled_layers, pack_codes, quantised
-from mlsys_dvabatch.stages.zoo import Loaded, load
+from mlsys_dvabatch.stages.zoo import Loaded, Loading, load
+from mlsys_encoders.models.bert import BertStages
+from mlsys_encoders.models.config import BertConfig
+from mlsys_encoders.models.native.layers import CompiledLayers, compiled_layers, pack_codes, quantised
 from torch import Tensor
 
 BUILDS = builds_to_test()
@@ -205,4 +205,4 @@ def test_whole_numbers_are_served_packed_or_refused(tmp_path: Path):
     assert prepared.policy_name == "packed"
     assert prepared.loaded.model.form == " packed, compiled, int8"
     with pytest.raises(InvalidInputError, match="--weights 'int4': give float or int8"):
-        load("minilm-random", tmp_path, weights="int4")
+        load("minilm-random", tmp_path, Loading(weights="int4"))

@@ -11,16 +11,23 @@ import pytest
 import torch
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
-from mlsys_core.loop import ServeRequest
+from mlsys_core.loop import Collector, ServeRequest
 from mlsys_core.models import resolve_model
-from mlsys_dvabatch.serve.tokens import tokenizer_of
-from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.models.bert_folder import load_bert
-from mlsys_dvabatch.stages.models.config import BertConfig
+from mlsys_core.profiling import ProfileTable, UnitProfile
+from mlsys_dvabatch.engine import Engine
+from mlsys_dvabatch.scheduling.costs import TableCosts, unit_name
+from mlsys_dvabatch.scheduling.policies.input import PackedPolicy
 from mlsys_dvabatch.stages.profile import boundary_nbytes
-from mlsys_dvabatch.stages.zoo import load
+from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel
+from mlsys_dvabatch.stages.zoo import Loaded, Loading, load
+from mlsys_encoders.models.bert import BertStages
+from mlsys_encoders.models.bert_folder import load_bert
+from mlsys_encoders.models.config import BertConfig
+from mlsys_encoders.serve.tokens import tokenizer_of
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+
+from tests.graph_checks import check_graph
 
 TINY = BertConfig(hidden_size=32, num_layers=5, num_heads=4, intermediate_size=64, vocab_size=100, max_length=64)
 TEXTS = (
@@ -65,13 +72,14 @@ def test_minilm_equals_the_reference():
         folder = resolve_model("all-minilm-l6-v2", settings().cache_dir)
     except MissingDependencyError as error:
         pytest.skip(str(error))
-    loaded = load("all-minilm-l6-v2", settings().cache_dir, num_stages=3)
-    tokens = [torch.tensor(encoded.ids) for encoded in tokenizer_of(loaded).encode_batch(list(TEXTS))]
+    loaded = load("all-minilm-l6-v2", settings().cache_dir, Loading(num_stages=3))
+    assert isinstance(loaded.model, BertStages)
+    tokenizer = tokenizer_of(folder, loaded.model.config)
+    tokens = [torch.tensor(encoded.ids) for encoded in tokenizer.encode_batch(list(TEXTS))]
     reference = transformers.BertModel.from_pretrained(str(folder)).eval()
     with torch.no_grad():
         pooled = torch.cat([reference(ids[None]).last_hidden_state.mean(1) for ids in tokens])
     expected = torch.nn.functional.normalize(pooled, dim=-1)
-    assert isinstance(loaded.model, BertStages)
     for model in (loaded.model, loaded.model.with_form(is_packed=True)):
         got = embed(model, tokens)
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
@@ -117,3 +125,59 @@ def test_values_between_stages_are_counted():
     assert boundary_nbytes(model, zeros, num=4, length=7) == [hidden, hidden]
     padded = boundary_nbytes(model.with_form(is_packed=False), zeros, num=4, length=7)
     assert all(hidden < nbytes < 2 * hidden for nbytes in padded)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_an_encoder_that_sees_its_padding_is_refused(is_packed: bool):
+    config = BertConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, vocab_size=100, max_length=32)
+    torch.manual_seed(0)
+    model = BertStages(config, 2, is_packed=is_packed).eval()
+    model.isolation.require(64)
+
+    class Careless(BertStages):
+        def _embed(self, tokens: Tensor, types: Tensor | None, positions: Tensor) -> Tensor:
+            return super()._embed(tokens, types, positions) * tokens.shape[0 if is_packed else 1]
+
+    careless = Careless(config, 2, is_packed=is_packed).eval()
+    careless.norm = nn.Identity()
+    with pytest.raises(InvalidInputError, match="mixes requests"):
+        careless.isolation.require(64)
+
+
+def test_answers_of_batches_made_ready_are_those_of_texts_alone():
+    config = BertConfig(hidden_size=48, num_layers=2, num_heads=3, intermediate_size=80, vocab_size=50, max_length=64)
+    model = BertStages(config, 1, is_packed=True).eval()
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 50, int(length)) for length in rng.integers(1, 30, 120)]
+    instant = StagedModel((LinearStage(0.0, 1e-15),))  # so the next batch is due when one begins
+    collector = Collector[Any, Any]()
+    engine = Engine(model, instant, PackedPolicy(max_tokens=64), listener=collector, num_threads=2, max_batch_size=8)
+    for number, row in enumerate(rows):
+        engine.loop.submit(ServeRequest(str(number), row, length=len(row)), str(number))
+    with engine:
+        assert engine.loop.drain(600)
+        assert engine.scheduler.counters["made ready ahead"] > 5
+        assert sum(meter.num_rows for meter in engine.runner.meters) == 120
+    for number, row in enumerate(rows):
+        with torch.inference_mode():
+            [[alone]] = model.answers([row])
+        assert np.array_equal(collector.finished[str(number)].result, alone)
+
+
+def test_stages_of_an_encoder(tmp_path: Path):
+    config = BertConfig(hidden_size=8, num_layers=2, num_heads=2, intermediate_size=8, vocab_size=2000, max_length=16)
+    loaded = Loaded("small", BertStages(config, 2).eval())
+    units = [
+        UnitProfile(unit_name(stage, length), (1, 4), (each * length, 2 * each * length), (0.0, 0.0))
+        for stage, each in enumerate((0.1, 0.2))
+        for length in (8, 16)
+    ]
+    costs = TableCosts(ProfileTable(tuple(units)), 2, (8, 16))
+    graph = loaded.to_networkx(costs)
+    check_graph(graph, tmp_path)
+    assert list(graph) == ["stage 1", "stage 2"]
+    first, second = (graph.nodes[name] for name in graph)
+    assert (first["stage"], first["seconds"], first["catch_up_s"], first["has_exit"]) == (1, 1.6, 0.0, False)
+    assert (second["stage"], second["seconds"], second["catch_up_s"], second["has_exit"]) == (2, 3.2, 1.6, True)
+    assert (first["batch_sizes"], first["preferred_batch_size"]) == ("1, 4", 4)
+    assert graph.edges["stage 1", "stage 2"]["nbytes"] == 16 * 8 * 4 + 8  # hidden states of 16 tokens, the length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mlsys_dvabatch.stages.models.sentence import SentenceForm
+from mlsys_encoders.models.sentence import SentenceForm
 
 Weights = Literal["float", "int8"]  # in which the products of packed layers run
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
-from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.models.config import BertConfig
-from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_encoders.models.config import BertConfig
 from mlsys_serving.http import HttpError
 
 Side = Literal["Left", "Right"]
@@ -33,8 +32,8 @@ class TextTokens:
     """The tokenizer of one encoder.
 
     Args:
-        tokenizer: Of the folder, without padding; it cuts at the folder's limit.
-        config: The encoder's shape.
+        tokenizer: The folder's, without padding; it cuts at the folder's limit.
+        config: Shape of the encoder.
     """
 
     def __init__(self, tokenizer: Any, config: BertConfig) -> None:
@@ -98,14 +97,13 @@ class TextTokens:
         return marks + sum(length for length in lengths if length > 0)
 
 
-def tokenizer_of(loaded: Loaded) -> Any:
-    """Return the tokenizer beside a model's weights, without padding, or None."""
-    if loaded.folder is None or not (loaded.folder / "tokenizer.json").is_file():
+def tokenizer_of(folder: Path, config: BertConfig) -> Any:
+    """Return the tokenizer in an encoder's folder, without padding, or None."""
+    if not (folder / "tokenizer.json").is_file():
         return None
     from tokenizers import Tokenizer
 
-    assert isinstance(loaded.model, BertStages)
-    tokenizer = Tokenizer.from_file(str(loaded.folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(loaded.model.config.max_tokens)
+    tokenizer.enable_truncation(config.max_tokens)
     return tokenizer

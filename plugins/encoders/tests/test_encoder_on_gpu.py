@@ -14,13 +14,13 @@ from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
 from mlsys_dvabatch.scheduling.policies.operator import OperatorPolicy
 from mlsys_dvabatch.stages.profile import profile_stages
-from mlsys_dvabatch.stages.zoo import load
+from mlsys_dvabatch.stages.zoo import Loading, load
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 def answers(name: str, policy: Any, device: Device, payloads: list[Any], **options: Any) -> list[Any]:
-    loaded = load(name, Path("unused"), num_stages=2, device=device, **options)
+    loaded = load(name, Path("unused"), Loading(num_stages=2, device=device, **options))
     costs = profile_stages(loaded.model, loaded.request, batch_sizes=(1, 4), repeats=1, device=device)
     collector = Collector[Any, Any]()
     with Engine(loaded.model, costs, policy, listener=collector, device=device, max_batch_size=8) as engine:

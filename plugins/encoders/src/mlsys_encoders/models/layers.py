@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from mlsys_dvabatch.stages.models.config import BertConfig, HeadConfig
 from torch import Tensor, nn
 from torch.nn import functional
+
+from mlsys_encoders.models.config import BertConfig, HeadConfig
 
 _MAX_DISTANCE = 128  # of relative positions; no configuration states another
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import ServeRequest
-from mlsys_dvabatch.serve.tokens import tokenizer_of
-from mlsys_dvabatch.stages.models.bert import BertStages
-from mlsys_dvabatch.stages.models.bert_folder import load_bert
-from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_encoders.models.bert import BertStages
+from mlsys_encoders.models.bert_folder import load_bert
+from mlsys_encoders.serve.tokens import tokenizer_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -196,5 +195,5 @@ def test_texts_are_cut_as_the_folder_says(source: tuple[Path, Any], tmp_path: Pa
         folder = folder_of(source[0], to, files)
         tokenizer.save(str(folder / "tokenizer.json"))
         model = load_bert(folder)
-        assert len(tokenizer_of(Loaded("x", model, folder)).encode("a b " * 100).ids) == expected
+        assert len(tokenizer_of(folder, model.config).encode("a b " * 100).ids) == expected
         assert model.config.form.is_lower_case == (asked is not None)

@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 import transformers
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.plugins.loading import LoadContext
 from mlsys_dvabatch.scheduling.policies.input import PackedPolicy
 from mlsys_dvabatch.serve.models import ServedModel
-from mlsys_dvabatch.serve.text_app import create_app
-from mlsys_dvabatch.stages.models.bert_folder import load_bert
 from mlsys_dvabatch.stages.simulated import parse_stages
-from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_encoders.loading import load_encoder
+from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import BackgroundServer
-from mlsys_serving.oip import ModelRepository
+from mlsys_serving.oip import ModelRepository, create_oip_app
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 _MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -51,13 +52,15 @@ def write_folder(folder: Path, *, num_labels: int = 0, files: dict[str, Any] | N
 
 def served(folder: Path) -> ServedModel:
     """Serve a folder's encoder, packed."""
-    loaded = Loaded(folder.name, load_bert(folder, num_stages=1, is_packed=True), folder)
+    loaded = load_encoder(folder, LoadContext(options={"stages": 1, "packed": True}))
     return ServedModel(loaded, parse_stages("1+0.1"), PackedPolicy(), max_batch_size=4, num_threads=1)
 
 
 @contextmanager
 def serving(*folders: Path) -> Iterator[str]:
     """Serve folders on a free port, and yield the address."""
-    app = create_app(ModelRepository([served(folder) for folder in folders]))
+    repository = ModelRepository([served(folder) for folder in folders])
+    extensions = Extensions.of("dvabatch", installed_plugins().registry)
+    app = create_oip_app(repository, system="dvabatch", extensions=extensions)
     with BackgroundServer(app) as server:
         yield server.url

@@ -1,7 +1,7 @@
-// Products of rows and a weight as whole numbers: int8 codes, a scale for each group of 32 features on both sides.
+// Products of rows and a weight in int8, with a scale for each group of 32 features on both sides.
 //
 // An element is its bias, then one fp32 sum over the groups from first to last: += (sum of code * code) * (scale * scale),
-// fused. The whole numbers are exact, so one row and a thousand give the same bits, on every instruction set.
+// fused. Integer sums are exact, so a row has the same bits in any batch, on every instruction set.
 #pragma once
 
 #include <mlsys/dot.h>
@@ -24,8 +24,8 @@ struct CodedRows {
     std::vector<int32_t> firsts; // [rows][K / GROUP]: less the 128 that is added to the weight's codes
 };
 
-// The largest magnitude of a group becomes 127, the nearest codes, ties to even. A group with an infinity or a NaN makes NaN
-// of what it meets. One whose numbers are all below 1e-30 counts as zero.
+// Quantise a block of rows: the largest magnitude of a group becomes 127; round to nearest, ties to even. A group with an
+// infinity or a NaN gives NaN; a group whose numbers are all below 1e-30 counts as zero.
 inline void quantise(const float* a, int64_t lda, int M, int64_t K, CodedRows& rows) {
     const int64_t groups = K / GROUP;
     rows.codes.resize(M * groups * GROUP_WORDS);

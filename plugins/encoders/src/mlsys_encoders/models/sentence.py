@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_dvabatch.stages.models.pooling import POOLINGS
+
+from mlsys_encoders.models.pooling import POOLINGS
 
 _KEYS = {  # of a pooling's config.json
     "pooling_mode_cls_token": "cls",

@@ -1,6 +1,6 @@
 """Bodies and answers of ``/v1/embeddings`` (OpenAI's) and ``/v1/rerank`` (Cohere's and Jina's).
 
-Orca's encoder and DVABatch's encoders are served by these routes; each has its own way from texts to numbers.
+Beside a server of models, and beside a language model.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
-from pydantic import BaseModel, Field
-
 from mlsys_serving.http.bodies import MAX_TEXTS, Body, Ids, ManyIds, Name, Text, Texts
+from pydantic import BaseModel, Field
 
 Floats = npt.NDArray[np.float32]
 

@@ -1,0 +1,122 @@
+"""Protocols of models in stages: executors need little of one, serving more; loaders of plugins bring their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+
+import numpy.typing as npt
+from mlsys_core.loop.request import ServeRequest
+from mlsys_dvabatch.stages.isolation import Triable
+
+if TYPE_CHECKING:
+    from mlsys_serving.oip import TensorSpec
+
+Array = npt.NDArray[Any]
+
+
+class StageModel(Protocol):
+    """A model in stages, as executors need it. Called from several threads, one stage at a time in each.
+
+    The models here take and give NumPy arrays: the front's thread makes and reads them, and NumPy keeps Python's lock
+    where each operator of torch lets go of it, for whichever other thread waits.
+    """
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        ...
+
+    def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Any:
+        """Return the inputs of a batch as activations of the first stage."""
+        ...
+
+    def run(self, stage: int, values: Any) -> Any:
+        """Run one stage: activations in, activations out, the same requests in the same order."""
+        ...
+
+    def results(self, values: Any) -> list[Any]:
+        """Return each request's result from the last stage's activations; an exception fails its request alone."""
+        ...
+
+
+class Inspecting(Protocol):
+    """A model that knows when a request needs no further stages (section 9.2)."""
+
+    def inspect(self, stage: int, values: Any) -> tuple[Mapping[int, Any], Mapping[int, int]]:
+        """Return the early exits and the skips after ``stage``.
+
+        The first maps positions to the results of requests that may leave; the second maps positions to the next stage
+        to run.
+        """
+        ...
+
+
+class ServableModel(StageModel, Triable, Protocol):
+    """A staged model that can be profiled and served."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths to profile at, rising; (1,) where requests have one shape."""
+        ...
+
+    def check(self, payload: Any) -> int:
+        """Check a request's payload; return its length.
+
+        Raises:
+            InvalidInputError: The model does not take it.
+        """
+        ...
+
+    def example_of(self, length: int) -> Any:
+        """Return a payload of one of :attr:`lengths`."""
+        ...
+
+
+@runtime_checkable
+class Packable(Protocol):
+    """A model whose batches need no padding: the units of all requests lie one after another, as an encoder's tokens.
+
+    Attributes:
+        is_packed: Batches of this one are packed.
+    """
+
+    is_packed: bool
+
+    @property
+    def form(self) -> str:
+        """Text that tells apart forms of the same weights that differ in speed; "" for padded batches."""
+        ...
+
+    @property
+    def needs_packing(self) -> str | None:
+        """The option that padded batches cannot follow, for messages; None: there is none."""
+        ...
+
+    def with_form(self, *, is_packed: bool, num_stages: int | None = None) -> Self:
+        """Return a model with the same weights, packed or not."""
+        ...
+
+
+class Wire(Protocol):
+    """Form of a model's requests on the wire, where payloads are not simply its input tensors' rows."""
+
+    def tensors(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """Return the model's inputs and outputs."""
+        ...
+
+    def payloads(self, inputs: Mapping[str, Array], num_rows: int) -> list[Any]:
+        """Return the payload of each row of a request's tensors.
+
+        Raises:
+            InvalidInputError: The tensors do not go together.
+        """
+        ...
+
+    def payload(self, made: Any) -> Any:
+        """Return the payload for a value that a service's preprocessing made.
+
+        Raises:
+            InvalidInputError: The model takes no such value.
+        """
+        ...
