@@ -17,7 +17,6 @@ from mlsys_batchmaker.models.silero import SPEC, frames_of, read_weights, silero
 from mlsys_batchmaker.streams.engine import StreamEngine
 from mlsys_batchmaker.streams.frames import Answered, StreamConfig, StreamsFullError
 from mlsys_batchmaker.streams.model import Failures, Ints, Stepper, StreamModel
-from mlsys_batchmaker.streams.speech import speech_like
 from mlsys_core.config import settings
 from mlsys_core.errors import MissingDependencyError, MlsysError
 from mlsys_core.loop import WallClock
@@ -26,6 +25,7 @@ from mlsys_core.report import Section, Table
 from numpy.typing import NDArray
 
 from mlsys_bench.batchmaker.silero_module import SileroCell
+from mlsys_bench.batchmaker.speech import speech_like
 from mlsys_bench.batchmaker.voice_virtual import VirtualStreams
 
 if TYPE_CHECKING:

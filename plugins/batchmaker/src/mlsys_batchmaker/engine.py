@@ -41,7 +41,7 @@ from mlsys_batchmaker.scheduling.state import Counters, SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
 from mlsys_batchmaker.workers.cuda import RoundTimes, counter_or_events, cuda_graph, to_pinned
 from mlsys_batchmaker.workers.materialise import AUTO, MaterialisedCell, find_compiler
-from mlsys_batchmaker.workers.pool import DEFAULT_POOL_BYTES, SeveralPools, StatePool, plan_rows
+from mlsys_batchmaker.workers.pool import DEFAULT_POOL_BYTES, StatePool, plan_rows
 from mlsys_batchmaker.workers.worker import Worker
 
 
@@ -140,10 +140,10 @@ class Engine:
         self._on_round = on_round
         self._futures: dict[str, tuple[Future[Answer], Payload]] = {}
         self._numbers = itertools.count()
-        self.scheduler, pools = make_scheduler(model, self.config)
+        self.scheduler, pool = make_scheduler(model, self.config)
         self.score_source = BatchSource(label_of=self._label)
         self._traces = EngineTraces(self.scheduler.members, watcher=self.score_source)
-        workers = make_workers(model, pools, self.config, clock, cells)
+        workers = make_workers(model, pool, self.config, clock, cells)
         executors: list[Executor[Round, RoundOutput]] = [
             make_executor(worker, self.config, clock, number) for number, worker in enumerate(workers)
         ]
@@ -269,19 +269,19 @@ def _noted(trace: EngineTrace, on_values: Callable[[Values], None], values: Valu
     on_values(values)
 
 
-def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularScheduler, list[StatePool]]:
+def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularScheduler, StatePool]:
     """Make the scheduler of a model and the state pool of its device."""
     rows = plan_rows(model.layout, config.pool_bytes)
-    pools = [StatePool(model.layout, rows, get_device(config.device).torch_name)]
+    pool = StatePool(model.layout, rows, get_device(config.device).torch_name)
     scheduler = CellularScheduler(
         model.layout,
         config=config.scheduling(),
         devices=[0] * config.num_workers,
         num_rows=rows,
-        store=SeveralPools(pools),
+        store=pool,
         new_rows=find_pool(config.memory_pool, "runs"),
     )
-    return scheduler, pools
+    return scheduler, pool
 
 
 def make_cells(model: Model, config: EngineConfig) -> list[MaterialisedCell]:
@@ -303,15 +303,15 @@ def make_cells(model: Model, config: EngineConfig) -> list[MaterialisedCell]:
 
 def make_workers(
     model: Model,
-    pools: Sequence[StatePool],
+    pool: StatePool,
     config: EngineConfig,
     clock: Clock,
     cells: Sequence[MaterialisedCell] | None = None,
 ) -> list[Worker]:
     """Make workers that share the state pool of their device, and the cells; None: cells are made here."""
     cells = make_cells(model, config) if cells is None else cells
-    to_host = to_pinned if pools[0].device.type == "cuda" else Tensor.cpu
-    return [Worker(model.layout, cells, pools, clock=clock, to_host=to_host) for _ in range(config.num_workers)]
+    to_host = to_pinned if pool.device.type == "cuda" else Tensor.cpu
+    return [Worker(model.layout, cells, [pool], clock=clock, to_host=to_host) for _ in range(config.num_workers)]
 
 
 def make_executor(worker: Worker, config: EngineConfig, clock: Clock, number: int) -> Executor[Round, RoundOutput]:

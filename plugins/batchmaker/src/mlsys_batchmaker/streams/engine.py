@@ -135,7 +135,7 @@ class StreamEngine:
         Raises:
             InvalidInputError: the frame's dtype or shape is another.
         """
-        return self._push(stream_id, values[None], deadline_s, is_last, token)[-1]
+        return self.push_many(stream_id, values[None], deadline_s=deadline_s, is_last=is_last, token=token)[-1]
 
     def push_many(
         self,
@@ -155,11 +155,6 @@ class StreamEngine:
             is_last: the stream ends after the last of them.
             token: kept with each.
         """
-        return self._push(stream_id, frames, deadline_s, is_last, token)
-
-    def _push(
-        self, stream_id: Hashable, frames: NDArray[Any], deadline_s: float | None, is_last: bool, token: Any
-    ) -> list[Frame]:
         if frames.dtype != self._dtype or frames.shape[1:] != self._shape:
             raise InvalidInputError(
                 f"a frame of {self.model.spec.name!r} is {self._dtype}{list(self._shape)}, "
@@ -212,9 +207,7 @@ class StreamEngine:
             if start == 0:
                 self.open(name, sink)
             part = frames[start : start + step]
-            last = start + step >= len(frames)
-            for number, values in enumerate(part):
-                self.push(name, values, is_last=last and number == len(part) - 1)
+            self.push_many(name, part, is_last=start + step >= len(frames))
             self._wait_for(found, start + len(part), done)
         for each in found:
             if each.error is not None or each.value is None:

@@ -99,15 +99,3 @@ def row_stride(shape: tuple[int, ...], dtype: str) -> int:
     """Return how many numbers lie from a row of :func:`host_rows` to the next."""
     size, itemsize = max(1, math.prod(shape)), np.dtype(dtype).itemsize
     return size + (0 if size * itemsize % 1024 else _LINE // itemsize)
-
-
-class SeveralPools:
-    """The pools of all devices as one store: constants go to each."""
-
-    def __init__(self, pools: Sequence[StatePool]) -> None:
-        self.pools = list(pools)
-
-    def load(self, starts: Sequence[int], constants: Constants) -> None:
-        """See :meth:`StatePool.load`."""
-        for pool in self.pools:
-            pool.load(starts, constants)
