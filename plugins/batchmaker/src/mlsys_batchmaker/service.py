@@ -57,7 +57,7 @@ class Service(PredictService[OipModel]):
         super().__init__(Processing(preprocess, postprocess), num_workers)
         self.model = model if isinstance(model, Model) else _model_of(model)
         self._config = EngineConfig() if config is None else config
-        self._engine: Engine | None = None  # of calls without a server; made by the first
+        self._engine: Engine | None = None  # engine of calls without a server; made by the first
 
     def __enter__(self) -> Self:
         return self

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 FIGURES = "3,7,8,9,11,13,14,15"
-serve_app = typer.Typer()  # of "mlsys serve batchmaker"
+serve_app = typer.Typer()  # "mlsys serve batchmaker"
 
 
 @app.callback()

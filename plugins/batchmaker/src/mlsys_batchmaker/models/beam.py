@@ -26,7 +26,7 @@ class Hypothesis:
 
     words: tuple[int, ...]
     score: float
-    row: int = -1  # of the latest part: whose state it goes on from
+    row: int = -1  # row of the latest part whose state it continues
 
 
 class BeamSearch:

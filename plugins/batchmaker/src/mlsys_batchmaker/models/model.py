@@ -27,7 +27,7 @@ class Tensor:
     name: str
     dtype: str  # as in numpy
     shape: tuple[int, ...]  # -1: any size
-    is_optional: bool = False  # of a request: it may be left out
+    is_optional: bool = False  # True: a request may leave it out
 
 
 class Architecture(Protocol):
@@ -100,8 +100,8 @@ class _Form:
     """Plan and constants that requests of one key share."""
 
     plan: GraphPlan
-    constants: list[list[NDArray[np.generic]]]  # of the first of them
-    given: list[tuple[int, int, Port]]  # of those, what each request has of its own: bank, index, port
+    constants: list[list[NDArray[np.generic]]]  # constants of the first request
+    given: list[tuple[int, int, Port]]  # constants that differ by request: bank, index, port
 
     def fill(self, rows: Sequence[ArrayLike]) -> list[list[NDArray[np.generic]]]:
         """Return the constants with the rows of another request in place of the first one's."""

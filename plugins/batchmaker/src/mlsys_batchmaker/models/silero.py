@@ -61,7 +61,7 @@ class SileroStream:
         self.spec = SPEC
         self._library = _load()
         self._units: int = self._library.silero_units()
-        self._kept: list[Tensor] = []  # what the structure points into
+        self._kept: list[Tensor] = []  # tensors that the structure points into
         half = WINDOW // 2
         basis = weights["stft.forward_basis_buffer"][:, 0]
         real, imaginary = basis[:BINS], basis[BINS:]

@@ -76,7 +76,7 @@ def load(flags: tuple[str, ...] = ()) -> Any:
 
 
 Ints = NDArray[np.int64]
-MAX_TABLE_BYTES = 64 << 20  # of what words give to the gates
+MAX_TABLE_BYTES = 64 << 20  # largest table of the words' part of the gates
 
 
 class PackedCell:
@@ -94,7 +94,7 @@ class PackedCell:
     def __init__(self, form: Form, *, stop: int | None = None, max_table_bytes: int = MAX_TABLE_BYTES) -> None:
         self._library = load()
         self._units: int = self._library.batchmaker_units()
-        self._kept: list[Tensor] = []  # what the structures point into
+        self._kept: list[Tensor] = []  # tensors that the structures point into
         self._gates = GATES[form.kind]
         self.kind = form.kind
         self.hidden_sizes = [layer.hidden_size for layer in form.layers]

@@ -70,7 +70,7 @@ class CellGraph:
         self.max_nodes = max_nodes
         self.num_nodes = 0
         self.constants: list[list[NDArray[np.generic]]] = [[] for _ in layout.banks]  # by bank, in order of their rows
-        self.given: list[tuple[int, int, Port]] = []  # of what ``each`` brought: bank, index in its list, port
+        self.given: list[tuple[int, int, Port]] = []  # rows given by ``each``: bank, index in its list, port
         self._num_constants = [0] * len(layout.banks)
         self._parts: list[bytes] = []
         self._starts: list[int] = []  # by part: its first node
@@ -257,7 +257,7 @@ class CellGraph:
     def _output_index(self, node: int, output: str) -> int:
         """Return the index of ``output`` among the outputs of a node's cell, or of the last cell that has it."""
         indices = self.layout.output_indices(output)
-        at_last = next(reversed(indices.values()))  # of nodes to come: the planner checks that it fits
+        at_last = next(reversed(indices.values()))  # index for nodes to come; the planner checks that it fits
         if not 0 <= node < self.num_nodes:
             return at_last
         return indices.get(self._cells[bisect_right(self._starts, node) - 1], at_last)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 Ints: TypeAlias = NDArray[np.int64]
 Pairs: TypeAlias = tuple[tuple[int, int], ...]
-SUB, NEXT, SLOT, COLUMNS = range(4)  # of a node: its subgraph, first successor in it or -1, slot of its results or -1
-# What the scheduler notes of a subgraph: the request; the worker it is pinned to; nodes not submitted; nodes not
+SUB, NEXT, SLOT, COLUMNS = range(4)  # columns of a node: subgraph; first successor in it, or -1; result slot, or -1
+# Columns of a subgraph: the request; the worker it is pinned to; nodes not submitted; nodes not
 # completed, of which those beyond the unsubmitted are in flight; subgraphs that must be finished before; the first
 # subgraph that waits for this one, or -1; its first node; one above its last; the order of its release; the node that
 # gave the stop value, or NEVER; its cell type; nodes that wait for no other of it, which come first.
@@ -55,16 +55,16 @@ class GraphPlan:
 
     block: Ints  # all of its numbers, one after another as the properties below; made and read in one go
     num_nodes: int
-    num_columns: int  # of a node
+    num_columns: int  # columns of a node
     num_subgraphs: int
     num_slots: int  # results asked for
     num_rows: tuple[int, ...]  # rows needed in each bank, constants first
     kinds: tuple[Kind, ...]  # each that occurs, once
     more: Pairs  # (node, successor) for further successors in the same subgraph
     sub_more: Pairs  # (subgraph, other) for further subgraphs that wait for one
-    result_cell: int | None  # of all results; None: they are of several cells
+    result_cell: int | None  # cell type of all results; None: they are of several
     blocks: tuple[int, ...] = field(init=False)  # sizes of the blocks of numbers that a request holds: rows by bank,
-    # nodes, of subgraphs, of results, of its own index; powers of two, 0 for none
+    # nodes, subgraphs, results, its index; powers of two, 0 for none
 
     def __post_init__(self) -> None:
         counts = (*self.num_rows, self.num_nodes, self.num_subgraphs, self.num_slots, 1)

@@ -34,7 +34,7 @@ class Port:
 
     name: str
     dtype: str  # one of DTYPES
-    shape: tuple[int, ...] = ()  # of one row: the batch dimension comes before it
+    shape: tuple[int, ...] = ()  # shape of one row, without the batch dimension
     high: int | None = None  # whole numbers lie in [0, high), such as the words of a vocabulary; None: not checked
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mlsys_batchmaker.plan.layout import Layout
 
 Pair: TypeAlias = tuple[int, int]
-# What feeds an input of a node: 0 is zeros, 1 + node * num_outputs + output a wire, -1 - row a constant of the bank.
+# Source of a node's input: 0 is zeros, 1 + node * num_outputs + output a wire, -1 - row a constant of the bank.
 Codes: TypeAlias = NDArray[np.int64]
 CODES = -1  # instead of the output of a wire
 

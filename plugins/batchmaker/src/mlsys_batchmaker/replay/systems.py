@@ -20,7 +20,7 @@ from mlsys_batchmaker.replay.trace import Request, Served, System
 from mlsys_batchmaker.scheduling.requests import CellRequest
 from mlsys_batchmaker.workers.pool import host_rows
 
-_WORDS = 1 << 18  # of words: 512 sentences of 512
+_WORDS = 1 << 18  # rows of the bank of words: 512 sentences of 512
 
 
 def packed(cell: Cell) -> PackedCell:

@@ -35,7 +35,7 @@ class Run:
     throughput_rps: float
     batch: float  # rows a step on average, without padding
     waste: float  # part of the computed cells that is padding
-    outputs: Mapping[int, NDArray[Any]] = field(repr=False)  # of the first requests, to compare
+    outputs: Mapping[int, NDArray[Any]] = field(repr=False)  # outputs of the first requests, to compare
 
     @property
     def latency(self) -> LatencySummary:
@@ -54,7 +54,7 @@ class Served:
     """Output of a system for one request, and the time it started."""
 
     output: NDArray[Any]
-    started_s: float  # of the virtual clock
+    started_s: float  # seconds of the virtual clock
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ def run(
     """
     clock = VirtualClock()
     system = make_system(clock)
-    gc.collect()  # or going through all that torch has loaded, some 75 ms, falls on whoever's turn it is
+    gc.collect()  # else a collection of some 75 ms falls into one system's time
     meter = CpuTime()
     made: dict[int, Any] = {}
 

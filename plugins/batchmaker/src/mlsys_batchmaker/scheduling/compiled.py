@@ -36,9 +36,9 @@ class Completed:
 
     started: list[int]  # the first task of one of their subgraphs
     cut: list[int]  # a chain of theirs has stopped
-    finished: list[list[int]]  # all of their subgraphs are: of each the index, how many of its results there are, cells
-    # computed for it without those after a stop, whether something of it is in flight
-    slots: NDArray[np.int64]  # of those results, one request after another; valid until the next call
+    finished: list[list[int]]  # by request whose subgraphs are all finished: its index, the number of its results, the
+    # number of its cells up to a stop, and whether others are in flight
+    slots: NDArray[np.int64]  # result slots of the finished requests, one after another; valid until the next call
     num_discarded: int  # cells computed in vain
 
 

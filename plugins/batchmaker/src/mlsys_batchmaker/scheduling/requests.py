@@ -16,7 +16,7 @@ Constants: TypeAlias = Sequence[Sequence[NDArray[np.generic]]]  # by bank, in th
 Values: TypeAlias = tuple[NDArray[np.generic] | np.generic, ...]  # a node's results, by ``CellSpec.results``
 
 
-# What follows from the values of all parts so far: the next part's plan and constants, or None: there is no other.
+# (values of all parts so far) -> the next part's plan and constants; None: the request is done.
 Grow: TypeAlias = Callable[[Sequence[Sequence["Values"]]], tuple[GraphPlan, Constants] | None]
 
 
@@ -36,7 +36,7 @@ class CellRequest:
 
     request_id: str
     plan: GraphPlan
-    constants: Constants  # of its cell graph
+    constants: Constants  # constants of its cell graph
     deadline_s: float | None = None  # seconds of the loop's clock
     on_values: Callable[[Values], None] | None = None  # called with a node's results as they come, in the loop's thread
     grow: Grow | None = None  # asked when all cells are computed, in the loop's thread; None: it does not grow
@@ -47,8 +47,8 @@ class CellRequest:
 class CellResult:
     """Result of a finished request. Times are seconds of the loop's clock."""
 
-    values: list[Values]  # of the nodes it asked for, in that order, part by part; a chain that stopped has no more
-    # after its stop
+    values: list[Values]  # results of the nodes it asked for, in that order, part by part; a chain that stopped has
+    # none after its stop
     num_cells: int  # computed for it, without what was computed in vain after a stop
     added_s: float
     started_s: float  # its first task began to run
@@ -78,7 +78,7 @@ class Live:
     index: int  # in the tables
     node_start: int
     sub_start: int
-    starts: tuple[int, ...]  # of its blocks: `GraphPlan.blocks`
+    starts: tuple[int, ...]  # first number of each of its blocks, as `GraphPlan.blocks`
     added_s: float
     started_s: float | None = None
     num_cells: int = 0

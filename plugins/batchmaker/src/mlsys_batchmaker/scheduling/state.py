@@ -92,8 +92,8 @@ class State:
     results: Results
     num_streaming: int = 0  # requests here that hear of values as they come
     counters: Counters = field(default_factory=Counters)
-    known: set[tuple[Kind, ...]] = field(default_factory=set)  # of the plans admitted so far
-    latest: tuple[Kind, ...] = ()  # of them
+    known: set[tuple[Kind, ...]] = field(default_factory=set)  # kinds of the plans admitted so far
+    latest: tuple[Kind, ...] = ()  # kinds of the latest one
 
     @classmethod
     def new(cls, layout: Layout, config: SchedulerConfig, devices: Sequence[int], num_rows: Sequence[int]) -> State:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from mlsys_batchmaker.plan.plan import COLUMNS, SUB_COLUMNS
 
 Ints = NDArray[np.int64]
-# Of a request: subgraphs not finished; 1: it has left, but something of it is in flight. The others are for compiled
-# code alone: where its nodes, subgraphs and slots begin, how many subgraphs and slots it has, where its plan says what
-# is asked for.
+# Columns of a request: LEFT, subgraphs not finished; LEAVING, 1 if it has left but has cells in flight. Only compiled
+# code uses the others: the first of its nodes, subgraphs and slots, the number of its subgraphs and slots, and
+# the address of the results asked for in its plan.
 LEFT, LEAVING, REQUEST_COLUMNS = 0, 1, 8
 _LEAST_ROOM = 256
 

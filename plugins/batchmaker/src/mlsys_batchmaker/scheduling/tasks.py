@@ -23,7 +23,7 @@ class Task:
     nodes: Ints  # [b] each row's first node
     subs: Ints  # [b] their subgraphs
     fresh: Ints | None  # rows whose subgraph begins with this task; None: none does
-    steps: int  # of the longest row
+    steps: int  # steps of the longest row
     lengths: Ints | None  # [b] steps of each row, never rising; None: all have ``steps``
     in_rows: Ints  # [steps, b, num_inputs] rows to read; of a carried input only step 0 counts
     carry: tuple[int, ...]  # carry[i]: the previous step's output that feeds input i (steps >= 1); -1: none

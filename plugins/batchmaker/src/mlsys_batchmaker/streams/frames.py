@@ -45,7 +45,7 @@ class Frame:
     """One input of a stream."""
 
     stream: Stream
-    number: int  # of the stream's frames, from 0 on
+    number: int  # position in the stream, from 0 on
     values: Any  # the executor's
     arrived_s: float
     deadline_s: float
@@ -60,7 +60,7 @@ class Stream:
     stream_id: Hashable
     sink: Any  # the caller's: what gets its answers
     last_s: float  # when something last came or ended
-    number: int = 0  # of the streams that were opened, as an id may be used again
+    number: int = 0  # position among the streams opened so far; an id may be used again
     slot: int | None = None
     is_fresh: bool = True  # no frame has run
     is_running: bool = False
@@ -83,7 +83,7 @@ class StreamCounters:
     """Totals since the start."""
 
     frames: int = 0  # answered
-    late: int = 0  # of them, after their deadline
+    late: int = 0  # frames answered after their deadline
     batches: int = 0
     swapped_out: int = 0
     swapped_in: int = 0

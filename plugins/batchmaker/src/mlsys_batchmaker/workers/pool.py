@@ -58,7 +58,7 @@ class StatePool:
             else torch.zeros(rows, *shape, dtype=torch_dtype(dtype), device=self.device)
             for (dtype, shape), rows in zip(layout.banks, num_rows, strict=True)
         ]
-        self._views = [bank.numpy() if on_host else None for bank in self.banks]  # of the same memory
+        self._views = [bank.numpy() if on_host else None for bank in self.banks]  # as arrays; None: on a GPU
 
     def load(self, starts: Sequence[int], constants: Constants) -> None:
         """Write a request's constants, bank by bank from the starts of its blocks on."""
