@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_orca.engine.deadline import IterationDeadline
-from mlsys_orca.engine.recovery import Ledger, LiveRequest, Return, judge
+from mlsys_orca.engine.recovery import Ledger, LiveRequest
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SampledToken, SamplingParams, ScoredPrompt
 from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_serving.processes.recovery import Turns, judge
 
 
 def request(name: str, new: int = 50) -> GenerationRequest:
@@ -21,7 +22,7 @@ def simulate(num_requests: int, poisoned: set[int], max_batch: int) -> tuple[set
     ledger = Ledger()
     for number in range(num_requests):
         ledger.open(request(str(number), new=3))
-    order, done, failed, num_deaths = Return(), set(), set(), 0
+    order, done, failed, num_deaths = Turns(), set(), set(), 0
     while ledger.live:
         alone = order.alone
         batch = [ledger.live[alone]] if alone is not None else ledger.by_arrival()[:max_batch]
@@ -33,8 +34,7 @@ def simulate(num_requests: int, poisoned: set[int], max_batch: int) -> tuple[set
                 failed.add(live.number)
                 ledger.drop(live.handle)
                 order.drop(live.handle)
-            suspects = [live.handle for live in verdict.suspects]
-            order = Return([*suspects, *(handle for handle in order.left if handle not in suspects)])
+            order.put_first([live.handle for live in verdict.suspects])
             continue
         for live in batch:
             live.tokens.append(SampledToken(live.request.request_id, 5))

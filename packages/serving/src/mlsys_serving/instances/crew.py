@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from mlsys_serving.instances.members import OUT_S, Instance, Roles, Worker
-from mlsys_serving.instances.wire import Message
+from mlsys_serving.instances.wire import Message, decode, encode
 from mlsys_serving.processes.channel import FrameChannel
 from mlsys_serving.processes.children import Death, is_stopped
 from mlsys_serving.processes.supervisor_link import SupervisorLink
@@ -101,7 +101,7 @@ class Crew:
         assert self._loop is not None
 
         def on_frame(payload: bytes) -> None:
-            instance, message = worker.instance, Message.decode(payload)
+            instance, message = worker.instance, decode(payload)
             if instance is not None and message.kind == "ready":
                 instance.is_ready = instance.has_served = True
                 self._tell_ready(instance)
@@ -126,7 +126,7 @@ class Crew:
                     "first_page": (len(self.instances) + instance.index) * pages,
                     "num_pages": pages,
                 }
-                worker.channel.send(Message("start", role).encode())
+                worker.channel.send(encode(Message("start", role)))
 
     def _on_death(self, number: int, death: Death) -> None:
         worker = self._workers.pop(number, None)

@@ -27,7 +27,7 @@ from mlsys_serving.instances.members import (
     Ticket,
 )
 from mlsys_serving.instances.shared import Array, Placed, SharedPart, read
-from mlsys_serving.instances.wire import Message
+from mlsys_serving.instances.wire import Message, encode
 from mlsys_serving.oip.errors import ModelNotReadyError
 from mlsys_serving.oip.models.executions import BatchCounts, Executions
 from mlsys_serving.processes.children import Death
@@ -130,7 +130,7 @@ class Fleet:
             return
         for number in instance.ledger.next():
             ticket = self._tickets[number]
-            worker.channel.send(Message("run", {"number": number, **ticket.fields}, ticket.placed.inline).encode())
+            worker.channel.send(encode(Message("run", {"number": number, **ticket.fields}, ticket.placed.inline)))
 
     def _cancel(self, ticket: Ticket) -> None:
         """Give a request up, unless it has ended; one under way keeps its memory until its worker lets go of it."""
@@ -142,7 +142,7 @@ class Fleet:
         assert instance is not None
         if ticket.number in instance.ledger.running and instance.worker is not None:
             ticket.is_cancelled = True
-            instance.worker.channel.send(Message("cancel", {"number": ticket.number}).encode())
+            instance.worker.channel.send(encode(Message("cancel", {"number": ticket.number})))
         else:
             self._end(ticket, None)
 
@@ -224,7 +224,7 @@ class Fleet:
             outputs = {name: np.array(array) for name, array in outputs.items()}
             pages = {"page": fields["page"], "num_pages": fields["num_pages"]}
             assert instance.worker is not None
-            instance.worker.channel.send(Message("free", pages).encode())
+            instance.worker.channel.send(encode(Message("free", pages)))
         return Reply(fields, outputs)
 
     def _on_death(self, instance: Instance, death: Death) -> None:

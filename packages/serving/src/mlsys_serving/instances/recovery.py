@@ -1,7 +1,7 @@
-"""Decide which requests of an instance run now, and which run again when its worker has died. Pure.
+"""Requests of one instance: which run now, and which run again when its worker has died. Pure.
 
-After a crash each request that was under way is a suspect: suspects run alone, one after the other, before all others.
-Who is alone in a crash has caused it. A worker that was killed from outside makes nobody a suspect.
+A worker that was killed from outside makes nobody a suspect: a request runs in one piece, and cannot show that it
+advances.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
+
+from mlsys_serving.processes.recovery import Record, Turns, judge
 
 
 class Ledger:
@@ -27,17 +29,17 @@ class Ledger:
 
     def __init__(self) -> None:
         self.waiting: deque[int] = deque()
-        self.running: dict[int, None] = {}  # sent to the worker, in order
-        self._suspects: deque[int] = deque()
-        self._alone: int | None = None  # the suspect that runs
+        self.running: dict[int, Record] = {}  # sent to the worker, in order
+        self._suspects: dict[int, Record] = {}  # those of the turns that are left
+        self._turns = Turns()
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.running) + len(self._suspects)
+        return len(self.waiting) + len(self.running.keys() | self._suspects.keys())
 
     @property
     def has_suspects(self) -> bool:
         """True while requests run one by one."""
-        return self._alone is not None or bool(self._suspects)
+        return not self._turns.is_open
 
     def add(self, number: int) -> None:
         """Accept a request."""
@@ -45,25 +47,23 @@ class Ledger:
 
     def next(self) -> list[int]:
         """Return the requests to be sent now; they are under way from here on."""
-        if self._alone is not None or (self._suspects and self.running):
-            return []
-        if self._suspects:
-            self._alone = self._suspects.popleft()
-            sent = [self._alone]
-        else:
-            sent = list(self.waiting)
-            self.waiting.clear()
-        self.running.update(dict.fromkeys(sent))
+        if (alone := self._turns.alone) is not None:
+            if self.running:
+                return []
+            self.running[alone] = self._suspects[alone]
+            return [alone]
+        sent = list(self.waiting)
+        self.waiting.clear()
+        self.running.update((number, Record()) for number in sent)
         return sent
 
     def remove(self, number: int) -> None:
         """Forget a request, wherever it is; unknown ones are ignored."""
         self.running.pop(number, None)
-        for queue in (self.waiting, self._suspects):
-            if number in queue:
-                queue.remove(number)
-        if self._alone == number:
-            self._alone = None
+        self._suspects.pop(number, None)
+        self._turns.drop(number)
+        if number in self.waiting:
+            self.waiting.remove(number)
 
     def died(self, *, is_crash: bool) -> Sequence[int]:
         """Note that the worker has died; return the requests that have caused it, which are forgotten.
@@ -71,18 +71,17 @@ class Ledger:
         Args:
             is_crash: It ended by its own doing; False: someone killed it.
         """
-        running, alone = list(self.running), self._alone
-        self.running.clear()
-        self._alone = None
-        if alone is not None:
-            if is_crash:
-                return [alone]
-            self._suspects.appendleft(alone)
-        elif is_crash:
-            self._suspects.extendleft(reversed(running))
-        else:
-            self.waiting.extendleft(reversed(running))
-        return []
+        running, self.running = self.running, {}
+        verdict = judge(running.values(), is_crash=is_crash, still_deaths=None)
+        failed = [number for number, record in running.items() if record in verdict.failed]
+        for number in failed:
+            self.remove(number)
+        suspects = {number: record for number, record in running.items() if record in verdict.suspects}
+        self._suspects |= suspects
+        self._turns.put_first(suspects)
+        again = [number for number in running if number not in self._suspects and number not in failed]
+        self.waiting.extendleft(reversed(again))
+        return failed
 
 
 def divided(cores: Sequence[int], num_instances: int) -> list[list[int]]:

@@ -20,7 +20,7 @@ from mlsys_core.posix import run_on_cores
 
 from mlsys_serving.http.describe import describe
 from mlsys_serving.instances.shared import Array, SharedPart, read
-from mlsys_serving.instances.wire import Message
+from mlsys_serving.instances.wire import Message, decode, encode
 from mlsys_serving.oip.messages import InferRequest, InferResponse
 from mlsys_serving.processes.box import Box
 from mlsys_serving.processes.channel import FrameChannel
@@ -67,7 +67,7 @@ class InstanceWorker:
 
     def _on_frame(self, payload: bytes) -> None:
         self._box.receive()
-        message = Message.decode(payload)
+        message = decode(payload)
         fields = message.fields
         match message.kind:
             case "start":
@@ -89,7 +89,7 @@ class InstanceWorker:
         except Exception:  # noqa: BLE001 - the process ends here
             _log.exception("the model cannot be started: this worker ends")
             os._exit(EXIT_UNHANDLED)
-        self._channel.send(Message("ready").encode())
+        self._channel.send(encode(Message("ready")))
 
     async def _run(self, fields: Mapping[str, Any], content: bytes) -> None:
         number = fields["number"]
@@ -109,7 +109,7 @@ class InstanceWorker:
                 case _:
                     self._tell("done", number, await self._model.infer(_request(number, fields["request"], inputs)))
         except asyncio.CancelledError:
-            self._channel.send(Message("failed", {"number": number, "error": {"message": "cancelled"}}).encode())
+            self._channel.send(encode(Message("failed", {"number": number, "error": {"message": "cancelled"}})))
         except Exception as error:  # noqa: BLE001 - told to the front
             self._fail(number, error)
         finally:
@@ -126,7 +126,7 @@ class InstanceWorker:
             "timing": None if answer.timing is None else asdict(answer.timing),
             "executions": self._new_executions(),
         }
-        self._channel.send(Message(kind, fields, placed.inline).encode())
+        self._channel.send(encode(Message(kind, fields, placed.inline)))
 
     def _fail(self, number: int, error: Exception) -> None:
         info = describe(error)
@@ -139,7 +139,7 @@ class InstanceWorker:
             "param": info.param,
             "headers": dict(info.headers),
         }
-        self._channel.send(Message("failed", {"number": number, "error": told}).encode())
+        self._channel.send(encode(Message("failed", {"number": number, "error": told})))
 
     def _new_executions(self) -> list[list[float]]:
         """Return the executions since the last report: batch size, count, and the three times, in seconds."""

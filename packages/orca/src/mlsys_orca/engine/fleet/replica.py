@@ -18,10 +18,11 @@ from mlsys_orca.engine.fleet.listeners import Listeners
 from mlsys_orca.engine.fleet.routing import Load
 from mlsys_orca.engine.fleet.sealing import seal
 from mlsys_orca.engine.fleet.totals import NOTHING, history, summed
-from mlsys_orca.engine.recovery import Ledger, LiveRequest, Return, judge
+from mlsys_orca.engine.recovery import Ledger, LiveRequest
 from mlsys_orca.engine.streams import PoisonedRequestError
 from mlsys_orca.engine.worker_channel import WorkerChannel
 from mlsys_serving.processes import Death
+from mlsys_serving.processes.recovery import Turns, judge
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Replica:
         self._goes_on, self._restores_blocks = shape.goes_on, shape.restores_blocks
         self._listeners, self._recoveries = listeners, listeners.recoveries
         self._kept = KeptBlocks()
-        self._order = Return()
+        self._order = Turns()
         self._profile = (0.0, 0.0)  # slowest iteration so far in seconds, most work
         self._now = EngineCounts(num_blocks=shape.num_blocks, num_free_blocks=shape.num_blocks, pool=None)
         self._before = NOTHING  # totals of the workers before
@@ -160,9 +161,7 @@ class Replica:
             if live.has_begun or live in running:
                 live.stalled_s = live.stalled_s or self.waits_since_s
         self._recoveries.num_resumed += len(self.ledger.live)
-        suspects = [live.handle for live in verdict.suspects if live.handle in self.ledger.live]
-        waiting = [handle for handle in self._order.left if handle not in suspects and handle in self.ledger.live]
-        self._order = Return([*suspects, *waiting])
+        self._order.put_first([live.handle for live in verdict.suspects if live.handle in self.ledger.live])
 
     def close(self) -> None:
         """Close the socket to the worker, which ends it."""
