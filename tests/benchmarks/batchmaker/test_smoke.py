@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from mlsys_bench.batchmaker import loops, scheduling, suite, trees, words, workers
+from mlsys_bench.batchmaker import suite, trees, words
 from mlsys_core.bench import BenchContext
 from mlsys_core.config import settings
 from mlsys_core.models import find_entry
 from rich.console import Console
 
 QUICK = BenchContext(Console(quiet=True), is_quick=True, device="cpu", num_threads=1)
-
-
-def test_loops() -> None:
-    found = loops.run(QUICK, hidden=32, rows=(1, 4)).data["steps"]
-    assert set(found) == {"1", "4"}
-    assert all(step["loops_s"] > 0 for step in found.values())
 
 
 @pytest.mark.skipif(find_entry("g2p-en").source.locate(settings().cache_dir) is None, reason="g2p-en is not here")
@@ -29,14 +21,6 @@ def test_words() -> None:
 def test_trees() -> None:
     cases = trees.run(QUICK, hidden=16).data["cases"]
     assert {"cellular", "per height", "ideal"} <= set(cases["trees of one shape"]["median"])
-
-
-def test_workers() -> None:
-    assert set(workers.run(QUICK).data["models"]) == {"LSTM", "Seq2Seq"}
-
-
-def test_scheduling() -> None:
-    assert all(math.isfinite(cost["schedule"]) for cost in scheduling.run(QUICK).data.values())
 
 
 def test_figures_are_chosen_by_number() -> None:

@@ -9,13 +9,11 @@ import pytest
 import torch
 from mlsys_bench.dvabatch.cases import Outcome, run_case
 from mlsys_bench.dvabatch.encoder import cases, check_equal, peak_table
-from mlsys_bench.dvabatch.overhead import closed_loop_s
 from mlsys_bench.dvabatch.subjects import Costed, Timed
 from mlsys_bench.dvabatch.vision import VisionBench, at_load, buffer_pairs
 from mlsys_bench.dvabatch.workloads import backlog, lengths_like, poisson_trace
 from mlsys_core.errors import MlsysError
 from mlsys_dvabatch.executors.runner import StageRunner
-from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
 from mlsys_dvabatch.stages.profile import profile_stages
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of
@@ -69,10 +67,3 @@ def test_vision_cases():
     assert [outcome.case for outcome in outcomes][:2] == ["ZeroBatch", "DelayBatch"]
     assert outcomes[2].mean_s <= outcomes[0].mean_s
     assert set(buffer_pairs(bench, num=40)) == {1, 2, 3, 4}
-
-
-def test_the_closed_loop_measures_both():
-    model = BertStages(TINY, 2).eval()
-    zero_s, dva_s = closed_loop_s(model, parse_stages("1+1,1+1"), LoadOperatorPolicy(), payload(5), num=3)
-    assert zero_s > 0
-    assert dva_s > 0

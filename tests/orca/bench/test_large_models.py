@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from mlsys_bench.orca.peers import contexts, gguf
 from mlsys_bench.orca.peers.gguf import decode_rate, requests
 from mlsys_bench.orca.peers.large import KINDS, SHAPES, type_of, write
 from mlsys_bench.orca.weights import log_probabilities
-from mlsys_core.bench import BenchContext
 from mlsys_core.workload import LoadResult, RequestRecord
 from mlsys_orca.backends.native.decoder import NativeDecoder
 from mlsys_orca.backends.native.packing import Rows
@@ -20,7 +16,6 @@ from mlsys_orca.backends.native.plan import Gemm
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.model.weights.gguf_file import GgufFile
 from mlsys_orca.model.weights.quantized import QuantizedMatrix
-from rich.console import Console
 
 
 @pytest.mark.parametrize(("shape", "kind"), [*(("tiny", kind) for kind in KINDS), ("granite-tiny", "q4_k_m")])
@@ -81,21 +76,3 @@ def test_decoding_is_timed_from_when_all_have_begun() -> None:
 def test_rounds_share_no_prompt() -> None:
     prompts = [prompt for seed in range(3) for prompt in requests(2, 16, 4, seed=seed).prompts]
     assert len(set(prompts)) == 6
-
-
-@pytest.mark.slow
-def test_the_race_names_a_peer_that_is_missing(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    write(SHAPES["tiny"], "q4_0", path)
-    context = BenchContext(Console(file=io.StringIO()), True, "cpu", num_threads=1, output_dir=tmp_path)
-    section = gguf.run(context, model=path, activations=("int8",), peers=tmp_path / "peers")
-    rows: Any = section.data["rows"]
-    assert [row["server"] for row in rows] == ["mlsys orca, int8"]
-    assert rows[0]["equal_tokens"] == gguf.ANSWER
-    assert "llama.cpp: not installed" in str(section.body)
-
-    section = contexts.run(context, model=path, orca_kv=("int8",), peers=tmp_path / "peers")
-    rows = section.data["rows"]
-    assert [(row["server"], row["context"]) for row in rows] == [("mlsys orca, int8", 512)]
-    assert min(rows[0]["prompt"], rows[0]["answer"]) > 0
-    assert "llama.cpp, q8_0: not installed" in str(section.body)

@@ -1,7 +1,4 @@
-"""T5, experts and adapters through divided engines: each iteration has the bits that one process gives for it.
-
-These are representatives; ``mlsys orca bench parity`` has every policy with every degree, in processes.
-"""
+"""T5, experts and adapters through divided engines: each iteration has the bits that one process gives for it."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlsys_bench.orca.replay import Recorded, SlicedModel, first_difference
 from mlsys_core.loop import InlineExecutor
 from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.backends.runner import Runner
@@ -23,6 +19,7 @@ from mlsys_orca.scheduling.request import GenerationRequest
 
 from tests.orca.parallel.groups import group_of, shape_of
 from tests.orca.parallel.loops import Run, requests_of
+from tests.orca.parallel.replay import Recorded, SlicedModel, first_difference
 from tests.orca.parallel.test_adapters import write_adapter
 
 pytestmark = pytest.mark.usefixtures("one_thread")

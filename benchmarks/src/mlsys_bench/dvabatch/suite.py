@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,14 +13,12 @@ from mlsys_core.bench import BenchContext
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.report import Dialogue, Figure, Section, Table
-from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
 from mlsys_dvabatch.scheduling.policies.planner import TASK_S
 from mlsys_dvabatch.stages.profile import profile_operators
 
 from mlsys_bench.dvabatch import encoder, vision
 from mlsys_bench.dvabatch.cases import Outcome
 from mlsys_bench.dvabatch.lengths import GLUE_LIKE
-from mlsys_bench.dvabatch.overhead import closed_loop_s
 from mlsys_bench.dvabatch.stepping import Stepping, record
 
 _NOTE = (
@@ -31,7 +28,7 @@ _NOTE = (
     f"{TASK_S * 1e6:.0f} us more, for loop and threads. Loads of vision models are parts of what batches of the best "
     "size can do."
 )
-PARTS = ("all", "encoder", "vision", "stepping", "overhead")
+PARTS = ("all", "encoder", "vision", "stepping")
 Body = list[str | Table | Figure | Dialogue]
 
 
@@ -40,7 +37,7 @@ def run(context: BenchContext, *, part: str = "all", lengths: tuple[str, ...] = 
 
     Args:
         context: where it prints and how long it may take.
-        part: of :data:`PARTS`; "stepping" is the rising load alone, "overhead" the closed loop alone.
+        part: of :data:`PARTS`; "stepping" is the rising load alone.
         lengths: of the encoder's texts, names of :data:`GLUE_LIKE`; none: all, or two if it is to be quick.
 
     Raises:
@@ -59,8 +56,8 @@ def run(context: BenchContext, *, part: str = "all", lengths: tuple[str, ...] = 
         data: dict[str, object] = {"load_average": os.getloadavg()[0]}
         if part in ("all", "vision"):
             _vision(context, body, data)
-        if part in ("all", "encoder", "overhead"):
-            _encoder(context, body, data, () if part == "overhead" else lengths)
+        if part in ("all", "encoder"):
+            _encoder(context, body, data, lengths)
         if part == "stepping":
             _stepping(context, body, data, lengths)
     finally:
@@ -94,14 +91,6 @@ def _encoder(context: BenchContext, body: Body, data: dict[str, object], workloa
             caption += f", {num} requests"
             body.append(_latencies(f"{caption} (Figures 14, 16)", outcomes))
             data[f"encoder_latency_{workload}_at_{load:g}_of_{case}"] = _figures(outcomes)
-    request = bench.payload(16)
-    for name, clock in (("processor", time.process_time), ("wall", time.perf_counter)):
-        zero_s, dva_s = closed_loop_s(bench.padded, bench.costs[False], LoadOperatorPolicy(), request, clock=clock)
-        body.append(
-            f"Closed loop, one request of 16 tokens at a time (Figure 21, {name} time): ZeroBatch {zero_s * 1e3:.2f} "
-            f"ms, DVABatch with 2 stages {dva_s * 1e3:.2f} ms: {(dva_s - zero_s) * 1e3:+.2f} ms."
-        )
-        data[f"closed_loop_{name}_s"] = {"ZeroBatch": zero_s, "DVABatch": dva_s}
 
 
 def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:

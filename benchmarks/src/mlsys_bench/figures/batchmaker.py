@@ -1,99 +1,76 @@
-"""BatchMaker's tables: loads of LSTM requests, steps, words and trees."""
+"""BatchMaker's tables: speed over the strongest opponent, and live voices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import median
-from typing import Any
 
-from mlsys_bench.figures.results import best, load, number, processor, table
-
-_LOADS = ("0.3", "0.5", "0.7", "0.9")
+from mlsys_bench.figures.ratios import Ratio, over_best, ratios
+from mlsys_bench.figures.results import load, number, table
 
 
-def lstm(name: str) -> str:
-    """Return the peak of each case, and its median and 90th percentile by load."""
-    rows = []
+def opening(*names: str) -> str:
+    """Return BatchMaker's speed over its strongest opponent: peaks, tails, words, trees and streams."""
+    kinds = {"lstm": _lstm, "quick": _paper, "large": _large, "words": _words, "trees": _trees, "voice": _voice}
+    return ratios(row for name in names for row in kinds[name.split("-")[1]](name))
+
+
+def _lstm(name: str) -> Iterator[Ratio]:
+    """Yield the peak and the tail of the hidden size, and of the load below the peak, with the lowest ratio."""
+    command, peaks, tails = "mlsys batchmaker bench --quick --figures 7 --hidden {}", list[Ratio](), list[Ratio]()
     for title, figures in load(name).items():
         (figure,) = figures.values()
-        peaks = list(figure["peaks_rps"].values())
-        cells = best([number(peak) for peak in peaks], peaks, lowest=False)
-        for index, (case, runs) in enumerate(figure["runs"].items()):
-            size = title.partition(",")[0] if index == 0 else ""
-            rows.append([size, case, cells[index], *(_latency(_at(figure, runs, part)) for part in _LOADS)])
-    return table(["", "case", "peak (requests/s)", "p50, p90 at 30% (ms)", "at 50%", "at 70%", "at 90%"], rows)
+        size = title.partition(",")[0]
+        shown = command.format(size.removeprefix("h = "))
+        ratio, peer = _over_opponents(figure["peaks_rps"])
+        peaks.append(Ratio(ratio, f"LSTM, {size}, peak", peer, name, shown))
+        for index, part in enumerate(figure["loads"]):
+            if part < 1:
+                ratio, peer = _over_opponents({case: 1 / runs[index]["p90_s"] for case, runs in figure["runs"].items()})
+                tails.append(Ratio(ratio, f"LSTM, {size}, p90 at {part:.0%} load", peer, name, shown))
+    yield from (min(peaks), min(tails))
 
 
-def _at(figure: Mapping[str, Any], runs: list[dict[str, float]], part: str) -> dict[str, float]:
-    index: int = figure["loads"].index(float(part))
-    return runs[index]
+def _over_opponents(speeds: dict[str, float], ours: str = "cellular, chunk") -> tuple[float, str]:
+    """Return our speed over that of the fastest case that is not cellular, and that case."""
+    return over_best(speeds, ours, peers=[case for case in speeds if not case.startswith("cellular")])
 
 
-def _latency(run: Mapping[str, float]) -> str:
-    return f"{number(run['p50_s'] * 1e3, 2)}, {number(run['p90_s'] * 1e3, 2)}"
-
-
-def ratios(*names: str) -> str:
-    """Return how far ``chunk`` is ahead of bucketing, by machine and hidden size."""
-    columns = ["machine", "", "against", "peak", "p90 lower at 30%", "at 50%", "at 70%", "at 90%"]
-    return table(columns, (row for name in names for row in _ratio_rows(name)))
-
-
-def _ratio_rows(name: str) -> Iterator[list[str]]:
-    for title, figures in load(name).items():
-        (figure,) = figures.values()
-        for against in ("bucketed", "bucketed, nn.LSTM", "unpadded"):
-            ours, theirs = figure["runs"]["cellular, chunk"], figure["runs"][against]
-            gains = (1 - _at(figure, ours, part)["p90_s"] / _at(figure, theirs, part)["p90_s"] for part in _LOADS)
-            peak = figure["peaks_rps"]["cellular, chunk"] / figure["peaks_rps"][against]
-            yield [
-                processor(name),
-                title.partition(",")[0],
-                against,
-                f"{peak:.2f}x",
-                *(f"{gain:.0%}" for gain in gains),
-            ]
-
-
-def peaks(name: str) -> str:
-    """Return the peak of every case in every figure of the paper, and its 90th percentile at 70 % load."""
-    rows = []
+def _paper(name: str) -> Iterator[Ratio]:
     for title, figure in load(name).items():
-        if "peaks_rps" in figure:
-            values = list(figure["peaks_rps"].values())
-            cells = best([number(value) for value in values], values, lowest=False)
-            for index, (case, runs) in enumerate(figure["runs"].items()):
-                tail = number(_at(figure, runs, "0.7")["p90_s"] * 1e3, 2)
-                rows.append([title if index == 0 else "", case, cells[index], tail])
-    return table(["figure", "case", "peak (requests/s)", "p90 at 70% (ms)"], rows)
+        if title.startswith(("Figure 11", "Figure 13")):
+            ours = "cellular 64,64" if "13" in title else "cellular, chunk"
+            ratio, peer = _over_opponents(figure["peaks_rps"], ours)
+            number = title.partition(":")[0].removeprefix("Figure ")
+            command = f"mlsys batchmaker bench --quick --figures {number}"
+            yield Ratio(ratio, title.partition(": ")[2] + ", peak", peer, name, command)
 
 
-def loops(name: str) -> str:
-    """Return the time of an LSTM step by rows, and the loops' speed in their recurrent product."""
-    record = load(name)
-    flops = 8 * record["hidden"] ** 2  # of a row: the state's half of the product, as the input's is a table
-    rows = [
-        [
-            rows,
-            number(step["loops_s"] * 1e6),
-            number(flops * int(rows) / step["loops_s"] / 1e9),
-            number(step["nn_lstm_s"] * 1e6),
-        ]
-        for rows, step in record["steps"].items()
-    ]
-    return table(["rows", "loops, us", "GFLOP/s", "nn.LSTM, us"], rows)
+def _large(name: str) -> Iterator[Ratio]:
+    """Yield the peak of each figure at the paper's hidden size."""
+    for title, figure in load(name).items():
+        ours = "cellular 64,64" if "13" in title else "cellular, chunk"
+        ratio, peer = _over_opponents(figure["peaks_rps"], ours)
+        number = title.partition(":")[0].removeprefix("Figure ")
+        command = f"mlsys batchmaker bench --figures {number} --hidden 1024"
+        yield Ratio(ratio, title.partition(": ")[2] + ", h = 1024, peak", peer, name, command)
 
 
-def words(name: str) -> str:
-    """Return words a second at once, and the 90th percentile by load."""
-    record = load(name)
-    columns = ["case", "at once (words/s)", *(f"p90 at {float(part):.0%} (ms)" for part in record["latency_s"])]
-    cases = list(record["words_per_s"])
-    speeds = [median(record["words_per_s"][case]) for case in cases]
-    tails = [[part[case]["p90"] * 1e3 for case in cases] for part in record["latency_s"].values()]
-    cells = [best([number(speed) for speed in speeds], speeds, lowest=False)]
-    cells += [best([number(value, 2) for value in column], column) for column in tails]
-    return table(columns, ([case, *row] for case, row in zip(cases, zip(*cells, strict=True), strict=True)))
+def _words(name: str) -> Iterator[Ratio]:
+    ratio, peer = _over_opponents({case: median(runs) for case, runs in load(name)["words_per_s"].items()}, "cellular")
+    yield Ratio(ratio, "words of g2p-en, at once", peer, name, "mlsys bench batchmaker-words")
+
+
+def _trees(name: str) -> Iterator[Ratio]:
+    for title, found in load(name)["cases"].items():
+        ratio, peer = _over_opponents(found["median"], "cellular")
+        yield Ratio(ratio, f"{title}, at once", peer, name, "mlsys bench batchmaker-trees trees=FILE")
+
+
+def _voice(name: str) -> Iterator[Ratio]:
+    held = dict(load(name)["streams_held"])
+    ours, peer = held.pop("streams"), max(held, key=lambda case: held[case])
+    yield Ratio(ours / held[peer], "live voices held", peer, name, "mlsys bench batchmaker-voice")
 
 
 def voice(name: str) -> str:
@@ -110,34 +87,3 @@ def voice(name: str) -> str:
         real = ", ".join(number(record["real"][case][p] * 1e3, 2) for p in ("p50_s", "p99_s"))
         rows.append([case, number(median(runs[1:])), f"{held.get(case, 0):,}", ratio, times, real])
     return table(columns, rows)
-
-
-def trees(*names: str) -> str:
-    """Return trees a second, at once, and ours over each peer."""
-    rows = []
-    for name in names:
-        for title, found in load(name)["cases"].items():
-            ours = found["median"]["cellular"]
-            cells = [
-                f"{number(found['median'][case])} ({ours / found['median'][case]:.2f}x)"
-                if case in found["median"]
-                else ""
-                for case in ("DyNet", "per height", "ideal")
-            ]
-            rows.append([processor(name), title, number(ours), *cells])
-    return table(["machine", "", "cellular, trees/s", "DyNet", "per height", "ideal graph"], rows)
-
-
-def workers(*names: str) -> str:
-    """Return requests a second of one worker and two, their gain, and that of the loops alone on two threads."""
-    rows = []
-    for name in names:
-        results = load(name)
-        for model, found in results["models"].items():
-            one, two = (median(found[count]["rps"]) for count in ("1", "2"))
-            waits = [f"{found[count]['idle_s'] * 1e3:.2f}" for count in ("1", "2")]
-            title = f"{model}, h = {results['hidden']}"
-            rates = [number(one), number(two), f"{two / one:.2f}x", f"{results['loops_gain']:.2f}x"]
-            rows.append([processor(name), title, *rates, *waits])
-    columns = ["machine", "model", "one worker, requests/s", "two", "gain", "the loops alone, two threads"]
-    return table([*columns, "wait between rounds, one worker, ms", "two"], rows)

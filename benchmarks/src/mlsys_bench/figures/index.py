@@ -15,62 +15,33 @@ cites is deleted. The last part of a name is the processor, two cores of it, or 
 
 """
 _WHAT = {
-    "batchmaker-loops": "Compiled LSTM steps against `nn.LSTM`",
     "batchmaker-lstm": "LSTM serving, cellular against bucketed and unpadded batching",
     "batchmaker-quick": "All figures of the paper, small",
     "batchmaker-large": "Seq2Seq and Tree-LSTM at the paper's hidden size",
     "batchmaker-trees-dynet": "Tree-LSTM against DyNet",
     "batchmaker-voice": "Live voices through Silero's detector",
-    "batchmaker-chaos": "Workers killed under load: words through g2p-en",
-    "batchmaker-workers": "Two workers beside one",
     "batchmaker-words": "Words through g2p-en",
-    "core-instances": "Instances in processes beside one process",
-    "dvabatch-chaos": "Workers killed under load: texts to vectors",
     "dvabatch-embeddings": "Texts to vectors beside other libraries",
     "dvabatch-encoder": "Input diversity: a sentence encoder under each policy",
-    "dvabatch-exits": "Early exits: accuracy against time by rule and threshold",
     "dvabatch-front-triton": "REST and gRPC fronts beside Triton's",
-    "dvabatch-ideal": "Lowest average latency of any joining schedule",
     "dvabatch-over-http": "A sentence encoder behind five servers",
-    "dvabatch-overhead": "One request at a time",
-    "dvabatch-soak": "Above capacity, with cancellations, deadlines and values that fail",
-    "dvabatch-stepping": "A load that rises in steps, nets and texts",
     "dvabatch-vision": "Operator and load diversity: vision nets under each policy",
     "front-clients": "The protocol's front and Triton at 8, 64 and 256 clients",
-    "front-peers": "Five servers of the Open Inference Protocol",
     "nimble-nasnet-mobile": "A net with branches on a GPU",
-    "nimble-memory": "Memory of prepared models beside ONNX Runtime's",
-    "nimble-operator-bound": "Nets of small operators",
     "nimble-training": "Training steps",
     "nimble-zoo": "Nets that nobody tuned for, alone and in company",
     "nimble-bf16": "Nets in bf16 beside peers' bf16",
     "nimble-int8": "Quantised nets beside peers' int8",
     "nimble-dynamic": "One preparation at many sizes",
-    "nimble-weights": "Cost of noticing changed weights",
     "nimble": "Nets against peers",
-    "orca-bubbles": "Bubbles of a pipeline, request-level against iteration-level",
-    "orca-control": "Processor time of a divided model's control",
     "orca-gguf": "One GGUF behind our server and llama.cpp's",
-    "orca-contexts": "Long contexts of one GGUF behind our server and llama.cpp's",
     "orca-gpu": "Triton kernels and iterations beside torch's operators",
-    "orca-parity": "Answers of divided models beside one process, to the bit",
-    "orca-gap": "Time between two iterations of a divided model",
-    "orca-scale": "A divided model beside one process",
-    "orca-native": "One iteration of the native decoder",
-    "orca-overhead": "Processor time outside the model",
     "orca-paper": "The ORCA paper's comparison",
     "orca-peers-offline": "Serving against peers, all requests at once",
-    "orca-stalls": "Gaps of running streams beside long prompts",
-    "orca-startup": "Starts and memory of a server beside llama.cpp's",
     "orca-peers-online": "Serving against peers, Poisson arrivals",
     "windtunnel-coverage": "What translates, beside skl2onnx and Hummingbird",
-    "windtunnel-distil": "A slow model's gain kept at a small pipeline's speed",
-    "windtunnel-drift": "Models kept current by a few hundred labels a week",
     "windtunnel-infer": "Exact answers against peers",
     "windtunnel-public": "Fine-tuning and members beside a tuned LightGBM",
-    "windtunnel-search": "Fine-tuning options on validation rows",
-    "windtunnel-sets": "Data sets of the experiments: records, columns, categories",
-    "windtunnel-training": "Rows a second of fine-tuning by level",
     "windtunnel-tables": "Tables of the experiments, one line a fit",
 }
 
@@ -99,7 +70,7 @@ def _what(name: str) -> str:
 def _origin(name: str) -> tuple[str, str, str]:
     text = (RESULTS / name).read_text(encoding="utf-8")
     environment = json.loads(text.partition("\n")[0] if name.endswith("l") else text)["environment"]
-    title = PROCESSORS.get(name.partition(".")[0].rpartition("-")[2], "any: simulated or solved")
+    title = PROCESSORS[name.partition(".")[0].rpartition("-")[2]]
     return title, environment["time"][:10], environment["commit"][:7]
 
 

@@ -1,98 +1,80 @@
-"""Nimble's tables: nets against peers, and training steps."""
+"""Nimble's tables: speed over the best peer of each suite, and the table of a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import geometric_mean
 from typing import Any
 
-from mlsys_bench.figures.results import load, number, processor, table
-
-_CASES = ("eager", "torch.compile", "AOTInductor", "ONNX Runtime", "OpenVINO", "Nimble, one stream", "Nimble")
-_NETS = {
-    "resnet20-cifar": "ResNet-20, 32 x 32",
-    "mobilenet-v2": "MobileNetV2, 32 x 32",
-    "efficientnet-b0": "EfficientNet-B0, 32 x 32",
-    "transformer": "transformer, 4 layers of 128, 64 tokens",
-    "vit-small": "ViT-S/16, 224 x 224, batch 8",
-    "gpt2-small": "GPT-2 small, 64 tokens, batch 8",
-}
+from mlsys_bench.figures.ratios import Ratio, over_best, ratios
+from mlsys_bench.figures.results import load, number, table
+from mlsys_bench.nimble.summary import OURS, PEERS
 
 
-def nets(name: str) -> str:
-    """Return the median milliseconds of each net under each case that was timed, and the geometric means."""
-    found = load(name)["nets"]
-    timed = [case for case in _CASES if any(_is_timed(net, case) for net in found.values())]
-    rows = [
-        [
-            title,
-            *(_milliseconds(net, case) for case in timed),
-            f"**{net['over_best_peer']:.2f}x**",
-            f"{net['over_eager']:.1f}x",
-            f"{net['cases']['Nimble']['prepare_s']:.1f}",
-        ]
-        for title, net in found.items()
-    ]
-    means = [geometric_mean(net[key] for net in found.values()) for key in ("over_best_peer", "over_eager")]
-    rows.append(["geometric mean", *("" for _ in timed), f"**{means[0]:.2f}x**", f"{means[1]:.2f}x", ""])
-    return table(["net", *timed, "over the best peer", "over eager", "prepare, s"], rows)
+def opening(*names: str) -> str:
+    """Return Nimble's speed over its best peer: nets, zoo, sizes, int8, bf16 and training steps."""
+    kinds = {"zoo": _zoo, "dynamic": _sizes, "int8": _int8, "bf16": _bf16, "training": _training}
+    return ratios(row for name in names for row in kinds.get(name.split("-")[1], _nets)(name))
 
 
-def _is_timed(net: dict[str, Any], case: str) -> bool:
-    return bool(net["cases"].get(case, {}).get("status") == "timed")
+def _nets(name: str) -> Iterator[Ratio]:
+    for net, found in load(name)["nets"].items():
+        peer = _best_peer(found["cases"])
+        yield Ratio(found["over_best_peer"], f"{net}, a call", peer, name, f"mlsys nimble bench --nets {net}")
 
 
-def _milliseconds(net: dict[str, Any], case: str) -> str:
-    return number(net["cases"][case]["median_s"] * 1e3) if _is_timed(net, case) else "-"
+def _zoo(name: str) -> Iterator[Ratio]:
+    """Yield the geometric mean over all nets in each company, and the net with the lowest ratio."""
+    results, command = load(name), "mlsys nimble bench --zoo --quick"
+    for company, means in results["means"].items():
+        races = [(race["over_best_peer"], net) for net, found in results["nets"].items()
+                 if (race := found.get(company)) and race["over_best_peer"]]  # fmt: skip
+        ratio, net = min(races)
+        peer = _best_peer(results["nets"][net][company]["cases"])
+        title = f"mean of {len(races)} nets that nobody tuned for, {company}"
+        yield Ratio(means["over_best_peer"], title, "the best peer of each", name, command)
+        yield Ratio(ratio, f"{net}, the lowest of these, {company}", peer, name, command)
 
 
-def training(*names: str) -> str:
-    """Return the milliseconds of a training step, by net, machine and threads."""
-    columns = ["net", "machine", "threads", "eager", "eager, channels last", "torch.compile", "Nimble"]
-    rows = sorted((row for name in names for row in _steps(name)), key=lambda row: list(_NETS).index(row[0]))
-    titled = [[_NETS[row[0]], *row[1:]] for row in rows]
-    return table([*columns, "over eager", "over torch.compile", "gradients: eager", "Nimble"], titled)
+def _sizes(name: str) -> Iterator[Ratio]:
+    """Yield the size with the lowest ratio of each net."""
+    worst: dict[str, Ratio] = {}
+    for title, cases in load(name)["races"].items():
+        net, _, size = title.rpartition(", ")
+        peer = _best_peer(cases)
+        shown, command = net.rpartition(":")[2], f"mlsys nimble bench --dynamic --nets {net}"
+        what = f"{shown} at size {size}, prepared for a range"
+        row = Ratio(cases[peer]["median_s"] / cases[OURS]["median_s"], what, peer, name, command)
+        worst[net] = min(row, worst.get(net, row))
+    yield from worst.values()
 
 
-def _steps(name: str) -> Iterator[list[str]]:
+def _int8(name: str) -> Iterator[Ratio]:
+    return _forms(name, "mlsys nimble bench --int8", "in int8")
+
+
+def _bf16(name: str) -> Iterator[Ratio]:
+    return _forms(name, "mlsys nimble bench --bf16", "in bf16")
+
+
+def _forms(name: str, command: str, what: str) -> Iterator[Ratio]:
+    for net, race in load(name)["nets"].items():
+        ratio = max(over for over in race["over_best_peer"].values() if over)
+        yield Ratio(ratio, f"{net.rpartition(':')[2]}, {what}", race["best_peer"], name, command)
+
+
+def _training(name: str) -> Iterator[Ratio]:
     record = load(name)
     for net in dict.fromkeys(row["net"] for row in record["rows"]):
-        rows = {row["case"]: row for row in record["rows"] if row["net"] == net}
-        ms = {case: row["median_ms"] for case, row in rows.items()}
-        yield [
-            net,
-            processor(name),
-            str(record["threads"]),
-            *(number(ms[case]) if case in ms else "-" for case in ("eager", "eager, channels last", "torch.compile")),
-            f"**{number(ms['Nimble'])}**",
-            f"{ms['eager'] / ms['Nimble']:.2f}x",
-            f"{ms['torch.compile'] / ms['Nimble']:.2f}x",
-            *(f"{rows[case]['difference']:.1e}".replace("e-0", "e-") for case in ("eager", "Nimble")),
-        ]
+        speeds = {row["case"]: 1 / row["median_ms"] for row in record["rows"] if row["net"] == net}
+        ratio, peer = over_best(speeds, "Nimble", peers=[case for case in speeds if case != "Nimble"])
+        batch = next(row["batch"] for row in record["rows"] if row["net"] == net)
+        command = f"mlsys bench nimble-training nets={net} batch={batch} --threads {record['threads']}"
+        yield Ratio(ratio, f"{net}, a training step", peer, name, command)
 
 
-def memory(name: str) -> str:
-    """Return the resident MiB of prepared models by net and contestant."""
-    titles = {"nimble": "Nimble", "nimble, loaded": "Nimble, loaded from its file", "onnxruntime": "ONNX Runtime"}
-    keys = ("weights", "beyond_imports", "beyond_module", "after_delete", "peak")
-    rows = [
-        [row["net"], titles[row["contestant"]], *(number(row[key]) for key in keys), row["ratio"]]
-        for row in load(name)["rows"]
-    ]
-    columns = ["weights", "kept", "kept beside torch's module", "left after del", "peak", "kept, to ONNX Runtime"]
-    return table(["net", "", *columns], rows)
-
-
-def weights(name: str) -> str:
-    """Return the milliseconds of a call by the way changed weights are noticed, and each way's share of it."""
-    found = load(name)["rows"]
-    kinds = [kind for kind in ("versions", "pages", "samples", "bytes") if f"least_{kind}_ms" in found[0]]
-    rows = []
-    for row in found:
-        ms = {kind: row[f"least_{kind}_ms"] for kind in kinds}
-        over = (f"{100 * (ms[kind] / ms['versions'] - 1):.0f} %" for kind in kinds[1:])
-        rows.append([row["net"].rpartition(":")[2], *(number(value) for value in ms.values()), *over])
-    return table(["net", *kinds, *(f"{kind}, more" for kind in kinds[1:])], rows)
+def _best_peer(cases: dict[str, Any]) -> str:
+    timed = [peer for peer in PEERS if peer != "eager" and cases.get(peer, {}).get("median_s")]
+    return min(timed, key=lambda peer: cases[peer]["median_s"])
 
 
 def gpu(name: str) -> str:

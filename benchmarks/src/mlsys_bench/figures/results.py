@@ -19,6 +19,7 @@ PROCESSORS = {
     "icx": "Ice Lake (AVX-512)",
     "spr": "Sapphire Rapids (AVX-512, AMX)",
     "h100": "H100 (80 GB), CUDA 13",
+    "simulated": "simulated",
 }
 
 

