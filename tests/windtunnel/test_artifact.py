@@ -21,8 +21,8 @@ from lightgbm import LGBMClassifier
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.export.artifact import GRAPH_FILE, TENSORS_FILE, load, save
+from mlsys_windtunnel.export.names import RENAMED
 from mlsys_windtunnel.export.plain import Reader, Writer
-from mlsys_windtunnel.export.renamed import RENAMED
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.linear.linear import Affine
 from mlsys_windtunnel.modules.network import Network, Wire

@@ -10,7 +10,7 @@ import networkx as nx
 import numpy as np
 from lightgbm import LGBMClassifier
 from mlsys_windtunnel import fine_tune, parse_pipeline, translate
-from mlsys_windtunnel.cli.picture import picture, translation_graph
+from mlsys_windtunnel.cli.inspect import picture, translation_graph
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 

@@ -11,8 +11,7 @@ import pytest
 import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
-from mlsys_windtunnel.convert.registry import ConverterRegistry, Entry
-from mlsys_windtunnel.convert.table import converters
+from mlsys_windtunnel.convert.registry import ConverterRegistry, Entry, converters
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.modules.linear.linear import Affine
 from mlsys_windtunnel.parse import boosters, libraries, names

@@ -10,8 +10,7 @@ import pandas as pd
 import scipy.sparse
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
-from mlsys_windtunnel.convert.translation import translate
-from mlsys_windtunnel.host.placing import host_operators
+from mlsys_windtunnel.convert.translation import host_operators, translate
 from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph, Value
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin, clone
 from sklearn.calibration import CalibratedClassifierCV

@@ -14,9 +14,8 @@ from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
 from mlsys_windtunnel.finetune.beside import Scaling, fit_linear, fit_perceptron
 from mlsys_windtunnel.finetune.makers import drawn_options
-from mlsys_windtunnel.finetune.members import with_members
+from mlsys_windtunnel.finetune.members import weigh, with_members
 from mlsys_windtunnel.finetune.options import TrainingOptions
-from mlsys_windtunnel.finetune.weigh import weigh
 from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer

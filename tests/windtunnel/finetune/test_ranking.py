@@ -8,7 +8,7 @@ import torch
 from lightgbm import LGBMClassifier, LGBMRanker
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel import WindTunnelRegressor, fine_tune, fine_tune_ranker, translate, update
-from mlsys_windtunnel.finetune import ranks
+from mlsys_windtunnel.finetune import metrics as ranks
 from mlsys_windtunnel.finetune.ranking import QueryRows, targets_of
 from mlsys_windtunnel.finetune.rows import Batch
 from sklearn.metrics import ndcg_score

@@ -7,10 +7,9 @@ import pytest
 import torch
 from lightgbm import LGBMClassifier
 from mlsys_windtunnel import translate
-from mlsys_windtunnel.finetune.blend import blend
 from mlsys_windtunnel.finetune.losses import log_loss
 from mlsys_windtunnel.finetune.refit_trees import refit_trees, route
-from mlsys_windtunnel.finetune.update_trees import Boosted
+from mlsys_windtunnel.finetune.update_trees import Boosted, blend
 from mlsys_windtunnel.modules.tree.ensemble import stacked
 from mlsys_windtunnel.modules.tree.trees import Trees
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_windtunnel.finetune.options import Schedule
-from mlsys_windtunnel.finetune.schedules import rate, sharpness
+from mlsys_windtunnel.finetune.train import rate, sharpness
 
 
 @given(schedule=st.sampled_from(get_args(Schedule)), num_steps=st.integers(1, 500), data=st.data())

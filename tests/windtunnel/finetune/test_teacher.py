@@ -7,8 +7,8 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel import WindTunnelClassifier, WindTunnelRegressor
+from mlsys_windtunnel.finetune.choose import Teacher
 from mlsys_windtunnel.finetune.losses import log_loss as row_losses
-from mlsys_windtunnel.finetune.teacher import Teacher
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import log_loss
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -18,13 +19,33 @@ from mlsys_windtunnel.checks.table import check_method, no_rows
 from mlsys_windtunnel.checks.values import rounded
 from mlsys_windtunnel.frontend import Frontend, pack
 from mlsys_windtunnel.host.raw_table import Table
-from mlsys_windtunnel.host.reference import Reference
 from mlsys_windtunnel.modules.base import PredictorModule
 from mlsys_windtunnel.modules.network import Network
 from mlsys_windtunnel.modules.ties import UndecidedError
 
 ROWS_PER_CHUNK = 4_096  # rows that the numpy-facing methods run at once, so that intermediate tables stay in caches
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A fitted pipeline that answers in its translation's stead; copies of a module share it, files do not hold it."""
+
+    source: Any
+
+    def answer(self, method: str, x: Table) -> Any:
+        """Return the source's own answer for a table in a form that it takes; floats come as float64."""
+        answer = getattr(self.source, method)(x)
+        return [_dense(each) for each in answer] if isinstance(answer, list) else _dense(answer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Reference:
+        """Return the same: nothing changes a source."""
+        return self
+
+
+def _dense(answer: Any) -> Any:
+    array = answer.toarray() if hasattr(answer, "toarray") else np.asarray(answer)
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
 class WindTunnelModule(nn.Module):

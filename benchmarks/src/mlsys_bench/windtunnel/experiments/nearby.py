@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.convert.registry import Converted, ConverterRegistry, Entry
-from mlsys_windtunnel.convert.table import default_registry
+from mlsys_windtunnel.convert.registry import Converted, ConverterRegistry, Entry, default_registry
 from mlsys_windtunnel.host.lookup import CategoryLookup, Column, Vocabulary
 from mlsys_windtunnel.modules.base import OperatorModule
 from sklearn.base import BaseEstimator, TransformerMixin

@@ -6,11 +6,10 @@ import typer
 from mlsys_windtunnel.cli.bench import bench
 from mlsys_windtunnel.cli.fine_tune import fine_tune
 from mlsys_windtunnel.cli.inspect import inspect
-from mlsys_windtunnel.cli.moved import moved
 from mlsys_windtunnel.cli.predict import predict
 from mlsys_windtunnel.cli.serve import serve
 from mlsys_windtunnel.cli.translate import translate
-from mlsys_windtunnel.cli.update import update
+from mlsys_windtunnel.cli.update import moved, update
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -132,7 +132,7 @@ def _write(
 
 def where_it_runs(graph: PipelineGraph, module: WindTunnelModule) -> dict[str, str]:
     """Return for each operator "network", or "host: " and why."""
-    from mlsys_windtunnel.convert.table import default_registry
+    from mlsys_windtunnel.convert.registry import default_registry
     from mlsys_windtunnel.convert.translation import convert_operator
     from mlsys_windtunnel.parse.graph import Kind
 

@@ -1,4 +1,4 @@
-"""Decompositions, random projections and kernel approximations.
+"""Decompositions, random projections, kernel approximations and partial least squares.
 
 Those whose ``transform`` is itself an optimisation (NMF, dictionary learning, latent Dirichlet allocation) have no
 converter and stay fallbacks.
@@ -15,11 +15,13 @@ from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.kernel.decompose import FactorModel, KernelProjection, Projection, RandomFourier
 from mlsys_windtunnel.modules.kernel.kernels import Kernel, KernelKind
+from mlsys_windtunnel.modules.linear.latent import LatentRegressor
 from mlsys_windtunnel.modules.linear.linear import Affine
 
 CONVERTERS = Converters()
 
 KERNELS = {"linear", "poly", "rbf", "sigmoid", "cosine", "laplacian"}
+LARGEST = 1e6  # standardised coefficient, beyond which rounding shows in the answers
 
 
 def make_kernel(anchors: Any, kind: object, **parameters: Any) -> Kernel | None:
@@ -145,3 +147,29 @@ def _principal_weight(estimator: Any) -> npt.NDArray[np.float64]:
 
 def _dense(matrix: Any) -> npt.NDArray[np.float64]:
     return np.asarray(matrix.toarray() if hasattr(matrix, "toarray") else matrix, np.float64)
+
+
+@CONVERTERS.of("sklearn.cross_decomposition", "CCA", "PLSCanonical", "PLSRegression")
+def latent_regressor(estimator: Any) -> OperatorModule | Unsupported:
+    """Convert predictions and the scores of the features; those of targets (``transform(X, y)``) are not offered."""
+    rotations = np.asarray(estimator.x_rotations_).T
+    spread = np.abs(np.asarray(estimator.coef_) * estimator._x_std).max() / np.max(estimator._y_std)
+    if spread > LARGEST:
+        return Unsupported(
+            f"n_components={estimator.n_components}, more than the rank of the features: what is beyond it is "
+            "rounding; fit fewer"
+        )
+    return LatentRegressor(
+        estimator._x_mean,
+        estimator._x_std,
+        estimator.coef_,
+        estimator.intercept_,
+        rotations,
+        is_flat=bool(estimator._predict_1d),
+    )
+
+
+@CONVERTERS.of("sklearn.cross_decomposition", "PLSSVD")
+def latent_projection(estimator: Any) -> OperatorModule:
+    """Convert the scores of the features."""
+    return Projection(estimator._x_mean, np.asarray(estimator.x_weights_).T / estimator._x_std)

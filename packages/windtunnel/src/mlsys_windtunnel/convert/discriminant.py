@@ -1,4 +1,4 @@
-"""Linear and quadratic discriminant analysis."""
+"""Linear and quadratic discriminant analysis, and covariance estimators."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from mlsys_windtunnel.convert.linear import PROBABILISTIC, affine, class_labels
+from mlsys_windtunnel.convert.linear import OUTLIERS, PROBABILISTIC, affine, class_labels
 from mlsys_windtunnel.convert.registry import Converters, Unsupported
-from mlsys_windtunnel.modules.base import Classifier, OperatorModule
+from mlsys_windtunnel.modules.base import Classifier, OperatorModule, OutlierDetector
 from mlsys_windtunnel.modules.kernel.decompose import Projection
-from mlsys_windtunnel.modules.kernel.gaussians import FullGaussians
+from mlsys_windtunnel.modules.kernel.gaussians import FullGaussians, Nearness
 from mlsys_windtunnel.modules.linear.discriminant import LinearDiscriminant, Posterior
 
 CONVERTERS = Converters()
@@ -45,3 +45,11 @@ def quadratic_discriminant_analysis(estimator: Any) -> OperatorModule:
     constant = 0.5 * estimator.n_features_in_ * math.log(2 * math.pi)  # which the source leaves out
     body = FullGaussians(estimator.means_, directions, log_scales, np.log(estimator.priors_) + constant)
     return Posterior(body, classes=class_labels(estimator.classes_), answers=PROBABILISTIC)
+
+
+@CONVERTERS.of("sklearn.covariance", "EllipticEnvelope")
+def elliptic_envelope(estimator: Any) -> OperatorModule:
+    """Convert; inliers are the rows at or below the distance of the fitted quantile."""
+    offset = float(estimator.offset_)
+    body = Nearness(estimator.location_, estimator.get_precision(), offset)
+    return OutlierDetector(body, includes_zero=True, answers=OUTLIERS, offset=offset)

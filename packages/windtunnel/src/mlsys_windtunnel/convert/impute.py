@@ -13,7 +13,7 @@ import numpy as np
 from mlsys_windtunnel.convert.registry import Converted, Converters, Unsupported
 from mlsys_windtunnel.host.lookup import MissingLookup, is_missing
 from mlsys_windtunnel.modules.base import OperatorModule
-from mlsys_windtunnel.modules.columns.impute import Given, Impute
+from mlsys_windtunnel.modules.columns.columns import Given, Impute
 
 CONVERTERS = Converters()
 

@@ -9,6 +9,7 @@ import numpy as np
 from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.convert.scale import inverse_of
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
+from mlsys_windtunnel.modules.columns.columns import Select
 from mlsys_windtunnel.modules.columns.preprocess import Binarize, BSplines, Elementwise, NormalizeRows, Products
 from mlsys_windtunnel.parse.functions import known_functions, name_of_function, why_not_undone
 
@@ -112,3 +113,22 @@ def transformed_target_regressor(estimator: Any) -> OperatorModule:
 def _elementwise(function: object) -> OperatorModule | None:
     name = name_of_function(function)
     return None if name is None else Elementwise(name)
+
+
+@CONVERTERS.of(
+    "sklearn.feature_selection",
+    "GenericUnivariateSelect",
+    "RFE",
+    "RFECV",
+    "SelectFdr",
+    "SelectFpr",
+    "SelectFromModel",
+    "SelectFwe",
+    "SelectKBest",
+    "SelectPercentile",
+    "SequentialFeatureSelector",
+    "VarianceThreshold",
+)
+def selector(estimator: Any) -> OperatorModule:
+    """Convert any selector with ``get_support``."""
+    return Select(estimator.get_support(indices=True).tolist())

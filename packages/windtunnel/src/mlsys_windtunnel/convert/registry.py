@@ -8,12 +8,16 @@ compute something else.
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar
 
 from mlsys_core.lazy import resolve
 
+import mlsys_windtunnel.convert
 from mlsys_windtunnel.host.lookup import Lookup
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.parse.source import Bounds
@@ -112,3 +116,37 @@ def _resolved(entry: Entry | None) -> Converter | None:
         return None
     converter: Converter = resolve(entry.converter) if isinstance(entry.converter, str) else entry.converter
     return converter
+
+
+def converters() -> list[Entry]:
+    """Return the lines of the families' ``CONVERTERS``."""
+    return _lines("CONVERTERS")
+
+
+def combiners() -> list[Entry]:
+    """Return lines for meta-estimators whose members are operators of their own (see ``parse/expand.py``).
+
+    Each joins the members' answers.
+    """
+    return _lines("COMBINERS")
+
+
+@cache
+def _lines(name: str) -> list[Entry]:
+    families = [each.name for each in pkgutil.iter_modules(mlsys_windtunnel.convert.__path__)]
+    tables = [getattr(import_module(f"mlsys_windtunnel.convert.{family}"), name, Converters()) for family in families]
+    return [entry for table in tables for entry in table.entries]
+
+
+def default_registry() -> ConverterRegistry:
+    """Return the built-in table with the converters of installed plugins; a built-in entry wins over a plugin's."""
+    from mlsys_core.plugins import installed_plugins
+    from mlsys_core.plugins.specs import ConverterSpec
+
+    added = {
+        spec.source.replace(":", "."): Entry(spec.source.replace(":", "."), spec.factory, note=spec.help)
+        for spec in installed_plugins().registry.all(ConverterSpec)
+    }
+    return ConverterRegistry(
+        added | {entry.source: entry for entry in converters()}, {entry.source: entry for entry in combiners()}
+    )

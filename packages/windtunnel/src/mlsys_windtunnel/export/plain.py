@@ -20,8 +20,16 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
 from mlsys_windtunnel.export.names import field_name, type_name
-from mlsys_windtunnel.export.plain_data import ARRAY_KINDS, CONTAINERS, MODULE_FIELDS, TAG, class_path, is_allowed
-from mlsys_windtunnel.export.plain_reader import DAMAGE, Reader
+from mlsys_windtunnel.export.plain_reader import (
+    ARRAY_KINDS,
+    CONTAINERS,
+    DAMAGE,
+    MODULE_FIELDS,
+    TAG,
+    Reader,
+    class_path,
+    is_allowed,
+)
 
 __all__ = ["DAMAGE", "Reader", "Writer"]
 

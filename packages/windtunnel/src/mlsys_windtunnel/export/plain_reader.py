@@ -7,22 +7,66 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.plugins.specs import ConverterSpec
 from torch import Tensor, nn
 
-from mlsys_windtunnel.export.names import attribute_of, path_of
-from mlsys_windtunnel.export.plain_data import ARRAY_KINDS, CONTAINERS, MODULE_FIELDS, TAG, class_path, is_allowed
-from mlsys_windtunnel.export.renamed import current_path, current_state
+from mlsys_windtunnel.export.names import attribute_of, current_path, current_state, path_of
 
 MOST_ITEM_BYTES = 1 << 16
 PLUGIN = re.compile(r"mlsys_windtunnel_\w+")
 # What reading JSON that is no writer's work can raise, beside InvalidInputError.
 DAMAGE = (AttributeError, ImportError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+OWN_MODULES = tuple(
+    f"mlsys_windtunnel.{name}"
+    for name in (
+        "backends.soft",
+        "checks",
+        "convert",
+        "finetune.residual",
+        "frontend",
+        "host",
+        "modules",
+        "parse.graph",
+    )
+)
+CONTAINERS = {
+    f"torch.nn:{cls.__name__}": cls
+    for cls in (nn.Identity, nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList, nn.Sequential)
+}
+ARRAY_KINDS = "biufUSmM"  # dtype kinds of numpy arrays and scalars that plain data holds
+MODULE_FIELDS = frozenset(vars(nn.Module()))
+TAG = "$"  # the key that tells a tagged value from a plain dictionary
+
+
+def class_path(cls: Any) -> str:
+    """Return ``"package.module:Name"`` of a class or a function."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def is_allowed(module_name: str, packages: tuple[str, ...]) -> bool:
+    """Return whether classes of a module may be written and read.
+
+    Args:
+        module_name: The module.
+        packages: Packages beside WindTunnel's own and those of registered converters.
+    """
+    allowed = (*OWN_MODULES, *packages, *converter_modules())
+    return any(module_name == name or module_name.startswith(f"{name}.") for name in allowed)
+
+
+@lru_cache(maxsize=1)
+def converter_modules() -> frozenset[str]:
+    """Return the modules of the converters that installed plugins registered; their operators may be saved and read."""
+    specs = installed_plugins().registry.all(ConverterSpec)
+    return frozenset(spec.factory.partition(":")[0] for spec in specs)
 
 
 class Reader:

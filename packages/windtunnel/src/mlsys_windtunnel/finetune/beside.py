@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from mlsys_core.errors import InvalidInputError
 from scipy.sparse import csr_array, issparse  # type: ignore[import-untyped]
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.pipeline import Pipeline
+from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor
 
-from mlsys_windtunnel.finetune.sources import weight_for
 from mlsys_windtunnel.modules.combine.beside import Beside
 from mlsys_windtunnel.modules.linear.neural import Layers
 from mlsys_windtunnel.modules.tree.ensemble import Floats
@@ -131,3 +133,25 @@ def _fit(model: Any, rows: Any, y: Any, weight: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         return model.fit(rows, y, **weight_for(model, weight))
+
+
+def refuse_ranker(source: Any) -> None:
+    """Raise InvalidInputError for a pipeline that ends in a ranker."""
+    while isinstance(source, Pipeline):
+        source = source.steps[-1][1]
+    if (name := type(source).__name__).endswith("Ranker"):
+        raise InvalidInputError(
+            f"{name} ranks rows within queries, which an estimator's fit is not told: fit it, and give its translation "
+            "to fine_tune_ranker"
+        )
+
+
+def weight_for(source: Any, weight: Any) -> dict[str, Any]:
+    """Return the argument that tells ``fit`` of the pipeline the weights; nothing where it takes none."""
+    if weight is None:
+        return {}
+    prefix, last = "", source
+    while isinstance(last, Pipeline):
+        name, last = last.steps[-1]
+        prefix += f"{name}__"
+    return {f"{prefix}sample_weight": weight} if has_fit_parameter(last, "sample_weight") else {}

@@ -19,7 +19,6 @@ from sklearn.utils import _safe_indexing
 
 from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.finetune.options import TrainingOptions
-from mlsys_windtunnel.finetune.teacher import Teacher
 from mlsys_windtunnel.finetune.tune import FineTuned, fine_tune
 from mlsys_windtunnel.module import WindTunnelModule
 
@@ -28,6 +27,7 @@ FEWEST_ROWS = 50  # of fewer, none are held out
 Rows = npt.NDArray[np.int64]
 Split = tuple[Rows, Rows]  # indices to train on and to judge by
 FitSource = Callable[[Any, Any, Any], WindTunnelModule]  # rows, targets, weights
+TOLERANCE = 1e-3  # by which probabilities of a row may miss a sum of 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +145,42 @@ def _means(histories: Sequence[list[dict[str, float]]]) -> list[dict[str, float]
         {name: float(np.mean([epoch[name] for epoch in epochs])) for name in epochs[0]}
         for epochs in zip(*histories, strict=False)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A teacher's answers for all training rows."""
+
+    proba: npt.NDArray[np.float64]  # [rows, classes]
+    classes: npt.NDArray[Any]  # [classes], ascending
+
+    @classmethod
+    def of(cls, proba: Any, y: Any) -> Teacher:
+        """Check answers for rows with the labels ``y``.
+
+        Raises:
+            InvalidInputError: another shape, or what are no probabilities.
+        """
+        classes = np.unique(np.asarray(y))
+        try:
+            table = np.asarray(proba, np.float64)
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(f"teacher_proba holds what is no number ({error})") from error
+        if table.shape != (len(y), len(classes)):
+            raise InvalidInputError(
+                f"teacher_proba has shape {list(table.shape)}; [{len(y)} rows, {len(classes)} classes] is needed, the "
+                f"columns in the order {classes[:10].tolist()}, as predict_proba gives them"
+            )
+        if not np.isfinite(table).all() or (table < 0).any() or (np.abs(table.sum(axis=1) - 1) > TOLERANCE).any():
+            raise InvalidInputError("teacher_proba must hold probabilities: 0 or more, 1 in the sum of each row")
+        return cls(table, classes)
+
+    def part(self, rows: npt.NDArray[np.int64]) -> Teacher:
+        """Return the answers for some of the rows."""
+        return Teacher(self.proba[rows], self.classes)
+
+    def rows(self, x: Any, weight: Any) -> tuple[Any, npt.NDArray[Any], npt.NDArray[np.float64]]:
+        """Return rows, labels and weights that stand for these rows and the teacher's answers."""
+        row, column = np.nonzero(self.proba)
+        weights = self.proba[row, column] * (1.0 if weight is None else np.asarray(weight)[row])
+        return _safe_indexing(x, row), self.classes[column], weights

@@ -10,8 +10,7 @@ from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
 from mlsys_windtunnel.convert.translation import translate
-from mlsys_windtunnel.finetune.beside import NETWORKS, Scaling, fit_linear, fit_perceptron
-from mlsys_windtunnel.finetune.sources import weight_for
+from mlsys_windtunnel.finetune.beside import NETWORKS, Scaling, fit_linear, fit_perceptron, weight_for
 from mlsys_windtunnel.modules.base import PredictorModule
 from mlsys_windtunnel.modules.linear.neural import Layers
 from mlsys_windtunnel.modules.network import Network

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
+from scipy.optimize import minimize  # type: ignore[import-untyped]
 from scipy.sparse import issparse  # type: ignore[import-untyped]
 from sklearn.base import clone
 from sklearn.model_selection import KFold, StratifiedKFold
@@ -31,7 +32,6 @@ from mlsys_windtunnel.finetune.losses import is_classifier, margins, row_loss
 from mlsys_windtunnel.finetune.makers import PRIOR, Maker, Part, answers_plain_scores, last_of, trees_of
 from mlsys_windtunnel.finetune.options import RowLoss, TrainingOptions
 from mlsys_windtunnel.finetune.residual import EXACT, Residual
-from mlsys_windtunnel.finetune.weigh import Weights, weigh
 from mlsys_windtunnel.module import WindTunnelModule
 from mlsys_windtunnel.modules.base import PredictorModule
 from mlsys_windtunnel.modules.linear.linear import Affine
@@ -43,6 +43,7 @@ from mlsys_windtunnel.modules.tree.trees import Trees
 FOLDS = 5
 FEW = 2  # refits of a kind that are fitted on each split, in place of all
 _BLOCK_ROWS = 4096
+PULL = 0.005  # loss that a squared distance of 1 from the prior costs, as a share of the loss of guessing
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,3 +235,51 @@ def _replace(network: Network, prefix: str, together: nn.Module) -> bool:
                     setattr(owner, name, together)
                     is_replaced = True
     return is_replaced
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights of the members, and what they gain on the rows."""
+
+    weights: Floats  # [members], 0 or more, sum 1
+    gain: float  # mean loss of the first member less that of the sum, over all rows
+    gain_se: float
+
+
+def weigh(
+    scores: Tensor, losses: Callable[[Tensor], Tensor], prior: Floats, *, row_weights: Tensor, guess: float
+) -> Weights:
+    """Find the weights of least loss on a simplex.
+
+    Args:
+        scores: Of each member, the first the source, ``[members, rows, outputs]``.
+        losses: Loss of each row, ``[rows]``, from scores ``[rows, outputs]``.
+        prior: Weights where the rows say nothing, ``[members]``.
+        row_weights: ``[rows]``.
+        guess: Mean loss of one answer to all rows: the unit of losses.
+    """
+
+    def mean(values: Tensor) -> Tensor:
+        return (values * row_weights).sum() / row_weights.sum()
+
+    def objective(weights: Floats) -> tuple[float, Floats]:
+        parts = torch.tensor(weights, dtype=torch.float64, requires_grad=True)
+        distance = (parts - torch.from_numpy(prior)).square().sum()
+        loss = mean(losses(torch.einsum("m,mro->ro", parts, scores))) / guess + PULL * distance
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert parts.grad is not None
+        return float(loss.detach()), parts.grad.numpy()
+
+    total = {"type": "eq", "fun": lambda weights: weights.sum() - 1, "jac": np.ones_like}
+    options = {"ftol": 1e-10, "maxiter": 200}
+    bounds = [(0.0, 1.0)] * len(prior)
+    found = minimize(objective, prior, jac=True, bounds=bounds, constraints=total, method="SLSQP", options=options)
+    weights = np.clip(found.x, 0, None) if np.isfinite(found.x).all() else prior
+    weights = np.where(weights < 1e-3, 0.0, weights)
+    weights /= weights.sum()
+    with torch.no_grad():
+        gains = losses(scores[0]) - losses(torch.einsum("m,mro->ro", torch.from_numpy(weights), scores))
+        gain = mean(gains)
+        share = row_weights / row_weights.sum()
+        error = ((gains - gain).square() * share.square()).sum().sqrt()
+    return Weights(weights, float(gain), float(error))

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mlsys_windtunnel.backends.direct.watch import column_checks
 from mlsys_windtunnel.backends.soft.options import SoftOptions
+from mlsys_windtunnel.finetune.metrics import lambda_rank
 from mlsys_windtunnel.finetune.options import TrainingOptions
-from mlsys_windtunnel.finetune.ranks import lambda_rank
 from mlsys_windtunnel.finetune.rows import Batch, TableRows, encode_rows, generator_of, with_offset
 from mlsys_windtunnel.finetune.tune import FineTuned, head_of, on_device, run, tunable_of, with_changes
 from mlsys_windtunnel.host.raw_table import Table

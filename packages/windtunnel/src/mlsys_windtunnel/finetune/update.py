@@ -2,26 +2,31 @@
 
 Each update begins at the pipeline as it was fitted and learns from the labels remembered so far, the newest with the
 most weight: errors of one update do not add up in the next. Boosted trees are fitted anew in closed form
-(:mod:`.update_trees`), other pipelines train by gradients (:mod:`.update_network`). Where labels that were not learnt
-from show no sure gain, the answers stay the fitted pipeline's.
+(:mod:`.update_trees`), other pipelines train by gradients, as many epochs as folds of the labels choose. Where labels
+that were not learnt from show no sure gain, the answers stay the fitted pipeline's.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_windtunnel.backends.direct.watch import column_checks
+from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.finetune.losses import refuse_ranker
-from mlsys_windtunnel.finetune.rows import Batch, encode_rows
-from mlsys_windtunnel.finetune.tune import head_of
-from mlsys_windtunnel.finetune.update_network import train_on
+from mlsys_windtunnel.finetune.options import TrainingOptions
+from mlsys_windtunnel.finetune.residual import Tunable
+from mlsys_windtunnel.finetune.rows import Batch, TableRows, encode_rows, with_offset
+from mlsys_windtunnel.finetune.train import Trainer
+from mlsys_windtunnel.finetune.tune import head_of, on_device, tunable_of
 from mlsys_windtunnel.finetune.update_trees import Boosted, blended, foretold, weigh
 from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import WindTunnelModule
@@ -197,3 +202,62 @@ def _check(memory: Memory | None, new: Memory) -> None:
                 f"the memory's {name} has rows of shape {list(old)}, this pipeline's and method's are {list(now)}: "
                 "give the memory of an earlier update of the same pipeline by the same method, or none"
             )
+
+
+def train_on(
+    start: WindTunnelModule, rows: Batch, options: UpdateOptions
+) -> tuple[WindTunnelModule, int, float, float]:
+    """Train a copy of the module on rows.
+
+    Returns:
+        The module, ``start`` itself where nothing is surely gained; the epochs; the gain and its standard error.
+    """
+    training = TrainingOptions(
+        epochs=options.epochs,
+        lr=options.lr,
+        batch_size=options.batch_size,
+        schedule="constant",
+        random_state=options.random_state,
+        device=options.device,
+        keeps_interrupted=False,
+    )
+    soft = SoftOptions(level=options.level)  # type: ignore[arg-type]  # it checks the name
+
+    def work() -> tuple[WindTunnelModule, int, float, float]:
+        tunable = tunable_of(start, TableRows(rows), soft, training)
+        every = with_offset(tunable, rows)
+        epochs, gain, error = _epochs(tunable, every, options, training)
+        module = start
+        if epochs:
+            trainer = Trainer(tunable, TableRows(every), None, replace(training, epochs=epochs))
+            trainer.run()
+            tunable.move("cpu")
+            module = tunable.module()
+        return module, epochs, gain, error
+
+    return on_device(work, training)  # type: ignore[return-value, arg-type]
+
+
+def _epochs(
+    tunable: Tunable, rows: Batch, options: UpdateOptions, training: TrainingOptions
+) -> tuple[int, float, float]:
+    """Return the epochs that gain the most on held-out folds (0: none for sure), the gain and its standard error."""
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(options.random_state))
+    parts = torch.tensor_split(order, options.folds)
+    curves, sizes = [], []
+    for number, held in enumerate(parts):
+        kept = torch.cat([part for index, part in enumerate(parts) if index != number])
+        trainer = Trainer(copy.deepcopy(tunable), TableRows(_taken(rows, kept)), _taken(rows, held), training)
+        losses = np.array([epoch["valid_loss"] for epoch in trainer.run().history])
+        curves.append(losses[0] - losses)
+        sizes.append(float(rows.weight[held].sum()))
+    gains = np.average(curves, axis=0, weights=sizes)
+    best = int(np.nanargmax(gains))
+    error = float(np.std([curve[best] for curve in curves], ddof=1) / math.sqrt(options.folds))
+    is_sure = best > 0 and gains[best] > options.min_gain_se * error
+    return (best if is_sure else 0), float(gains[best]), error
+
+
+def _taken(rows: Batch, indices: Tensor) -> Batch:
+    offset = None if rows.offset is None else rows.offset[indices]
+    return Batch(rows.x[indices], rows.target[indices], rows.weight[indices], offset)

@@ -1,7 +1,7 @@
 """Answers that rounding decides: rows as near to one stored point as to another, to the last digits.
 
 Which of them a source takes follows from the order of its search and of its sums. An operator tells such rows in
-``judged``; the network refuses them, or the source answers, where it is at hand (``host/reference.py``).
+``judged``; the network refuses them, or the source answers, where it is at hand (``module.py``).
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.modules.base import Classifier, PredictorModule, Regressor
-from mlsys_windtunnel.modules.columns.columns import Concatenate, Scale
-from mlsys_windtunnel.modules.columns.impute import Impute
+from mlsys_windtunnel.modules.columns.columns import Concatenate, Impute, Scale
 from mlsys_windtunnel.modules.columns.scale import ElementwiseAffine, Rescale
 from mlsys_windtunnel.modules.linear.linear import Affine
 from mlsys_windtunnel.modules.network import Network

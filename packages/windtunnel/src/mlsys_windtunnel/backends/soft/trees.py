@@ -14,9 +14,8 @@ import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.backends.soft.columns import SoftColumns
-from mlsys_windtunnel.backends.soft.gates import leaf_weights
 from mlsys_windtunnel.backends.soft.native import is_native, sums
-from mlsys_windtunnel.backends.soft.options import SoftOptions
+from mlsys_windtunnel.backends.soft.options import Gate, SoftOptions
 from mlsys_windtunnel.backends.soft.plan import NONE, ColumnStatistics, SoftGroup, group_trees, recentred
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.tree.trees import Trees
@@ -27,6 +26,28 @@ MISSING = 20.0  # where missing values go is not smooth: tanh of it is 1
 DENSE_COLUMNS = 512  # up to so many, a weight for each split and column
 DEFAULT_RANK = 32
 MOST_LITERALS = 2**28  # numbers
+
+
+def leaf_weights(
+    splits: Tensor, path: Tensor, count: Tensor, *, gate: Gate, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """Return the weight of each leaf for each row, ``[trees, leaves, rows]``.
+
+    Args:
+        splits: Before tanh, ``[trees, splits, rows]``.
+        path: Literals, ``[trees, leaves, splits]``.
+        count: Number of literals of each leaf, ``[trees, leaves]``; huge for a leaf that is not there.
+        gate: See :class:`~.options.SoftOptions`.
+        scale: The inverse temperature of leaves.
+        dropout: Share of outputs dropped; 0 outside of training.
+    """
+    output = torch.tanh(splits)
+    if dropout:
+        output = nn.functional.dropout(output, dropout)
+    offset = count - 1 if gate == "tanh" else count
+    sums = torch.baddbmm(offset.unsqueeze(2), path, output, beta=-scale, alpha=scale)
+    weights = (sums.tanh() + 1) / 2 if gate == "tanh" else sums.softmax(dim=1)
+    return nn.functional.dropout(weights, dropout) if dropout else weights
 
 
 class SoftGroupParameters(nn.Module):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from mlsys_windtunnel.modules.base import OperatorModule
 from torch import Tensor, nn
@@ -41,3 +43,42 @@ class Scale(OperatorModule):
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` times the constant."""
         return x * self.weight
+
+
+class Impute(OperatorModule):
+    """Trainable values where a cell is missing, and then, if asked for, columns that say where it was.
+
+    Args:
+        fill: ``[kept columns]``, what missing cells become.
+        kept: Indices of the columns that go on; the source drops those that were empty when it was fitted.
+        marker: Content of a missing cell; NaN or a number.
+        indicated: Indices of the columns whose missingness is an output, as 1.0 and 0.0.
+    """
+
+    kept: Tensor
+    indicated: Tensor
+    marker: Tensor
+
+    def __init__(
+        self, fill: npt.ArrayLike, kept: Sequence[int], *, marker: float = np.nan, indicated: Sequence[int] = ()
+    ) -> None:
+        super().__init__()
+        self.fill = torch.nn.Parameter(torch.from_numpy(np.array(fill, np.float64)))
+        self.register_buffer("kept", torch.tensor(list(kept), dtype=torch.int64))
+        self.register_buffer("indicated", torch.tensor(list(indicated), dtype=torch.int64))
+        self.register_buffer("marker", torch.tensor(marker, dtype=torch.float64))
+        self.is_marked_by_nan = bool(np.isnan(marker))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[rows, kept columns + indicated columns]``."""
+        is_missing = x.isnan() if self.is_marked_by_nan else x == self.marker
+        filled = torch.where(is_missing.index_select(1, self.kept), self.fill, x.index_select(1, self.kept))
+        return torch.cat([filled, is_missing.index_select(1, self.indicated).to(x.dtype)], dim=1)
+
+
+class Given(OperatorModule):
+    """Output of the host's look-up, as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``."""
+        return x

@@ -8,6 +8,8 @@ then gathered and summed, so gradients reach leaf values and none reach threshol
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -18,7 +20,6 @@ from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.tree.bits import BitTables, bin_edges, mask_bits
 from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
 from mlsys_windtunnel.modules.tree.native import ZERO, native_sums
-from mlsys_windtunnel.modules.tree.rows import map_row_blocks
 from mlsys_windtunnel.modules.tree.walk import Walk
 from torch import Tensor, nn
 
@@ -208,3 +209,21 @@ def _rebuild(module: nn.Module, _: object) -> None:
     """Rebuild what is derived from thresholds when a state dict is loaded."""
     assert isinstance(module, Trees)
     module.use_layout(module.layout)
+
+
+def map_row_blocks(function: Callable[[Tensor], Tensor], x: Tensor, rows_per_block: int) -> Tensor:
+    """Apply ``function`` to ``x`` block by block; rows come first in ``x`` and in what it returns.
+
+    Runs without gradients, on as many threads as torch is set to use.
+    """
+    blocks = torch.split(x, rows_per_block)
+
+    def run(block: Tensor) -> Tensor:
+        with torch.inference_mode():  # is a property of the thread
+            return function(block)
+
+    num_threads = min(torch.get_num_threads(), len(blocks))
+    if num_threads < 2:
+        return torch.cat([run(block) for block in blocks])
+    with ThreadPoolExecutor(num_threads) as pool:
+        return torch.cat(list(pool.map(run, blocks)))
