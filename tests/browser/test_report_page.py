@@ -55,19 +55,3 @@ def test_the_demo_report(visit: Any, tmp_path: Path):
     assert page.evaluate("location.hash") == "#part-2"
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= 900, "the page must not scroll sideways"
-
-
-def test_the_trace_view(visit: Any, tmp_path: Path):
-    from mlsys_core.cli.main import run
-    from mlsys_core.profiling import Recorder, write_trace
-
-    recorder = Recorder()
-    for _ in range(50):
-        with recorder.span("outer"), recorder.span("inner"):
-            pass
-    write_trace(recorder.recording(), tmp_path / "trace.json")
-    assert (
-        run(["trace", "view", str(tmp_path / "trace.json"), "--output", str(tmp_path / "view.html"), "--no-open"]) == 0
-    )
-    page = visit(tmp_path / "view.html")
-    assert page.locator("canvas, svg").first.bounding_box()["width"] > 200

@@ -26,7 +26,6 @@ WITHOUT = {
     "trace export": "recordings",
     "trace open": "recordings",
     "trace summary": "recordings",
-    "trace view": "recordings",
     "workload generate": "arrivals",
     "workload plot": "arrivals",
     "workload run": "requests to a server",

@@ -4,7 +4,7 @@ from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlsys_core.profiling.nesting import nest
+from mlsys_core.profiling.recording import nest
 
 intervals = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 15)).map(lambda p: (p[0], p[0] + p[1])), max_size=25)
 

@@ -11,8 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.profiling.payload import decode_recording, encode_recording
-from mlsys_core.profiling.recording import Anchor, Instant, Process, Recording, Sample, Span, Track
+from mlsys_core.profiling.recording import (
+    Anchor,
+    Instant,
+    Process,
+    Recording,
+    Sample,
+    Span,
+    Track,
+    decode_recording,
+    encode_recording,
+)
 
 LOOP, REQUESTS, OTHER = Track(1, 7, "loop"), Track(1, 2**31, "requests"), Track(2, 7, "loop")
 WHOLE = Recording(

@@ -37,8 +37,7 @@ def _recording() -> Any:
 
 def chrome_trace(folder: Path) -> Case:
     """Traces in Chrome's format, which Perfetto and torch write, too."""
-    from mlsys_core.profiling.chrome_trace import write_trace
-    from mlsys_core.profiling.trace_reader import parse_trace
+    from mlsys_core.profiling.chrome_trace import parse_trace, write_trace
 
     write_trace(_recording().recording(), folder / "trace.json")
     seed = (folder / "trace.json").read_bytes()
@@ -61,7 +60,7 @@ def chrome_trace(folder: Path) -> Case:
 
 def recording_payload(folder: Path) -> Case:
     """Messages of a worker process to its parent."""
-    from mlsys_core.profiling.payload import decode_recording
+    from mlsys_core.profiling.recording import decode_recording
 
     seed = _recording().dump()
 

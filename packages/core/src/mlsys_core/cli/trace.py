@@ -1,4 +1,4 @@
-"""``mlsys trace``: read a recorder's file as a table, a page, or a registered exporter's format."""
+"""``mlsys trace``: read a recorder's file as a table, or write it in a registered exporter's format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Sort(enum.StrEnum):
 
 @app.callback()
 def main() -> None:
-    """Summarise and view trace files of mlsys and other tools.
+    """Summarise and export trace files of mlsys and other tools; https://ui.perfetto.dev draws them.
 
     Example: mlsys trace summary run.json.gz
     """
@@ -64,33 +64,14 @@ def summary(
 
 
 @app.command()
-def view(
-    file: TraceFile,
-    output: Annotated[Path | None, typer.Option(help="The page to write; beside FILE if not given.")] = None,
-    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
-) -> None:
-    """Make one self-contained HTML page with a timeline, and open it.
-
-    Example: mlsys trace view run.json.gz --output run.html --no-open
-    """
-    from mlsys_core.profiling import read_trace
-    from mlsys_core.profiling.timeline import timeline_html
-
-    page = _page_path(file, output)
-    _write_page(page, timeline_html(read_trace(file), title=file.name))
-    typer.echo(f"for Perfetto, open https://ui.perfetto.dev and drop {file} on it; it stays on your machine")
-    _show(page, open_page=open_page)
-
-
-@app.command()
 def export(
     file: TraceFile,
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
-    to: Annotated[str, typer.Option(metavar="NAME", help="An exporter: chrome-trace, html, or one of a plugin.")],
+    to: Annotated[str, typer.Option(metavar="NAME", help="An exporter: chrome-trace, or one of a plugin.")],
 ) -> None:
     """Write a trace in another format, by an exporter of the core or of a plugin.
 
-    Example: mlsys trace export run.json.gz --to html run.html
+    Example: mlsys trace export run.json --to chrome-trace run.json.gz
     """
     from mlsys_core.lazy import resolve
     from mlsys_core.plugins import installed_plugins
@@ -111,36 +92,6 @@ def export(
     if not output.exists():
         raise PluginError(f"exporter {to!r} of {registry.owner(spec)} wrote no {output}")
     typer.echo(f"wrote {output}")
-
-
-def _page_path(file: Path, output: Path | None) -> Path:
-    """Return the path of the page for ``file``.
-
-    Raises:
-        InvalidInputError: it is the file itself.
-    """
-    page = output or file.with_name(file.name.removesuffix(".gz").removesuffix(".json") + ".html")
-    if page.resolve() == file.resolve():
-        raise InvalidInputError(f"--output {page} is the trace itself: name another file")
-    return page
-
-
-def _write_page(page: Path, text: str) -> None:
-    from mlsys_core.profiling.files import atomic_write
-
-    try:
-        with atomic_write(page) as target:
-            target.write(text.encode())
-    except OSError as error:
-        raise InvalidInputError(f"cannot write {page}: {error}; name another file with --output") from error
-    typer.echo(f"wrote {page}")
-
-
-def _show(page: Path, *, open_page: bool) -> None:
-    import webbrowser
-
-    if open_page and not webbrowser.open(page.resolve().as_uri()):
-        typer.echo(f"found no browser; open {page} in one", err=True)
 
 
 def _print(console: Console, result: RecordingSummary, limit: int) -> None:

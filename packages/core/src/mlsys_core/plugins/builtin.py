@@ -19,7 +19,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
         "bench": "Run a benchmark suite against its peers.",
         "cache": "Show or clear what is kept between runs.",
         "build": "Compile all native kernels ahead of their first use.",
-        "trace": "Summarise, view or export a recorded timeline.",
+        "trace": "Summarise or export a recorded timeline.",
         "workload": "Make request traces and drive a server with them.",
     }
     return [CommandSpec(name=name, help=help_, app=f"mlsys_core.cli.{name}:app") for name, help_ in commands.items()]
@@ -71,16 +71,11 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
 
 @hookimpl
 def mlsys_register_exporters() -> Iterable[ExporterSpec]:
-    """Return the exporters of Chrome-trace JSON, which Perfetto opens, and of a page that opens in any browser."""
+    """Return the exporter of Chrome-trace JSON, which Perfetto opens."""
     return [
         ExporterSpec(
             name="chrome-trace",
             help="Chrome-trace JSON for Perfetto; gzipped if OUT ends in .gz.",
             factory="mlsys_core.profiling:write_trace",
-        ),
-        ExporterSpec(
-            name="html",
-            help="One self-contained page with a timeline.",
-            factory="mlsys_core.profiling.timeline:write_timeline",
         ),
     ]

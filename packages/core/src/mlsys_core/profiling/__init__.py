@@ -1,6 +1,6 @@
 """Profiling: a recorder for hot loops, trace files, summaries of distributions, and profile tables.
 
-Recorder -> Recording -> Chrome-trace file, summary or timeline; measure -> ProfileTable -> ProfileCache.
+Recorder -> Recording -> Chrome-trace file, or summary; measure -> ProfileTable -> ProfileCache.
 """
 
 from mlsys_core.profiling.chrome_trace import read_trace, write_trace

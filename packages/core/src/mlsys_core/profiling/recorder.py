@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.posix import at_fork
-from mlsys_core.profiling.payload import decode_recording, encode_recording
 from mlsys_core.profiling.recording import (
     Anchor,
     Args,
@@ -28,6 +27,8 @@ from mlsys_core.profiling.recording import (
     Sample,
     Span,
     Track,
+    decode_recording,
+    encode_recording,
     merge,
     named_track,
 )

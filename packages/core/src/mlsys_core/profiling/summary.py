@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.profiling.nesting import place
 from mlsys_core.profiling.percentiles import Distribution, summarise
-from mlsys_core.profiling.recording import Recording, Span, Track
+from mlsys_core.profiling.recording import Recording, Span, Track, place
 
 SortKey = Literal["total", "count", "p99"]
 
