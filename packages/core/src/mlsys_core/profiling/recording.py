@@ -1,7 +1,7 @@
 """Recorded events as plain data: the interface between the recorder, trace files and summaries.
 
 ``Recorder.recording()`` and ``read_trace()`` make a :class:`Recording`; everything after them only reads it. Spans of
-concurrent requests on one named track may overlap partly; :func:`place` puts those on further lanes, as viewers require.
+concurrent requests on one named track may overlap partly; :func:`place` puts those on further lanes, as viewers need.
 A worker process sends its recording to its parent as compact bytes (JSON under zlib: reading them runs no code).
 """
 
