@@ -37,16 +37,16 @@ class Engine:
     every executor can have a core of its own; the serial manner gives each all cores.
 
     Args:
-        model: in stages.
+        model: The staged model.
         costs: seconds of its stages.
-        policy: of this package, or a scheduler of whole requests (core's baselines).
+        policy: A policy of this package, or a scheduler of whole requests (core's baselines).
         listener: hears who finished.
         max_batch_size: most requests in a batch.
         max_waiting: most requests waiting.
         num_threads: cores to use; None: all this process may use.
         num_pairs: buffer pairs; None: what the policy is made for.
-        traces: of requests, which note the stages they run in; None: none are.
-        device: where stages run; None, or one of kind ``"cpu"``: on threads of the host.
+        traces: Traces of requests, with the stages they run in; None: requests are not traced.
+        device: Device of the stages; None, or one of kind ``"cpu"``: on threads of the host.
         told: correct measured costs by what batches take, and call this with a line of text whenever they change; None:
             costs stay. On a CPU, and where nothing runs beside a stage: else times are not those of a profile.
 

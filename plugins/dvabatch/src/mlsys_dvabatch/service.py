@@ -41,9 +41,9 @@ class Service(PredictService[ServedModel]):
         preprocess: Body -> a tensor or array, or a tuple of them; for encoders a text or token ids. A ValueError,
             KeyError or TypeError that it raises is the client's fault (400). None: the body is the input.
         postprocess: Output, an array, or a tuple of arrays -> answer. None: the output is the answer.
-        name: Of the model, in routes and metrics.
-        policy: As ``--policy``.
-        exit_confidence: Of ``policy="early-exit"``, as ``--exit-confidence``.
+        name: Name of the model, in routes and metrics.
+        policy: Name of the policy, as for ``--policy``.
+        exit_confidence: Certainty at which requests leave, with ``policy="early-exit"``.
         max_batch_size: Most requests in a batch.
         num_threads: Cores of the model; None: all that this process may use.
         num_workers: Threads for pre- and post-processing.

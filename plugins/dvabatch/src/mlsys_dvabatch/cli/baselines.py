@@ -48,7 +48,7 @@ class Workload:
 
     max_batch_size: int = 64
     num_requests: int = 4000  # per run
-    seed: int = 0  # of the arrivals; with one seed all loads get the same pattern, only faster
+    seed: int = 0  # seed of arrivals; with one seed all loads get the same pattern, only faster
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 1 or self.num_requests < 2 or self.seed < 0:

@@ -18,7 +18,7 @@ from mlsys_serving.cli.chaos import ChaosOut, Every, NumInstances, Seconds, Seed
 from mlsys_serving.extensions import Extensions
 
 app = typer.Typer(no_args_is_help=True)
-serve_app = typer.Typer()  # of "mlsys serve dvabatch"
+serve_app = typer.Typer()  # the command "mlsys serve dvabatch"
 app.command()(explain)
 
 

@@ -47,15 +47,15 @@ def report(
 
     Args:
         name: See :func:`~mlsys_dvabatch.stages.zoo.load`, for the other options too.
-        cache_dir: Where models are found and profiles kept.
-        console: Where to print.
+        cache_dir: Folder of models and profiles.
+        console: Output.
         stages: Number of stages; None: found by trying.
         max_batch_size: Largest batch measured.
         shape: Shape of one request.
-        slice_at: Where to cut.
+        slice_at: Rule for cuts.
         has_exits: Cut the model at its exits, which decide the number of stages.
         trust_code: Let a ``.pt2`` file run code.
-        device: Where to measure.
+        device: Device to measure on.
         graph: File for the graph of the stages.
 
     Raises:

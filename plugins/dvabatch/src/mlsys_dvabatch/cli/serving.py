@@ -75,7 +75,7 @@ def serve_models(
     configs, composed = oip.configs(), oip.composed()
     if num_instances is not None:
         _require_processes(loading, oip)
-        torch.set_num_threads(1)  # who has threads cannot fork
+        torch.set_num_threads(1)  # a process with threads cannot fork
         groups = [instance_group(announced(argument), batching) for argument in arguments]
         if len({group.spec.name for group in groups}) != len(groups):
             raise InvalidInputError("two models have the same name: give each model once")

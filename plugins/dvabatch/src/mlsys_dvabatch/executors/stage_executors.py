@@ -133,7 +133,7 @@ class StreamExecutor(StageExecutor):
 
     def _launch(self, task: StageTask) -> StageOutput:
         outputs: list[StageOutput] = []
-        for neighbour in (task.stage - 1, task.last_stage + 1):  # who wrote what is read; who read what is overwritten
+        for neighbour in (task.stage - 1, task.last_stage + 1):  # writer of the input; reader of the output
             event = self._events.get((neighbour, task.pair))
             if event is not None:
                 self._stream.wait(event)

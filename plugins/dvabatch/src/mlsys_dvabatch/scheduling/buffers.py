@@ -65,7 +65,7 @@ class BufferPairs:
         self.buffers = [[BufferState.AVAILABLE] * num_pairs for _ in range(num_stages + 1)]
         self.unread = [[0] * num_pairs for _ in range(num_stages + 1)]
         self.reserved: dict[int, int] = {}  # pair of a stretched batch -> the stage after which it is held
-        self._restore: list[BufferState] = [BufferState.AVAILABLE] * num_stages  # of the output, while working
+        self._restore: list[BufferState] = [BufferState.AVAILABLE] * num_stages  # output after the task
         self._owed: list[set[int]] = [set() for _ in range(num_stages)]  # pairs read, not yet given back to i - 1
 
     def is_legitimate(self, stage: int, pair: int) -> bool:

@@ -195,7 +195,7 @@ class Pipeline:
         halves = [half for half in (alive[:middle], alive[middle:]) if half]
         if len(alive) == row.size and halves and row.held_after is None:
             parts = [child.part() for child in self.table.split(row, halves, serial=False)]
-        else:  # where others catch up, or did until now, the halves meet again after this stage
+        else:  # others catch up here, or did until now: the halves are merged after this stage
             parts = [row.part(half) for half in halves]
         self.queues[stage].extendleft(reversed(parts))
         self._close(row)

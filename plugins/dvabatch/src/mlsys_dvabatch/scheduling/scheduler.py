@@ -41,7 +41,7 @@ class DvaScheduler:
             choose, the later stage goes first.
         looks_ahead: a model of one stage, whose executor takes a second task to make ready while the first runs. The
             policy says when (:meth:`.policies.base.Policy.ahead_after_s`).
-        corrections: of the costs, by what tasks take; None: they stay as they are.
+        corrections: Corrects the costs by what tasks take; None: costs stay as they are.
 
     Raises:
         InvalidInputError: a number is below 1.
@@ -282,7 +282,7 @@ class DvaScheduler:
         self._ahead.note_begun(task, now)
 
     def _all_left(self, batch: StageTask) -> list[Finished[Any]]:
-        """Let those go whose batch had been made ready, and which were all cancelled before it ran."""
+        """Finish the requests of a batch that was made ready and cancelled as a whole before it ran."""
         return [self._leave(r.request_id, self._leaving.pop(r.request_id)) for r in batch.requests]
 
     def _run_to(self, stage: int) -> int:
@@ -339,11 +339,11 @@ class Ahead:
 
     Between two batches the executor would otherwise wait for answers to be taken out, for the scheduler, and for the
     next batch's rows to be put together. A batch made ready is not joined any more, so it is made late, and only where
-    enough requests wait to fill it whoever comes.
+    enough requests wait to fill it.
 
     Args:
-        policy: says when.
-        state: of the scheduler.
+        policy: Says when.
+        state: View of the scheduler.
     """
 
     def __init__(self, policy: Policy, state: State) -> None:

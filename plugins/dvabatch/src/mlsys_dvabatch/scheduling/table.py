@@ -129,7 +129,7 @@ class BatchTable:
             self.rows[child.batch_id] = child
             self._append(child, group, done=done)
             children.append(child)
-        for other in self.rows.values():  # whoever followed the parent follows its last child
+        for other in self.rows.values():  # batches that followed the parent follow its last child
             if other.follows == row.batch_id:
                 other.follows = children[-1].batch_id
         return children

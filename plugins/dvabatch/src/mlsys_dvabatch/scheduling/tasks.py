@@ -25,15 +25,15 @@ class StageTask:
     """Unit of work of an executor. Its output is a :class:`StageOutput`."""
 
     number: int  # counts from 0; names what the task leaves behind
-    stage: int  # the first it runs, whose executor runs it
-    last_stage: int  # the last; the same unless several are run in one go
-    part: Part  # which requests, as the batch queue had it
+    stage: int  # first stage; its executor runs the task
+    last_stage: int  # last stage; equal to stage unless several run in one go
+    part: Part  # requests, as the batch queue had them
     requests: tuple[ServeRequest[Any], ...]
     padded_length: int  # units to which each is padded
     pair: int  # the buffer pair it uses
-    sources: tuple[Source, ...]  # where its inputs are, in the order of the requests; () for the first stage
+    sources: tuple[Source, ...]  # its inputs' places, in the order of the requests; () for the first stage
     skips: frozenset[int] = frozenset()  # positions of requests that skip this stage
-    drops: tuple[int, ...] = ()  # tasks whose output nobody will read any more
+    drops: tuple[int, ...] = ()  # tasks with outputs that nobody reads any more
     is_last: bool = False
 
     @property
@@ -54,7 +54,7 @@ class StageOutput:
     results: Sequence[Any] = ()  # last stage: one for each request; an exception fails its request alone
     exits: Mapping[int, Any] = field(default_factory=dict)  # position -> result of a request that leaves early
     skip_to: Mapping[int, int] = field(default_factory=dict)  # position -> the next stage it has to run
-    seconds: Sequence[float] = ()  # of each stage that ran; () if they were not measured
+    seconds: Sequence[float] = ()  # by stage that ran; () if not measured
 
 
 class HeldRows:

@@ -17,7 +17,7 @@ from mlsys_serving.oip import InferRequest, InferResponse
 
 
 class RemoteRows:
-    """A model in other processes whose loader brings a form of requests of its own; that is at work in this process.
+    """A model in other processes, with its own form of requests, which is read in this process.
 
     Args:
         remote: Its instances.
@@ -48,7 +48,7 @@ def served_model(
     batching: Batching,
     num_threads: int | None,
     form: WireForm | None = None,
-    **told: Any,  # as of ServedModel, if any
+    **told: Any,  # options of ServedModel
 ) -> ServedModel:
     """Return a prepared model with an engine of its own."""
     return ServedModel(
@@ -72,7 +72,7 @@ def instance_group(prepared: Prepared, batching: Batching) -> InstanceGroup:
     model = prepared.loaded.model
     form = wire_form(prepared.loaded, max_batch_size=batching.max_batch_size)
     if isinstance(model, Triable):
-        model.isolation.require(batching.max_batch_size)  # which is remembered
+        model.isolation.require(batching.max_batch_size)  # the result is cached
 
     def build(num_cores: int) -> ServedModel:
         torch.set_num_threads(num_cores)

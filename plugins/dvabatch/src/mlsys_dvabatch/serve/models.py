@@ -51,8 +51,8 @@ class ServedModel:
 
     Args:
         loaded: the model.
-        costs: of its stages.
-        policy: of this package, or one of core's baselines.
+        costs: Costs of its stages.
+        policy: A policy of this package, or one of core's baselines.
         max_batch_size: most rows in a batch, and in one request.
         max_waiting: most rows waiting.
         num_threads: cores to use.
@@ -122,7 +122,7 @@ class ServedModel:
 
         Args:
             rows: As the staged model takes them; any number: they are batched with those of other requests.
-            key: Of these rows; no other that runs has it.
+            key: Unique among running requests.
 
         Raises:
             InvalidInputError: The model does not take a row.

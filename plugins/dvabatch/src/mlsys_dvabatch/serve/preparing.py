@@ -25,7 +25,7 @@ from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.stored import StoredProfile, stored_costs
 from mlsys_dvabatch.stages.zoo import DEFAULTS, Loaded, Loading, load
 
-_EXIT_CONFIDENCE = 0.9  # of early exits, where none is given
+_EXIT_CONFIDENCE = 0.9  # default of early exits
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Batching:
     qos_s: float = 0.2  # latency target
     max_batch_size: int = 64  # requests
     max_waiting: int = 1024  # requests
-    window_s: float = 0.005  # of the policy "delay"
+    window_s: float = 0.005  # window of the policy "delay"
     num_stages: int | None = None
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ def prepare(
 
     Args:
         name: See :func:`~mlsys_dvabatch.stages.zoo.load`.
-        cache_dir: Where models are found and profiles kept.
+        cache_dir: Folder of models and profiles.
         batching: Options of the policy; its number of stages and its early exits are those of loading too.
         loading: Options of loading.
         progress: Called as ``progress(done, total)`` while profiling.

@@ -39,7 +39,7 @@ class IsolationCheck:
 
     Args:
         name: Name of the model, for messages.
-        model: In stages.
+        model: The staged model.
         num_inner: Leading arrays of its answers that lie between stages.
         is_short: It takes long.
         most: Largest batch to try, where larger ones tell nothing new; None: the largest that is served.

@@ -26,7 +26,7 @@ from mlsys_dvabatch.stages.slicing.program import Program
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 SHARERS = (1, 2, 4, 16)  # requests that share the units of a packed batch: of more, attention is next to nothing
 TRIES = (1, 2, 3, 4, 6, 8, 12, 20)  # numbers of stages tried: the paper's eight
-MOST_UNITS = 512  # of a packed batch by default
+MOST_UNITS = 512  # units of a packed batch by default
 Progress = Callable[[int, int], None]
 
 
@@ -47,7 +47,7 @@ def profile_stages(
     """Measure every stage at every batch size and length.
 
     Args:
-        model: in stages.
+        model: The staged model.
         request: a payload of a given length.
         batch_sizes: rising.
         lengths: rising; where inputs have one shape, (1,).
@@ -55,7 +55,7 @@ def profile_stages(
         keep: seconds of all passes -> those to keep.
         clock: seconds; None: wall time. ``time.thread_time`` counts this thread's processor time alone.
         progress: called as ``progress(done, total)``.
-        device: that the model's weights lie on; None: host memory.
+        device: Device of the model's weights; None: host memory.
         is_packed: the model packs its requests: ``lengths`` are the units of a whole batch, which its requests share.
         longest: packed: units of the longest request; so many more share a larger batch. None: no bound.
     """
@@ -102,10 +102,10 @@ def boundary_nbytes(model: StageModel, request: Callable[[int], Any], *, num: in
     """Return the bytes that each stage but the last hands on for ``num`` requests: a buffer pair's size (section 6).
 
     Args:
-        model: in stages; it is run once.
+        model: The staged model; it is run once.
         request: a payload of a given length.
         num: requests of the batch.
-        length: of each.
+        length: Units of each request.
     """
     found = []
     with torch.inference_mode():

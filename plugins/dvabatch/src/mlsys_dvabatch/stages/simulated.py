@@ -20,8 +20,8 @@ class LinearStage:
         InvalidInputError: a time is negative or not finite, or both are 0.
     """
 
-    fixed_s: float  # for any batch: launches, weights read
-    per_item_s: float  # for each request in it
+    fixed_s: float  # seconds of any batch: launches, weights read
+    per_item_s: float  # seconds for each request
 
     def __post_init__(self) -> None:
         times_s = (self.fixed_s, self.per_item_s)

@@ -19,7 +19,7 @@ from mlsys_dvabatch.scheduling.costs import PackedCosts, TableCosts
 from mlsys_dvabatch.stages.model import StageModel
 
 _log = logging.getLogger(__name__)
-_WIDE_SPREAD = 0.5  # of an entry's repeats: the machine was not quiet
+_WIDE_SPREAD = 0.5  # relative spread of repeats, above which the machine was busy
 _OTHERS, _SPREAD, _BATCHES = "share of others", "median spread", "batches"  # names of notes
 
 
@@ -30,10 +30,10 @@ class StoredProfile:
     costs: TableCosts
     cache: ProfileCache
     key: ProfileKey
-    share_of_others: float | None = None  # of the processors' time during the measurement; None: not known
+    share_of_others: float | None = None  # share of processor time that others used meanwhile; None: unknown
     spread: float | None = None  # (slowest - fastest) / median of the repeats, the median of all entries
-    num_batches: int = 0  # that have corrected it
-    num_threads: int = 1  # that it was measured with
+    num_batches: int = 0  # batches that have corrected it
+    num_threads: int = 1  # torch's threads during the measurement
 
     @property
     def is_quiet(self) -> bool:

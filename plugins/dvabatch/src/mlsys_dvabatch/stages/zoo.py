@@ -36,7 +36,7 @@ class Loaded:
     name: str
     model: ServableModel
     wire: Wire | None = None  # form of its requests; None: its inputs' rows
-    device: Device | None = None  # that its weights lie on; None: host memory
+    device: Device | None = None  # device of its weights; None: host memory
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ class Loading:
     """Options of loading a model; a loader refuses by name those that it has no use for."""
 
     num_stages: int | None = None  # None: four; two of an encoder and of a program whose requests have several sizes
-    shape: tuple[int, ...] | None = None  # of one request, for ONNX files
+    shape: tuple[int, ...] | None = None  # shape of a request, for ONNX files
     is_packed: bool = False  # encoders without padding
     compiler: str | None = None  # registered name of what compiles each stage; None: they run as they are
     slice_at: str = "time"  # "time": even stages; "diversity": cuts where preferred batch sizes change most
@@ -96,7 +96,7 @@ class Loading:
     exit_rule: str = "confidence"  # measure of an output's certainty
     mask: str | None = None  # input that is 0 in the padding of a program with a dynamic length; None: found by trying
     weights: str = "float"  # "int8": products of a packed encoder multiply int8 values: faster, a little less exact
-    device: Device | None = None  # where the weights are to lie; None: host memory
+    device: Device | None = None  # device of the weights; None: host memory
 
     def context(self) -> LoadContext:
         """Return the options that differ from the defaults, as loaders take them.
@@ -130,8 +130,8 @@ def load(name: str, cache_dir: Path, options: Loading = DEFAULTS) -> Loaded:
     """Load a model by name or path, by whichever registered loader takes it.
 
     Args:
-        name: Of a vision model with random weights, or of a file or folder.
-        cache_dir: Where models that have names in ``mlsys models list`` are found.
+        name: Name of a vision model with random weights, or path of a file or folder.
+        cache_dir: Folder of models that have names in ``mlsys models list``.
         options: How to load it.
 
     Raises:

@@ -18,7 +18,7 @@ from mlsys_encoders.models.families import FAMILIES, NOMIC_OWN_SIZES, Family
 from mlsys_encoders.models.layers import ACTIVATIONS
 from mlsys_encoders.models.sentence import read_sentence_form
 
-_LARGEST = 1 << 24  # of a size in a config.json
+_LARGEST = 1 << 24  # largest size in a config.json
 _MOST_LAYERS = 512
 _MOST_LABELS = 1 << 16
 _PLAIN = ("Model", "ForMaskedLM", "ForPreTraining")  # architectures whose encoder alone gives sentence vectors

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mlsys_encoders.models.sentence import SentenceForm
 
-Weights = Literal["float", "int8"]  # in which the products of packed layers run
+Weights = Literal["float", "int8"]  # number format of the products of packed layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,11 @@ class BertConfig:
     max_length: int = 512  # tokens of a request
     layer_norm_eps: float = 1e-12
     form: SentenceForm = field(default_factory=SentenceForm)  # from the last layer to a request's vector
-    activation: str = "gelu"  # of the MLP; a name of layers.ACTIVATIONS
+    activation: str = "gelu"  # activation of the MLP; a name of layers.ACTIVATIONS
     has_positions: bool = True  # a learned table of them
     position_offset: int = 0  # row of that table for the first token
     num_token_types: int = 1  # 0: there is no table; 2: the second text of a pair is told apart
-    num_buckets: int = 0  # of relative positions, as T5's; 0: none
+    num_buckets: int = 0  # buckets of relative positions, as in T5; 0: none
     thetas: tuple[float, ...] = ()  # base of rotary positions of each layer; empty: none
     reaches: tuple[int | None, ...] = ()  # most tokens between two that see each other, by layer; empty: any
     is_gated: bool = False  # one half of the MLP's first product times the activation of the other

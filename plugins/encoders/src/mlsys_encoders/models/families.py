@@ -275,7 +275,7 @@ NOMIC_OWN_SIZES = {
     "vocab_size": "vocab_size",
     "max_length": "n_positions",
 }
-FAMILIES: dict[str, Family] = {  # by config.json's model_type
+FAMILIES: dict[str, Family] = {  # keys: model_type of config.json
     "bert": _BERT,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,

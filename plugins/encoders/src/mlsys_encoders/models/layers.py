@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from mlsys_encoders.models.config import BertConfig, HeadConfig
 
-_MAX_DISTANCE = 128  # of relative positions; no configuration states another
+_MAX_DISTANCE = 128  # largest relative position told apart; no configuration states another
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -36,7 +36,7 @@ class Places:
 
     positions: Tensor  # int64, [tokens] of packed rows or of a padded one
     rotations: dict[float, tuple[Tensor, Tensor]]  # theta -> cosine and sine, [tokens, head features]
-    bias: Tensor | None  # of relative positions, [heads, longest, longest]
+    bias: Tensor | None  # bias of relative positions, [heads, longest, longest]
 
     def mask(self, length: int, reach: int | None) -> Tensor | None:
         """Return what is added to the scores of a request of ``length`` tokens, or who is seen; None: nothing.
@@ -89,7 +89,7 @@ class Layer(nn.Module):
 
     Args:
         config: Shape.
-        number: Of the layer, from 0.
+        number: Layer number, from 0.
     """
 
     def __init__(self, config: BertConfig, number: int) -> None:

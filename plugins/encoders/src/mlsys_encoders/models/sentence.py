@@ -12,7 +12,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_encoders.models.pooling import POOLINGS
 
-_KEYS = {  # of a pooling's config.json
+_KEYS = {  # keys of a pooling's config.json
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -21,7 +21,7 @@ _KEYS = {  # of a pooling's config.json
     "pooling_mode_lasttoken": "lasttoken",
 }
 _DENSE_ACTIVATIONS = {"Tanh": "tanh", "Identity": "identity", "ReLU": "relu", "GELU": "gelu", "Sigmoid": "sigmoid"}
-_LARGEST = 1 << 20  # of a Dense module's sizes
+_LARGEST = 1 << 20  # largest size of a Dense module
 _MOST_MODULES = 16
 _MOST_PROMPT_CHARS = 1 << 16
 
@@ -41,8 +41,8 @@ class DenseForm:
 class SentenceForm:
     """Rules of a folder for turning texts into tokens, and last hidden states into a request's vector."""
 
-    poolings: tuple[str, ...] = ("mean",)  # of pooling.POOLINGS; their vectors are put one after another
-    is_normalised: bool = True  # to length 1, at the end
+    poolings: tuple[str, ...] = ("mean",)  # names of pooling.POOLINGS; their vectors are concatenated
+    is_normalised: bool = True  # scaled to length 1 at the end
     max_tokens: int | None = None  # longer texts are cut; None: as many as the model takes
     is_lower_case: bool = False  # texts are, before they are cut into tokens
     denses: tuple[DenseForm, ...] = ()  # behind the pooling, in this order
@@ -53,7 +53,7 @@ class SentenceForm:
         """Return what goes before a text.
 
         Args:
-            name: Of a prompt; None: the folder's default, if it has one.
+            name: Name of a prompt; None: the folder's default, if it has one.
 
         Raises:
             InvalidInputError: The folder has no such prompt.

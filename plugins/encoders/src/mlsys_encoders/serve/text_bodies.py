@@ -39,7 +39,7 @@ def check_dimensions(dimensions: int | None, size: int, *, model: str) -> None:
     """Refuse more numbers of a vector than there are.
 
     Args:
-        dimensions: As the request asks; None: all.
+        dimensions: Numbers that the request asks for; None: all.
         size: Numbers of a vector.
         model: Name of the encoder.
 

@@ -20,7 +20,7 @@ from mlsys_serving.http.errors import ErrorResponse
 from mlsys_serving.http.threads import RequestThreads
 from pydantic import BaseModel
 
-_OPENAI_ERRORS: dict[int | str, dict[str, Any]] = {  # of its routes, in place of the app's
+_OPENAI_ERRORS: dict[int | str, dict[str, Any]] = {  # errors of these routes in OpenAPI, in place of the app's
     "4XX": {"model": ErrorResponse, "description": "The request cannot be served as it is"},
     "5XX": {"model": ErrorResponse, "description": "The server cannot serve it now"},
 }

@@ -76,7 +76,7 @@ class TextEncoder:
     Args:
         model: With texts.
         threads: For tokenising what is large.
-        key: Of the request; unique.
+        key: Unique name of the request.
     """
 
     def __init__(self, model: RowsModel, threads: RequestThreads, key: str) -> None:
@@ -151,7 +151,7 @@ class TextEncoder:
         Args:
             inputs: Any number.
             encode: Makes a row of each.
-            size: Of the work of encoding all.
+            size: Characters to encode.
         """
         parts = [inputs[first : first + _ENCODED_AT_ONCE] for first in range(0, len(inputs), _ENCODED_AT_ONCE)]
         most = min(4 * self.model.max_batch_size, self.model.max_waiting // 2) // _ENCODED_AT_ONCE
@@ -209,8 +209,8 @@ class TextService:
     """The encoders of a repository.
 
     Args:
-        repository: Of all models of the server.
-        threads: Of the server, for large requests.
+        repository: All models of the server.
+        threads: The server's, for large requests.
     """
 
     def __init__(self, repository: ModelRepository, threads: RequestThreads) -> None:
@@ -227,7 +227,7 @@ class TextService:
         """Hold an encoder for one request.
 
         Args:
-            name: Of the model; None: the only encoder.
+            name: Name of the model; None: the only encoder.
 
         Raises:
             UnknownModelError: There is no such model.

@@ -50,7 +50,7 @@ class TextTokens:
 
         Args:
             texts: Any.
-            prompt_name: Of the prompt that goes before each; None: the folder's default.
+            prompt_name: Name of the prompt that goes before each; None: the folder's default.
             is_cut: Cut texts that are too long, at the end of ``side``.
             side: "Left" or "Right".
 

@@ -57,10 +57,10 @@ class State:
         self.concurrency = concurrency  # executors that the device can keep busy at the same time
         self.last_admission_s: float | None = None
         self.is_draining = False  # nobody else will come: wait for no company
-        self.mean_length = 1.0  # of recent requests, in units
+        self.mean_length = 1.0  # average of recent requests, units
         self._arrivals_s: deque[float] = deque(maxlen=512)
         self._looks_ahead = False  # a batch is to be made that begins when the one at work ends
-        self._busy_share = 1.0  # of recent requests, those that found others here when they came
+        self._busy_share = 1.0  # share of recent requests that found others here when they came
 
     @property
     def num_waiting(self) -> int:

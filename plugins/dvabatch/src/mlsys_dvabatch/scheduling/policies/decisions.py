@@ -83,7 +83,7 @@ def cluster(
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     num = len(order)
     units = [0, *accumulate(lengths[position] for position in order)]
-    best: list[tuple[float, int]] = [(0.0, 0)]  # of the first n: waiting, and where their last batch begins
+    best: list[tuple[float, int]] = [(0.0, 0)]  # for the first n: summed waiting, start of their last batch
     for end in range(1, num + 1):
         longest = lengths[order[end - 1]]
         first = min(bisect_left(units, units[end] - max_units), end - 1)

@@ -75,7 +75,7 @@ class InputPolicy(Policy):
         patience_s: cost-aware: a request that has waited so long is served next.
 
     Attributes:
-        group_of: cost-aware: of a payload, the group whose requests may share its batch; None: all may.
+        group_of: Cost-aware: group of a payload; requests of one group may share a batch. None: all may.
     """
 
     num_pairs: ClassVar[int] = 2

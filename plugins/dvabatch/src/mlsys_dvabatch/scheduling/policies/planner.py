@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from mlsys_dvabatch.scheduling.costs import StageCosts, catch_up_s, least_request_s, remaining_s
 from mlsys_dvabatch.scheduling.policies.decisions import HYSTERESIS, planned_split, sizes_by_cost
 
-TASK_S = 100e-6  # of the loop and its threads for one task, docs/serving-loop.md
+TASK_S = 100e-6  # seconds that the loop and its threads add to a task, docs/serving-loop.md
 LONGEST_RUN_S = 0.02  # a run of stages that nobody is asked in between: cancelled requests leave after it
 _PRICES = (0, 8, 32, 128, 1024)  # numbers of requests behind a batch, for which its splits are planned
 _NUM_STATES = 193  # numbers of waiting requests that are distinguished, 0 included
@@ -164,7 +164,7 @@ class Planner:
         cheapest = min(ways, key=lambda way: way[2] / way[0])[0]
         chosen = [0] * (top + 1)
         for index in sorted(range(len(ways)), key=lambda index: (ways[index][0], -ways[index][2])):
-            size = ways[index][0]  # to begin with: what waits, with the least work, but not more than is cheapest
+            size = ways[index][0]  # first guess: all that wait, in the cheapest size at most
             if size <= cheapest:
                 chosen[size:] = [index] * (top + 1 - size)
         known: tuple[Vector, float, list[int]] | None = None

@@ -24,7 +24,7 @@ class ExitingModel(SlicedModel):
     Args:
         program: its outputs are the heads, ``[requests, classes]`` each, in order.
         confidence: how certain a head must be, above 0 and at most 1.
-        rule: by which its certainty is measured, see :func:`mlsys_serving.certainty.certainty`.
+        rule: Measure of certainty; see :func:`mlsys_serving.certainty.certainty`.
 
     Raises:
         InvalidInputError: the outputs are no such heads, or the confidence is out of range.

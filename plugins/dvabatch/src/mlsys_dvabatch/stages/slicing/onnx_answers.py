@@ -18,7 +18,7 @@ from mlsys_dvabatch.stages.slicing.onnx_inputs import OnnxInputs
 from mlsys_serving.isolation import Kind, draw_like
 from torch import nn
 
-_TOLERANCE = 1e-3  # of the largest number of an output
+_TOLERANCE = 1e-3  # relative to the largest number of an output
 _ROWS = 4  # requests that are compared, at least
 
 Array = npt.NDArray[Any]

@@ -11,7 +11,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
-_DTYPES = {  # by onnx.TensorProto's numbers
+_DTYPES = {  # keys: numbers of onnx.TensorProto
     1: torch.float32,
     2: torch.uint8,
     3: torch.int8,

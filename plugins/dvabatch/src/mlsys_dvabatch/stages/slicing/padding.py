@@ -17,16 +17,16 @@ Payload = tuple[Array, ...]  # one array for each input, without the batch dimen
 Run = Callable[[Payload], Sequence[Array]]  # a request alone -> its answer
 
 _DRAWS = 3  # requests of each pair of lengths
-_SCALES = (1.0, 10.0, 0.1)  # of their floating-point numbers
+_SCALES = (1.0, 10.0, 0.1)  # factors of floating-point inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
     """A way to pad requests that was tried and gave their own answers."""
 
-    axes: tuple[tuple[int, ...], ...]  # of each input, those that are padded, with zeros
+    axes: tuple[tuple[int, ...], ...]  # by input: axes padded with zeros
     mask: int | None  # input that tells padding by zeros; None: no answer looks at what follows it
-    cuts: tuple[tuple[int, ...], ...]  # of each output, axes that are cut to the request's own length
+    cuts: tuple[tuple[int, ...], ...]  # by output: axes cut to the request's own length
 
     def allows(self, payload: Payload) -> bool:
         """Return whether this request may be padded: its mask is ones, then zeros, as in the trials."""
@@ -64,7 +64,7 @@ class Trial:
 
     mask: str | None  # name of the input that told padding
     difference: float  # largest, of an answer from its own run, relative to the answer's largest number
-    allowed: float  # by the rounding of the program's coarsest dtype
+    allowed: float  # relative difference: rounding of the program's coarsest dtype
     problem: str | None  # None: it may be used
 
     def describe(self) -> str:
@@ -82,8 +82,8 @@ class Tester:
 
     Args:
         run: Runs a request alone.
-        names: Of the inputs.
-        axes: Of each input, those that are the length.
+        names: Input names.
+        axes: Length axes by input.
         draw: Makes arrays of a length: ordinary requests.
         lengths: To try, rising; two at least.
         tolerance: Relative difference that counts as rounding.

@@ -59,7 +59,7 @@ def diversity_cuts(preferred: Sequence[int], allowed: Sequence[int], num_stages:
 
     Args:
         preferred: preferred batch size of each operator.
-        allowed: as for :func:`even_cuts`.
+        allowed: See :func:`even_cuts`.
         num_stages: stages wanted; fewer come out where there are fewer changes.
 
     Example:

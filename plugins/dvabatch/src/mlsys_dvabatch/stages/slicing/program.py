@@ -43,10 +43,10 @@ class Program:
     row_values: frozenset[str]  # names of nodes that are tensors with one row for each request
     batch_values: frozenset[str]  # names of nodes that are the batch size
     rounding: float  # relative difference between batch sizes that the dtypes within explain
-    shapes: Mapping[str, tuple[int, ...]]  # of nodes that are tensors, for two requests
-    flops: int  # of one request, as far as torch counts them: products and convolutions
+    shapes: Mapping[str, tuple[int, ...]]  # shapes of tensor nodes for two requests
+    flops: int  # FLOP of a request, as torch counts them: products and convolutions
     synchronize: Callable[[], None] = _nothing  # waits until the device that it lies on is idle
-    sizes: Sizes | None = None  # that requests may have; None: all have the example's shapes
+    sizes: Sizes | None = None  # allowed sizes of requests; None: all have the example's shapes
     extents: frozenset[str] = frozenset()  # names of nodes that are numbers which follow from a request's sizes alone
     guards: Callable[..., Any] | None = None  # raises for inputs of sizes that the program was not exported for
 
@@ -135,8 +135,8 @@ def program_of(
     Args:
         model: in evaluation mode; takes tensors of ``[requests, ...]``, gives one such tensor or several.
         example: inputs of one request, ``[1, ...]`` each.
-        device: where it is to lie; None: host memory.
-        sizes: that requests may have; None: the example's.
+        device: Device of the weights; None: host memory.
+        sizes: Allowed sizes of requests; None: the example's.
 
     Raises:
         InvalidInputError: it cannot be exported, or not for any batch size.
@@ -186,7 +186,7 @@ def load_program(
         example: inputs of one request; None makes them of the shapes that the file tells of (a ``.pt2``'s first row).
             Only their shape counts: all requests have it then, where the program allows several.
         trust_code: let ``torch.export.load`` read a ``.pt2``, which runs code that it holds.
-        device: where it is to lie; None: host memory.
+        device: Device of the weights; None: host memory.
 
     Raises:
         InvalidInputError: the file is damaged, of another kind, or its model takes no batches.

@@ -26,7 +26,7 @@ from mlsys_dvabatch.stages.slicing.sliced import THOROUGH_FLOPS, SlicedModel
 from mlsys_serving.isolation import Draw, Kind, draw_like
 
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # units of the sizes that are measured, over the example's
-_FEW_SCALES = (0.5, 1.0, 2.0)  # of programs that take long
+_FEW_SCALES = (0.5, 1.0, 2.0)  # for slow programs
 _MOST_TRIED = 8  # requests of a batch in the isolation check
 
 

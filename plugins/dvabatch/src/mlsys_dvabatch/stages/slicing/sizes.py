@@ -22,10 +22,10 @@ class Sizes:
     A dimension is a number, a symbol, or an expression of symbols such as ``2*s0``: what ``torch.export`` wrote.
     """
 
-    names: tuple[str, ...]  # of the inputs
-    axes: tuple[tuple[Any, ...], ...]  # of each input, without its first dimension: int or sympy expression
+    names: tuple[str, ...]  # input names
+    axes: tuple[tuple[Any, ...], ...]  # [input][axis after the first]: int or sympy expression
     symbols: tuple[Any, ...]  # those that vary, in the order in which they appear
-    bounds: Mapping[Any, tuple[int, int]]  # of each symbol, both included
+    bounds: Mapping[Any, tuple[int, int]]  # least and largest value by symbol, both included
     example: Values  # with which the program was exported
 
     def values(self, shapes: Sequence[Shape]) -> Values:
@@ -137,9 +137,9 @@ def sizes_of(names: Sequence[str], axes: Sequence[Sequence[Any]], bounds: Mappin
     """Return the sizes that requests may have.
 
     Args:
-        names: Of the inputs.
-        axes: Of each input, without its first dimension: numbers, or expressions of sympy.
-        bounds: Of each symbol, as ``ExportedProgram.range_constraints`` has them.
+        names: Input names.
+        axes: By input and axis after the first: numbers, or expressions of sympy.
+        bounds: Ranges by symbol, as in ``ExportedProgram.range_constraints``.
         example: Shapes of the inputs of one request.
 
     Raises:

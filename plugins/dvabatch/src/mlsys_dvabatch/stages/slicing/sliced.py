@@ -1,4 +1,4 @@
-"""A program cut into stages: each a small module, with side inputs carried to whoever needs them."""
+"""A program cut into stages: each a small module, with side inputs carried to the stages that need them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 MOST_TRIED = 256
-THOROUGH_FLOPS = 50_000_000  # of one request: up to that, isolation is checked at more batch sizes
+THOROUGH_FLOPS = 50_000_000  # FLOP of a request, up to which isolation is checked at more batch sizes
 
 Compile = Callable[[fx.GraphModule, tuple[Tensor, ...]], Callable[..., Any]]
 
@@ -35,7 +35,7 @@ class SlicedModel:
         program: what to cut.
         cuts: positions among its operators, rising, all allowed.
         compile_stage: a compiler of the registry, given each stage and example inputs; None runs them as they are.
-        tolerance: by how much the stages may differ from the whole; compilers reorder sums.
+        tolerance: Largest difference between the stages and the whole; compilers reorder sums.
 
     Attributes:
         example: a payload.

@@ -139,7 +139,7 @@ class CompiledLayers:
             hidden: fp32 [tokens of all texts, features].
             lengths: Tokens of each text.
             places: Positions of the tokens.
-            first: Of the layers.
+            first: First layer.
             stop: Behind the last one.
             threads: To run on, one call at a time; None: as many as torch's operators would.
 
