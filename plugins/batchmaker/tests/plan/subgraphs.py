@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mlsys_batchmaker.plan.checks import find, predecessors, topological
-
 
 @dataclass(slots=True)
 class Groups:
@@ -31,10 +29,41 @@ def group(cells: Sequence[int], sources: list[list[int]]) -> Groups:
         cells: [n] the cell of each node.
         sources: [n, inputs] the node that feeds each input, or -1.
     """
-    preds = predecessors(sources)
-    order = topological(preds)
+    preds = _predecessors(sources)
+    order = _topological(preds)
     subgraph = _subgraphs(cells, preds, order)
     return _number(subgraph, preds, order)
+
+
+def _predecessors(sources: list[list[int]]) -> list[list[int]]:
+    """Return for each node the nodes that feed it, rising; ``sources`` [n, inputs] are nodes, or -1."""
+    return [sorted({source for source in row if source >= 0}) for row in sources]
+
+
+def _topological(preds: list[list[int]]) -> list[int]:
+    """Return the nodes in an order in which each comes after those that feed it; there is no cycle."""
+    if all(not before or before[-1] < node for node, before in enumerate(preds)):
+        return list(range(len(preds)))
+    missing = [len(before) for before in preds]
+    succs: list[list[int]] = [[] for _ in preds]
+    for node, before in enumerate(preds):
+        for pred in before:
+            succs[pred].append(node)
+    order = [node for node, count in enumerate(missing) if count == 0]
+    for node in order:
+        for succ in succs[node]:
+            missing[succ] -= 1
+            if missing[succ] == 0:
+                order.append(succ)  # the loop goes on with it
+    return order
+
+
+def _find(root: list[int], node: int) -> int:
+    """Return the root of ``node`` in a forest of parents, and shorten the path to it."""
+    while root[node] != node:
+        root[node] = root[root[node]]
+        node = root[node]
+    return node
 
 
 def _subgraphs(cells: Sequence[int], preds: list[list[int]], order: list[int]) -> list[tuple[int, int]]:
@@ -50,8 +79,8 @@ def _subgraphs(cells: Sequence[int], preds: list[list[int]], order: list[int]) -
         stage[node] = at
         for pred in before:
             if stage[pred] == at and cells[pred] == cell:
-                root[find(root, pred)] = find(root, node)
-    return [(stage[node], find(root, node)) for node in range(len(preds))]
+                root[_find(root, pred)] = _find(root, node)
+    return [(stage[node], _find(root, node)) for node in range(len(preds))]
 
 
 def _number(subgraph: list[tuple[int, int]], preds: list[list[int]], order: list[int]) -> Groups:

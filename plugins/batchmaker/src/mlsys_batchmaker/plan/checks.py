@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.graphs import Graph
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.layout import Layout
@@ -27,47 +28,7 @@ def check_structure(layout: Layout, structure: bytes) -> None:
     is_wire = codes > 0
     sources = np.where(is_wire, (codes - 1) // layout.num_outputs, -1)  # [n, inputs] node
     _check_wires(layout, cells, is_wire, sources, (codes - 1) % layout.num_outputs)
-    preds = predecessors(sources.tolist())
-    topological(preds)
-    _check_connected(preds, set(results.tolist()), must_connect=must_connect)
-
-
-def predecessors(sources: list[list[int]]) -> list[list[int]]:
-    """Return for each node the nodes that feed it, rising; ``sources`` [n, inputs] are nodes, or -1."""
-    return [sorted({source for source in row if source >= 0}) for row in sources]
-
-
-def topological(preds: list[list[int]]) -> list[int]:
-    """Return the nodes in an order in which each comes after those that feed it.
-
-    Raises:
-        InvalidInputError: there is a cycle.
-    """
-    if all(not before or before[-1] < node for node, before in enumerate(preds)):
-        return list(range(len(preds)))
-    missing = [len(before) for before in preds]
-    succs: list[list[int]] = [[] for _ in preds]
-    for node, before in enumerate(preds):
-        for pred in before:
-            succs[pred].append(node)
-    order = [node for node, count in enumerate(missing) if count == 0]
-    for node in order:
-        for succ in succs[node]:
-            missing[succ] -= 1
-            if missing[succ] == 0:
-                order.append(succ)  # the loop goes on with it
-    if len(order) < len(preds):
-        stuck = [node for node, count in enumerate(missing) if count > 0]
-        raise InvalidInputError(f"the cell graph has a cycle among the nodes {stuck[:8]}: no cell may feed itself")
-    return order
-
-
-def find(root: list[int], node: int) -> int:
-    """Return the root of ``node`` in a forest of parents, and shorten the path to it."""
-    while root[node] != node:
-        root[node] = root[root[node]]
-        node = root[node]
-    return node
+    _check_graph(sources, set(results.tolist()), must_connect=must_connect)
 
 
 def _check_wires(layout: Layout, cells: Ints, is_wire: NDArray[np.bool_], sources: Ints, outputs: Ints) -> None:
@@ -86,22 +47,19 @@ def _check_wires(layout: Layout, cells: Ints, is_wire: NDArray[np.bool_], source
         raise InvalidInputError(f"{node.name}.{port.name} takes rows {port.signature}, but {source.name} gives {got}")
 
 
-def _check_connected(preds: list[list[int]], results: set[int], *, must_connect: bool) -> None:
-    """Check that all nodes hang together, and each leads to a result."""
-    if must_connect and len(results) > 1:  # with a single result, all that lead to it hang together
-        root = list(range(len(preds)))
-        for node, before in enumerate(preds):
-            for pred in before:
-                root[find(root, pred)] = find(root, node)
-        if len({find(root, node) for node in range(len(preds))}) > 1:
-            raise InvalidInputError("the cell graph is disconnected: all cells of a request must hang together")
-    reached = set(results)
-    todo = list(results)
-    for node in todo:
-        for pred in preds[node]:
-            if pred not in reached:
-                reached.add(pred)
-                todo.append(pred)
-    if len(reached) < len(preds):
-        lost = sorted(set(range(len(preds))) - reached)
+def _check_graph(sources: Ints, results: set[int], *, must_connect: bool) -> None:
+    """Check that no node feeds itself, all hang together, and each leads to a result."""
+    import networkx as nx
+
+    nodes, inputs = np.nonzero(sources >= 0)
+    graph: Graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(sources)))
+    graph.add_edges_from(zip(sources[nodes, inputs].tolist(), nodes.tolist(), strict=True))
+    if not nx.is_directed_acyclic_graph(graph):
+        cycle = [node for node, _ in nx.find_cycle(graph)]
+        raise InvalidInputError(f"the cell graph has a cycle among the nodes {cycle[:8]}: no cell may feed itself")
+    if must_connect and len(results) > 1 and not nx.is_weakly_connected(graph):  # one result: the next check says more
+        raise InvalidInputError("the cell graph is disconnected: all cells of a request must hang together")
+    lost = sorted(set(graph) - results.union(*(nx.ancestors(graph, node) for node in results)))
+    if lost:
         raise InvalidInputError(f"the cell graph has nodes that lead to no result: {lost[:8]}")
