@@ -161,7 +161,7 @@ sanitize: setup  ## Run the kernels' tests under the address, undefined-behaviou
 bench-gpu:  ## Run the benchmarks on a CUDA device; fails where there is none
 	$(PY) scripts/bench_gpu.py
 
-GRPC := packages/serving/src/mlsys_serving/oip/grpc
+GRPC := plugins/open-inference/src/mlsys_open_inference/grpc
 
 proto: setup  ## Compile the gRPC messages from their .proto
 	$(PY) -m grpc_tools.protoc -I $(GRPC) --descriptor_set_out=$(GRPC)/open_inference.binpb open_inference.proto

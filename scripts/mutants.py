@@ -99,8 +99,8 @@ AREAS = {
     "codecs": Area(
         SERVING,
         _paths("oip", "rest/codec grpc/codec datatypes tensors"),
-        _paths("tests/serving/oip", "test_rest_codec test_grpc_codec test_tensors"),
-        ("tests/serving/oip/answers.py",),
+        _paths("plugins/open-inference/tests", "test_rest_codec test_grpc_codec test_tensors"),
+        ("plugins/open-inference/tests/answers.py",),
     ),
     "converters": Area(
         WINDTUNNEL,

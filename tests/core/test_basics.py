@@ -58,7 +58,7 @@ def test_a_lazy_reference_reaches_nested_attributes():
     "package",
     [
         "mlsys_serving.http",
-        "mlsys_serving.oip",
+        "mlsys_serving.models",
         "mlsys_nimble",
         "mlsys_windtunnel",
         "mlsys_windtunnel.estimators",

@@ -24,9 +24,10 @@ from mlsys_dvabatch.stages.zoo import Loaded
 from mlsys_encoders.models.bert import BertStages
 from mlsys_encoders.models.config import BertConfig
 from mlsys_encoders.serve.wire import EncoderWire
+from mlsys_open_inference import GrpcConfig, create_oip_app, grpc_address_of
 from mlsys_serving.http import BackgroundServer, HttpConfig
 from mlsys_serving.http.logs import make_logger
-from mlsys_serving.oip import GrpcConfig, ModelRepository, create_oip_app, grpc_address_of
+from mlsys_serving.models import ModelRepository
 
 from tests.collector import Collector, collecting, facts_of
 

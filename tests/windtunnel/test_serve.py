@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 from fastapi.testclient import TestClient
 from mlsys_core.errors import InvalidInputError
-from mlsys_serving.oip import ModelRepository, create_oip_app
+from mlsys_open_inference import create_oip_app
+from mlsys_serving.models import ModelRepository
 from mlsys_windtunnel.cli.predict import load_model
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.export.artifact import save

@@ -1,4 +1,4 @@
-"""Real Triton, through PyTriton, with models equal to the reference models of ``tests/serving/oip``.
+"""Real Triton, through PyTriton, with models equal to the reference models of ``plugins/open-inference/tests``.
 
     python -m venv .peers/pytriton
     .peers/pytriton/bin/pip install -r benchmarks/peers/pytriton/requirements.txt

@@ -19,8 +19,9 @@ from mlsys_dvabatch.stages.activations import Padded
 from mlsys_dvabatch.stages.slicing.exits import ExitingModel
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.zoo import Loading
-from mlsys_serving.oip import ModelRepository, create_oip_app
-from mlsys_serving.oip.ensembles.files import declared
+from mlsys_open_inference import create_oip_app
+from mlsys_open_inference.cascade_files import declared
+from mlsys_serving.models import ModelRepository
 from torch import Tensor, nn
 
 

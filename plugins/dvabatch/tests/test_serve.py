@@ -19,7 +19,8 @@ from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
-from mlsys_serving.oip import InferRequest, ModelRepository, create_oip_app
+from mlsys_open_inference import create_oip_app
+from mlsys_serving.models import InferRequest, ModelRepository
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -12,7 +12,8 @@ from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
-from mlsys_serving.oip import ModelRepository, create_oip_app
+from mlsys_open_inference import create_oip_app
+from mlsys_serving.models import ModelRepository
 from prometheus_client import CollectorRegistry
 from torch import Tensor, nn
 

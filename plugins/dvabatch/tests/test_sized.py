@@ -25,7 +25,8 @@ from mlsys_dvabatch.stages.slicing.program import load_program
 from mlsys_dvabatch.stages.slicing.sized import Grouped, Member, SizedModel
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loading, load
-from mlsys_serving.oip import ModelRepository, create_oip_app
+from mlsys_open_inference import create_oip_app
+from mlsys_serving.models import ModelRepository
 from rich.console import Console
 from torch import Tensor, nn
 from torch._higher_order_ops import scan

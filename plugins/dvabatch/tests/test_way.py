@@ -12,7 +12,7 @@ from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
-from mlsys_serving.oip import InferRequest
+from mlsys_serving.models import InferRequest
 from torch import nn
 
 from tests.ways import ROOT, files_of_page, files_passed, num_lines

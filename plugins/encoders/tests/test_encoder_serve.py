@@ -22,7 +22,8 @@ from mlsys_dvabatch.stages.zoo import Loaded
 from mlsys_encoders.models.bert import BertStages
 from mlsys_encoders.models.config import BertConfig
 from mlsys_encoders.serve.wire import EncoderWire
-from mlsys_serving.oip import InferRequest, ModelRepository, create_oip_app
+from mlsys_open_inference import create_oip_app
+from mlsys_serving.models import InferRequest, ModelRepository
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -16,9 +16,10 @@ from mlsys_dvabatch.scheduling.policies.input import PackedPolicy
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_encoders.loading import load_encoder
+from mlsys_open_inference import create_oip_app
 from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import BackgroundServer
-from mlsys_serving.oip import ModelRepository, create_oip_app
+from mlsys_serving.models import ModelRepository
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 _MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]

@@ -1,4 +1,4 @@
-"""Serves the reference models of ``tests/serving/oip`` on free ports; prints where, and runs until SIGTERM.
+"""Serves the reference models of ``plugins/open-inference/tests`` on free ports; prints where, and runs until SIGTERM.
 
 python tests/conformance/oip/server.py
 """
@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mlsys_open_inference import GrpcConfig, create_oip_app, grpc_address_of
 from mlsys_serving.http import HttpConfig, ServerAddress, serve
-from mlsys_serving.oip import GrpcConfig, ModelRepository, create_oip_app, grpc_address_of
+from mlsys_serving.models import ModelRepository
 
 REFERENCE = Path(__file__).parents[2] / "core" / "serving" / "oip" / "reference.py"
 

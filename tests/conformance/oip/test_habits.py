@@ -12,20 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mlsys_open_inference import GrpcConfig, create_oip_app, grpc_address_of
+from mlsys_open_inference.files import ConfigFiles
 from mlsys_serving.http import BackgroundServer
-from mlsys_serving.oip import (
+from mlsys_serving.models import (
     DataType,
     DirectorySource,
-    GrpcConfig,
     InferRequest,
     InferResponse,
     ModelRepository,
     ModelSpec,
     TensorSpec,
-    create_oip_app,
-    grpc_address_of,
 )
-from mlsys_serving.oip.config.files import ConfigFiles
 
 pytest.importorskip("tritonclient.grpc")
 pytest.importorskip("tritonclient.http")

@@ -17,11 +17,14 @@ import pytest
 import typer
 from mlsys_core.cli.main import run as mlsys
 from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.plugins import installed_plugins
 from mlsys_core.tracing import TraceConfig
-from mlsys_serving.cli import OipOptions, ServerOptions, announce, serve_command
+from mlsys_open_inference.extension import OipOptions
+from mlsys_score.extension import ScoreOptions
+from mlsys_serving.cli import ServerOptions, announce, serve_command
+from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import ServerAddress, TlsConfig
-from mlsys_serving.oip import GrpcConfig
-from mlsys_serving.oip.app import DEFAULT_CONFIG
+from mlsys_serving.models.app import DEFAULT_CONFIG
 
 Run = Callable[..., dict[str, Any]]
 
@@ -35,16 +38,18 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         app = typer.Typer()
 
         @app.command()
-        @serve_command("words")
+        @serve_command("models")
         def serve(
             models: Annotated[list[str] | None, typer.Argument(help="Models.")] = None,
             max_waiting: Annotated[int, typer.Option(min=0, help="Queue.")] = 5,
             *,
             server: ServerOptions,
-            oip: OipOptions,
+            extensions: Extensions,
         ) -> None:
             """Serve words."""
-            given.update(models=models, max_waiting=max_waiting, server=server, oip=oip)
+            given.update(
+                models=models, max_waiting=max_waiting, server=server, oip=extensions.options("open-inference")
+            )
 
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
@@ -99,10 +104,10 @@ def test_the_nearer_source_wins(run: Run, tmp_path: Path, capsys: pytest.Capture
     given = run(
         *("--config", str(path), "--port", "4"),
         MLSYS_SERVE_PORT="2",
-        MLSYS_WORDS_PORT="3",
+        MLSYS_MODELS_PORT="3",
         MLSYS_SERVE_MAX_CONNECTIONS="2",
-        MLSYS_WORDS_MAX_CONNECTIONS="3",
-        MLSYS_WORDS_MAX_WAITING="3",
+        MLSYS_MODELS_MAX_CONNECTIONS="3",
+        MLSYS_MODELS_MAX_WAITING="3",
         MLSYS_SERVE_HOST="h2",
     )
     server = given["server"]
@@ -123,7 +128,7 @@ def test_several_keys_in_a_variable_are_split_at_spaces(run: Run) -> None:
     assert run(MLSYS_SERVE_API_KEY="one two")["server"].keys() == ["one", "two"]
 
 
-@pytest.mark.parametrize("variable", ["MLSYS_SERVE_API_KEY", "MLSYS_WORDS_API_KEY"])
+@pytest.mark.parametrize("variable", ["MLSYS_SERVE_API_KEY", "MLSYS_MODELS_API_KEY"])
 @pytest.mark.parametrize("value", ["", "  "])
 def test_a_key_set_to_nothing_does_not_open_the_server(variable: str, value: str, run: Run) -> None:
     with pytest.raises(InvalidInputError, match=f"{variable} is set, but empty"):
@@ -234,16 +239,17 @@ def test_a_server_open_to_a_network_says_so_in_one_line(
 
 
 def test_the_port_of_grpc_is_held_and_a_busy_one_names_its_option() -> None:
-    with OipOptions(grpc_port=0).grpc("127.0.0.1") as grpc:
-        assert grpc is not None
+    options = OipOptions(grpc_port=0)
+    with options.hold("127.0.0.1"):
+        assert options.notes("") == [f"gRPC on 127.0.0.1:{options.grpc_port}"]
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(("127.0.0.1", grpc.port))
+            other.bind(("127.0.0.1", options.grpc_port))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ServingError, match="--grpc-port"), OipOptions(grpc_port=port).grpc("127.0.0.1"):
+        with pytest.raises(ServingError, match="--grpc-port"), OipOptions(grpc_port=port).hold("127.0.0.1"):
             pass
-    with OipOptions().grpc("127.0.0.1") as none:
-        assert none is None
+    with OipOptions().hold("127.0.0.1"):
+        assert OipOptions().notes("") == []
 
 
 @pytest.mark.parametrize("subsystem", ["orca", "batchmaker", "dvabatch"])
@@ -252,7 +258,7 @@ def test_every_server_has_the_same_options(subsystem: str, capsys: pytest.Captur
     said = capsys.readouterr().out
     groups = [ServerOptions] if subsystem == "orca" else [ServerOptions, OipOptions]
     for group in groups:
-        for field in fields(group):
+        for field in (field for field in fields(group) if field.init):
             assert f"--{field.name.replace('_', '-')} " in said, field.name
     for option in ("--config", "--max-waiting"):
         assert option in said
@@ -336,12 +342,27 @@ def test_a_refusal_names_the_option_and_not_the_field(given: dict[str, Any], mes
     assert message in str(refused.value)
 
 
+def test_clients_cannot_load_models_of_worker_processes() -> None:
+    with pytest.raises(InvalidInputError, match="leave out --model-control"):
+        OipOptions(model_control=True).check(has_instances=True)
+
+
+def test_a_server_of_models_needs_a_front() -> None:
+    with pytest.raises(InvalidInputError, match="pip install mlsys-open-inference"):
+        Extensions().check(needs_front=True)
+
+
 def test_all_servers_say_alike_where_they_listen(capsys: pytest.CaptureFixture[str]) -> None:
-    announce(ServerAddress("127.0.0.1", 8000))
-    announce(ServerAddress("127.0.0.1", 8000), GrpcConfig(host="127.0.0.1", port=8001))
+    announce(ServerAddress("127.0.0.1", 8000), Extensions())
+    registry = installed_plugins().registry
+    announce(
+        ServerAddress("127.0.0.1", 8000),
+        Extensions.of("models", registry, open_inference=OipOptions(grpc_port=8001), score=ScoreOptions(no_ui=True)),
+    )
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.splitlines() == [
         "listening on http://127.0.0.1:8000",
-        "listening on http://127.0.0.1:8000, gRPC on 127.0.0.1:8001",
+        "listening on http://127.0.0.1:8000",
+        "  gRPC on 127.0.0.1:8001",
     ]

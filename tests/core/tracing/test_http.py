@@ -126,7 +126,7 @@ def test_without_traces_nothing_is_in_the_way() -> None:
 
 def test_a_server_without_traces_imports_no_sdk() -> None:
     code = (
-        "import sys, mlsys_serving.oip, mlsys_serving.http as http\n"
+        "import sys, mlsys_serving.models, mlsys_serving.http as http\n"
         "http.create_app(http.HttpConfig())\n"
         "sys.exit(any(name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter')) for name in sys.modules))"
     )

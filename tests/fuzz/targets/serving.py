@@ -22,7 +22,7 @@ class ServerFaultError(Exception):
 
 def _numbers() -> Any:
     import numpy as np
-    from mlsys_serving.oip import DataType, InferRequest, InferResponse, ModelSpec, TensorSpec
+    from mlsys_serving.models import DataType, InferRequest, InferResponse, ModelSpec, TensorSpec
 
     class Echo:
         """Gives its inputs back: what is looked for is in the way there and back."""
@@ -89,8 +89,9 @@ def _quiet_logger() -> Any:
 
 
 def _oip_app() -> Any:
+    from mlsys_open_inference import create_oip_app
     from mlsys_serving.http import HttpConfig
-    from mlsys_serving.oip import ModelRepository, create_oip_app
+    from mlsys_serving.models import ModelRepository
 
     return create_oip_app(ModelRepository([_numbers()]), config=HttpConfig(), logger=_NoLogger())
 
@@ -171,10 +172,10 @@ def oip_generate(folder: Path) -> Case:
 
 def protobuf(folder: Path) -> Case:
     """ModelInferRequest messages, and each other request of the service."""
-    from mlsys_serving.oip.binding import bind
-    from mlsys_serving.oip.grpc.codec import decode_message, parse_message
-    from mlsys_serving.oip.grpc.schema import messages
-    from mlsys_serving.oip.models.version import Version
+    from mlsys_open_inference.binding import bind
+    from mlsys_open_inference.grpc.codec import decode_message, parse_message
+    from mlsys_open_inference.grpc.schema import messages
+    from mlsys_serving.models.version import Version
 
     request = messages().ModelInferRequest(model_name="echo", id="7")
     request.inputs.add(name="a", datatype="FP32", shape=[1, 2]).contents.fp32_contents.extend([1, 2])

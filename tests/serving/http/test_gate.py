@@ -206,7 +206,8 @@ PROBES = ("/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/h
 async def test_an_orchestrator_can_watch_a_drain_by_every_probe_and_no_other_route(
     keys: frozenset[str], make_app: Any, client_of: Any
 ) -> None:
-    from mlsys_serving.oip import ModelRepository, create_oip_app
+    from mlsys_open_inference import create_oip_app
+    from mlsys_serving.models import ModelRepository
 
     app = create_oip_app(
         ModelRepository(),

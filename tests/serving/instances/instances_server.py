@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import numpy as np
+from mlsys_open_inference import create_oip_app
 from mlsys_serving.http import BoundPort
 from mlsys_serving.instances import InstanceGroup, serve_instances
-from mlsys_serving.oip import (
+from mlsys_serving.models import (
     DataType,
     Executions,
     InferRequest,
@@ -21,9 +22,8 @@ from mlsys_serving.oip import (
     ModelRepository,
     ModelSpec,
     TensorSpec,
-    create_oip_app,
 )
-from mlsys_serving.oip.app import DEFAULT_CONFIG
+from mlsys_serving.models.app import DEFAULT_CONFIG
 
 POISON, BROKEN = -1.0, -2.0  # first numbers of inputs: the process crashes, the model raises
 

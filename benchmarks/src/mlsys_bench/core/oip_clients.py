@@ -122,7 +122,7 @@ async def grpc_clients(
 ) -> list[float]:
     """Return the latencies of gRPC clients, like :func:`http_clients`; as a stream each client has one call for all."""
     import grpc.aio
-    from mlsys_serving.oip.grpc.schema import SERVICE, messages
+    from mlsys_open_inference.grpc.schema import SERVICE, messages
 
     latencies: list[float] = []
     end = time.perf_counter() + seconds

@@ -83,21 +83,19 @@ def serve() -> None:
 
     from mlsys_core.loop import ServeRequest, ServingLoop, ThreadExecutor, WallClock
     from mlsys_core.loop.baselines import ZeroBatch
+    from mlsys_open_inference import GrpcConfig, create_oip_app, grpc_address_of
     from mlsys_serving.http import HttpConfig, ServerAddress
     from mlsys_serving.http import serve as serve_http
     from mlsys_serving.http.logs import make_logger
-    from mlsys_serving.oip import (
+    from mlsys_serving.models import (
         DataType,
         Executions,
-        GrpcConfig,
         InferRequest,
         InferResponse,
         LoopClient,
         ModelRepository,
         ModelSpec,
         TensorSpec,
-        create_oip_app,
-        grpc_address_of,
     )
 
     class Doubler:

@@ -20,8 +20,9 @@ from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
+from mlsys_open_inference import GrpcConfig, create_oip_app
 from mlsys_serving.http import serve
-from mlsys_serving.oip import DataType, GrpcConfig, ModelRepository, ModelSpec, TensorSpec, create_oip_app
+from mlsys_serving.models import DataType, ModelRepository, ModelSpec, TensorSpec
 from torch import Tensor, nn
 
 

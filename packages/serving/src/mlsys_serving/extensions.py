@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from mlsys_core.errors import PluginError
+from mlsys_core.errors import InvalidInputError, PluginError
 from mlsys_core.lazy import resolve
 from mlsys_core.plugins.boundary import failing_as
 from mlsys_core.plugins.registry import Registry
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from fastapi import APIRouter, FastAPI
+    from mlsys_core.loop.protocols import Clock
     from prometheus_client import CollectorRegistry
     from starlette.middleware import Middleware
+    from starlette.routing import BaseRoute
     from structlog.typing import FilteringBoundLogger
 
     from mlsys_serving.http.config import HttpConfig
@@ -52,6 +54,7 @@ class Service:
     readiness: Readiness  # to add checks to
     registry: CollectorRegistry  # of metrics
     logger: FilteringBoundLogger
+    clock: Clock  # of deadlines
     engine: Any = None  # the system's public service: mlsys_orca.api.service.ModelService; None: it has models alone
     models: Any = None  # mlsys_serving.models.ModelRepository; None: the system serves no named models
     watch: Watch | None = None  # how the system's batches are watched; None: it has none
@@ -64,6 +67,7 @@ class Extension:
     """The additions of one extension to one server."""
 
     routers: Sequence[APIRouter] = ()  # make them with mlsys_serving.http.Router
+    routes: Sequence[BaseRoute] = ()  # plain ASGI, matched before all others: for hot paths
     lifespan: Lifespan | None = None  # entered when the engine runs, left before it ends
     on_drain: Sequence[DrainHook] = ()  # called when a drain begins, before those of the engine
     middleware: Sequence[Middleware] = ()  # innermost: after keys, limits and errors
@@ -134,12 +138,14 @@ class Extensions:
         """Return the options of the extension called ``name``; None: it is not there, or has none."""
         return next((each.options for each in self._chosen if each.spec.name == name), None)
 
-    def check(self, *, has_instances: bool = False) -> None:
+    def check(self, *, has_instances: bool = False, needs_front: bool = False) -> None:
         """Refuse options, before a model is loaded.
 
         Raises:
-            InvalidInputError: Some do not go together, or not with worker processes.
+            InvalidInputError: Some do not go together, or not with worker processes; or there is no front.
         """
+        if needs_front and not any(each.spec.is_front for each in self._chosen):
+            raise InvalidInputError("no protocol to serve models by is installed: pip install mlsys-open-inference")
         for each in self._chosen:
             if each.options is not None:
                 each.options.check(has_instances=has_instances)
@@ -199,6 +205,7 @@ class Served:
         readiness: Readiness,
         registry: CollectorRegistry,
         logger: FilteringBoundLogger,
+        clock: Clock,
     ) -> list[Extension]:
         """Return the additions of the extensions to an app of these parts."""
         service = Service(
@@ -208,6 +215,7 @@ class Served:
             readiness=readiness,
             registry=registry,
             logger=logger,
+            clock=clock,
             engine=self.engine,
             models=self.models,
             watch=self.watch,
@@ -233,7 +241,7 @@ def option_groups(system: str, registry: Registry) -> dict[str, type]:
         if spec.options is not None:
             group = resolve(spec.options)
             groups[spec.name.replace("-", "_")] = group
-            for each in fields(group):
+            for each in (each for each in fields(group) if each.init):
                 if each.name in owner_of:
                     raise PluginError(
                         f"server extensions {owner_of[each.name]!r} and {spec.name!r} have both an option "

@@ -10,22 +10,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fastapi import FastAPI
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.plugins import installed_plugins
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 from pydantic_core import from_json, to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlsys_serving.extensions import Extensions
 from mlsys_serving.http.json_body import parse_json
 from mlsys_serving.http.routing import Router
 from mlsys_serving.http.server import BackgroundServer, ServerAddress, serve
 from mlsys_serving.http.threads import RequestThreads
 from mlsys_serving.isolation.halves import NotFiniteError
-from mlsys_serving.oip import ModelRepository, UnaryModel, create_oip_app
+from mlsys_serving.models import ModelRepository, UnaryModel, create_model_app
 
 Served = TypeVar("Served", bound=UnaryModel)
 _REFUSALS = (ValueError, KeyError, TypeError)  # of preprocessing: the client's fault
@@ -71,6 +73,8 @@ class PredictService(ABC, Generic[Served]):
         num_workers: Threads for them.
     """
 
+    system: ClassVar[str]  # the subsystem, for server extensions
+
     def __init__(self, processing: Processing, num_workers: int) -> None:
         self._processing = processing
         self._num_workers = num_workers
@@ -100,7 +104,7 @@ class PredictService(ABC, Generic[Served]):
         return ()
 
     def app(self) -> FastAPI:
-        """Return a new app with ``POST /predict``, the Open Inference Protocol, health and metrics."""
+        """Return a new app with ``POST /predict``, health, metrics, and what the installed extensions add."""
         threads, numbers = RequestThreads("service", num_small=self._num_workers), itertools.count()
         served = self.make_served(threads)
         registry = CollectorRegistry()
@@ -110,9 +114,13 @@ class PredictService(ABC, Generic[Served]):
         async def run(request: Any) -> Any:
             return await self.ask(served, request, f"predict {next(numbers)}")
 
-        app = create_oip_app(ModelRepository([served]), registry=registry)
-        app.include_router(predict_router(run, self._processing, threads, fit=self.fit))
-        return app
+        return create_model_app(
+            ModelRepository([served]),
+            system=self.system,
+            extensions=Extensions.of(self.system, installed_plugins().registry),
+            routers=[predict_router(run, self._processing, threads, fit=self.fit)],
+            registry=registry,
+        )
 
     def run(self, port: int = 8000, host: str = "127.0.0.1") -> int:
         """Serve until SIGTERM or SIGINT, then drain; return the exit code.

@@ -45,6 +45,8 @@ class Service(PredictService[OipModel]):
         (8,)
     """
 
+    system = "batchmaker"
+
     def __init__(
         self,
         model: Model | Path | str,

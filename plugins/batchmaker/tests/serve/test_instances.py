@@ -39,7 +39,7 @@ def test_words_are_answered_by_processes_which_may_be_killed(tmp_path: Path):
 
 def test_a_worker_that_takes_over_only_starts_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     save_model(lstm_model(num_words=9, hidden_size=8), tmp_path / "words")
-    (group,), _ = instance_groups([tmp_path], EngineConfig())
+    (group,) = instance_groups([tmp_path], EngineConfig())
 
     def fail(*_: object, **__: object):
         raise AssertionError("this belongs before the fork")
@@ -51,7 +51,5 @@ def test_a_worker_that_takes_over_only_starts_its_engine(tmp_path: Path, monkeyp
 def test_what_cannot_be_shared_by_processes_is_refused(tmp_path: Path):
     with pytest.raises(InvalidInputError, match="there is no model"):
         instance_groups([tmp_path], EngineConfig())
-    with pytest.raises(InvalidInputError, match="leave out --model-control"):
-        require_processes(EngineConfig(), model_control=True)
     with pytest.raises(InvalidInputError, match="cannot share cuda"):
-        require_processes(EngineConfig(device="cuda"), model_control=False)
+        require_processes(EngineConfig(device="cuda"))

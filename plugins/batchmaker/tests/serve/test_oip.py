@@ -14,9 +14,9 @@ from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
 from mlsys_batchmaker.models.store import save_model
 from mlsys_batchmaker.serve.app import make_app
 from mlsys_core.errors import InvalidInputError
+from mlsys_open_inference import GrpcConfig, front, grpc_address_of
 from mlsys_serving.http import BackgroundServer
 from mlsys_serving.http.logs import make_logger
-from mlsys_serving.oip import GrpcConfig, grpc_address_of
 
 httpclient = pytest.importorskip("tritonclient.http")
 grpcclient = pytest.importorskip("tritonclient.grpc")
@@ -35,8 +35,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
     app = make_app(
         [root],
         EngineConfig(compiler="eager"),
-        grpc=GrpcConfig(),
-        model_control=True,
+        extensions=front(grpc=GrpcConfig(), model_control=True),
         logger=make_logger("json", stream=io.StringIO()),
     )
     with BackgroundServer(app) as server:
@@ -103,4 +102,4 @@ def test_models_are_unloaded_and_loaded(served):
 
 def test_a_folder_without_models_is_refused(tmp_path: Path):
     with pytest.raises(InvalidInputError, match=r"there is no model in .*mlsys batchmaker save"):
-        make_app([tmp_path], EngineConfig())
+        make_app([tmp_path], EngineConfig(), extensions=front())

@@ -20,9 +20,9 @@ from mlsys_bench.batchmaker.speech import speech_like
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.models import resolve_model
+from mlsys_open_inference import GrpcConfig, front, grpc_address_of
 from mlsys_serving.http import BackgroundServer
 from mlsys_serving.http.logs import make_logger
-from mlsys_serving.oip import GrpcConfig, grpc_address_of
 
 httpclient = pytest.importorskip("tritonclient.http")
 grpcclient = pytest.importorskip("tritonclient.grpc")
@@ -43,7 +43,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str,
     with StreamEngine(load_stream(root / "silero-vad")) as engine:
         alone = [engine.run(voice) for voice in voices]
     app = make_app(
-        [root], EngineConfig(num_workers=2), grpc=GrpcConfig(), logger=make_logger("json", stream=io.StringIO())
+        [root],
+        EngineConfig(num_workers=2),
+        extensions=front(grpc=GrpcConfig()),
+        logger=make_logger("json", stream=io.StringIO()),
     )
     with BackgroundServer(app) as server:
         address = grpc_address_of(app)

@@ -57,6 +57,8 @@ class Service(PredictService[ServedModel]):
         True
     """
 
+    system = "dvabatch"
+
     def __init__(
         self,
         model: nn.Module | Path | str,

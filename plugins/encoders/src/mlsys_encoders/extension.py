@@ -59,7 +59,7 @@ def beside_language_model(service: Service) -> Extension | None:
     from mlsys_dvabatch.serve.instances import served_model
     from mlsys_dvabatch.serve.preparing import Batching, prepare
     from mlsys_serving.http import Router
-    from mlsys_serving.oip import ModelRepository
+    from mlsys_serving.models import ModelRepository
 
     from mlsys_encoders.serve.text_routes import add_text_routes
     from mlsys_encoders.serve.text_service import TextService, require_texts

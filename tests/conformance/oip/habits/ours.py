@@ -20,26 +20,22 @@ from mlsys_batchmaker.serve.stream_model import OipStream
 from mlsys_batchmaker.streams.model import StreamSpec
 from mlsys_core.loop import ServeRequest, ServingLoop, ThreadExecutor, WallClock
 from mlsys_core.loop.baselines import ZeroBatch
+from mlsys_open_inference import GrpcConfig, create_oip_app, grpc_address_of
+from mlsys_open_inference.files import parsed
 from mlsys_serving.http import ServerAddress, serve
 from mlsys_serving.http.logs import make_logger
-from mlsys_serving.oip import (
+from mlsys_serving.models import (
     DataType,
-    GrpcConfig,
     InferRequest,
     InferResponse,
     LoopClient,
     ModelRepository,
     ModelSpec,
     TensorSpec,
-    create_oip_app,
-    grpc_address_of,
 )
-from mlsys_serving.oip.config.files import parsed
-from mlsys_serving.oip.ensembles.files import declared
-from mlsys_serving.oip.ensembles.plan import Declared
-
-from tests.conformance.oip.habits.models import CONFIGS, ENSEMBLES, VERSIONS
 from tests.serving.oip.reference import Add, Broken, Echo, Model, Repeat, Upper
+
+from tests.conformance.oip.habits.models import CONFIGS, VERSIONS
 
 X = (TensorSpec("x", DataType.FP32, (-1, 1)),)
 CALLS = (TensorSpec("calls", DataType.INT32, (-1, 1)),)
@@ -202,20 +198,10 @@ class Source:
         return [build(name, version) for version in VERSIONS.get(name, ("1",))]
 
 
-def composed(name: str) -> Declared:
-    """Return an ensemble; its outputs are what its steps give."""
-    steps = [{"model": model, "inputs": given, "outputs": found} for model, given, found in ENSEMBLES[name][0]]
-    outputs = [each for step in steps for each in step["outputs"].values()]  # type: ignore[attr-defined]
-    return declared({"name": name, "steps": steps, "outputs": outputs})
-
-
 def main() -> int:
     """Serve until SIGTERM."""
-    repository = ModelRepository(
-        source=Source(),
-        settings_of=lambda name: parsed(CONFIGS[name], is_json=False, what=name) if name in CONFIGS else None,
-        composed=[composed(name) for name in ENSEMBLES],
-    )
+    repository = ModelRepository(source=Source())
+    repository.configure(lambda name: parsed(CONFIGS[name], is_json=False, what=name) if name in CONFIGS else None)
     app = create_oip_app(
         repository,
         grpc=GrpcConfig(),

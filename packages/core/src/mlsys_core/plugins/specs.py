@@ -71,6 +71,7 @@ class ServerExtensionSpec(Spec):
     factory: str  # -> Callable[[mlsys_serving.extensions.Service], mlsys_serving.extensions.Extension | None]
     systems: tuple[str, ...] = ("*",)  # servers that have it: "orca", "batchmaker", "dvabatch", "windtunnel"; "*": all
     options: str | None = None  # -> a frozen dataclass: its fields become options of these systems' serve commands
+    is_front: bool = False  # clients reach the server's models by it; a server of models needs one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

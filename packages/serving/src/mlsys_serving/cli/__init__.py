@@ -5,7 +5,7 @@ Each option may also come from the environment and from the TOML file of ``--con
 """
 
 from mlsys_serving.cli.command import serve_command
-from mlsys_serving.cli.options import Instances, OipOptions, ServerOptions, announce
+from mlsys_serving.cli.options import Instances, ServerOptions, announce
 from mlsys_serving.extensions import Extensions
 
-__all__ = ["Extensions", "Instances", "OipOptions", "ServerOptions", "announce", "serve_command"]
+__all__ = ["Extensions", "Instances", "ServerOptions", "announce", "serve_command"]

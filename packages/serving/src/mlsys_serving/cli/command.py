@@ -71,7 +71,7 @@ def serve_command(subsystem: str) -> Callable[[Callable[..., None]], Callable[..
                 _refuse_empty_secrets(prefix)
                 typer.echo(_settings_line(context), err=True)
                 made = {
-                    name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+                    name: group(**{field.name: given.pop(field.name) for field in fields(group) if field.init})
                     for name, group in (*groups.items(), *added.items())
                 }
                 given |= {name: made[name] for name in groups}
@@ -90,7 +90,7 @@ def serve_command(subsystem: str) -> Callable[[Callable[..., None]], Callable[..
 def _options_of(group: Any, prefix: str) -> list[inspect.Parameter]:
     hints = typing.get_type_hints(group, include_extras=True)
     made = []
-    for field in fields(group):
+    for field in (field for field in fields(group) if field.init):
         variables = tuple(f"{each}_{field.name.upper()}" for each in (prefix, SHARED_PREFIX))
         annotation = _in_panel(_from_environment(hints[field.name], variables), group.panel)
         made.append(_parameter(field.name, annotation, field.default))

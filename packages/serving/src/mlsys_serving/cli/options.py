@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from mlsys_serving.extensions import Extensions
     from mlsys_serving.http import BoundPort, ErrorFormat, HttpConfig, ServerAddress, TlsConfig
-    from mlsys_serving.oip import GrpcConfig
-    from mlsys_serving.oip.config.files import ConfigFiles
-    from mlsys_serving.oip.ensembles.plan import Declared
 
 _FORMATS = {"text": "console", "console": "console", "json": "json"}  # the second is an older name of the first
 
@@ -184,93 +181,10 @@ Instances = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OipOptions:
-    """Options of servers of the Open Inference Protocol, beside :class:`ServerOptions`."""
-
-    panel: ClassVar[str] = "Server"
-
-    grpc_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port of gRPC; 0 takes a free one. Left out: no gRPC.")
-    ] = None
-    model_control: Annotated[
-        bool, typer.Option("--model-control", help="Let clients load and unload models; otherwise they may not.")
-    ] = False
-    shared_memory: Annotated[
-        bool, typer.Option("--shared-memory", help="Let clients on this machine send tensors in shared memory.")
-    ] = False
-    model_configs: Annotated[
-        Path | None,
-        typer.Option(help="Folder of NAME.pbtxt or NAME.json files: Triton's configuration, a subset, by model."),
-    ] = None
-    ensemble: Annotated[
-        list[Path] | None,
-        typer.Option(help="A JSON file that declares an ensemble or a cascade of the models served; repeat."),
-    ] = None
-    response_cache_bytes: Annotated[
-        int, typer.Option(min=0, help="Room for answers of models whose configuration has a response_cache.")
-    ] = 64 << 20
-    poll_seconds: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="Look for changed models that often, and load them. Left out: nobody looks."),
-    ] = None
-
-    def app_options(self) -> dict[str, Any]:
-        """Return those options that ``create_oip_app`` takes."""
-        return {
-            "model_control": self.model_control,
-            "shared_memory": self.shared_memory,
-            "cache_nbytes": self.response_cache_bytes,
-            "poll_s": self.poll_seconds,
-        }
-
-    def composed(self) -> list[Declared]:
-        """Return the ensembles and cascades that are declared.
-
-        Raises:
-            InvalidInputError: A file declares none.
-        """
-        from mlsys_serving.oip.ensembles.files import read_declared
-
-        return [read_declared(path) for path in self.ensemble or ()]
-
-    def configs(self, folder_of: Callable[[str], Path | None] | None = None) -> ConfigFiles:
-        """Return the configurations of models.
-
-        Args:
-            folder_of: Returns a model's own folder, which may hold ``config.pbtxt`` or ``config.json``; None: they
-                have none.
-
-        Raises:
-            InvalidInputError: There is no such folder.
-        """
-        from mlsys_serving.oip.config.files import ConfigFiles
-
-        return ConfigFiles(self.model_configs, folder_of)
-
-    @contextmanager
-    def grpc(self, host: str) -> Iterator[GrpcConfig | None]:
-        """Reserve the gRPC port, so that a busy one is refused before a model is loaded.
-
-        Raises:
-            InvalidInputError, ServingError: as ``mlsys_serving.http.sockets.bind``.
-        """
-        from mlsys_serving.http.sockets import bind
-        from mlsys_serving.oip import GrpcConfig
-
-        if self.grpc_port is None:
-            yield None
-            return
-        held, address = bind(host, self.grpc_port, option="--grpc-port")
-        with held:  # bound, but not listening: gRPC's own socket may take the port, and does when it starts
-            yield GrpcConfig(host=host, port=address.port)
-
-
-def announce(address: ServerAddress, grpc: GrpcConfig | None = None, extensions: Extensions | None = None) -> None:
+def announce(address: ServerAddress, extensions: Extensions) -> None:
     """Print where a server listens, in one form for all servers of models, and what its extensions have to say."""
-    more = "" if grpc is None else f", gRPC on {grpc.host}:{grpc.port}"
-    notes = [] if extensions is None else extensions.notes(address.url)
-    typer.echo("\n".join([f"listening on {address.url}{more}", *(f"  {note}" for note in notes)]), err=True)
+    lines = [f"listening on {address.url}", *(f"  {note}" for note in extensions.notes(address.url))]
+    typer.echo("\n".join(lines), err=True)
 
 
 @contextmanager

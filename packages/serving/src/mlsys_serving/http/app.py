@@ -103,12 +103,17 @@ def create_app(
     logger = logger or make_logger(config.log_format, level=config.log_level)
     readiness = readiness or Readiness()
     threads = RequestThreads("mlsys-front")
+    clock = clock or WallClock()
     registry = CollectorRegistry() if registry is None else registry
-    added = [] if served is None else served.extend(config, threads, readiness, registry, logger)
-    config = replace(
-        config,
-        open_paths=(*config.open_paths, *(path for each in added for path in each.open_paths)),
-        uploads={**config.uploads, **{path: nbytes for each in added for path, nbytes in each.uploads.items()}},
+    added = [] if served is None else served.extend(config, threads, readiness, registry, logger, clock)
+    config = (
+        config
+        if not added
+        else replace(
+            config,
+            open_paths=(*config.open_paths, *(path for each in added for path in each.open_paths)),
+            uploads={**config.uploads, **{path: nbytes for each in added for path, nbytes in each.uploads.items()}},
+        )
     )
     runtime = HttpRuntime(
         config=config,
@@ -126,7 +131,7 @@ def create_app(
             validation_status=config.validation_status,
         ),
         logger=logger,
-        clock=clock or WallClock(),
+        clock=clock,
         guard=BrowserGuard(config.cors_origins, config.allowed_hosts),
         threads=threads,
         bodies=BodyBudget(config.bodies_nbytes, on_idle=threads.trim),
@@ -157,6 +162,7 @@ def create_app(
     app.state.mlsys_http = runtime
     for router in (*routers, *(own for each in added for own in each.routers), health_router(readiness, registry)):
         app.include_router(router)
+    app.router.routes[:0] = [route for each in added for route in each.routes]
     return app
 
 

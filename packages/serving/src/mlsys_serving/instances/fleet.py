@@ -28,8 +28,8 @@ from mlsys_serving.instances.members import (
 )
 from mlsys_serving.instances.shared import Array, Placed, SharedPart, read
 from mlsys_serving.instances.wire import Message, encode
-from mlsys_serving.oip.errors import ModelNotReadyError
-from mlsys_serving.oip.models.executions import BatchCounts, Executions
+from mlsys_serving.models.errors import ModelNotReadyError
+from mlsys_serving.models.executions import BatchCounts, Executions
 from mlsys_serving.processes.children import Death
 from mlsys_serving.processes.supervisor_link import SupervisorLink
 

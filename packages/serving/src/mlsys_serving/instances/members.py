@@ -11,7 +11,7 @@ from mlsys_core.errors import ServingError
 
 from mlsys_serving.instances.recovery import Ledger
 from mlsys_serving.instances.shared import Array, Placed
-from mlsys_serving.oip.errors import ModelNotReadyError
+from mlsys_serving.models.errors import ModelNotReadyError
 from mlsys_serving.processes.channel import FrameChannel
 from mlsys_serving.processes.restarts import RestartBudget
 

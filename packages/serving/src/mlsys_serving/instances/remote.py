@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
@@ -12,17 +13,17 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_serving.instances.fleet import Fleet
 from mlsys_serving.instances.members import Reply
 from mlsys_serving.instances.shared import Array
-from mlsys_serving.oip.messages import InferRequest, InferResponse, Timing
-from mlsys_serving.oip.models.executions import Executions
-from mlsys_serving.oip.models.model import Model
-from mlsys_serving.oip.models.spec import ModelSpec
+from mlsys_serving.models.executions import Executions
+from mlsys_serving.models.messages import InferRequest, InferResponse, Timing
+from mlsys_serving.models.model import Model
+from mlsys_serving.models.spec import ModelSpec
 
 REPEATABLE = "repeatable"  # a request's parameter; false: it must not run twice
 _SENT = tuple(field.name for field in fields(InferRequest) if field.name not in ("key", "inputs", "parameters"))
 
 
 class RemoteModel:
-    """A :class:`~mlsys_serving.oip.UnaryModel` whose instances are processes.
+    """A :class:`~mlsys_serving.models.UnaryModel` whose instances are processes.
 
     Args:
         fleet: Has the processes.
@@ -82,6 +83,10 @@ class RemoteSource:
     def names(self) -> Sequence[str]:
         """Return all names, sorted."""
         return sorted(self._groups)
+
+    def directory(self, name: str) -> Path | None:
+        """Return the folder of a model's files; None: it has none."""
+        return next((self._fleet.groups[number].folder for number in self._groups.get(name, ())), None)
 
     async def load(self, name: str) -> Sequence[Model]:
         """Wait for an instance of each version of a model, and return them."""

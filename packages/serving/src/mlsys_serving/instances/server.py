@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlsys_core.posix import allowed_cores
@@ -18,11 +19,9 @@ from mlsys_serving.instances.recovery import divided
 from mlsys_serving.instances.remote import RemoteModel, RemoteSource
 from mlsys_serving.instances.shared import PAGE_NBYTES
 from mlsys_serving.instances.worker import InstanceWorker
-from mlsys_serving.oip.config.settings import ModelSettings
-from mlsys_serving.oip.ensembles.plan import Declared
-from mlsys_serving.oip.models.model import Model
-from mlsys_serving.oip.models.repository import ModelRepository
-from mlsys_serving.oip.models.spec import ModelSpec
+from mlsys_serving.models.model import Model
+from mlsys_serving.models.repository import ModelRepository
+from mlsys_serving.models.spec import ModelSpec
 from mlsys_serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ class InstanceGroup:
     build: Callable[[int], Model]  # number of cores -> the model with its engine; called in a worker
     is_streaming: bool = False  # it has ``stream`` as well
     wrap: Callable[[RemoteModel], Any] = lambda model: model  # its form in the front
+    folder: Path | None = None  # of its files, for settings there
 
 
 def serve_instances(
@@ -50,8 +50,6 @@ def serve_instances(
     *,
     bound: BoundPort,
     on_ready: Callable[[ServerAddress], None] | None = None,
-    settings_of: Callable[[str], ModelSettings | None] = lambda _: None,
-    composed: Sequence[Declared] = (),
     num_cores: int | None = None,
     part_nbytes: int = PART_NBYTES,
 ) -> int:
@@ -65,8 +63,6 @@ def serve_instances(
         make_app: Called in the front, with a repository of all models.
         bound: The listening port.
         on_ready: Called in the front, when requests are taken.
-        settings_of: The configuration of a model, by name.
-        composed: Ensembles and cascades of the models; they are in the front.
         num_cores: Cores that the instances share; None: all that this process may use.
         part_nbytes: Shared memory for the answers of an instance, and as much for its requests.
 
@@ -81,7 +77,7 @@ def serve_instances(
 
     def front(link: SupervisorLink) -> int:
         fleet = Fleet(groups, roles, memory, link)
-        repository = ModelRepository(source=RemoteSource(fleet), settings_of=settings_of, composed=composed)
+        repository = ModelRepository(source=RemoteSource(fleet))
         return serve(make_app(repository), bound=bound, on_ready=on_ready)
 
     def worker(number: int, end: socket.socket) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mlsys_core.cli.trust import TrustCode
-from mlsys_serving.cli import OipOptions, ServerOptions, announce, serve_command
+from mlsys_serving.cli import ServerOptions, announce, serve_command
 from mlsys_serving.extensions import Extensions
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ def serve(
     trust_code: TrustCode = False,
     *,
     server: ServerOptions,
-    oip: OipOptions,
     extensions: Extensions,
 ) -> None:
     """Serve pipelines: POST /predict with rows of JSON, and the Open Inference Protocol (gRPC with --grpc-port).
@@ -35,8 +34,7 @@ def serve(
     """
     import torch
     from mlsys_serving.http import serve as serve_app
-    from mlsys_serving.oip import ModelRepository, create_oip_app
-    from mlsys_serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
+    from mlsys_serving.models import DEFAULT_CONFIG, ERROR_FORMAT, ModelRepository, create_model_app
     from mlsys_windtunnel.cli.predict import load_model
     from mlsys_windtunnel.serve.model import ServedPipeline
     from mlsys_windtunnel.serve.rows import rows_router
@@ -49,16 +47,17 @@ def serve(
         answering = load_model(path, trust_code=trust_code)
         return ServedPipeline(answering, name, max_batch_size=max_batch, max_waiting=max_waiting)
 
+    extensions.check()
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys windtunnel")
-    with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
-        source, configs, composed = PipelineSource(build), oip.configs(), oip.composed()
-        served = [source.add(path) for path in models]
-        configs.warn_unused([*source.names(), *(each.name for each in composed)])
-        repository = ModelRepository(served, source=source, settings_of=configs.settings, composed=composed)
-        api = create_oip_app(
-            repository, config=http, grpc=grpc, system="windtunnel", extensions=extensions, **oip.app_options()
+    with extensions.held(server.host), server.bind(http, error_format=ERROR_FORMAT) as bound:
+        source = PipelineSource(build)
+        repository = ModelRepository([source.add(path) for path in models], source=source)
+        api = create_model_app(
+            repository,
+            system="windtunnel",
+            extensions=extensions,
+            config=http,
+            routers=[rows_router(repository)],
         )
-        api.include_router(rows_router(repository))
-
-        code = serve_app(api, bound=bound, on_ready=lambda address: announce(address, grpc, extensions))
+        code = serve_app(api, bound=bound, on_ready=lambda address: announce(address, extensions))
     raise typer.Exit(code)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.http import Router
-from mlsys_serving.oip import ModelRepository
+from mlsys_serving.models import ModelRepository
 from starlette.requests import Request
 
 from mlsys_windtunnel.export.onnx_rows import ARRAY

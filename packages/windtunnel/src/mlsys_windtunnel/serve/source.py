@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_serving.oip.models.source import stamp_of
 
 from mlsys_windtunnel.serve.model import ServedPipeline
 
@@ -45,10 +44,6 @@ class PipelineSource:
     def names(self) -> Sequence[str]:
         """Return the names of all models that were added, sorted."""
         return sorted(self._paths)
-
-    def stamp(self, name: str) -> Hashable:
-        """Return sizes and times of a model's files."""
-        return stamp_of(self._paths[name])
 
     async def load(self, name: str) -> Sequence[ServedPipeline]:
         """Load a model again, in a thread."""

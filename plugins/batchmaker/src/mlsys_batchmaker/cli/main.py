@@ -12,7 +12,7 @@ from mlsys_core.cli.choices import require_choice, require_read
 from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import Device, RunPoolName
 from mlsys_core.cli.trust import TrustCode
-from mlsys_serving.cli import Instances, OipOptions, ServerOptions, announce, serve_command
+from mlsys_serving.cli import Instances, ServerOptions, announce, serve_command
 from mlsys_serving.cli.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
 from mlsys_serving.extensions import Extensions
 
@@ -173,7 +173,6 @@ def serve(
     trust_code: TrustCode = False,
     *,
     server: ServerOptions,
-    oip: OipOptions,
     extensions: Extensions,
 ) -> None:
     """Serve models, by their folders' names, over the Open Inference Protocol: REST, and gRPC with --grpc-port.
@@ -184,7 +183,7 @@ def serve(
     from mlsys_batchmaker.serve.app import make_app
     from mlsys_batchmaker.workers.materialise import find_compiler
     from mlsys_serving.http import serve as serve_app
-    from mlsys_serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
+    from mlsys_serving.models.app import DEFAULT_CONFIG, ERROR_FORMAT
 
     require_choice("--executor", executor, "chunk", "cell")
     require_choice("--lookahead", lookahead, "speculative", "one")
@@ -200,44 +199,23 @@ def serve(
         device=device,
         memory_pool=memory_pool,
     )
+    extensions.check(has_instances=instances is not None, needs_front=True)
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys batchmaker")
     if instances is not None:
         import torch
         from mlsys_batchmaker.serve.instances import instance_groups, require_processes, serve_processes
 
-        require_processes(config, model_control=oip.model_control, polls=oip.poll_seconds is not None)
+        require_processes(config)
         torch.set_num_threads(1)  # who has threads cannot fork
-        with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
-            groups, folder_of = instance_groups(models, config, trust_code=trust_code)
-            configs, composed = oip.configs(folder_of), oip.composed()
-            configs.warn_unused([*(group.spec.name for group in groups), *(each.name for each in composed)])
-            code = serve_processes(
-                groups,
-                instances,
-                bound=bound,
-                http=http,
-                grpc=grpc,
-                settings_of=configs.settings,
-                composed=composed,
-                extensions=extensions,
-                **oip.app_options(),
-            )
+        with extensions.held(server.host), server.bind(http, error_format=ERROR_FORMAT) as bound:
+            groups = instance_groups(models, config, trust_code=trust_code)
+            code = serve_processes(groups, instances, bound=bound, http=http, extensions=extensions)
         raise typer.Exit(code)
-    with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
-        served = make_app(
-            models,
-            config,
-            http=http,
-            grpc=grpc,
-            configs=oip.model_configs,
-            composed=oip.composed(),
-            trust_code=trust_code,
-            extensions=extensions,
-            **oip.app_options(),
-        )
+    with extensions.held(server.host), server.bind(http, error_format=ERROR_FORMAT) as bound:
+        served = make_app(models, config, extensions=extensions, http=http, trust_code=trust_code)
         folders = ", ".join(map(str, models))
         typer.echo(f"loading {folders}: cells are made for every batch size, some seconds a model", err=True)
-        code = serve_app(served, bound=bound, on_ready=lambda address: announce(address, grpc, extensions))
+        code = serve_app(served, bound=bound, on_ready=lambda address: announce(address, extensions))
     raise typer.Exit(code)
 
 

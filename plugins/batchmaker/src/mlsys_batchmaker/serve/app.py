@@ -5,15 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import structlog
 from fastapi import FastAPI
 from mlsys_core.errors import InvalidInputError
+from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import HttpConfig
-from mlsys_serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
-from mlsys_serving.oip.config.files import ConfigFiles
-from mlsys_serving.oip.ensembles.plan import Declared
+from mlsys_serving.models import DirectorySource, ModelRepository, create_model_app
 from prometheus_client import CollectorRegistry
 
 from mlsys_batchmaker.engine import EngineConfig
@@ -27,26 +25,20 @@ def make_app(
     roots: Sequence[Path],
     engine: EngineConfig,
     *,
+    extensions: Extensions,
     http: HttpConfig | None = None,
-    grpc: GrpcConfig | None = None,
-    configs: Path | None = None,
-    composed: Sequence[Declared] = (),
     trust_code: bool = False,
     logger: structlog.typing.FilteringBoundLogger | None = None,
-    **options: Any,
 ) -> FastAPI:
     """Make an app that serves all models in ``roots``.
 
     Args:
         roots: model directories, or directories that hold some.
         engine: settings for running each model.
-        http: limits and keys; None: the front's own.
-        grpc: settings of gRPC; None: REST alone.
-        configs: folder of models' configurations, beside those in their own folders.
-        composed: ensembles and cascades of the models.
+        extensions: additions of other distributions, the fronts of models among them.
+        http: limits and keys; None: the defaults of servers of models.
         trust_code: see :func:`mlsys_batchmaker.models.store.load_model`.
-        logger: see ``create_oip_app``.
-        options: further ones of ``create_oip_app``, such as ``model_control``.
+        logger: see ``create_model_app``.
 
     Raises:
         InvalidInputError: a root is no directory, or there is no model in any.
@@ -72,15 +64,12 @@ def make_app(
             f"there is no model in {', '.join(map(str, roots))}; write one there: "
             f"mlsys batchmaker save g2p-en {roots[0]}/g2p-en"
         )
-    files = ConfigFiles(configs, source.directory)
-    files.warn_unused([*source.names(), *(each.name for each in composed)])
-    return create_oip_app(
-        ModelRepository(source=source, settings_of=files.settings, composed=composed),
-        config=http,
-        grpc=grpc,
-        **options,
-        registry=registry,
-        logger=logger,
+    return create_model_app(
+        ModelRepository(source=source),
         system="batchmaker",
         unit="round",
+        extensions=extensions,
+        config=http,
+        registry=registry,
+        logger=logger,
     )

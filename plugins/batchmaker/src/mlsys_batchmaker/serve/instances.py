@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from fastapi import FastAPI
@@ -15,9 +15,7 @@ from mlsys_serving.cli import announce
 from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import BoundPort, HttpConfig
 from mlsys_serving.instances import InstanceGroup, serve_instances
-from mlsys_serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
-from mlsys_serving.oip.config.settings import ModelSettings
-from mlsys_serving.oip.ensembles.plan import Declared
+from mlsys_serving.models import DirectorySource, ModelRepository, create_model_app
 from mlsys_serving.processes import can_supervise
 
 from mlsys_batchmaker.engine import EngineConfig, make_cells
@@ -46,13 +44,11 @@ class _Loaded:
         """Free nothing."""
 
 
-def instance_groups(
-    roots: Sequence[Path], config: EngineConfig, *, trust_code: bool = False
-) -> tuple[list[InstanceGroup], Callable[[str], Path | None]]:
+def instance_groups(roots: Sequence[Path], config: EngineConfig, *, trust_code: bool = False) -> list[InstanceGroup]:
     """Load all models in ``roots``.
 
     Returns:
-        Each version of each as a group of instances, and what returns a model's own folder.
+        Each version of each as a group of instances.
 
     Raises:
         InvalidInputError: A root is no directory, holds a stream, or there is no model in any.
@@ -71,7 +67,8 @@ def instance_groups(
     if not source.names():
         raise InvalidInputError(f"there is no model in {', '.join(map(str, roots))}")
     loaded = [each for name in source.names() for each in asyncio.run(source.load(name))]
-    return [each.group(config) for each in loaded if isinstance(each, _Loaded)], source.directory
+    groups = [each.group(config) for each in loaded if isinstance(each, _Loaded)]
+    return [replace(group, folder=source.directory(group.spec.name)) for group in groups]
 
 
 def serve_processes(
@@ -80,11 +77,7 @@ def serve_processes(
     *,
     bound: BoundPort,
     http: HttpConfig,
-    grpc: GrpcConfig | None,
-    settings_of: Callable[[str], ModelSettings | None],
-    composed: Sequence[Declared],
     extensions: Extensions,
-    **options: Any,
 ) -> int:
     """Serve models from processes until a signal comes; return the exit code.
 
@@ -93,30 +86,22 @@ def serve_processes(
         num_instances: Worker processes of each.
         bound: The listening port.
         http: Settings of the app.
-        grpc: Settings of gRPC; None: REST alone.
-        settings_of: The configuration of a model, by name.
-        composed: Ensembles and cascades of the models.
         extensions: Additions of other distributions.
-        options: Further ones of ``create_oip_app``.
     """
 
     def app_of(repository: ModelRepository) -> FastAPI:
-        return create_oip_app(
-            repository, config=http, grpc=grpc, system="batchmaker", unit="round", extensions=extensions, **options
-        )
+        return create_model_app(repository, system="batchmaker", unit="round", extensions=extensions, config=http)
 
     return serve_instances(
         groups,
         num_instances,
         app_of,
         bound=bound,
-        on_ready=lambda address: announce(address, grpc, extensions),
-        settings_of=settings_of,
-        composed=composed,
+        on_ready=lambda address: announce(address, extensions),
     )
 
 
-def require_processes(config: EngineConfig, *, model_control: bool, polls: bool = False) -> None:
+def require_processes(config: EngineConfig) -> None:
     """Refuse options that do not go with instances.
 
     Raises:
@@ -126,6 +111,3 @@ def require_processes(config: EngineConfig, *, model_control: bool, polls: bool 
         raise InvalidInputError(f"--instances: {lack}")
     if config.device != "cpu":
         raise InvalidInputError(f"--instances forks processes, which cannot share {config.device}: leave one out")
-    if model_control or polls:
-        option = "--model-control" if model_control else "--poll-seconds"
-        raise InvalidInputError(f"--instances loads all models before it forks: leave out {option}")

@@ -8,15 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from mlsys_serving.http.threads import RequestThreads
-from mlsys_serving.oip import (
-    DataType,
-    Executions,
-    InferRequest,
-    InferResponse,
-    ModelSpec,
-    TensorSpec,
-    Timing,
-)
+from mlsys_serving.models import DataType, Executions, InferRequest, InferResponse, ModelSpec, TensorSpec, Timing
 
 from mlsys_batchmaker.engine import Answer, Engine, EngineConfig
 from mlsys_batchmaker.models.model import Model, Payload, Tensor
@@ -31,7 +23,7 @@ _TYPES = {"int64": DataType.INT64, "float32": DataType.FP32, "bytes": DataType.B
 
 
 class OipModel:
-    """A :class:`~mlsys_serving.oip.UnaryModel` and :class:`~mlsys_serving.oip.StreamingModel`.
+    """A :class:`~mlsys_serving.models.UnaryModel` and :class:`~mlsys_serving.models.StreamingModel`.
 
     A request is one sequence or tree: there is no batch dimension, the engine batches cells.
 

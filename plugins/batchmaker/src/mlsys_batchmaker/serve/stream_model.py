@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_serving.oip import DataType, Executions, InferRequest, InferResponse, ModelSpec, TensorSpec
-from mlsys_serving.oip.binding import flag
+from mlsys_serving.models import DataType, Executions, InferRequest, InferResponse, ModelSpec, TensorSpec
+from mlsys_serving.models.messages import flag
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.streams.engine import StreamEngine
@@ -37,7 +37,7 @@ class _Part:
 
 
 class OipStream:
-    """A :class:`~mlsys_serving.oip.UnaryModel` whose requests belong to sequences.
+    """A :class:`~mlsys_serving.models.UnaryModel` whose requests belong to sequences.
 
     Args:
         model: the stream.

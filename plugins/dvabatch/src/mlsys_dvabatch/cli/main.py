@@ -13,7 +13,7 @@ from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import CompilerName, Device
 from mlsys_core.cli.trust import TrustCode
 from mlsys_dvabatch.cli.explain import Mask, explain
-from mlsys_serving.cli import Instances, OipOptions, ServerOptions, serve_command
+from mlsys_serving.cli import Instances, ServerOptions, serve_command
 from mlsys_serving.cli.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
 from mlsys_serving.extensions import Extensions
 
@@ -116,7 +116,6 @@ def serve(
     trust_code: TrustCode = False,
     *,
     server: ServerOptions,
-    oip: OipOptions,
     extensions: Extensions,
 ) -> None:
     """Serve models over the Open Inference Protocol (REST, and gRPC with --grpc-port).
@@ -129,7 +128,7 @@ def serve(
     from mlsys_dvabatch.cli.serving import serve_models
     from mlsys_dvabatch.serve.preparing import Batching
     from mlsys_dvabatch.stages.zoo import Loading
-    from mlsys_serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
+    from mlsys_serving.models.app import DEFAULT_CONFIG, ERROR_FORMAT
 
     for_exits = {"exit_confidence": exit_confidence != 0.9, "exit_rule": exit_rule != "confidence"}
     require_read("--policy", policy, "early-exit", **for_exits)
@@ -154,18 +153,17 @@ def serve(
         weights=weights,
         device=get_device(device),
     )
+    extensions.check(has_instances=instances is not None, needs_front=True)
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys dvabatch")
-    with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
+    with extensions.held(server.host), server.bind(http, error_format=ERROR_FORMAT) as bound:
         code = serve_models(
             models,
             batching,
             loading,
             bound=bound,
             http=http,
-            grpc=grpc,
             num_threads=threads,
             num_instances=instances,
-            oip=oip,
             extensions=extensions,
         )
     raise typer.Exit(code)

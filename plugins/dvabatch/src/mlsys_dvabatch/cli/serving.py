@@ -13,12 +13,12 @@ from mlsys_dvabatch.serve.instances import instance_group, served_model
 from mlsys_dvabatch.serve.models import ServedSource, StageMetrics
 from mlsys_dvabatch.serve.preparing import Batching, Prepared, prepare
 from mlsys_dvabatch.stages.zoo import Loading
-from mlsys_serving.cli import OipOptions, announce
+from mlsys_serving.cli import announce
 from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import BoundPort, HttpConfig
 from mlsys_serving.http import serve as serve_app
 from mlsys_serving.instances import serve_instances
-from mlsys_serving.oip import GrpcConfig, ModelRepository, create_oip_app
+from mlsys_serving.models import ModelRepository, create_model_app
 from mlsys_serving.processes import can_supervise
 from prometheus_client import CollectorRegistry
 from rich.console import Console
@@ -31,10 +31,8 @@ def serve_models(
     *,
     bound: BoundPort,
     http: HttpConfig,
-    grpc: GrpcConfig | None,
     num_threads: int | None,
     num_instances: int | None,
-    oip: OipOptions,
     extensions: Extensions,
 ) -> int:
     """Serve models until a signal comes; return the exit code.
@@ -45,10 +43,8 @@ def serve_models(
         loading: Options of loading them.
         bound: The listening port.
         http: Settings of the app.
-        grpc: Settings of gRPC; None: REST alone.
         num_threads: Cores to use; None: all.
         num_instances: Worker processes of each model; None: this process runs them all.
-        oip: Options of the protocol's server.
         extensions: Additions of other distributions.
 
     Raises:
@@ -60,8 +56,7 @@ def serve_models(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def app_of(repository: ModelRepository, **more: Any) -> FastAPI:
-        options = oip.app_options() | {"extensions": extensions} | more
-        return create_oip_app(repository, config=http, grpc=grpc, system="dvabatch", unit="task", **options)
+        return create_model_app(repository, config=http, system="dvabatch", unit="task", extensions=extensions, **more)
 
     def announced(argument: str) -> Prepared:
         with console.status(f"{argument}: loading and profiling"):
@@ -72,41 +67,33 @@ def serve_models(
             say(f"{loaded.name}: {prepared.profile.describe()}")
         return prepared
 
-    configs, composed = oip.configs(), oip.composed()
     if num_instances is not None:
-        _require_processes(loading, oip)
+        _require_processes(loading)
         torch.set_num_threads(1)  # a process with threads cannot fork
         groups = [instance_group(announced(argument), batching) for argument in arguments]
         if len({group.spec.name for group in groups}) != len(groups):
             raise InvalidInputError("two models have the same name: give each model once")
-        configs.warn_unused([*(group.spec.name for group in groups), *(each.name for each in composed)])
         return serve_instances(
             groups,
             num_instances,
             app_of,
             bound=bound,
-            on_ready=lambda address: announce(address, grpc, extensions),
-            settings_of=configs.settings,
-            composed=composed,
+            on_ready=lambda address: announce(address, extensions),
             num_cores=num_threads,
         )
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     source = ServedSource(lambda argument: served_model(announced(argument), batching, num_threads, told=say))
     served = [source.add(argument) for argument in arguments]
-    configs.warn_unused([*source.names(), *(each.name for each in composed)])
     registry = CollectorRegistry()
     registry.register(StageMetrics(source))
-    repository = ModelRepository(served, source=source, settings_of=configs.settings, composed=composed)
+    repository = ModelRepository(served, source=source)
     app = app_of(repository, registry=registry)
-    return serve_app(app, bound=bound, on_ready=lambda address: announce(address, grpc, extensions))
+    return serve_app(app, bound=bound, on_ready=lambda address: announce(address, extensions))
 
 
-def _require_processes(loading: Loading, oip: OipOptions) -> None:
+def _require_processes(loading: Loading) -> None:
     if (lack := can_supervise()) is not None:
         raise InvalidInputError(f"--instances: {lack}")
     if loading.device is not None and loading.device.kind != "cpu":
         raise InvalidInputError(f"--instances forks processes, which cannot share {loading.device.kind}: leave one out")
-    if oip.model_control or oip.poll_seconds is not None:
-        option = "--model-control" if oip.model_control else "--poll-seconds"
-        raise InvalidInputError(f"--instances loads all models before it forks: leave out {option}")

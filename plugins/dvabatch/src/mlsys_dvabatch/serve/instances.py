@@ -13,7 +13,7 @@ from mlsys_dvabatch.serve.spec import WireForm, wire_form
 from mlsys_dvabatch.stages.isolation import Triable
 from mlsys_dvabatch.stages.model import Wire
 from mlsys_serving.instances import InstanceGroup, RemoteModel
-from mlsys_serving.oip import InferRequest, InferResponse
+from mlsys_serving.models import InferRequest, InferResponse
 
 
 class RemoteRows:

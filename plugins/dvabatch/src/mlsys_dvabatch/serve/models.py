@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,7 @@ from mlsys_dvabatch.serve.spec import WireForm, wire_form
 from mlsys_dvabatch.stages.stored import StoredProfile
 from mlsys_dvabatch.stages.zoo import Loaded
 from mlsys_serving.http.threads import RequestThreads
-from mlsys_serving.oip import Executions, InferRequest, InferResponse, LoopClient
-from mlsys_serving.oip.models.source import stamp_of
+from mlsys_serving.models import Executions, InferRequest, InferResponse, LoopClient
 from mlsys_serving.watch import BatchSource
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -238,11 +236,6 @@ class ServedSource:
     def names(self) -> Sequence[str]:
         """Return the names of all models that were added, sorted."""
         return sorted(self._arguments)
-
-    def stamp(self, name: str) -> Hashable:
-        """Return sizes and times of the files of a model; those of a model that has no path are always the same."""
-        path = Path(self._arguments[name])
-        return stamp_of(path) if path.exists() else ()
 
     async def load(self, name: str) -> Sequence[ServedModel]:
         """Build a model again, in a thread."""

@@ -13,7 +13,7 @@ from mlsys_dvabatch.stages.model import Array, Wire
 from mlsys_dvabatch.stages.slicing.sized import SizedModel
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
-from mlsys_serving.oip import DataType, ModelSpec, TensorSpec
+from mlsys_serving.models import DataType, ModelSpec, TensorSpec
 from torch import Tensor
 
 _TYPES = {

@@ -10,7 +10,7 @@ from mlsys_core.loop.request import ServeRequest
 from mlsys_dvabatch.stages.isolation import Triable
 
 if TYPE_CHECKING:
-    from mlsys_serving.oip import TensorSpec
+    from mlsys_serving.models import TensorSpec
 
 Array = npt.NDArray[Any]
 

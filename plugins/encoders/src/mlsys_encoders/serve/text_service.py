@@ -19,7 +19,7 @@ from mlsys_encoders.serve.wire import EncoderWire
 from mlsys_serving.http import HttpError
 from mlsys_serving.http.threads import RequestThreads
 from mlsys_serving.isolation import NotFiniteError, is_finite
-from mlsys_serving.oip import ModelRepository, ModelSpec
+from mlsys_serving.models import ModelRepository, ModelSpec
 
 _Input = TypeVar("_Input")
 _ENCODED_AT_ONCE = 64  # texts that are tokenised together, while those before them run

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 from mlsys_encoders.models.config import BertConfig
 from mlsys_encoders.serve.tokens import TextTokens
-from mlsys_serving.oip import DataType, TensorSpec
+from mlsys_serving.models import DataType, TensorSpec
 
 
 class EncoderWire:

@@ -16,8 +16,9 @@ def serve(
     server: ServerOptions,
 ) -> None:
     """Serve an echo."""
+    from mlsys_open_inference import create_oip_app
     from mlsys_serving.http import serve as serve_app
-    from mlsys_serving.oip import DataType, InferResponse, ModelRepository, ModelSpec, TensorSpec, create_oip_app
+    from mlsys_serving.models import DataType, InferResponse, ModelRepository, ModelSpec, TensorSpec
 
     class Echo:
         spec = ModelSpec(

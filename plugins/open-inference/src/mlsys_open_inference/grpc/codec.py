@@ -1,0 +1,205 @@
+"""Convert gRPC messages to requests, and answers to messages. Pure. Tensors go out as raw bytes, as Triton's do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from mlsys_core.errors import InvalidInputError
+from mlsys_open_inference.binding import WireRequest, WireTensor, check_counts, raw_size
+from mlsys_open_inference.classification import classified
+from mlsys_open_inference.engine import Answer
+from mlsys_open_inference.grpc.schema import messages
+from mlsys_open_inference.grpc.size import MAX_CONTENTS, check_contents
+from mlsys_open_inference.rest.codec import MAX_DIMENSIONS, placed_reader
+from mlsys_open_inference.shared_memory import REGION, Placement, SharedRegions
+from mlsys_open_inference.tensors import from_elements, from_numbers, from_raw, to_raw
+from mlsys_serving.models.datatypes import Array, DataType
+from mlsys_serving.models.messages import Parameter
+from mlsys_serving.models.version import Version
+
+_MAX_INT64 = 2**63 - 1
+# The field of InferTensorContents that holds a datatype; FP16 and BF16 have none.
+_CONTENTS = {
+    DataType.BOOL: "bool_contents",
+    DataType.INT8: "int_contents",
+    DataType.INT16: "int_contents",
+    DataType.INT32: "int_contents",
+    DataType.INT64: "int64_contents",
+    DataType.UINT8: "uint_contents",
+    DataType.UINT16: "uint_contents",
+    DataType.UINT32: "uint_contents",
+    DataType.UINT64: "uint64_contents",
+    DataType.FP32: "fp32_contents",
+    DataType.FP64: "fp64_contents",
+    DataType.BYTES: "bytes_contents",
+}
+
+
+def parse_message(name: str, content: bytes) -> Any:
+    """Parse ``content`` as a message of type ``name``.
+
+    Raises:
+        InvalidInputError: it is none (grpc itself would end the call as an internal error, uncounted), or it has too
+            many typed contents.
+    """
+    if name == "ModelInferRequest" and len(content) > MAX_CONTENTS:
+        check_contents(content)
+    try:
+        return getattr(messages(), name).FromString(content)
+    except DecodeError as error:
+        raise InvalidInputError(f"the request's {len(content)} bytes are no {name} ({error})") from error
+
+
+@dataclass(slots=True)
+class OutputForms:
+    """The form in which outputs are wanted, by name, where it is another than raw bytes."""
+
+    num_classes: dict[str, int] = field(default_factory=dict)
+    placed: dict[str, Placement] = field(default_factory=dict)  # in shared memory
+
+
+def decode_message(
+    request: Any, version: Version | None = None, regions: SharedRegions | None = None
+) -> tuple[WireRequest, OutputForms]:
+    """Return the request in a ``ModelInferRequest``, and the forms of its outputs.
+
+    Args:
+        request: the message.
+        version: the model that it is for; None does not count its tensors.
+        regions: shared memory of clients; None: there is none.
+
+    Raises:
+        InvalidInputError: its tensors and their data do not go together.
+        UnsupportedError: it wants shared memory, which is not allowed.
+    """
+    regions = regions or SharedRegions()
+    if version is not None:
+        check_counts(version, num_inputs=len(request.inputs), num_outputs=len(request.outputs))
+    places = [
+        regions.placement(parameters_of(tensor.parameters), f"input {tensor.name[:100]!r}")
+        if tensor.parameters
+        else None
+        for tensor in request.inputs
+    ]
+    raw, num_sent = list(request.raw_input_contents), places.count(None)
+    if raw and len(raw) != num_sent:
+        raise InvalidInputError(
+            f"raw_input_contents has {len(raw)} elements for {num_sent} inputs: give one for each, or none"
+        )
+    rest = iter(raw)
+    parts = [next(rest) if raw and place is None else place for place in places]  # None: typed contents
+    wire = WireRequest(
+        inputs=[_tensor(tensor, part) for tensor, part in zip(request.inputs, parts, strict=True)],
+        request_id=request.id,
+        parameters=parameters_of(request.parameters) if request.parameters else {},
+    )
+    for tensor, part in zip(request.inputs, parts, strict=True):
+        if part is None:
+            wire.size += tensor.contents.ByteSize()
+        else:
+            wire.size += raw_size(len(part) if isinstance(part, bytes) else part.nbytes, tensor.datatype)
+    forms = OutputForms()
+    for output in request.outputs:
+        wire.outputs.append(output.name)
+        if output.parameters:
+            parameters = parameters_of(output.parameters)
+            if (place := regions.placement(parameters, f"output {output.name[:100]!r}")) is not None:
+                forms.placed[output.name] = place
+            count = parameters.get("classification", 0)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise InvalidInputError(f"'classification' of output {output.name[:100]!r} is a number of classes")
+            if count:
+                forms.num_classes[output.name] = count
+    return wire, forms
+
+
+def encode_message(answer: Answer, forms: OutputForms) -> Any:
+    """Return the ``ModelInferResponse`` of an answer."""
+    spec = answer.version.spec
+    response = messages().ModelInferResponse(
+        model_name=spec.name, model_version=spec.version, id=answer.request.request_id
+    )
+    set_parameters(response.parameters, answer.parameters)
+    for output, array in answer.outputs:
+        datatype = output.datatype
+        if output.name in forms.num_classes:
+            array = classified(array, output, forms.num_classes[output.name], has_batch=bool(spec.max_batch_size))
+            datatype = DataType.BYTES
+        added = response.outputs.add(name=output.name, datatype=datatype.value, shape=array.shape)
+        raw = to_raw(array, datatype)
+        if (place := forms.placed.get(output.name)) is None:
+            response.raw_output_contents.append(bytes(raw))
+            continue
+        nbytes = place.write(raw, f"output {output.name!r}")
+        set_parameters(added.parameters, {REGION: place.region.name, "shared_memory_byte_size": nbytes})
+        response.raw_output_contents.append(b"")  # outputs and contents are counted alike
+    return response
+
+
+def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Return the plain values of a map of ``InferParameter``.
+
+    Raises:
+        InvalidInputError: one of them has no value.
+    """
+    plain: dict[str, Parameter] = {}
+    for name, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise InvalidInputError(f"parameter {name[:100]!r} has no value")
+        plain[name] = getattr(parameter, choice)
+    return plain
+
+
+def set_parameters(into: Any, parameters: Mapping[str, Parameter]) -> None:
+    """Write plain values to a map of ``InferParameter``."""
+    for name, value in parameters.items():
+        if isinstance(value, bool):
+            into[name].bool_param = value
+        elif isinstance(value, int) and value > _MAX_INT64:
+            into[name].uint64_param = value
+        elif isinstance(value, int):
+            into[name].int64_param = value
+        elif isinstance(value, float):
+            into[name].double_param = value
+        else:
+            into[name].string_param = value
+
+
+def _tensor(tensor: Any, raw: bytes | Placement | None) -> WireTensor:
+    what = f"input {tensor.name[:100]!r}"
+    shape = list(tensor.shape)
+    if len(shape) > MAX_DIMENSIONS or any(size < 0 for size in shape):
+        raise InvalidInputError(f"'shape' of {what} is at most {MAX_DIMENSIONS} sizes from 0 on, got {shape[:32]}")
+    if raw is None:
+        read = _contents_reader(tensor.contents)
+    elif tensor.HasField("contents"):
+        raise InvalidInputError(f"{what} has 'contents', and raw_input_contents or shared memory: give one of them")
+    elif isinstance(raw, Placement):
+        read = placed_reader(raw)
+    else:
+        read = _raw_reader(raw)
+    return WireTensor(tensor.name, tensor.datatype, shape, read)
+
+
+def _raw_reader(raw: bytes) -> Callable[[DataType, Sequence[int], str], Array]:
+    return lambda datatype, shape, what: from_raw(memoryview(raw), datatype, shape, what=what)
+
+
+def _contents_reader(contents: Any) -> Callable[[DataType, Sequence[int], str], Array]:
+    def read(datatype: DataType, shape: Sequence[int], what: str) -> Array:
+        expected = _CONTENTS.get(datatype)
+        given = [field.name for field, _ in contents.ListFields()]
+        if expected is None:
+            raise InvalidInputError(f"{what} is {datatype.value}, which only raw_input_contents can hold")
+        if any(name != expected for name in given):
+            raise InvalidInputError(f"{what} is {datatype.value}, whose contents are in {expected}; got {given}")
+        elements = getattr(contents, expected)
+        if datatype is DataType.BYTES:
+            return from_elements(list(elements), shape, what=what)
+        return from_numbers(elements, datatype, shape, what=what)
+
+    return read
