@@ -20,7 +20,7 @@ from mlsys_dvabatch.stages.slicing.exits import ExitingModel
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.zoo import Loading
 from mlsys_open_inference import create_oip_app
-from mlsys_open_inference.cascade_files import declared
+from mlsys_open_inference.cascades import declared
 from mlsys_serving.models import ModelRepository
 from torch import Tensor, nn
 
@@ -193,7 +193,9 @@ def test_a_cascade_of_two_served_files(tmp_path: Path):
     goes_on = shares < at_least
     level = {"model": "small", "output": "output_0", "at_least": at_least}
     both = declared({"name": "both", "cascade": [level, {"model": "large"}]})
-    with TestClient(create_oip_app(ModelRepository(served, composed=[both]))) as client:
+    repository = ModelRepository(served)
+    repository.configure(composed=[both])
+    with TestClient(create_oip_app(repository)) as client:
         name = served[0].spec.inputs[0].name
         body = {"name": name, "datatype": "FP32", "shape": [8, 8], "data": x.flatten().tolist()}
         answer = client.post("/v2/models/both/infer", json={"inputs": [body]})

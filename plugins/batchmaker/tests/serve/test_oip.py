@@ -29,8 +29,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
     save_model(lstm_model(num_words=6, hidden_size=8), root / "lstm")
     save_model(seq2seq_model(num_words=6, hidden_size=8, eos=None), root / "seq2seq")
     (root / "lstm" / "config.pbtxt").write_text(
-        'model_warmup [ { name: "zeros" '
-        'inputs { key: "words" value { data_type: TYPE_INT64 dims: 3 zero_data: true } } } ]'
+        "dynamic_batching { default_queue_policy { default_timeout_microseconds: 600000000 } }"
     )
     app = make_app(
         [root],
