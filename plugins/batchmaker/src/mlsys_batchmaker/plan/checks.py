@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.graphs import Graph
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.layout import Layout
@@ -52,7 +51,7 @@ def _check_graph(sources: Ints, results: set[int], *, must_connect: bool) -> Non
     import networkx as nx
 
     nodes, inputs = np.nonzero(sources >= 0)
-    graph: Graph = nx.DiGraph()
+    graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(range(len(sources)))
     graph.add_edges_from(zip(sources[nodes, inputs].tolist(), nodes.tolist(), strict=True))
     if not nx.is_directed_acyclic_graph(graph):
