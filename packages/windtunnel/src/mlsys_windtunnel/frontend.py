@@ -13,29 +13,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.checks.table import check_container, check_kind, check_labels, check_names, check_width, is_frame
 from mlsys_windtunnel.host.few_rows import FewRows
 from mlsys_windtunnel.host.fill import Filler
 from mlsys_windtunnel.host.lookup import CategoryLookup, Lookup
-from mlsys_windtunnel.host.raw_table import (
-    NamedTable,
-    PlainTable,
-    Table,
-    array_of,
-    has_names,
-    is_polars,
-    numbers,
-    of_polars,
-)
+from mlsys_windtunnel.host.raw_table import Table, is_polars, numbers
 from mlsys_windtunnel.host.run import raw, run, side_by_side
+from mlsys_windtunnel.host.validate import Columns, Schema, validate
 from mlsys_windtunnel.host.words import Words
 from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph, Value
 
 HOST_DATA = (Filler, Words)  # forms of estimators that files can hold
 _FLOAT64 = np.dtype(np.float64)
-_FEW = "_few"
+_FEW, _SCHEMA = "_few", "_made_schema"  # what is made at first use
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +83,12 @@ class Frontend:
         found = [operator.estimator for operator in self._operators]
         return tuple(each for each in found if isinstance(each, Filler | Words))
 
-    def tables(self, x: Table) -> list[npt.NDArray[np.float64]]:
+    def tables(self, x: Table, method: str | None = None) -> list[npt.NDArray[np.float64]]:
         """Return the frontier's tables, each ``[rows, width]`` float64, for raw input ``x``; they may share its memory.
+
+        Args:
+            x: The table.
+            method: The answer that is asked for, if one is.
 
         Raises:
             InvalidInputError: ``x`` has other columns than the pipeline was fitted on, or text where numbers belong.
@@ -103,15 +97,56 @@ class Frontend:
             return [x]
         if type(x) is dict and (few := self._few_rows()) is not None and (tables := few(x)) is not None:
             return tables
-        x = self._checked(x)
-        is_named = isinstance(x, NamedTable)
-        if self._is_by_column and (is_named or isinstance(x, np.ndarray)):
-            return [self._read(value, x if is_named else PlainTable(x)) for value in self.frontier]
-        values: dict[str, Table] = {self._input: x.frame() if is_named else x}
+        columns = validate(x, self._schema(), method)
+        if self._is_by_column and columns.is_by_column:
+            return [self._read(value, columns) for value in self.frontier]
+        values: dict[str, Table] = {self._input: columns.whole}
         for operator in self._operators:
             inputs = [values[value.name] for value in operator.inputs]
             values[operator.output.name] = run(operator, inputs)
         return [_table([values[name] for name in value.reads], value) for value in self.frontier]
+
+    def columns_of(self, x: Table, method: str | None = None, *, read: Sequence[int] | None = None) -> Columns:
+        """Return the columns of a table that :meth:`tables` takes; errors are the same, but for those of cells.
+
+        Args:
+            x: The table.
+            method: The answer that is asked for, if one is.
+            read: Indices of the columns that will be read; None: those of the frontier.
+        """
+        schema = self._schema()
+        return validate(x, schema if read is None else replace(schema, read=tuple(read)), method)
+
+    def _schema(self) -> Schema:
+        """Return the tables that the pipeline takes; made at first use."""
+        if _SCHEMA not in vars(self):
+            vars(self)[_SCHEMA] = Schema(
+                name=self._input,
+                names=self.columns,
+                width=self.width,
+                rules=self.rules,
+                takes_rows=self.takes_rows,
+                takes_text=self._takes_text,
+                keeps_text=self._fallback_reads_input(),
+                read=self._read_columns(),
+            )
+        found: Schema = vars(self)[_SCHEMA]
+        return found
+
+    def _fallback_reads_input(self) -> bool:
+        """Return whether an estimator that stays as it is looks at the raw input itself."""
+        return any(
+            operator.kind in (Kind.TRANSFORM, Kind.PREDICT)
+            and not isinstance(operator.estimator, HOST_DATA)
+            and any(value.name == self._input for value in operator.inputs)
+            for operator in self._operators
+        )
+
+    def _read_columns(self) -> tuple[int, ...] | None:
+        """Return the indices of the columns that the frontier reads, each once; None: all."""
+        if not self._is_by_column or any(value.reads == (self._input,) for value in self.frontier):
+            return None
+        return tuple(dict.fromkeys(column for value in self.frontier for column in value.columns or ()))
 
     def _few_rows(self) -> FewRows | None:
         """Return the reader of a few rows by name, made at its first use; None where the input is read otherwise."""
@@ -133,94 +168,23 @@ class Frontend:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what files hold: not what follows from it."""
-        return {name: value for name, value in vars(self).items() if name != _FEW}
+        return {name: value for name, value in vars(self).items() if name not in (_FEW, _SCHEMA)}
 
-    def encode(self, x: Table) -> npt.NDArray[np.float64]:
-        """Pack the frontier into one table; errors as :meth:`tables`."""
-        return pack(self.tables(x))
+    def encode(self, x: Table, method: str | None = None) -> npt.NDArray[np.float64]:
+        """Pack the frontier into one table; arguments and errors as :meth:`tables`."""
+        return pack(self.tables(x, method))
 
-    def as_given(self, x: Table) -> Table:
-        """Return a table that :meth:`tables` takes in a form that the source takes; errors are the same."""
-        checked = self._checked(x)
-        return checked.frame() if isinstance(checked, NamedTable) else checked
-
-    def _read(self, value: FrontierValue, x: NamedTable | PlainTable) -> npt.NDArray[np.float64]:
+    def _read(self, value: FrontierValue, x: Columns) -> npt.NDArray[np.float64]:
         """Return a value of the frontier that is made of the input's columns one by one."""
         if value.lookup is None:
             return x.numbers(None if value.reads == (self._input,) else value.columns, value.name)
         assert isinstance(value.lookup, CategoryLookup)
         return value.lookup.of_columns(x.cells(value.columns or ()))
 
-    def _needs_names(self) -> InvalidInputError:
-        return InvalidInputError(
-            "Specifying the columns using strings is only supported for dataframes: the source was fitted on the "
-            f"columns {list(self.columns or ())} by name, so give a DataFrame, or a mapping from these names to columns"
-        )
-
-    def _fallback_reads_input(self) -> bool:
-        """Return whether an estimator that stays as it is looks at the raw input itself."""
-        return any(
-            operator.kind in (Kind.TRANSFORM, Kind.PREDICT)
-            and not isinstance(operator.estimator, HOST_DATA)
-            and any(value.name == self._input for value in operator.inputs)
-            for operator in self._operators
-        )
-
-    def _array(self, rows: Any) -> npt.NDArray[Any]:
-        """Read lists; texts among them are refused where no column may hold any, and kept for a fallback."""
-        array = array_of(rows)
-        if array.dtype != object or np.asarray(rows).dtype.kind not in "US":
-            return array
-        if self._fallback_reads_input():
-            return np.asarray(rows)
-        if not self._takes_text:
-            raise InvalidInputError(
-                f"{self._input}: text where numbers belong (dtype='numeric' is not compatible with arrays of "
-                "bytes/strings): convert your data to numeric values"
-            )
-        return array
-
-    def _of_polars(self, x: Any) -> Table:
-        """Return a frame of polars by its columns' names, or as an array where the source knows none."""
-        if self.columns is not None:
-            check_names(x.columns, self.columns, self.rules)
-            return NamedTable(x, self.columns)
-        check_width(tuple(x.shape), self.width, self.rules)
-        return self._checked(x.to_numpy())
-
     @property
     def takes_rows(self) -> bool:
         """True where the input may be one text, or another object, a row: only fallback operators read it as it is."""
         return self.width is None and all(self._input not in value.reads for value in self.frontier)
-
-    def _checked(self, x: Table) -> Table:
-        """Return the input as a table that the source takes; by its columns' names, where it has those."""
-        if self.takes_rows and len(getattr(x, "shape", ((),))) == 1:
-            return x
-        if not self.rules.takes_tuples:
-            check_container(x, self.rules)
-        if is_polars(x):
-            return self._of_polars(of_polars(x))
-        if self.rules.labels_are_names and is_frame(x) and not all(isinstance(label, str) for label in x.columns):
-            x = x.set_axis([str(label) for label in x.columns], axis=1)
-        if self.columns is not None and has_names(x):
-            if isinstance(x, Mapping):
-                return NamedTable(x, self.columns)
-            if check_labels(x.columns):
-                check_names(x.columns, self.columns, self.rules)
-                check_kind(x, self.rules, self.columns)
-                return NamedTable(x, self.columns)
-            if self.rules.reads_by_name:
-                raise self._needs_names()
-        elif is_frame(x):
-            check_labels(x.columns)
-        elif not hasattr(x, "shape"):
-            x = self._array(x)
-        if self.columns is not None and self.rules.needs_names:
-            raise self._needs_names()
-        check_width(tuple(x.shape), self.width, self.rules)
-        check_kind(x, self.rules)
-        return x
 
 
 def pack(tables: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:

@@ -15,7 +15,7 @@ from mlsys_core.report import facts_html
 from torch import Tensor, nn
 
 from mlsys_windtunnel.backends.direct.program import direct_program
-from mlsys_windtunnel.checks.table import check_method, no_rows
+from mlsys_windtunnel.checks.table import no_rows
 from mlsys_windtunnel.checks.values import rounded
 from mlsys_windtunnel.frontend import Frontend, pack
 from mlsys_windtunnel.host.raw_table import Table
@@ -164,7 +164,7 @@ class WindTunnelModule(nn.Module):
             except UndecidedError:
                 if not self.network.is_as_translated:  # trained since: a nested network alone is as it was
                     raise
-                return reference.answer(name, self.frontend.as_given(x))
+                return reference.answer(name, self.frontend.columns_of(x).whole)
 
         return answer
 
@@ -208,8 +208,7 @@ class WindTunnelModule(nn.Module):
 
     def _run(self, x: Table, method: str) -> npt.NDArray[Any]:
         """Return the source's answer to a method, with labels as class indices; without torch where possible."""
-        check_method(x, method, self.frontend.rules)
-        tables = self.frontend.tables(x)
+        tables = self.frontend.tables(x, method)
         num_rows = len(tables[0])
         if not num_rows:
             raise no_rows(tables[0].shape)

@@ -11,10 +11,9 @@ from mlsys_core.cli.trust import TrustPickles
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.graphs import Graph, draw_graph, new_graph
 from mlsys_core.plot import to_svg
-from mlsys_windtunnel.module import WindTunnelModule
-from mlsys_windtunnel.parse.graph import PipelineGraph
 
 if TYPE_CHECKING:
+    from mlsys_windtunnel.module import WindTunnelModule
     from mlsys_windtunnel.parse.graph import Operator, PipelineGraph, Value
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.checks.table import check_method, no_rows
+from mlsys_windtunnel.checks.table import no_rows
 from mlsys_windtunnel.checks.values import Contract, rounded
 from mlsys_windtunnel.export.plain import DAMAGE, Reader
 from mlsys_windtunnel.export.schema import check_schema
@@ -57,8 +57,7 @@ class ExportedPipeline:
 
     def answer(self, method: str, x: Table) -> Any:
         """Return the answer called ``method``, one of :attr:`answers`, for raw input: an array, or a list of them."""
-        check_method(x, method, self.frontend.rules)
-        table = self.encode(x)
+        table = self.frontend.encode(x, method)
         if not len(table):
             raise no_rows(table.shape)
         for columns, contract in self.checks:

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.checks.table import check_method, no_rows
+from mlsys_windtunnel.checks.table import no_rows
 from mlsys_windtunnel.export.exported import TIES
 from mlsys_windtunnel.export.host_parts import MISSING_TEXTS, ColumnType
 from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.host.lookup import is_missing
-from mlsys_windtunnel.host.raw_table import NamedTable, PlainTable, Table, numbers
+from mlsys_windtunnel.host.raw_table import PlainTable, Table, numbers
 from mlsys_windtunnel.module import METHODS, ROWS_PER_CHUNK
 from mlsys_windtunnel.modules.ties import UndecidedError
 
@@ -48,17 +48,17 @@ class ColumnsPipeline:
 
     def answer(self, method: str, x: Table) -> npt.NDArray[Any]:
         """Return the answer of a method for raw rows."""
-        check_method(x, method, self.frontend.rules)
-        given = self.frontend._checked(x)
-        table = given if isinstance(given, NamedTable) else PlainTable(_dense(given))
-        cells = table.cells([each["place"] for each in self.columns])
+        places = [each["place"] for each in self.columns]
+        given = self.frontend.columns_of(x, method, read=places)
+        table = given if given.is_by_column else PlainTable(_dense(given.whole))
+        cells = table.cells(places)
         num_rows = len(cells[0])
         if not num_rows:
             raise no_rows((0, len(cells)))
         feed = {each["name"]: _typed(each, column) for each, column in zip(self.columns, cells, strict=True)}
         if self.frontend.columns is None and all(each["type"] == "double" for each in self.columns):
             whole = np.zeros((num_rows, self.frontend.width or 0))
-            whole[:, [each["place"] for each in self.columns]] = np.concatenate(list(feed.values()), axis=1)
+            whole[:, places] = np.concatenate(list(feed.values()), axis=1)
             feed = {ARRAY: whole}
         wanted = [self.outputs[method], *([TIES] if self.has_ties else [])]
         parts = []

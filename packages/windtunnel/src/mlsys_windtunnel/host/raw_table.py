@@ -1,4 +1,7 @@
-"""Raw input, whatever holds it: arrays, pandas' frames, mappings from names to columns."""
+"""Raw input, whatever holds it: arrays, pandas' frames, mappings from names to columns.
+
+``validate.py`` looks at it first; what is read here is refused only where a cell is no number.
+"""
 
 from __future__ import annotations
 
@@ -40,18 +43,23 @@ def has_names(x: Table) -> bool:
 
 
 class PlainTable:
-    """An array."""
+    """A table without names that count: an array, a frame by its places, a sparse matrix, or objects ``[rows]``."""
 
-    def __init__(self, x: npt.NDArray[Any]) -> None:
-        self._x = x
+    def __init__(self, x: Any) -> None:
+        self.whole = x  # as it was given
+
+    @property
+    def is_by_column(self) -> bool:
+        """True where columns can be read one by one."""
+        return isinstance(self.whole, np.ndarray)
 
     def numbers(self, indices: Sequence[int] | None, name: str) -> Floats:
         """Return some columns, or all, as float64; see :func:`numbers`."""
-        return numbers(self._x if indices is None else self._x[:, indices], name, takes_na=False)
+        return numbers(self.whole if indices is None else self.whole[:, indices], name, takes_na=False)
 
     def cells(self, indices: Sequence[int]) -> list[Column]:
         """Return some columns as they are."""
-        return [self._x[:, index] for index in indices]
+        return [self.whole[:, index] for index in indices]
 
 
 class NamedTable:
@@ -60,9 +68,15 @@ class NamedTable:
     Args:
         x: The table; columns that the pipeline does not know are not looked at.
         names: Those of the pipeline's columns, in order.
+        read: Indices of the columns that will be read; None: all.
+
+    Raises:
+        InvalidInputError: one of them is not there, is there twice, or is longer or shorter than others.
     """
 
-    def __init__(self, x: Any, names: Sequence[str]) -> None:
+    is_by_column = True
+
+    def __init__(self, x: Any, names: Sequence[str], read: Sequence[int] | None = None) -> None:
         self._names = names
         self._is_mapping = isinstance(x, Mapping)
         self._shape = (len(next(iter(x.values()), ()) if self._is_mapping else x),)
@@ -70,13 +84,15 @@ class NamedTable:
         if is_polars(x):  # columns are read as arrays, and the frame is handed on as it is
             self._is_mapping = True
             self._columns = {name: x[name].to_numpy() for name in names if name in x.columns}
-            return
-        self._columns = x if self._is_mapping or self._shape[0] > FEW_ROWS else _arrays_by_name(x)
+        else:
+            self._columns = x if self._is_mapping or self._shape[0] > FEW_ROWS else _arrays_by_name(x)
+        wanted = names if read is None else [names[index] for index in read]
+        self._cells = {name: self._checked(name) for name in wanted}
 
     def numbers(self, indices: Sequence[int] | None, name: str) -> Floats:
-        """Return some columns, or all, as float64; see :func:`numbers`, and :meth:`column`."""
+        """Return some columns, or all, as float64; see :func:`numbers`."""
         names = self._names if indices is None else [self._names[index] for index in indices]
-        columns = [self.column(each) for each in names]
+        columns = [self._cells[each] for each in names]
         if not columns:
             return np.empty((*self._shape, 0))
         if not all(type(column) is np.ndarray for column in columns):
@@ -99,18 +115,14 @@ class NamedTable:
 
     def _with_dtype(self, name: str) -> Any:
         """Return a column; from the frame, if it may hold more than texts, since columns of several dtypes do."""
-        column = self.column(name)
+        column = self._cells[name]
         if self._columns is self._x or not self._shape[0]:
             return column
         is_apart = type(column[0]) is not str or any(type(cell).__name__ == "NAType" for cell in column)
         return self._x[name] if is_apart else column
 
-    def column(self, name: str) -> Any:
-        """Return one of the pipeline's columns, a Series or an array ``[rows]``.
-
-        Raises:
-            InvalidInputError: it is not there, is there twice, or is longer or shorter than others.
-        """
+    def _checked(self, name: str) -> Any:
+        """Return one of the pipeline's columns, a Series or an array ``[rows]``; see the class for refusals."""
         try:
             cells = self._columns[name]
         except KeyError:
@@ -131,9 +143,10 @@ class NamedTable:
             )
         return cells
 
-    def frame(self) -> Any:
-        """Return a DataFrame of the pipeline's columns; errors as :meth:`column`."""
-        columns = {name: self.column(name) for name in self._names}
+    @property
+    def whole(self) -> Any:
+        """A DataFrame of the pipeline's columns."""
+        columns = {name: self._cells[name] if name in self._cells else self._checked(name) for name in self._names}
         if is_polars(self._x):
             return self._x.select(list(self._names))
         if not self._is_mapping:
