@@ -18,7 +18,7 @@ import openai
 from mlsys_encoders.serve.text_bodies import EmbeddingRequest
 from mlsys_orca.api.chat import ChatCompletionRequest
 from mlsys_orca.api.completions import CompletionRequest
-from mlsys_orca.api.responses_fields import ResponsesRequest
+from mlsys_orca_gateway.responses.fields import ResponsesRequest
 from mlsys_serving.http.bodies import Body
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions

@@ -208,9 +208,12 @@ _OPENAI_WORDS = (
 
 def openai(folder: Path) -> Case:
     """Bodies of completions, chat completions and responses, to the server of a tiny model."""
+    from mlsys_core.plugins import installed_plugins
     from mlsys_orca.api.server import make_app, make_service
     from mlsys_orca.engine.engine import EngineConfig
     from mlsys_orca.loading.load import load_model
+    from mlsys_orca_gateway.options import GatewayOptions
+    from mlsys_serving.extensions import Extensions
     from mlsys_serving.http import HttpConfig
 
     from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
@@ -218,7 +221,9 @@ def openai(folder: Path) -> Case:
     path = write_gguf(folder / "tiny.gguf", tiny_metadata(), tiny_tensors())
     loaded = load_model(path, dtype="fp32", backend="torch", num_threads=1)
     service = make_service(loaded, "tiny", EngineConfig(max_batch_size=4, max_model_len=64))
-    asgi = _Asgi(make_app(service, HttpConfig(validation_status=400), logger=_NoLogger()))
+    gateway = GatewayOptions(journal=folder / "journal")
+    extensions = Extensions.of("orca", installed_plugins().registry, orca_gateway=gateway)
+    asgi = _Asgi(make_app(service, HttpConfig(validation_status=400), extensions=extensions, logger=_NoLogger()))
     chat = {"model": "tiny", "messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}],
             "max_tokens": 1, "temperature": 0, "stop": ["x"], "seed": 1, "logprobs": True, "top_logprobs": 2,
             "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}],

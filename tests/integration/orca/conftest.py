@@ -14,12 +14,14 @@ import openai
 import pytest
 from mlsys_core.errors import MissingDependencyError
 from mlsys_core.models import resolve_model
-from mlsys_orca.api.server import make_app, make_service
+from mlsys_orca.api.server import make_service
 from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.text.chat_template import ChatTemplate
-from mlsys_serving.http import BackgroundServer, HttpConfig
+from mlsys_serving.http import HttpConfig
+
+from tests.orca.extended import serving
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = [{"role": "user", "content": "Why do plants need sunlight?"}]
@@ -63,8 +65,8 @@ def loaded() -> LoadedModel:
 def url(loaded: LoadedModel) -> Iterator[str]:
     config = EngineConfig(max_batch_size=4, max_model_len=512, policy="chunked", num_draft_tokens=4)
     service = make_service(loaded, MODEL, config)
-    with BackgroundServer(make_app(service, HttpConfig(validation_status=400))) as server:
-        yield server.url
+    with serving(service, HttpConfig(validation_status=400)) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -72,8 +74,8 @@ def tool_url(loaded: LoadedModel) -> Iterator[str]:
     """The same model under a template that knows tools."""
     with_tools = replace(loaded, chat_template=ChatTemplate(TOOL_TEMPLATE))
     service = make_service(with_tools, MODEL, EngineConfig(max_batch_size=4, max_model_len=512))
-    with BackgroundServer(make_app(service, HttpConfig(validation_status=400))) as server:
-        yield server.url
+    with serving(service, HttpConfig(validation_status=400)) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -81,8 +83,8 @@ def agent_url(loaded: LoadedModel) -> Iterator[str]:
     """The same with a context for conversations of agents."""
     with_tools = replace(loaded, chat_template=ChatTemplate(TOOL_TEMPLATE))
     service = make_service(with_tools, MODEL, EngineConfig(max_batch_size=4, max_model_len=2048, policy="chunked"))
-    with BackgroundServer(make_app(service, HttpConfig(validation_status=400))) as server:
-        yield server.url
+    with serving(service, HttpConfig(validation_status=400)) as url:
+        yield url
 
 
 @pytest.fixture

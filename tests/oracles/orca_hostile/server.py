@@ -18,9 +18,11 @@ from pathlib import Path
 
 import psutil
 from mlsys_core.collector import kept_out_of_collections
+from mlsys_core.plugins import installed_plugins
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
+from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import HttpConfig, ServerAddress, serve
 
 TURN_S = 0.002
@@ -56,9 +58,11 @@ def main(model: str, max_model_len: str) -> int:
     """Serve until SIGTERM."""
     config = EngineConfig(max_model_len=int(max_model_len), max_waiting=256, num_threads=1)
     service = make_service(load_model(Path(model)), "tiny", config)
-    app = make_app(service, HttpConfig(validation_status=400, drain_timeout_s=1))
-    app.add_api_route("/oracle", Watchdog().ask)
     with ExitStack() as serving:
+        extensions = Extensions.of("orca", installed_plugins().registry)
+        serving.enter_context(extensions.held("127.0.0.1"))
+        app = make_app(service, HttpConfig(validation_status=400, drain_timeout_s=1), extensions=extensions)
+        app.add_api_route("/oracle", Watchdog().ask)
 
         def ready(address: ServerAddress) -> None:
             serving.enter_context(kept_out_of_collections())  # as the command does

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import MlsysError
-from mlsys_orca.api.errors import ERROR_FORMAT
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.supervised import serve_supervised
 from mlsys_orca.engine.client import EngineConfig
@@ -107,7 +106,7 @@ def serve() -> int:
         if "gate" not in options:
             print(address.port, flush=True)
 
-    with BoundPort("127.0.0.1", 0, config=http, error_format=ERROR_FORMAT) as bound:
+    with BoundPort("127.0.0.1", 0, config=http) as bound:
         if "gate" in options:
             print(bound.address.port, flush=True)
         return serve_supervised(

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.api import chat, completions, front, intake, messages, responses, tokens
+from mlsys_orca.api import chat, completions, front, intake, tokens
 from mlsys_orca.api.intake import MAX_CONTAINERS, MAX_VALUES, bounded_json
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import EngineConfig
@@ -21,7 +21,11 @@ from mlsys_orca.loading.load import load_model
 from mlsys_orca.text.chat_template import ChatTemplate
 from mlsys_orca.text.guides import GuideMaker
 from mlsys_orca.text.tokenizer import Tokenizer
+from mlsys_orca_gateway.messages import routes as messages
+from mlsys_orca_gateway.responses import routes as responses
 from mlsys_serving.http import BackgroundServer, HttpConfig, HttpError
+
+from tests.orca.extended import serving
 
 BLOCKING = [
     (Tokenizer, "encode"),
@@ -88,7 +92,7 @@ def test_blocking_calls_never_run_on_the_event_loops_thread(serve, calls: dict[s
     used |= {
         "completions.completion",
         "chat.chat_completion",
-        "messages.parameters_of",
+        "routes.parameters_of",
         "Asked.parameters",
         "Asked.whole",
     }
@@ -209,8 +213,8 @@ def test_hostile_bodies_get_a_4xx_of_one_line_and_the_next_client_its_answer(hos
 def hostile_server(tiny_gguf: Path) -> Iterator[str]:
     """A server with the limits of the command, shared."""
     service = make_service(load_model(tiny_gguf, dtype="fp32"), "tiny", EngineConfig(max_model_len=96, max_waiting=256))
-    with BackgroundServer(make_app(service, HttpConfig(validation_status=400))) as server:
-        yield server.url
+    with serving(service, HttpConfig(validation_status=400)) as url:
+        yield url
 
 
 def test_values_are_counted_without_those_that_stand_in_texts() -> None:

@@ -13,8 +13,8 @@ import pytest
 from mlsys_encoders.serve.text_bodies import EmbeddingRequest
 from mlsys_orca.api.chat import ChatCompletionRequest
 from mlsys_orca.api.completions import CompletionRequest
-from mlsys_orca.api.messages_fields import MessagesRequest
-from mlsys_orca.api.responses_fields import ResponsesRequest
+from mlsys_orca_gateway.messages.fields import MessagesRequest
+from mlsys_orca_gateway.responses.fields import ResponsesRequest
 from mlsys_serving.http.bodies import Body
 
 QUESTION = [{"role": "user", "content": "ab"}]

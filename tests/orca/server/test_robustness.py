@@ -17,8 +17,8 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from mlsys_bench.orca.soak import soak
-from mlsys_orca.api.errors import error_body
 from mlsys_orca.engine.engine import Engine
+from mlsys_orca_gateway.messages.errors import error_body
 from mlsys_serving.http import ErrorInfo
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import status_code_conformance
@@ -98,19 +98,20 @@ def assert_anthropics(response: httpx.Response, kind: str) -> None:
 @pytest.fixture(scope="module")
 def bounded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A server that takes bodies of 2,000 bytes, shared by this module's tests of bodies."""
-    from mlsys_orca.api.server import make_app, make_service
+    from mlsys_orca.api.server import make_service
     from mlsys_orca.engine.engine import EngineConfig
     from mlsys_orca.loading.load import load_model
-    from mlsys_serving.http import BackgroundServer, HttpConfig
+    from mlsys_serving.http import HttpConfig
+
+    from tests.orca.extended import serving
 
     conftest = _conftest_of_orca()
     path = conftest.write_gguf(
         tmp_path_factory.mktemp("tiny") / "tiny.gguf", conftest.tiny_metadata(), conftest.tiny_tensors()
     )
     service = make_service(load_model(path, dtype="fp32"), "tiny", EngineConfig(max_model_len=96))
-    app = make_app(service, HttpConfig(validation_status=400, max_body_nbytes=2000))
-    with BackgroundServer(app) as server:
-        yield server.url
+    with serving(service, HttpConfig(validation_status=400, max_body_nbytes=2000)) as url:
+        yield url
 
 
 def _conftest_of_orca() -> ModuleType:

@@ -31,9 +31,8 @@ from typing import Any
 
 import torch
 from mlsys_core.exits import end_process
+from mlsys_core.plugins import installed_plugins
 from mlsys_core.tracing import TraceConfig
-from mlsys_orca.api.errors import ERROR_FORMAT
-from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.supervised import serve_supervised
 from mlsys_orca.backends.native.decoder import NativeDecoder
@@ -43,6 +42,8 @@ from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.scheduling.request_pool import RequestPool
 from mlsys_orca.text.chat_template import ChatTemplate
+from mlsys_orca_gateway.options import GatewayOptions
+from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import HttpConfig, ServerAddress
 from mlsys_serving.http.port import BoundPort
 from mlsys_serving.processes import RestartBudget
@@ -111,7 +112,7 @@ def kill_once(step: str, number: int) -> Callable[[str], None]:
     calls = mmap.mmap(-1, 8)
 
     def reach(reached: str) -> None:
-        if reached == f"stream {step}":
+        if reached == step:
             made = int.from_bytes(calls[:], "little") + 1
             calls[:] = made.to_bytes(8, "little")
             if made == number:
@@ -120,16 +121,21 @@ def kill_once(step: str, number: int) -> Callable[[str], None]:
     return reach
 
 
+def watched(reach: Callable[[str], None]) -> type[GatewayOptions]:
+    """Return options whose steps of writing call ``reach``."""
+    return type("Watched", (GatewayOptions,), {"reach": lambda _, step: reach(step)})
+
+
 def main() -> int:
     torch.set_num_threads(1)
     options = json.loads(sys.argv[2])
-    journal = None
+    gateway = GatewayOptions()
     if "batches" in options:
         reach = killer(*options.get("batch_step", ("", 1)))
         if "full" in options:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # which may be a file, too
             reach = filler(options["full"])
-        journal = JournalConfig(folder=Path(options["batches"]), reach=reach)
+        gateway = watched(reach)(journal=Path(options["batches"]))
     loaded = load_model(Path(sys.argv[1]), dtype="fp32")
     assert isinstance(loaded.model, NativeDecoder)
     loaded.model.__class__ = Poisoned
@@ -159,18 +165,22 @@ def main() -> int:
         validation_status=400, api_keys=options.get("api_keys", ()), open_paths=("/health",), traces=traces
     )
     if "journal" in options:
-        reach = kill_once(options["journal_step"], options.get("number", 1)) if "journal_step" in options else None
-        journal = JournalConfig(
-            folder=Path(options["journal"]),
-            sync=options.get("sync", "interval"),
-            max_nbytes=options.get("journal_nbytes", 1 << 30),
-            **({} if reach is None else {"reach": reach}),
+        reach = (
+            kill_once(options["journal_step"], options.get("number", 1))
+            if "journal_step" in options
+            else lambda _: None
+        )
+        gateway = watched(reach)(
+            journal=Path(options["journal"]),
+            journal_fsync=options.get("sync", "interval"),
+            journal_size=options.get("journal_nbytes", 1 << 30),
         )
 
     def on_ready(service: ModelService, address: ServerAddress) -> None:
         print(address.port, flush=True)
 
-    with BoundPort("127.0.0.1", 0, config=http, error_format=ERROR_FORMAT) as bound:
+    extensions = Extensions.of("orca", installed_plugins().registry, orca_gateway=gateway)
+    with extensions.held("127.0.0.1"), BoundPort("127.0.0.1", 0, config=http) as bound:
         return serve_supervised(
             replace(loaded),
             "tiny",
@@ -183,7 +193,7 @@ def main() -> int:
                 num_immediate=options.get("num_immediate", 8),
                 backoff_s=options.get("backoff_s", 0.1),
             ),
-            journal=journal,
+            extensions=extensions,
             crash_points=CrashPoints(options.get("step"), options.get("number", 1)),
         )
 

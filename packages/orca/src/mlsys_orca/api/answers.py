@@ -10,6 +10,8 @@ from typing import Any
 
 from mlsys_serving.http import ClosingStreamingResponse
 from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlsys_orca.api.generation import Choice, Generation
 from mlsys_orca.api.logprobs import finite
@@ -168,9 +170,25 @@ class _Events(AsyncIterator[bytes]):
         await self._events.aclose()
 
 
-def streamed(generation: Generation, events: AsyncGenerator[bytes, None]) -> ClosingStreamingResponse:
-    """Return ``events`` as a response that ends ``generation`` when its client leaves."""
-    return ClosingStreamingResponse(_Events(generation, events), media_type="text/event-stream")
+class Streams:
+    """Way of streamed answers to clients: each ends when its client leaves. An extension may put another in its place.
+
+    Example:
+        >>> service.streams = KeptStreams()  # doctest: +SKIP
+    """
+
+    async def go_on(self, request: Request) -> Response | None:
+        """Return the rest of a stream for a client that has come back to it; None: the request is no such."""
+        return None
+
+    async def streamed(
+        self,
+        request: Request,
+        generation: Generation,
+        events: AsyncGenerator[bytes, None],
+    ) -> Response:
+        """Return ``events`` as a response."""
+        return ClosingStreamingResponse(_Events(generation, events), media_type="text/event-stream")
 
 
 def event(chunk: BaseModel, *, exclude: set[str] | None = None) -> bytes:

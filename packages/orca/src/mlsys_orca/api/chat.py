@@ -20,7 +20,6 @@ from mlsys_orca.api.front import body_size
 from mlsys_orca.api.generation import GenerationParameters
 from mlsys_orca.api.identity import identity_of
 from mlsys_orca.api.reasoning import Effort
-from mlsys_orca.api.resume.keeper import AnswerKeeper
 from mlsys_orca.api.service import ModelService, text_options
 from mlsys_orca.scheduling.batch import MAX_LOGPROBS
 
@@ -158,7 +157,7 @@ def _conversation(body: ChatCompletionRequest) -> Conversation:
     )
 
 
-def add_routes(router: Router, service: ModelService, keeper: AnswerKeeper) -> None:
+def add_routes(router: Router, service: ModelService) -> None:
     """Add the route ``/v1/chat/completions``."""
     tokenizer = service.loaded.tokenizer
 
@@ -170,7 +169,7 @@ def add_routes(router: Router, service: ModelService, keeper: AnswerKeeper) -> N
         generation = await service.start(parameters, user=body.user, identity=identity_of(request))
         if body.stream:
             events = chat_events(generation, tokenizer, form, include_usage=body.include_usage)
-            return await keeper.streamed(request, generation, events)
+            return await service.streams.streamed(request, generation, events)
         answers = await cancel_on_disconnect(request, collect(generation))
         return await service.front.answer(
             lambda: chat_completion(generation, answers, tokenizer, form),

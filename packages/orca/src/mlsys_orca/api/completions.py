@@ -34,7 +34,6 @@ from mlsys_orca.api.logprobs import (
     completion_logprobs,
     prompt_logprobs,
 )
-from mlsys_orca.api.resume.keeper import AnswerKeeper
 from mlsys_orca.api.service import ModelService, text_options
 from mlsys_orca.api.text_stream import FinishReason
 from mlsys_orca.scheduling.batch import SampledToken
@@ -226,7 +225,7 @@ async def completion_events(
     yield DONE
 
 
-def add_routes(router: Router, service: ModelService, keeper: AnswerKeeper) -> None:
+def add_routes(router: Router, service: ModelService) -> None:
     """Add the route ``/v1/completions``."""
     tokenizer = service.loaded.tokenizer
 
@@ -238,7 +237,7 @@ def add_routes(router: Router, service: ModelService, keeper: AnswerKeeper) -> N
         parameters = await service.front.run(parameters_of, body, service, size=body_size(request))
         generation = await service.start(parameters, user=body.user, identity=identity_of(request))
         if body.stream:
-            return await keeper.streamed(request, generation, completion_events(generation, body, tokenizer))
+            return await service.streams.streamed(request, generation, completion_events(generation, body, tokenizer))
         answers = await cancel_on_disconnect(request, collect(generation))
         return await service.front.answer(
             lambda: completion(generation, answers, body, tokenizer), size=num_values(answers)

@@ -120,7 +120,7 @@ def add_routes(router: Router, service: ModelService, control: ModelControl) -> 
         """
         check_model_control(control.is_allowed)
         if body.lora_name == service.name:
-            raise InvalidInputError(f"{body.lora_name!r} is the name of the model here; give the adapter another")
+            raise InvalidInputError(f"{body.lora_name!r} is the name of a model here; give the adapter another")
         path = Path(body.lora_path).expanduser().absolute()
         files = await asyncio.to_thread(read_adapter, path, max_nbytes=MAX_ADAPTER_NBYTES)
         async with changing:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import Depends, Request, Response
+from fastapi import Request, Response
 from mlsys_serving.http import HttpError, Router
 from pydantic import BaseModel
 
-from mlsys_orca.api import chat, completions, messages, responses, tokens
+from mlsys_orca.api import chat, completions, tokens
 from mlsys_orca.api import control as control_routes
-from mlsys_orca.api.answers import STREAMED
-from mlsys_orca.api.batches import batch_routes, file_routes
-from mlsys_orca.api.batches.lifetime import Batches
 from mlsys_orca.api.control import ModelControl
 from mlsys_orca.api.errors import unknown_model
-from mlsys_orca.api.identity import owner_of
 from mlsys_orca.api.intake import intake_route
-from mlsys_orca.api.resume.keeper import AnswerKeeper
 from mlsys_orca.api.service import ModelService
 
 
@@ -39,25 +34,17 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-def make_router(service: ModelService, keeper: AnswerKeeper, batches: Batches, control: ModelControl) -> Router:
-    """Return the endpoints over ``service``, of streams and batches that are kept, and those that change the model."""
-    router = Router(tags=["Orca"], route_class=intake_route(service.front, keeper.go_on))
-    for endpoint in (chat, completions, responses, messages):
-        endpoint.add_routes(router, service, keeper)
-    tokens.add_routes(router, service)
-    _add_models(router, service)
-    kept = Router(route_class=intake_route(service.front, keeper.go_on), dependencies=[Depends(batches.using)])
-    for module in (file_routes, batch_routes):
-        module.add_routes(kept, batches)
-    router.include_router(kept)
-    control_routes.add_routes(router, service, control)
+def make_router(service: ModelService, control: ModelControl) -> Router:
+    """Return the endpoints over ``service``, and those that change its adapters."""
 
-    @router.get("/v1/streams/{key}", responses=STREAMED)
-    async def stream(key: str, request: Request) -> Response:
-        """Return the events of a stream that was asked for, behind the one that Last-Event-ID names or all of them."""
-        if (rest := await keeper.go_on(request)) is not None:
-            return rest
-        return keeper.respond(request, await keeper.get(key, owner_of(request)))
+    async def go_on(request: Request) -> Response | None:
+        return await service.streams.go_on(request)
+
+    router = Router(tags=["Orca"], route_class=intake_route(service.front, go_on))
+    for endpoint in (chat, completions, tokens):
+        endpoint.add_routes(router, service)
+    _add_models(router, service)
+    control_routes.add_routes(router, service, control)
 
     @router.get("/health", response_class=Response)
     async def health() -> Response:

@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,8 @@ from mlsys_serving.http import HttpConfig, Readiness, create_app
 from mlsys_serving.watch import Watch
 from prometheus_client import CollectorRegistry
 
-from mlsys_orca.api.batches.file_routes import MAX_UPLOAD_NBYTES
-from mlsys_orca.api.batches.lifetime import Batches
 from mlsys_orca.api.control import NO_CONTROL, ModelControl, restore_adapters
-from mlsys_orca.api.errors import ERROR_FORMAT
-from mlsys_orca.api.journal_config import JournalConfig
 from mlsys_orca.api.metrics import EngineMetrics
-from mlsys_orca.api.resume.keeper import AnswerKeeper
 from mlsys_orca.api.routes import make_router
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.engine.engine import Engine, EngineConfig
@@ -84,7 +78,6 @@ def make_app(
     service: ModelService,
     http: HttpConfig,
     *,
-    journal: JournalConfig | None = None,
     control: ModelControl = NO_CONTROL,
     extensions: Extensions | None = None,
     logger: FilteringBoundLogger | None = None,
@@ -94,25 +87,21 @@ def make_app(
     Args:
         service: The model.
         http: Settings of the app.
-        journal: Where streams, files and batches are kept; None: until the app ends.
         control: What clients may change.
         extensions: Additions of other distributions; None: there are none.
         logger: See ``create_app``.
     """
-    engine, batches, keeper = service.engine, Batches(service, journal), AnswerKeeper.of(journal)
+    engine = service.engine
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(service.warm_up)
         engine.start()
         try:
             await engine.ready()
             await restore_adapters(service, control)
-            await keeper.start(app)
-            async with batches.open(app):
-                yield
+            yield
         finally:
-            await keeper.close()
             await asyncio.to_thread(engine.close)
             service.front.close()
 
@@ -121,11 +110,9 @@ def make_app(
     registry = CollectorRegistry()
     registry.register(EngineMetrics(engine))
     return create_app(
-        replace(http, uploads={**http.uploads, "/v1/files": MAX_UPLOAD_NBYTES}),
-        routers=[make_router(service, keeper, batches, control)],
+        http,
+        routers=[make_router(service, control)],
         lifespan=lifespan,
-        on_drain=[batches.drain],
-        error_format=ERROR_FORMAT,
         readiness=readiness,
         registry=registry,
         logger=logger,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_orca.api.answers import Streams
 from mlsys_orca.api.errors import too_long, unknown_model
 from mlsys_orca.api.fields import MAX_PROMPTS, Generating
 from mlsys_orca.api.front import Front
@@ -33,7 +34,7 @@ _YIELDS_EVERY = 32  # answers begun between two turns of the event loop
 MAX_ANSWERS = 2 * MAX_PROMPTS  # of one request, whatever the engine may hold
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModelService:
     """One served model: its engine, its tokenizer, and the names that clients use."""
 
@@ -43,10 +44,11 @@ class ModelService:
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     guides: GuideMaker = None  # type: ignore[assignment]  # None: a new one over the model's tokenizer
     front: Front = field(init=False, default_factory=Front)  # the threads for the work of requests
+    streams: Streams = field(init=False, default_factory=Streams)  # the way of streamed answers to clients
 
     def __post_init__(self) -> None:
         if self.guides is None:
-            object.__setattr__(self, "guides", GuideMaker(self.loaded.tokenizer, self.loaded.config.vocab_size))
+            self.guides = GuideMaker(self.loaded.tokenizer, self.loaded.config.vocab_size)
 
     @property
     def max_chars(self) -> int:

@@ -14,7 +14,6 @@ from mlsys_serving.http import HttpConfig, serve
 from mlsys_serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
 
 from mlsys_orca.api.control import NO_CONTROL, LiveAdapters, ModelControl
-from mlsys_orca.api.journal_config import JournalConfig, kept_or_passing
 from mlsys_orca.api.server import available_memory_nbytes, make_app, say_to_terminal
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.backends.native.decoder import new_kv_cache
@@ -45,7 +44,6 @@ def serve_supervised(
     http: HttpConfig,
     *,
     bound: BoundPort,
-    journal: JournalConfig | None = None,
     extensions: Extensions | None = None,
     on_ready: Callable[[ModelService, ServerAddress], None] | None = None,
     budget: RestartBudget | None = None,
@@ -64,7 +62,6 @@ def serve_supervised(
         config: Limits of each replica, and how many there are.
         http: Settings of the app.
         bound: The listening port.
-        journal: Where files and batches are kept; None: until the server ends.
         extensions: Additions of other distributions; None: there are none.
         on_ready: Called in the front, when requests are taken.
         budget: Limit on restarts.
@@ -107,7 +104,7 @@ def serve_supervised(
             engine = RemoteEngine(shape, config, link, boxes)
             service = ModelService(name, loaded, engine, guides=guides)
             return serve(
-                make_app(service, http, journal=kept, control=control, extensions=extensions),
+                make_app(service, http, control=control, extensions=extensions),
                 bound=bound,
                 on_ready=None if on_ready is None else lambda address: on_ready(service, address),
             )
@@ -116,7 +113,6 @@ def serve_supervised(
             points = crash_points if crash_points is not None and number == 0 else CrashPoints()
             Worker(replace(settings, crash_points=points), end, boxes.box(number)).run()
 
-        kept = stack.enter_context(kept_or_passing(journal))  # of all fronts to come
         standing = [] if holders is None else holders.standing
         return Supervisor(
             front, worker, num_workers=config.num_replicas, boxes=boxes, budget=budget, standing=standing

@@ -15,7 +15,6 @@ from mlsys_orca.loading.named import load, with_draft
 from mlsys_orca.parallel.named import find_divided
 
 if TYPE_CHECKING:
-    from mlsys_orca.api.journal_config import JournalConfig
     from mlsys_orca.api.service import ModelService
     from mlsys_orca.loading.loaded import LoadedModel
     from mlsys_serving.extensions import Extensions
@@ -54,7 +53,6 @@ class Fixed:
     runs_in_torch: bool  # not in native kernels
     model_control: bool
     sliced: bool  # torch's operators sum as ranks do
-    journal: JournalConfig | None  # None: files and batches are kept until the server ends
     supervises: bool  # in several processes
     hosts: HostOptions | None  # the model is on several machines; None: on this one
     extensions: Extensions
@@ -129,14 +127,13 @@ def live(settings: GenerationSettings, fixed: Fixed, bound: BoundPort) -> int:
                 config,
                 fixed.http,
                 bound=bound,
-                journal=fixed.journal,
                 extensions=fixed.extensions,
                 on_ready=on_ready,
                 parallel=parallel,
                 control=control,
             )
         service = make_service(loaded, name, config, parallel=parallel)
-        app = make_app(service, fixed.http, journal=fixed.journal, control=control, extensions=fixed.extensions)
+        app = make_app(service, fixed.http, control=control, extensions=fixed.extensions)
         return serve_http(app, bound=bound, on_ready=lambda address: on_ready(service, address))
 
 

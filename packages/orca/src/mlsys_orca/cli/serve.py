@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
@@ -51,10 +50,6 @@ from mlsys_orca.cli.options import (
 from mlsys_orca.loading.named import DEFAULT_MODEL
 from mlsys_serving.cli import ServerOptions, serve_command
 from mlsys_serving.extensions import Extensions
-
-if TYPE_CHECKING:
-    from mlsys_orca.api.journal_config import JournalConfig
-
 
 app = typer.Typer()  # of "mlsys serve orca"
 
@@ -117,23 +112,6 @@ def serve(
         typer.Option("--batch-invariant", help="Refuse a model whose answers would depend on what it is batched with."),
     ] = False,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 429.")] = 256,
-    journal: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder for streams, files and batches, which then outlive the server; by default they end with it."
-        ),
-    ] = None,
-    journal_fsync: Annotated[
-        str, typer.Option(help="When the disk has what is written there: always, interval (a second), never.")
-    ] = "interval",
-    journal_size: Annotated[int, typer.Option(min=1, help="Bytes there at most; more is refused with 503.")] = 1 << 30,
-    journal_keep: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            help="Seconds that ended work stays: a day for batches and files, ten minutes for streams.",
-        ),
-    ] = None,
     model_control: ModelControlled = False,
     enable_lora: Annotated[
         bool,
@@ -156,7 +134,6 @@ def serve(
     Example: mlsys orca serve smollm2-135m-instruct --port 8000
     """
     from mlsys_core.plugins import installed_plugins
-    from mlsys_orca.api.errors import ERROR_FORMAT
     from mlsys_orca.scheduling.policy import find_policy
 
     degrees = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
@@ -201,7 +178,6 @@ def serve(
             join_timeout=join_timeout,
             tls=http.tls,
         )
-    kept = None if journal is None else _journal(journal, journal_fsync, journal_size, journal_keep)
     why_single = "--single-process was given" if single_process else _why_single(device)
     if why_single is not None and replicas > 1:
         raise InvalidInputError(
@@ -244,7 +220,6 @@ def serve(
         runs_in_torch=compiler is not None,
         model_control=model_control,
         sliced=sliced,
-        journal=kept,
         supervises=supervises,
         hosts=hosts,
         extensions=extensions,
@@ -254,23 +229,8 @@ def serve(
     )
     answers = supervises or (hosts is None and not is_divided(**degrees, sliced=sliced))  # else this process must fork
     extensions.check()
-    with extensions.held(server.host), server.bind(http, error_format=ERROR_FORMAT, answers=answers) as bound:
+    with extensions.held(server.host), server.bind(http, answers=answers) as bound:
         raise typer.Exit(live(settings, fixed, bound))
-
-
-def _journal(folder: Path, sync: str, max_nbytes: int, keep_s: float | None) -> JournalConfig:
-    """Return the settings of ``--journal``, before a model is loaded.
-
-    Raises:
-        InvalidInputError: the folder cannot be written, or a setting is unknown.
-    """
-    from mlsys_orca.api.journal_config import JournalConfig
-    from mlsys_serving.journal import SYNC_POLICIES, make_folder
-
-    if sync not in SYNC_POLICIES:
-        raise InvalidInputError(f"--journal-fsync is {', '.join(SYNC_POLICIES)}, not {sync!r}")
-    make_folder(folder)
-    return JournalConfig(folder=folder, sync=sync, max_nbytes=max_nbytes, keep_s=keep_s)
 
 
 def _why_single(device: str) -> str | None:

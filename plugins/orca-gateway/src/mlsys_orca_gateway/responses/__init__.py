@@ -1,0 +1,1 @@
+"""``/v1/responses``: OpenAI's newer endpoint, with answers kept to be gone on with by id."""

@@ -1,0 +1,1 @@
+"""Streamed answers that outlive their connection, and with a journal their server."""
