@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mlsys_core.cli.main import run
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.loop import Collector, ServeRequest
@@ -17,6 +18,7 @@ from mlsys_core.profiling import ProfileTable, UnitProfile
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.costs import TableCosts, unit_name
 from mlsys_dvabatch.scheduling.policies.input import PackedPolicy
+from mlsys_dvabatch.serve.preparing import Batching, prepare
 from mlsys_dvabatch.stages.profile import boundary_nbytes
 from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel
 from mlsys_dvabatch.stages.zoo import Loaded, Loading, load
@@ -114,6 +116,18 @@ def test_another_kind_of_model_is_refused(tmp_path: Path):
 def test_an_unknown_name_lists_what_there_is(tmp_path: Path):
     with pytest.raises(InvalidInputError, match="bert-base, bert-large"):
         load("berth", tmp_path)
+
+
+def test_an_encoder_has_no_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(InvalidInputError, match=r"has no exits, .* take another policy"):
+        prepare("minilm-random", tmp_path / "cache", Batching(policy="early-exit"))
+    monkeypatch.setenv("MLSYS_CACHE_DIR", str(tmp_path))
+    settings.cache_clear()
+    try:
+        assert run(["dvabatch", "profile", "minilm-random", "--exits"]) == 2
+    finally:
+        settings.cache_clear()
+    assert "this model has no exits" in capsys.readouterr().err
 
 
 def test_values_between_stages_are_counted():
