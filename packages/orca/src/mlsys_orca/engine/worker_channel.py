@@ -78,6 +78,10 @@ class WorkerChannel:
         is_silent = not box.owners() and now - self._heard_s > _SILENT_S
         return box.is_late() or is_deaf or is_silent or (was_stopped and self.is_stopped)
 
+    def read(self) -> None:
+        """Take what the worker has told."""
+        self._channel.read()
+
     def close(self) -> None:
         """Close the front's end. Idempotent."""
         self._channel.close()

@@ -17,6 +17,7 @@ from mlsys_serving.instances.wire import Message, decode, encode
 from mlsys_serving.processes.channel import FrameChannel
 from mlsys_serving.processes.children import Death, is_stopped
 from mlsys_serving.processes.supervisor_link import SupervisorLink
+from mlsys_serving.processes.workers import Workers
 
 _log = logging.getLogger(__name__)
 _WATCH_S = 0.5
@@ -53,10 +54,10 @@ class Crew:
             for number in range(len(roles.cores))
         ]
         self._roles, self._link = roles, link
-        self._tell_message, self._tell_ready = on_message, on_ready
-        self._tell_death, self._tell_gave_up = on_death, on_gave_up
-        self._workers: dict[int, Worker] = {}
-        self._standbys: list[Worker] = []
+        self._tell_message, self._tell_ready, self._tell_death = on_message, on_ready, on_death
+        self._workers = Workers(
+            link, connect=self._connect, promote=self._promote, on_death=self._on_death, on_gave_up=on_gave_up
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -64,22 +65,20 @@ class Crew:
         """Take workers as they come, in the running event loop. Idempotent."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._loop.add_reader(self._link.socket.fileno(), self._on_link)
+            self._workers.open(self._loop)
             self._watcher = self._loop.create_task(self._watch())
 
     def close(self) -> None:
         """Leave all workers, which ends them."""
         if self._loop is not None and self._watcher is not None:
             self._watcher.cancel()
-            self._loop.remove_reader(self._link.socket.fileno())
-            for worker in self._workers.values():
-                worker.channel.close()
+            self._workers.close()
 
     async def _watch(self) -> None:
         """Have workers killed that a signal has stopped, when requests wait for them."""
         while True:
             await asyncio.sleep(_WATCH_S)
-            for worker in self._workers.values():
+            for worker in self._workers.all.values():
                 has_work = worker.instance is not None and bool(worker.instance.ledger.running)
                 is_now = has_work and is_stopped(worker.pid)
                 if is_now and worker.was_stopped:
@@ -87,17 +86,7 @@ class Crew:
                         self._link.kill(worker.number)
                 worker.was_stopped = is_now
 
-    def _on_link(self) -> None:
-        for message, fd in self._link.receive():
-            match message:
-                case {"event": "worker", "number": int(number), "pid": int(pid)} if fd is not None:
-                    self._add_worker(number, pid, socket.socket(fileno=fd))
-                case {"event": "died", "number": int(number)}:
-                    self._on_death(number, Death(message["exit_code"], message["signal"], message["is_out_of_memory"]))
-                case {"event": "gave up"}:
-                    self._tell_gave_up()
-
-    def _add_worker(self, number: int, pid: int, end: socket.socket) -> None:
+    def _connect(self, number: int, pid: int, end: socket.socket) -> Worker:
         assert self._loop is not None
 
         def on_frame(payload: bytes) -> None:
@@ -109,15 +98,14 @@ class Crew:
                 self._tell_message(instance, message)
 
         channel = FrameChannel(end, self._loop, on_frame=on_frame, on_closed=lambda: None)  # the supervisor tells why
-        worker = self._workers[number] = Worker(number, pid, channel)
-        self._standbys.append(worker)
-        self._promote()
+        worker = Worker(number, pid, channel)
+        return worker
 
     def _promote(self) -> None:
         """Give roles that nobody has to standbys."""
         for instance in self.instances:
-            if instance.worker is None and instance.may_start and self._standbys:
-                worker = self._standbys.pop(0)
+            if instance.worker is None and instance.may_start and self._workers.standbys:
+                worker = self._workers.standbys.pop(0)
                 worker.instance, instance.worker = instance, worker
                 pages = self._roles.num_pages
                 role = {
@@ -128,22 +116,15 @@ class Crew:
                 }
                 worker.channel.send(encode(Message("start", role)))
 
-    def _on_death(self, number: int, death: Death) -> None:
-        worker = self._workers.pop(number, None)
-        if worker is None:
-            return
-        worker.channel.read()  # what it had told before
-        worker.channel.close()
+    def _on_death(self, worker: Worker, death: Death) -> None:
         instance = worker.instance
         if instance is None:
-            self._standbys.remove(worker)
             return
         instance.num_failed_starts += int(not instance.is_ready)
         instance.worker, instance.is_ready = None, False
         if death.is_crash:
             self._hold_back(instance)
         self._tell_death(instance, death)
-        self._promote()
 
     def _hold_back(self, instance: Instance) -> None:
         """Let an instance that crashes often wait, and leave it out if that does not help."""

@@ -72,6 +72,14 @@ class Worker:
     instance: Instance | None = None  # None: a standby
     was_stopped: bool = False
 
+    def read(self) -> None:
+        """Take what the worker has told."""
+        self.channel.read()
+
+    def close(self) -> None:
+        """Close the front's end, which ends the worker."""
+        self.channel.close()
+
 
 @dataclass(slots=True, eq=False)
 class Instance:

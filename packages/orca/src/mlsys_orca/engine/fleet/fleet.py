@@ -26,6 +26,7 @@ from mlsys_orca.engine.watching.remote import RemoteScore
 from mlsys_orca.engine.worker_channel import WorkerChannel
 from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_serving.processes import Boxes, Death, SupervisorLink
+from mlsys_serving.processes.workers import Workers
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.1  # between two looks whether a worker hangs
@@ -64,10 +65,14 @@ class Fleet:
         self._link, self._boxes = link, boxes
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the event loop's
-        self._standbys: list[WorkerChannel] = []
+        self._workers = Workers(
+            link,
+            connect=self._connect,
+            promote=self._promote,
+            on_death=self._on_death,
+            on_gave_up=self._on_gave_up,
+        )
         self._adapters = WorkerAdapters()
-        self._deaths: dict[int, Death] = {}  # by worker, of those whose sockets have not told yet
-        self._closed: dict[int, WorkerChannel] = {}  # the reverse
         self._hung: set[int] = set()  # workers that were killed since an iteration took too long
         self._watcher: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -127,14 +132,14 @@ class Fleet:
         Raises:
             InvalidInputError: it does not fit the model.
         """
-        await self._adapters.load(command, self._workers())
+        await self._adapters.load(command, self._all_workers())
 
     def unload_adapter(self, key: str) -> None:
         """Have all workers forget an adapter, also one of the start."""
-        self._adapters.unload(key, self._workers())
+        self._adapters.unload(key, self._all_workers())
 
-    def _workers(self) -> list[WorkerChannel]:
-        return [*self._standbys, *(replica.worker for replica in self.replicas if replica.worker is not None)]
+    def _all_workers(self) -> list[WorkerChannel]:
+        return [*self._workers.standbys, *(replica.worker for replica in self.replicas if replica.worker is not None)]
 
     def _on_adapter_loaded(self, worker: WorkerChannel, report: wire.AdapterLoaded) -> None:
         if not self._adapters.on_loaded(worker, report):
@@ -147,7 +152,7 @@ class Fleet:
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take workers as they come; in the event loop that will use the fleet."""
         self._loop, self._thread = loop, threading.get_ident()
-        loop.add_reader(self._link.socket.fileno(), self._on_link)
+        self._workers.open(loop)
         self._watcher = loop.create_task(self._watch())
 
     def close(self) -> None:
@@ -159,16 +164,12 @@ class Fleet:
             self._loop.call_soon_threadsafe(self._close)
 
     def _close(self) -> None:
-        assert self._loop is not None
         if self._watcher is not None:
             self._watcher.cancel()
-        self._loop.remove_reader(self._link.socket.fileno())
         self._end_all(FinishReason.CANCELLED, None)
         for replica in self.replicas:
             replica.close()
-        for worker in self._standbys:
-            worker.close()
-        self._standbys = []
+        self._workers.close()
 
     def _end_all(self, reason: FinishReason, error: BaseException | None) -> None:
         for replica in self.replicas:
@@ -176,61 +177,40 @@ class Fleet:
 
     # --- workers come and go
 
-    def _on_link(self) -> None:
-        for message, fd in self._link.receive():
-            match message:
-                case {"event": "worker", "number": int(number), "pid": int(pid)} if fd is not None:
-                    self._add_worker(number, pid, socket.socket(fileno=fd))
-                case {"event": "died", "number": int(number)}:
-                    death = Death(message["exit_code"], message["signal"], message["is_out_of_memory"])
-                    self._on_death(number, death)
-                case {"event": "gave up"}:
-                    self.failure = ServingError("the engine died again and again, and is not started any more")
-                    self._end_all(FinishReason.FAILED, self.failure)
+    def _on_gave_up(self) -> None:
+        self.failure = ServingError("the engine died again and again, and is not started any more")
+        self._end_all(FinishReason.FAILED, self.failure)
 
-    def _add_worker(self, number: int, pid: int, end: socket.socket) -> None:
+    def _connect(self, number: int, pid: int, end: socket.socket) -> WorkerChannel:
         assert self._loop is not None
         worker = WorkerChannel(
             number, pid, end, self._loop, on_closed=self._on_closed, on_adapter=self._on_adapter_loaded
         )
         self._adapters.greet(worker)
-        self._standbys.append(worker)
-        self._promote()
+        return worker
 
     def _promote(self) -> None:
         """Have standbys serve where a worker is missing; who has waited longest comes first."""
         missing = [replica for replica in self.replicas if replica.worker is None and replica.lost is None]
         for replica in sorted(missing, key=lambda replica: replica.waits_since_s):
-            if self._standbys:
-                replica.serve(self._standbys.pop(0))
+            if self._workers.standbys:
+                replica.serve(self._workers.standbys.pop(0))
 
     def _on_closed(self, worker: WorkerChannel) -> None:
         """Note that a worker's socket is closed: it is dead, and the supervisor will tell of what."""
         self._adapters.on_closed(worker)
-        if worker in self._standbys:
-            self._standbys.remove(worker)
+        self._workers.leave_out(worker)
         for replica in self.replicas:
             if replica.worker is worker:
                 replica.lose()
-        self._closed[worker.number] = worker
-        self._bury(worker.number)
 
-    def _on_death(self, number: int, death: Death) -> None:
-        self._deaths[number] = death
-        self._bury(number)
-
-    def _bury(self, number: int) -> None:
-        """Judge a death, when both the end of its socket and its cause are known; then have another worker serve."""
-        if number not in self._deaths or number not in self._closed:
-            return
-        death, worker = self._deaths.pop(number), self._closed.pop(number)
-        if self._is_closed:
-            return
+    def _on_death(self, worker: WorkerChannel, death: Death) -> None:
+        """Judge a death: of the requests of its replica alone."""
+        self._on_closed(worker)
         for replica in self.replicas:
-            if replica.lost is worker:
-                replica.bury(death, self._boxes.box(number).owners(), is_hung=number in self._hung)
-        self._hung.discard(number)
-        self._promote()
+            if replica.lost is worker and not self._is_closed:
+                replica.bury(death, self._boxes.box(worker.number).owners(), is_hung=worker.number in self._hung)
+        self._hung.discard(worker.number)
 
     async def _watch(self) -> None:
         """Have workers killed that hang, and requests moved that wait too long for one; until cancelled."""
