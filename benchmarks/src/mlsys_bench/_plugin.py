@@ -1,11 +1,11 @@
-"""Registers the suites of ``mlsys bench``; imports nothing heavy."""
+"""Registers the suites of ``mlsys bench`` and ``mlsys orca bench``; imports nothing heavy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import BenchmarkSpec
+from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec
 
 # name: (help, function, kinds of device)
 SUITES = {
@@ -103,3 +103,10 @@ def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
         BenchmarkSpec(name=name, help=text, run=f"{__package__}.{run}", devices=devices)
         for name, (text, run, devices) in SUITES.items()
     ]
+
+
+@hookimpl
+def mlsys_register_commands() -> Iterable[CommandSpec]:
+    """Return the command ``mlsys orca bench``."""
+    about = "Compare scheduling policies; replay the ORCA paper's evaluation."
+    return [CommandSpec(name="orca bench", help=about, app=f"{__package__}.orca.command:app")]

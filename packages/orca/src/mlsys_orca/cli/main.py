@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 from mlsys_core.cli.registered import BlockPoolName, Device
-from mlsys_orca.cli.bench import app as bench
 from mlsys_orca.cli.chaos import chaos
 from mlsys_orca.cli.explain import explain
 from mlsys_orca.cli.generate import generate
@@ -20,7 +19,6 @@ app.command()(serve)
 app.command()(generate)
 app.command()(worker)
 app.command()(explain)
-app.add_typer(bench, name="bench")
 app.command()(chaos)
 
 

@@ -53,7 +53,6 @@ def bench(
     """Compare scheduling policies on a real model in this process: all requests at once, then Poisson arrivals.
 
     Ctrl-C ends it with what was measured. 'mlsys orca bench paper' replays the ORCA paper's evaluation.
-    The suite is in mlsys-bench; in a checkout: pip install -e benchmarks.
 
     Example: mlsys orca bench --quick --policy orca --policy chunked
     """
