@@ -23,7 +23,7 @@ from mlsys_orca.scheduling.batch import SampledToken, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
-from mlsys_orca.scheduling.speculation import NgramIndex
+from mlsys_orca.scheduling.request_pool import NgramIndex
 
 from tests.orca.conftest import tiny_metadata
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.config import RelativePositions
-from mlsys_orca.model.relative_positions import bias_by_distance
+from mlsys_orca.model.families.t5 import bias_by_distance
 
 
 @pytest.mark.parametrize("is_causal", [True, False])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_orca.backends.native.factors import Factors
+from mlsys_orca.backends.native.decoder import Factors
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.layers import Rotary
 

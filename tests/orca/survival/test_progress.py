@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlsys_core.errors import MemoryPlanError
 from mlsys_core.loop import WorkerId
 from mlsys_core.plugins import installed_plugins
-from mlsys_orca.engine.fleet.kept_blocks import KeptBlocks
+from mlsys_orca.engine.fleet.routing import KeptBlocks
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler

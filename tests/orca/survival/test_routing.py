@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import WorkerId
 from mlsys_orca.engine.client import EngineCounts, PoolCounts
-from mlsys_orca.engine.fleet.kept_blocks import KeptBlocks, chain_of
-from mlsys_orca.engine.fleet.routing import Load, choose
-from mlsys_orca.engine.fleet.totals import NOTHING, history, summed
+from mlsys_orca.engine.fleet.replica import NOTHING, history, summed
+from mlsys_orca.engine.fleet.routing import KeptBlocks, Load, chain_of, choose
 from mlsys_orca.scheduling.request import GenerationRequest
 
 from tests.orca.survival.test_progress import BLOCK, REQUESTS, Memory, requests_of, run, scheduler_of

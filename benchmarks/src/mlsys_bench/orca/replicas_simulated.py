@@ -16,8 +16,7 @@ from typing import Any, Literal
 from mlsys_core.loop import Finished, SimulatedExecutor, WorkerId, simulate
 from mlsys_core.plugins import Registry
 from mlsys_core.workload import LatencySummary
-from mlsys_orca.engine.fleet.kept_blocks import KeptBlocks, chain_of
-from mlsys_orca.engine.fleet.routing import Load, choose
+from mlsys_orca.engine.fleet.routing import KeptBlocks, Load, chain_of, choose
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler

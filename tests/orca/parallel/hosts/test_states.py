@@ -12,9 +12,8 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 from mlsys_orca.model.slices import add_in_tree
+from mlsys_orca.parallel.hosts.member import DistributedIn, DistributedOut, SumsCarrier
 from mlsys_orca.parallel.hosts.results import DistributedResultsIn, DistributedResultsOut, columns_of
-from mlsys_orca.parallel.hosts.states import DistributedIn, DistributedOut
-from mlsys_orca.parallel.hosts.sums import SumsCarrier
 from mlsys_orca.parallel.hosts.tensors import PutStore, TensorGroup
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.parallel.tensors.shared_memory import SharedReducer

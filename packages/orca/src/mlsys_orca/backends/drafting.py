@@ -1,6 +1,6 @@
 """Guesses by a small model of the same tokenizer (speculative decoding; Leviathan et al., 2023).
 
-Between the request pool, which asks for drafts (:class:`~mlsys_orca.scheduling.speculation.Drafter`), and a runner of
+Between the request pool, which asks for drafts (:class:`~mlsys_orca.scheduling.request_pool.Drafter`), and a runner of
 the small model over keys and values of its own. A draft is sampled as the answer is, by the hash of the request's seed
 and the position, so that both models draw alike where their distributions are alike. The sampler keeps a guess only
 if it is what the large model samples there, so that no answer depends on drafts, greedy or with a seed.

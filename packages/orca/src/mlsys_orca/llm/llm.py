@@ -7,7 +7,9 @@ all callers, plain and asynchronous, and batches them by the iteration.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeGuard, overload
@@ -273,7 +275,6 @@ class LLM:
         progress: bool | None,
     ) -> Answer | list[Answer]:
         from mlsys_orca.llm.collecting import answer
-        from mlsys_orca.llm.progress import counting
 
         asked = await asyncio.to_thread(lambda: [self._parameters(body_of(item), fields) for item in items])
         room = asyncio.Semaphore(2 * self._service.engine.config.max_batch_size)
@@ -333,3 +334,23 @@ def _is_sequence(given: object) -> TypeGuard[Sequence[object]]:
 
 def _named(given: object) -> str:
     return repr(given)[:80] if _is_sequence(given) else type(given).__name__
+
+
+@contextmanager
+def counting(total: int, shown: bool | None) -> Iterator[Callable[[], None]]:
+    """Give a function to call after each answer.
+
+    Args:
+        total: Answers in all.
+        shown: Show a bar; None: in a terminal, for several.
+    """
+    if not (total > 1 and sys.stderr.isatty() if shown is None else shown):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("answering", total=total)
+        yield lambda: bar.advance(task)

@@ -1,6 +1,6 @@
 """Convert a GGUF file's vocabulary, merges and token types to a :class:`~mlsys_orca.text.tokenizer.Tokenizer`.
 
-Byte-level vocabularies are read here, SentencePiece's by :mod:`.gguf_merging` and :mod:`.gguf_unigram`. For a
+Byte-level vocabularies, and SentencePiece's of both kinds: pieces that merge, and unigrams. For a
 byte-level one a GGUF names the pre-tokenizer (how text is cut before merging) instead of spelling it; a wrong one would
 change ids silently, so one that :mod:`.gguf_splits` does not know is refused.
 """
@@ -8,16 +8,14 @@ change ids silently, so one that :mod:`.gguf_splits` does not know is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from mlsys_orca.loading.gguf_merging import merging_backend
 from mlsys_orca.loading.gguf_splits import PRE_TOKENIZERS, PreTokenizer
-from mlsys_orca.loading.gguf_unigram import unigram_from_gguf
 from mlsys_orca.text.tokenizer import Tokenizer
 
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
@@ -127,3 +125,105 @@ def _backend(tokens: list[str], merges: list[str], types: list[int], rules: PreT
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # tokenizer.ggml.token_type
+_SPACE = "▁"  # how a piece spells a space
+
+
+def unigram_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Return the tokenizer that a file's metadata describes.
+
+    Raises:
+        InvalidInputError: its fields are missing or inconsistent.
+    """
+
+    def get(key: str, default: Any = None) -> Any:
+        return metadata.get(f"tokenizer.ggml.{key}", default)
+
+    tokens, scores, types = get("tokens", []), get("scores", []), get("token_type", [])
+    if not tokens or len(scores) != len(tokens) or len(types) != len(tokens):
+        raise InvalidInputError(
+            f"the file's vocabulary is incomplete: {len(tokens)} tokens, {len(scores)} scores, {len(types)} token types"
+        )
+    unknown, eos = get("unknown_token_id", 2), get("eos_token_id", 1)
+    pieces = list(zip(tokens, map(float, scores), strict=True))
+    try:
+        backend = Backend(models.Unigram(pieces, unknown, _BYTE in types))
+        backend.normalizer = _normalizer(bytes(get("precompiled_charsmap", [])), get("remove_extra_whitespaces", True))
+    except Exception as error:  # tokenizers raises bare Exception for an unknown token out of range, or a damaged map
+        raise InvalidInputError(f"the file's vocabulary is damaged: {error}") from error
+    scheme = "always" if get("add_space_prefix", True) else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
+    spaces = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), spaces]) if _BYTE in types else spaces
+    for added_type, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
+        texts = [token for token, token_type in zip(tokens, types, strict=True) if token_type == added_type]
+        add = backend.add_special_tokens if is_special else backend.add_tokens
+        add([AddedToken(text, normalized=False, special=is_special) for text in texts])
+    if get("add_eos_token", True):
+        backend.post_processor = processors.TemplateProcessing(
+            single=["$A", tokens[eos]], special_tokens=[(tokens[eos], eos)]
+        )
+    special = {"eos_token": tokens[eos], "unk_token": tokens[unknown]}
+    return Tokenizer(backend, eos_ids=[eos], special_tokens=special)
+
+
+def _normalizer(charsmap: bytes, collapses_spaces: bool) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    if collapses_spaces:
+        steps += [normalizers.Strip(left=True, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
+    return normalizers.Sequence(steps)
+
+
+def merging_backend(metadata: Mapping[str, Any]) -> Backend:
+    """Return the model, its normaliser and its decoder; control tokens and templates are the caller's.
+
+    Raises:
+        InvalidInputError: fields are missing or inconsistent.
+    """
+
+    def get(key: str, default: Any = None) -> Any:
+        return metadata.get(f"tokenizer.ggml.{key}", default)
+
+    tokens, scores = get("tokens", []), get("scores", [])
+    types = get("token_type") or [_NORMAL] * len(tokens)
+    if not tokens or not len(tokens) == len(scores) == len(types):
+        raise InvalidInputError(
+            f"the file's vocabulary is incomplete: {len(tokens)} tokens, {len(scores)} scores, {len(types)} token types"
+        )
+    unknown = get("unknown_token_id", types.index(_UNKNOWN) if _UNKNOWN in types else None)
+    backend = Backend(
+        models.BPE(
+            vocab={token: token_id for token_id, token in enumerate(tokens)},
+            merges=_merges(tokens, scores, types),
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=_BYTE in types,
+        )
+    )
+    has_prefix = bool(get("add_space_prefix", True))
+    prefix: list[normalizers.Normalizer] = [normalizers.Prepend(_SPACE)] if has_prefix else []
+    backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
+    steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if has_prefix:
+        steps.append(decoders.Strip(content=" ", left=1, right=0))
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def _merges(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
+    """Return all pairs of plain pieces that make one, the highest score first.
+
+    No merge makes a control token, so a text that spells one stays a text.
+    """
+    plain = {
+        token: score for token, score, kind in zip(tokens, scores, types, strict=True) if kind == _NORMAL and token
+    }
+    found = [
+        (-score, token[:cut], token[cut:])
+        for token, score in plain.items()
+        for cut in range(1, len(token))
+        if token[:cut] in plain and token[cut:] in plain
+    ]
+    return [(left, right) for _, left, right in sorted(found)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import Finished, FinishReason
@@ -18,13 +19,13 @@ from mlsys_orca.scheduling.batch import (
     IterationOutput,
     RequestSlice,
     SampledToken,
+    SamplingParams,
     ScoredPrompt,
     SliceDetails,
 )
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.images import images_between
 from mlsys_orca.scheduling.request import FinishedBy, GenerationRequest, GenerationResult, Progress
-from mlsys_orca.scheduling.speculation import Drafter, NgramIndex
 
 MAX_SCORED_ROWS = (
     256  # of a prompt whose log-probabilities are wanted, in one iteration: each is a row of the vocabulary
@@ -339,3 +340,43 @@ class RequestPool:
         sequence.tokens.append(token)
         sequence.token_ids.append(token.token_id)
         sequence.finish_reason = sequence.request.finish_reason(len(sequence.tokens), token.token_id)
+
+
+_NGRAM = 3  # tokens that must have been seen before: with two most guesses are wrong
+
+
+class Drafter(Protocol):
+    """Guesser of next tokens where prompt lookup finds nothing; see :mod:`mlsys_orca.backends.drafting`."""
+
+    def draft(self, request_id: str, token_ids: Sequence[int], max_tokens: int, sampling: SamplingParams) -> list[int]:
+        """Return up to ``max_tokens`` guesses at what follows ``token_ids``, of a request that samples so."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept of a request that has left."""
+        ...
+
+
+class NgramIndex:
+    """Index of the last position of each run of three tokens, in a list that only grows.
+
+    Example:
+        >>> index, tokens = NgramIndex(), [1, 2, 3, 4, 5, 9, 1, 2, 3]
+        >>> index.draft(tokens, 2)
+        [4, 5]
+    """
+
+    __slots__ = ("_ends", "_num_read")
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> position after it
+        self._num_read = _NGRAM - 1  # tokens whose n-grams are known, but for the last one's
+
+    def draft(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+        """Return up to ``max_tokens`` tokens that followed the last three where they were seen before; else none."""
+        # The n-gram at the very end is entered in the next call: it must not find itself.
+        for end in range(self._num_read + 1, len(token_ids)):
+            self._ends[tuple(token_ids[end - _NGRAM : end])] = end
+        self._num_read = max(self._num_read, len(token_ids) - 1)
+        start = self._ends.get(tuple(token_ids[-_NGRAM:]))
+        return [] if start is None else list(token_ids[start : start + max_tokens])

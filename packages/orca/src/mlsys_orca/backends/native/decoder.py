@@ -15,7 +15,6 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.native import warn_without_kernels
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.binding import Binder
-from mlsys_orca.backends.native.factors import Factors
 from mlsys_orca.backends.native.iteration import Iteration, Results
 from mlsys_orca.backends.native.kept import Kept, is_without_memory
 from mlsys_orca.backends.native.kv_cache import NativeKVCache
@@ -262,3 +261,33 @@ def _even_parts(num_rows: int, most_rows: int) -> list[tuple[int, int]]:
     """Return ranges of at most ``most_rows`` rows, as even as can be."""
     parts = max(1, -(-num_rows // most_rows))
     return [(num_rows * part // parts, num_rows * (part + 1) // parts) for part in range(parts)]
+
+
+_FIRST = 1024  # positions to begin with
+_MOST = 1 << 15  # beyond them factors are computed anew: a table would take as much memory as a layer
+
+
+class Factors:
+    """Rotary factors by position, as :class:`~mlsys_orca.model.layers.Rotary` gives, from a table that grows.
+
+    Args:
+        rotary: which.
+    """
+
+    def __init__(self, rotary: Rotary) -> None:
+        self._rotary = rotary
+        self._table: tuple[Tensor, Tensor] = rotary(torch.arange(_FIRST))
+
+    def __call__(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and signed sines of ``positions`` [num_tokens] int64, each fp32 [num_tokens, 1, rotary_dim].
+
+        Args:
+            positions: of the tokens.
+            highest: none of them is above it.
+        """
+        if highest >= len(self._table[0]):
+            if highest >= _MOST:
+                return self._rotary(positions)  # type: ignore[no-any-return]
+            self._table = self._rotary(torch.arange(1 << (highest + 1).bit_length()))
+        cos, sin = self._table
+        return cos[positions], sin[positions]

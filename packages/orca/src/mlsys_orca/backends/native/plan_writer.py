@@ -1,6 +1,6 @@
 """Writer of a decoder's plan: operators and registers, with the checks that each kind of layer shares.
 
-Between :mod:`.lowering`, which says what a layer is made of (with :mod:`.experts`, :mod:`.latents` and
+Between :mod:`.lowering`, which says what a layer is made of (with :mod:`.experts` and
 :mod:`.recurrences`), and :mod:`.plan`.
 """
 

@@ -7,22 +7,47 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.loop import FinishReason
 from mlsys_orca.engine import wire
-from mlsys_orca.engine.client import EngineCounts, EngineShape
-from mlsys_orca.engine.fleet.kept_blocks import KeptBlocks
+from mlsys_orca.engine.client import EngineCounts, EngineShape, PoolCounts
 from mlsys_orca.engine.fleet.listeners import Listeners
-from mlsys_orca.engine.fleet.routing import Load
-from mlsys_orca.engine.fleet.sealing import seal
-from mlsys_orca.engine.fleet.totals import NOTHING, history, summed
+from mlsys_orca.engine.fleet.routing import KeptBlocks, Load
 from mlsys_orca.engine.recovery import Ledger, LiveRequest
 from mlsys_orca.engine.streams import PoisonedRequestError
 from mlsys_orca.engine.worker_channel import WorkerChannel
+from mlsys_orca.scheduling.batch import IterationOutput, SampledToken, ScoredPrompt
 from mlsys_serving.processes import Death
 from mlsys_serving.processes.recovery import Turns, judge
+
+NOTHING = EngineCounts(num_blocks=0, num_free_blocks=0, pool=None)
+
+
+def summed(parts: Sequence[EngineCounts]) -> EngineCounts:
+    """Return the sums of all numbers; a part without a pool adds none to the pools'.
+
+    Example:
+        >>> part = EngineCounts(num_blocks=4, num_free_blocks=1, pool=None)
+        >>> summed([part, part])
+        EngineCounts(num_blocks=8, num_free_blocks=2, pool=None)
+    """
+    pools = [part.pool for part in parts if part.pool is not None]
+    names = [field.name for field in fields(PoolCounts)]
+    return EngineCounts(
+        num_blocks=sum(part.num_blocks for part in parts),
+        num_free_blocks=sum(part.num_free_blocks for part in parts),
+        pool=PoolCounts(**{name: sum(getattr(pool, name) for pool in pools) for name in names}) if pools else None,
+    )
+
+
+def history(counts: EngineCounts) -> EngineCounts:
+    """Return what stays true of an engine that has ended: its totals since its start."""
+    pool = counts.pool
+    return replace(NOTHING, pool=None if pool is None else replace(pool, num_running=0, num_unfinished=0))
+
 
 _log = logging.getLogger(__name__)
 
@@ -299,3 +324,40 @@ class Replica:
         if was_alone and self.worker is not None:
             self._next_turn()
         return live
+
+
+def seal(live_of: Mapping[int, LiveRequest], report: wire.Iteration) -> IterationOutput:
+    """Take what an iteration gave into its requests; return what of it is new to their readers.
+
+    Args:
+        live_of: Requests by handle; what is said of others is for nobody.
+        report: The iteration.
+    """
+    for state in report.seals:
+        if (live := live_of.get(state.handle)) is not None:
+            live.num_computed_tokens = state.num_computed_tokens
+            if state.block_table is not None:
+                live.block_table = state.block_table
+    return IterationOutput(tuple(_sampled(live_of, report)), tuple(_scored(live_of, report)))
+
+
+def _sampled(live_of: Mapping[int, LiveRequest], report: wire.Iteration) -> Iterator[SampledToken]:
+    for token in report.tokens:
+        live = live_of.get(token.handle)
+        if live is None:
+            continue
+        if live.num_repeated:
+            live.num_repeated -= 1
+        elif live.finish_reason is None:
+            item = wire.sampled(live.request.request_id, token)
+            live.tokens.append(item)
+            yield item
+
+
+def _scored(live_of: Mapping[int, LiveRequest], report: wire.Iteration) -> Iterator[ScoredPrompt]:
+    for part in report.scored:
+        live = live_of.get(part.handle)
+        if live is not None:
+            new = live.take_scored(wire.scored(live.request.request_id, part))
+            if new is not None:
+                yield new

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import torch
 from mlsys_core.errors import ServingError
+from torch import Tensor
 
 from mlsys_orca.parallel.channels import RankLinks
 from mlsys_orca.parallel.hosts.rendezvous import Joining, meet, name_of
 from mlsys_orca.parallel.hosts.results import DistributedResultsOut, columns_of
 from mlsys_orca.parallel.hosts.secrets import Identity
-from mlsys_orca.parallel.hosts.states import DistributedIn, DistributedOut
-from mlsys_orca.parallel.hosts.sums import SumsCarrier
-from mlsys_orca.parallel.hosts.tensors import TensorGroup
+from mlsys_orca.parallel.hosts.tensors import STATES, SUMS, Outbox, TensorGroup, empty, wait_for
 from mlsys_orca.parallel.messages import Hello
 from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.rank import Rank
@@ -158,3 +159,107 @@ def _states_out(place: Placement, shape: GroupShape, tensors: TensorGroup) -> Di
 def _results(place: Placement, shape: GroupShape, tensors: TensorGroup) -> DistributedResultsOut:
     columns = columns_of(place.rank, place.num_ranks, shape.vocab_size)
     return DistributedResultsOut(tensors, columns=columns, vocab_size=shape.vocab_size, depth=shape.max_in_flight)
+
+
+class DistributedOut:
+    """Stage's way to the next one: :class:`~mlsys_orca.parallel.channels.StatesOut`.
+
+    Args:
+        group: The tensors' way.
+        hidden_size: Of the model.
+        depth: Iterations in flight at most.
+        receivers: Numbers of the next stage's ranks in the group.
+    """
+
+    def __init__(self, group: TensorGroup, *, hidden_size: int, depth: int, receivers: Sequence[int]) -> None:
+        self._hidden_size, self._receivers = hidden_size, list(receivers)
+        self._outbox = Outbox(group, STATES, depth=depth)
+        self._rooms: dict[int, Tensor] = {}  # by iteration, until it is sent
+
+    def room(self, number: int, num_tokens: int) -> Tensor:
+        """See :class:`~mlsys_orca.parallel.channels.StatesOut`."""
+        room = self._rooms[number] = empty(num_tokens, self._hidden_size)
+        return room
+
+    def send(self, number: int) -> None:
+        """See :class:`~mlsys_orca.parallel.channels.StatesOut`.
+
+        Raises:
+            GroupBrokenError: the next stage is gone.
+        """
+        self._outbox.send(self._rooms.pop(number), self._receivers)
+
+
+class DistributedIn:
+    """One rank's way from the stage before: :class:`~mlsys_orca.parallel.channels.StatesIn`.
+
+    Args:
+        group: The tensors' way.
+        hidden_size: Of the model.
+        sender: Number of the stage's controller in the group.
+    """
+
+    def __init__(self, group: TensorGroup, *, hidden_size: int, sender: int) -> None:
+        self._group, self._hidden_size, self._sender = group, hidden_size, sender
+
+    def receive(self, number: int, num_tokens: int) -> Tensor:
+        """See :class:`~mlsys_orca.parallel.channels.StatesIn`."""
+        states = empty(num_tokens, self._hidden_size)
+        self._group.receive(states, self._sender, STATES)
+        return states
+
+
+class SumsCarrier:
+    """Carrier of one stage's slots between this host and the others.
+
+    Args:
+        reducer: The memory, as the first local rank has it.
+        group: The tensors' way.
+        local: Ranks of the stage on this host.
+        others: Ranks on other hosts, with the number in the group of the process that carries for each.
+    """
+
+    def __init__(
+        self, reducer: SharedReducer, group: TensorGroup, *, local: Collection[int], others: Mapping[int, int]
+    ) -> None:
+        self._reducer, self._group = reducer, group
+        self._local, self._others = sorted(local), sorted(others.items())
+        self._carriers = sorted(set(others.values()))
+        self._views = {rank: reducer.view_of(rank) for rank in (*local, *others)}
+
+    def start(self) -> None:
+        """Carry in a thread, until a host is gone or the meetings are aborted."""
+        threading.Thread(target=self._run, name="orca-sums", daemon=True).start()
+
+    def _run(self) -> None:
+        number = 1
+        try:
+            with torch.inference_mode():
+                while self.carry(number):
+                    number = (number + 1) % 2**32
+        except GroupBrokenError as error:
+            _log.debug("sums are carried no more: %s", error)
+        self._reducer.abort()
+
+    def carry(self, number: int) -> bool:
+        """Carry the slots of one meeting; return False if it was aborted.
+
+        Raises:
+            GroupBrokenError: another host is gone.
+        """
+        num_floats = 0
+        sending = []
+        for rank in self._local:
+            num_floats = self._views[rank].wait(number)
+            if num_floats < 0:
+                return False
+            slot = self._reducer.slot(number, rank, num_floats)
+            sending += [self._group.send(slot, carrier, SUMS + rank) for carrier in self._carriers if num_floats]
+        for rank, carrier in self._others:
+            if num_floats:
+                self._group.receive(self._reducer.slot(number, rank, num_floats), carrier, SUMS + rank)
+        for work in sending:
+            wait_for(work)
+        for rank, _ in self._others:
+            self._views[rank].arrive(number, num_floats)
+        return True
