@@ -16,13 +16,13 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from mlsys_core.errors import InvalidInputError, MemoryPlanError
-from mlsys_orca.model.states import RecurrentStates
 from mlsys_orca.scheduling.batch import BlockCopy
 from mlsys_orca.scheduling.block_tables import DEFAULT_BLOCK_SIZE, BlockTables
 
 if TYPE_CHECKING:
     import torch
     from mlsys_orca.model.config import ModelConfig
+    from mlsys_orca.model.states import RecurrentPart
     from torch import Tensor
 
 Empty = Callable[[tuple[int, ...], "torch.dtype"], "Tensor"]  # makes a tensor whose contents do not matter
@@ -32,6 +32,7 @@ __all__ = [
     "BlockTables",
     "Empty",
     "KVCache",
+    "RecurrentStates",
     "kv_dtype_name",
     "kv_nbytes_per_token",
     "shared_empty",
@@ -188,3 +189,39 @@ def kv_nbytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes that one token's keys and values take in all layers; memory budgets divide by it."""
     scale_nbytes = 0 if dtype.is_floating_point else SCALE_NBYTES
     return 2 * config.num_kv_layers * config.num_kv_heads * (config.head_dim * dtype.itemsize + scale_nbytes)
+
+
+class RecurrentStates:
+    """States of all requests.
+
+    Args:
+        part: Their sizes.
+        num_states: Slots: the same as of the scheduler's block tables.
+        device: The model's.
+        empty: Makes a tensor of a shape and a dtype; None: as torch does.
+    """
+
+    def __init__(
+        self,
+        part: RecurrentPart,
+        *,
+        num_states: int,
+        device: torch.device | str = "cpu",
+        empty: Empty | None = None,
+    ) -> None:
+        import torch
+
+        shape = (num_states, part.num_layers, part.num_floats)
+        self.part = part
+        self.floats = torch.empty(shape, device=device) if empty is None else empty(shape, torch.float32)
+
+    def of(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
+        """Return the views of recurrent layer number ``layer`` and one request.
+
+        Returns:
+            The convolution's inputs [num_taps - 1, num_channels], oldest first, and the state [num_heads, head_dim,
+            state_size].
+        """
+        part, own = self.part, self.floats[slot, layer]
+        kept = own[: part.num_kept_inputs].view(part.num_taps - 1, part.num_channels)
+        return kept, own[part.num_kept_inputs :].view(part.num_heads, part.head_dim, part.state_size)

@@ -1,4 +1,4 @@
-"""States of recurrent layers: their sizes, and the tensor that has those of all requests.
+"""Sizes of recurrent layers and of their states.
 
 A recurrent layer (Mamba-2, 2024; gated delta nets, 2024) keeps no keys and values. It keeps a matrix for each head,
 which every token changes, and the last few inputs of a convolution. A request's states of all such layers are one row
@@ -9,15 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.limits import MAX_HEADS, MAX_WIDTH
-
-if TYPE_CHECKING:
-    import torch
-    from mlsys_orca.model.kv_cache import Empty
-    from torch import Tensor
 
 _STATE_ITEMSIZE = 4  # fp32, whatever the model's dtype: errors of a state stay in it
 
@@ -43,7 +38,6 @@ class RecurrentPart:
             _check(name, getattr(self, name), MAX_WIDTH)
         if self.num_heads % self.num_groups:
             raise InvalidInputError(f"{self.num_heads} recurrent heads cannot share {self.num_groups} keys")
-
         if not 0 < self.norm_eps < inf:
             raise InvalidInputError(f"the recurrent layers' norm_eps is {self.norm_eps}; it must be above 0 and finite")
 
@@ -84,42 +78,6 @@ class RecurrentPart:
     def nbytes(self) -> int:
         """Bytes of a request's states."""
         return self.num_layers * self.num_floats * _STATE_ITEMSIZE
-
-
-class RecurrentStates:
-    """States of all requests.
-
-    Args:
-        part: Their sizes.
-        num_states: Slots: the same as of the scheduler's block tables.
-        device: The model's.
-        empty: Makes a tensor of a shape and a dtype; None: as torch does.
-    """
-
-    def __init__(
-        self,
-        part: RecurrentPart,
-        *,
-        num_states: int,
-        device: torch.device | str = "cpu",
-        empty: Empty | None = None,
-    ) -> None:
-        import torch
-
-        shape = (num_states, part.num_layers, part.num_floats)
-        self.part = part
-        self.floats = torch.empty(shape, device=device) if empty is None else empty(shape, torch.float32)
-
-    def of(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
-        """Return the views of recurrent layer number ``layer`` and one request.
-
-        Returns:
-            The convolution's inputs [num_taps - 1, num_channels], oldest first, and the state [num_heads, head_dim,
-            state_size].
-        """
-        part, own = self.part, self.floats[slot, layer]
-        kept = own[: part.num_kept_inputs].view(part.num_taps - 1, part.num_channels)
-        return kept, own[part.num_kept_inputs :].view(part.num_heads, part.head_dim, part.state_size)
 
 
 def _check(name: str, size: object, most: int) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlsys_core.device import get_device
 from mlsys_core.errors import InvalidInputError, MlsysError
@@ -24,6 +23,7 @@ from mlsys_orca.model.weights.checkpoint import Checkpoint, WeightForm
 from mlsys_orca.model.weights.gguf_file import GgufFile
 from mlsys_orca.model.weights.safetensors_file import SafetensorsDirectory
 from mlsys_orca.parallel.group import Holders, ParallelModel, layout_of
+from mlsys_orca.parallel.holder import Loaded
 from mlsys_orca.parallel.loading import load_head_only, load_shard
 from mlsys_orca.parallel.messages import Hello
 from mlsys_orca.parallel.placement import Placement, shard_config
@@ -31,9 +31,6 @@ from mlsys_orca.parallel.shard import Reducer, Shard
 from mlsys_orca.parallel.tensors.ring import new_memory
 from mlsys_orca.parallel.tensors.shared_memory import SharedReducer
 from mlsys_orca.parallel.wiring import GroupShape
-
-if TYPE_CHECKING:
-    from mlsys_orca.parallel.hosts.holders import HostHolders
 
 
 def divide(
@@ -140,12 +137,11 @@ def parallel_model(
     )
 
 
-def with_parts(loaded: LoadedModel, holders: Holders | HostHolders) -> LoadedModel:
-    """Return ``loaded`` with what its holders, which have started, say of its parts."""
-    nbytes = sum(report.nbytes for report in holders.loaded)
-    is_native = all(report.is_native for report in holders.loaded)
-    takes = holders.model.takes_adapters
-    divided = DividedModel(loaded.model, nbytes=nbytes, is_native=is_native, takes_adapters=takes)
+def with_parts(loaded: LoadedModel, model: ParallelModel, reports: Sequence[Loaded]) -> LoadedModel:
+    """Return ``loaded`` with what the holders of its parts, which have started, report of each."""
+    nbytes = sum(report.nbytes for report in reports)
+    is_native = all(report.is_native for report in reports)
+    divided = DividedModel(loaded.model, nbytes=nbytes, is_native=is_native, takes_adapters=model.takes_adapters)
     return replace(loaded, model=divided)
 
 

@@ -9,8 +9,7 @@ from mlsys_core.memory.pages import advise_huge_pages
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.library import PANEL, RUN
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.kv_cache import SCALE_NBYTES, Empty
-from mlsys_orca.model.states import RecurrentStates
+from mlsys_orca.model.kv_cache import SCALE_NBYTES, Empty, RecurrentStates
 from mlsys_orca.scheduling.batch import BlockCopy
 from torch import Tensor
 
