@@ -34,7 +34,7 @@ from mlsys_serving.processes.children import Death
 from mlsys_serving.processes.supervisor_link import SupervisorLink
 
 if TYPE_CHECKING:
-    from mlsys_serving.instances.server import InstanceGroup
+    from mlsys_serving.instances.members import InstanceGroup
 
 
 class Fleet:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mlsys_core.errors import ServingError
@@ -12,6 +13,8 @@ from mlsys_core.errors import ServingError
 from mlsys_serving.instances.recovery import Ledger
 from mlsys_serving.instances.shared import Array, Placed
 from mlsys_serving.models.errors import ModelNotReadyError
+from mlsys_serving.models.model import Model
+from mlsys_serving.models.spec import ModelSpec
 from mlsys_serving.processes.channel import FrameChannel
 from mlsys_serving.processes.restarts import RestartBudget
 
@@ -29,6 +32,17 @@ class OutOfServiceError(ModelNotReadyError):
     """All instances of a model are left out for a while."""
 
     retry_after_s = OUT_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceGroup:
+    """A model of which there are to be several instances; loaded before the processes are forked."""
+
+    spec: ModelSpec
+    build: Callable[[int], Model]  # number of cores -> the model with its engine; called in a worker
+    is_streaming: bool = False  # it has ``stream`` as well
+    wrap: Callable[[Any], Any] = lambda model: model  # a RemoteModel -> its form in the front
+    folder: Path | None = None  # of its files, for settings there
 
 
 @dataclass(frozen=True, slots=True)

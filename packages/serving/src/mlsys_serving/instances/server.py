@@ -6,22 +6,18 @@ import mmap
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlsys_core.posix import allowed_cores
 
 from mlsys_serving.http.server import serve
 from mlsys_serving.instances.fleet import Fleet
-from mlsys_serving.instances.members import Roles
+from mlsys_serving.instances.members import InstanceGroup, Roles
 from mlsys_serving.instances.recovery import divided
-from mlsys_serving.instances.remote import RemoteModel, RemoteSource
+from mlsys_serving.instances.remote import RemoteSource
 from mlsys_serving.instances.shared import PAGE_NBYTES
 from mlsys_serving.instances.worker import InstanceWorker
-from mlsys_serving.models.model import Model
 from mlsys_serving.models.repository import ModelRepository
-from mlsys_serving.models.spec import ModelSpec
 from mlsys_serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
 
 if TYPE_CHECKING:
@@ -30,17 +26,6 @@ if TYPE_CHECKING:
     from mlsys_serving.http import BoundPort, ServerAddress
 
 PART_NBYTES = 64 << 20  # of shared memory, for the answers of an instance, and as much for its requests
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceGroup:
-    """A model of which there are to be several instances; loaded before the processes are forked."""
-
-    spec: ModelSpec
-    build: Callable[[int], Model]  # number of cores -> the model with its engine; called in a worker
-    is_streaming: bool = False  # it has ``stream`` as well
-    wrap: Callable[[RemoteModel], Any] = lambda model: model  # its form in the front
-    folder: Path | None = None  # of its files, for settings there
 
 
 def serve_instances(

@@ -27,7 +27,7 @@ from mlsys_serving.processes.channel import FrameChannel
 from mlsys_serving.processes.children import EXIT_UNHANDLED
 
 if TYPE_CHECKING:
-    from mlsys_serving.instances.server import InstanceGroup
+    from mlsys_serving.instances.members import InstanceGroup
 
 _log = logging.getLogger(__name__)
 _COUNT_S = 0.25  # between two reports of executions, while requests run
