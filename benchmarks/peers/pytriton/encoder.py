@@ -1,6 +1,7 @@
 r"""Real Triton, through PyTriton, with the encoder twice: dynamic batching without delay, and with a tuned one.
 
-    LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu PYTHONPATH=packages/core/src:plugins/dvabatch/src \
+    LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu \
+        PYTHONPATH=packages/core/src:packages/serving/src:plugins/dvabatch/src:plugins/encoders/src \
         .peers/pytriton/bin/python benchmarks/peers/pytriton/encoder.py 18300 FOLDER DELAY_MS
 
 See `mlsys bench dvabatch-over-http`. A batch of texts is tokenised and padded in the model, as Triton joins only
