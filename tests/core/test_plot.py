@@ -27,14 +27,8 @@ SYSTEMS = {
 }
 FIGURES = {
     "latency_vs_load": lambda: plot.latency_vs_load(SYSTEMS, title="Load"),
-    "by_request": lambda: plot.by_request({"a": [0.1, 0.2, 0.3], "b": [0.2]}, steps=[2], limit_s=0.25),
-    "throughput_latency": lambda: plot.throughput_latency(SYSTEMS),
     "cdf": lambda: plot.cdf({"orca": [0.3, 0.1, 0.2], "ft": [0.5]}),
     "cdf_log": lambda: plot.cdf({"lengths": [1, 20, 300]}, xlabel="tokens", scale=1.0, log=True),
-    "bars": lambda: plot.bars({"a": {"x": 2.0, "y": 1.0}, "b": {"x": 3.0, "y": None}}, baseline="x"),
-    "timeline": lambda: plot.timeline(
-        [plot.TimelineSpan("w0", "conv", 0.0, 0.002), plot.TimelineSpan("w1", "copy", 0.001, 0.003)]
-    ),
 }
 
 
@@ -54,7 +48,7 @@ def test_axes_have_labels_with_units_and_figures_have_legends(figure):
     labels = [label for label in (axes.get_xlabel(), axes.get_ylabel()) if label]
     assert labels
     for label in labels:
-        assert "(" in label or label in ("tokens", "share of samples", "speed-up over x")
+        assert "(" in label or label in ("tokens", "share of samples")
 
 
 def test_svg_is_one_element_to_embed(figure):
@@ -84,8 +78,7 @@ def test_figures_do_not_depend_on_the_users_style():
 def test_equal_data_give_equal_bytes_in_another_process():
     code = (
         "from mlsys_core import plot; import hashlib, sys\n"
-        "spans = [plot.TimelineSpan('w0', 'conv', 0.0, 0.002), plot.TimelineSpan('w1', 'copy', 0.001, 0.003)]\n"
-        "text = plot.to_svg(plot.timeline(spans)) + plot.to_svg(plot.cdf({'orca': [0.3, 0.1, 0.2], 'ft': [0.5]}))\n"
+        "text = plot.to_svg(plot.cdf({'orca': [0.3, 0.1, 0.2], 'ft': [0.5]}))\n"
         "sys.stdout.write(hashlib.sha256(text.encode()).hexdigest() + ' ' + str('matplotlib.pyplot' in sys.modules))"
     )
     runs = [
@@ -123,19 +116,6 @@ def test_latency_vs_load_draws_p90_in_order_of_load():
     assert (low, high) == pytest.approx((150.0, 199.0))  # p50 to p99
 
 
-def test_throughput_latency_follows_the_load_and_normalises():
-    axes = FIGURES["throughput_latency"]().axes[0]
-    assert axes.lines[0].get_xdata() == pytest.approx([1.0, 4.0, 5.0])
-    assert axes.lines[0].get_ydata() == pytest.approx([10.0, 20.0, 90.0])
-    assert axes.get_ylabel() == "median normalised latency (ms/token)"
-
-
-def test_without_token_counts_throughput_latency_draws_end_to_end_for_all():
-    axes = plot.throughput_latency({"a": [point(1.0, 1.0, 0.1)], "b": [point(1.0, 1.0, 0.1, tokens=0)]}).axes[0]
-    assert axes.get_ylabel() == "median latency (ms)"
-    assert [line.get_ydata()[0] for line in axes.lines] == pytest.approx([150.0, 150.0])
-
-
 def test_in_a_closed_loop_throughput_stands_for_load():
     axes = plot.latency_vs_load({"a": [point(9.0, 3.0, 0.1, closed=True)]}).axes[0]
     assert axes.containers[0].lines[0].get_xdata().tolist() == [3.0]
@@ -149,45 +129,14 @@ def test_cdf_reaches_one_at_the_largest_sample():
     assert y[np.searchsorted(x, 200.0, side="right") - 1] == pytest.approx(2 / 3)
 
 
-def test_bars_show_speed_ups_and_name_what_is_missing():
-    axes = FIGURES["bars"]().axes[0]
-    heights = [[bar.get_height() for bar in container] for container in axes.containers]
-    assert heights == [[1.0, 1.0], [2.0, 0.0]]
-    assert [text.get_text() for text in axes.texts] == ["1.00", "1.00", "2.00", "missing"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
-    assert axes.get_ylabel() == "speed-up over x"
-
-
-def test_bars_show_values_without_a_baseline():
-    axes = plot.bars({"a": {"x": 1234.0, "y": 0.0123}}, ylabel="requests/s (higher is better)").axes[0]
-    assert [text.get_text() for text in axes.texts] == ["1.23e+03", "0.0123"]
-
-
-def test_timeline_has_a_row_for_each_lane_and_a_colour_for_each_name():
-    axes = FIGURES["timeline"]().axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["w0", "w1"]
-    assert axes.yaxis_inverted()
-    bars = [(path, collection) for collection in axes.collections for path in collection.get_paths()]
-    boxes = [path.get_extents().intervalx.tolist() for path, _ in bars]
-    assert np.array(boxes) == pytest.approx(np.array([[0.0, 2.0], [1.0, 3.0]]))
-    assert len({tuple(collection.get_facecolor()[0]) for _, collection in bars}) == 2
-
-
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
         (lambda: plot.latency_vs_load({}), "nothing to plot"),
         (lambda: plot.latency_vs_load({"a": []}), "nothing to plot"),
-        (lambda: plot.throughput_latency({"a": []}), "nothing to plot"),
         (lambda: plot.cdf({"a": []}), "nothing to plot"),
         (lambda: plot.cdf({"a": [float("nan")]}), "'a' must be finite"),
         (lambda: plot.cdf({"a": [0.0]}, log=True), "above 0 on a log axis"),
-        (lambda: plot.bars({}), "nothing to plot"),
-        (lambda: plot.bars({"a": {"x": 1.0}}), "ylabel"),
-        (lambda: plot.bars({"a": {"x": 1.0}}, baseline="y"), "'a' has no value for the baseline 'y'; it has x"),
-        (lambda: plot.bars({"a": {"x": 1.0, "y": 0.0}}, baseline="x"), "duration of 'y' in 'a' is 0.0"),
-        (lambda: plot.timeline([]), "nothing to plot"),
-        (lambda: plot.timeline([plot.TimelineSpan("a", "b", 2.0, 1.0)]), "before its start"),
     ],
 )
 def test_bad_data_are_refused(draw, message):

@@ -66,8 +66,31 @@ def test_a_package_is_typed(folder: Path):
 def test_the_meta_package_has_every_subsystem(version: ModuleType):
     extras = project(ROOT / "packages" / "toolkit")["optional-dependencies"]
     members = set(NAMES) - {"core", "serving", "toolkit"}
-    assert extras.keys() == members | {"all", "gpu", "otel"}
-    assert {name for group in extras["all"] for name in re.findall(r"[\w-]+", group.partition("[")[2])} == members
+    assert extras.keys() == members | {"all", "gpu", "otel", "plots"}
+    assert {name for group in extras["all"] for name in re.findall(r"[\w-]+", group.partition("[")[2])} == (
+        members | {"plots"}
+    )
+
+
+def needs_of(name: str) -> set[str]:
+    """Return the names of the packages that one of our distributions brings, by way of our others too."""
+    folders = {project(folder)["name"]: folder for folder in PROJECTS}
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        for need in project(folders[waiting.pop()])["dependencies"]:
+            each = re.match(r"[\w-]+", need)[0]  # type: ignore[index]
+            if each not in found:
+                found.add(each)
+                waiting += [each] if each in folders else []
+    return found
+
+
+@pytest.mark.parametrize("name", ["mlsys-core", "mlsys-nimble"])
+def test_a_library_brings_no_web_server_and_no_plots(name: str):
+    assert {"torch", "typer"} <= needs_of(name)
+    servers = {"fastapi", "starlette", "uvicorn", "uvloop", "httptools", "grpcio", "prometheus-client", "structlog"}
+    assert needs_of(name).isdisjoint(servers | {"pydantic", "httpx", "httpx-sse", "matplotlib", "mlsys-serving"})
 
 
 def test_there_is_one_version_and_one_range(version: ModuleType):

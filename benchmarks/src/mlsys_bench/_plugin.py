@@ -1,4 +1,4 @@
-"""Registers the suites of ``mlsys bench`` and ``mlsys orca bench``; imports nothing heavy."""
+"""Registers the suites, ``mlsys orca bench`` and the command ``mlsys workload``; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -94,6 +94,13 @@ SUITES = {
     "dvabatch-over-http": ("Running servers over HTTP under Poisson arrivals.", "dvabatch.over_http:run", ("cpu",)),
     "dvabatch-soak": ("Each policy above its capacity: each request checked.", "dvabatch.soak:run", ("cpu",)),
 }
+
+
+@hookimpl
+def mlsys_register_commands() -> Iterable[CommandSpec]:
+    """Return the load generator's command."""
+    text = "Make request traces and drive a server with them."
+    return [CommandSpec(name="workload", help=text, app="mlsys_bench.workload.cli:app")]
 
 
 @hookimpl

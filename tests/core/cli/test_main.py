@@ -22,6 +22,9 @@ HEAVY = {
     "pandas",
     "ray",
     "uvicorn",
+    "grpc",
+    "pydantic",
+    "httpx",
     "networkx",
     "numpy",
 }

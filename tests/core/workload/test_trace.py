@@ -18,7 +18,6 @@ from mlsys_core.workload import (
     read_trace,
     write_trace,
 )
-from mlsys_core.workload.prompts import synthetic_prompt
 
 
 def orca_trace(*, rate=4.0, seed=0, num_items=40):
@@ -157,10 +156,3 @@ def test_unwritable_traces_are_refused(tmp_path):
 def test_bad_counts_and_seeds_are_refused(num_items, seed):
     with pytest.raises(InvalidInputError):
         make_trace(ConstantRate(1.0), prompts=ORCA_PROMPTS, outputs=ORCA_OUTPUTS, num_items=num_items, seed=seed)
-
-
-def test_synthetic_prompts_differ_by_seed_and_keep_their_length():
-    prompts = {synthetic_prompt(50, seed=seed) for seed in range(-20, 20)}
-    assert len(prompts) == 40
-    assert {len(prompt.split(" ")) for prompt in prompts} == {50}
-    assert synthetic_prompt(50, seed=3) == synthetic_prompt(50, seed=3)

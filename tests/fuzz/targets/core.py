@@ -84,7 +84,7 @@ def profile_table(folder: Path) -> Case:
 
 def workload_trace(folder: Path) -> Case:
     """Traces of requests, a JSON line each."""
-    from mlsys_core.workload.parse import parse_arrivals, parse_lengths
+    from mlsys_bench.workload.parse import parse_arrivals, parse_lengths
     from mlsys_core.workload.trace import make_trace, read_trace, write_trace
 
     lengths = parse_lengths("uniform:1:9")
@@ -101,7 +101,7 @@ def workload_trace(folder: Path) -> Case:
 
 def command_line(folder: Path) -> Case:
     """Arrivals, lengths, bounds and shapes, as options give them."""
-    from mlsys_core.workload.parse import parse_arrivals, parse_bounds, parse_lengths
+    from mlsys_bench.workload.parse import parse_arrivals, parse_bounds, parse_lengths
     from mlsys_dvabatch.cli.main import parse_loads, parse_shape
     from mlsys_dvabatch.stages.simulated import parse_stages
 

@@ -20,6 +20,7 @@ from mlsys_bench.dvabatch import encoder, vision
 from mlsys_bench.dvabatch.cases import Outcome
 from mlsys_bench.dvabatch.lengths import GLUE_LIKE
 from mlsys_bench.dvabatch.stepping import Stepping, record
+from mlsys_bench.harness import plots
 
 _NOTE = (
     "One core. Encoder: every batch of every case is run, its answers compared, and it takes the processor time "
@@ -120,7 +121,7 @@ def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
             sizes = (1, 4, 16) if context.is_quick else (1, 4, 16, 64)
             operators = profile_operators(bench.program, batch_sizes=sizes)
             stages[name] = vision.stage_counts(bench, operators, num=num)
-    body.append(Figure(plot.to_svg(plot.bars(averages, ylabel="average latency (ms)")), "Average latency (Figure 14)"))
+    body.append(Figure(plot.to_svg(plots.bars(averages, ylabel="average latency (ms)")), "Average latency (Figure 14)"))
     body.append(_by_number("buffer pairs", pairs, "Average latency at load 0.9, ms, Policy III (Figure 19)"))
     body.append(_by_number("stages", stages, "Average latency at load 0.9, ms (Figure 20)"))
     body.append(_highest(rising))
@@ -171,7 +172,7 @@ def _highest(rising: dict[str, Any]) -> Table:
 def _by_request(name: str, runs: dict[str, Stepping], qos_s: float) -> Figure:
     one = next(iter(runs.values()))
     steps = range(one.num_per_step, len(one.latencies_s), one.num_per_step)
-    drawn = plot.by_request({case: run.latencies_s for case, run in runs.items()}, steps=steps, limit_s=qos_s)
+    drawn = plots.by_request({case: run.latencies_s for case, run in runs.items()}, steps=steps, limit_s=qos_s)
     caption = f"{name}: load rising from {one.rates[0]:.1f} to {one.rates[-1]:.1f} req/s, a line a step (Figure 15)"
     return Figure(plot.to_svg(drawn), caption)
 

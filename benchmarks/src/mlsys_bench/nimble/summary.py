@@ -21,12 +21,14 @@ def report(races: Mapping[str, Outcomes], *, num_threads: int) -> Section:
     """Return the tables, a bar plot like figure 3.8, and everything as data."""
     from mlsys_core import plot
 
+    from mlsys_bench.harness import plots
+
     medians = {net: {name: one.median_s for name, one in outcomes.items()} for net, outcomes in races.items()}
     drawable = {net: group for net, group in medians.items() if group.get(EAGER)}
     body: list[str | Table | Figure] = [_table(races), times_table(races, "median ms"), _verdict(races)]
     body += untimed(races)
     if drawable:
-        figure = plot.bars(drawable, baseline=EAGER, title=f"Batch 1, float32, {num_threads} threads")
+        figure = plots.bars(drawable, baseline=EAGER, title=f"Batch 1, float32, {num_threads} threads")
         body.append(Figure(plot.to_svg(figure), "Speed over eager PyTorch, as in figure 3.8: higher is better."))
     return Section("Nimble", body, status=status_of(races, OURS), data=_data(races, num_threads))
 

@@ -91,13 +91,15 @@ def _table(curves: Sequence[Curve], caption: str, *, is_normalized: bool) -> Tab
 def _figure(curves: Sequence[Curve], caption: str, *, is_normalized: bool) -> Figure:
     from mlsys_core import plot
 
+    from mlsys_bench.harness import plots
+
     points: dict[str, list[LoadPoint]] = {
         curve.case.label: [
             point if is_normalized else replace(point, normalized_latency=None) for point in curve.points
         ]
         for curve in curves
     }
-    return Figure(plot.to_svg(plot.throughput_latency(points)), caption)
+    return Figure(plot.to_svg(plots.throughput_latency(points)), caption)
 
 
 def _record(point: LoadPoint) -> dict[str, Any]:

@@ -89,8 +89,9 @@ def run(
         memory_pool: Registered name of the pool of K/V blocks.
         kv_dtype: Of keys and values, as ``mlsys orca serve`` takes it.
     """
-    from mlsys_core.workload.parse import parse_lengths
     from mlsys_orca.loading.named import DEFAULT_MODEL, load
+
+    from mlsys_bench.workload.parse import parse_lengths
 
     workload = QUICK_WORKLOAD if context.is_quick else WORKLOAD
     workload = dataclasses.replace(
@@ -146,12 +147,12 @@ def run_plan(loaded: LoadedModel, plan: Plan, context: BenchContext) -> Section:
 
 def measure(loaded: LoadedModel, plan: Plan, context: BenchContext) -> Iterator[Measurement]:
     """Measure all policies at one load, then at the next; yield the measurements one by one."""
-    from mlsys_core.workload.tables import progress_bar
     from mlsys_orca.api.server import available_memory_nbytes
     from mlsys_orca.engine.engine import EngineConfig
 
     from mlsys_bench.orca.answers import compare
     from mlsys_bench.orca.serve import serve_trace
+    from mlsys_bench.workload.tables import progress_bar
 
     requests = plan.workload.requests(loaded.tokenizer)
     longest = max(request.max_tokens for request in requests)

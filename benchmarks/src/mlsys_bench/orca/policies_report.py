@@ -96,7 +96,7 @@ def _table(rate: float | None, measured: Sequence[Measurement]) -> Table:
 
 def _warnings(measured: Sequence[Measurement]) -> list[str]:
     """Return one line for each kind of warning, with the first run that has it."""
-    from mlsys_core.workload.tables import warnings_of
+    from mlsys_bench.workload.tables import warnings_of
 
     kinds: dict[str, list[str]] = {}
     for each in measured:
@@ -133,12 +133,14 @@ def _milliseconds(summary: LatencySummary | None) -> tuple[str, str]:
 def _figure(measured: Sequence[Measurement]) -> str | None:
     from mlsys_core import plot
 
+    from mlsys_bench.harness import plots
+
     points: dict[str, list[Any]] = {}
     for each in measured:
         is_wrong = each.comparison is not None and each.comparison.num_wrong
         if each.rate is not None and each.run.result.successes and not is_wrong:
             points.setdefault(each.policy, []).append(each.run.result.point())
-    return plot.to_svg(plot.throughput_latency(points)) if points else None
+    return plot.to_svg(plots.throughput_latency(points)) if points else None
 
 
 def _record(measured: Measurement) -> dict[str, Any]:

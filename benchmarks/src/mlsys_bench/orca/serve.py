@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mlsys_core.workload import (
-    LoadOptions,
-    LoadProgress,
-    LoadResult,
-    OnToken,
-    Outcome,
-    Trace,
-    TraceItem,
-    run_load_blocking,
-)
+from mlsys_core.workload import Trace, TraceItem
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.scheduling.request import GenerationRequest
+
+from mlsys_bench.workload.loadgen import LoadOptions, LoadProgress, run_load_blocking
+from mlsys_bench.workload.results import LoadResult
+from mlsys_bench.workload.targets import OnToken, Outcome
 
 Answers = Mapping[int, tuple[int, ...]]  # index of the request -> the tokens it got, of those that were answered
 
@@ -42,7 +37,7 @@ class EngineTarget:
         self._requests = requests
 
     async def send(self, item: TraceItem, on_token: OnToken) -> Outcome:
-        """Generate one answer; see :meth:`mlsys_core.workload.Target.send`."""
+        """Generate one answer; see :meth:`mlsys_bench.workload.targets.Target.send`."""
         tokens = []
         request = self._requests[item.index]
         async for each in self._engine.generate(request):

@@ -85,6 +85,8 @@ def _rows(batch: int) -> str:
 def _figure(models: Mapping[str, Outcomes]) -> str:
     from mlsys_core import plot
 
+    from mlsys_bench.harness import plots
+
     took_part = {name for outcomes in models.values() for name, one in outcomes.items() if one.turns_s}
     drawn = [name for name in (REFERENCE, *_DRAWN) if name in took_part]
     groups = {
@@ -92,7 +94,9 @@ def _figure(models: Mapping[str, Outcomes]) -> str:
         for model, outcomes in models.items()
         if outcomes[REFERENCE].turns_s
     }
-    return plot.to_svg(plot.bars(groups, baseline=REFERENCE)) if groups else "<svg xmlns='http://www.w3.org/2000/svg'/>"
+    return (
+        plot.to_svg(plots.bars(groups, baseline=REFERENCE)) if groups else "<svg xmlns='http://www.w3.org/2000/svg'/>"
+    )
 
 
 def _records(by_batch: Mapping[int, Outcomes]) -> Iterator[tuple[str, dict[str, Any]]]:

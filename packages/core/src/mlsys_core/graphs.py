@@ -150,10 +150,11 @@ def draw_graph(graph: Graph) -> Figure:
     Raises:
         InvalidInputError: the graph has a cycle.
     """
+    from mlsys_core.plot import house_style, require_matplotlib
+
+    require_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
-
-    from mlsys_core.plot import house_style
 
     labels = {node: _label(attributes.get("label", node)) for node, attributes in graph.nodes(data=True)}
     rows = [line for label in labels.values() for line in label.split("\n")]
@@ -244,13 +245,11 @@ def _places(graph: Graph) -> tuple[dict[str, tuple[float, int]], list[tuple[str,
 
 def _colors(graph: Graph) -> dict[str, tuple[str, str]]:
     """Return the colours of each node's line and filling, by the attribute that the graph names."""
-    from matplotlib.colors import to_hex, to_rgb
-
     from mlsys_core.plot import PALETTE
 
     key = graph.graph.get("color", "")
     values = {value: number for number, value in enumerate(dict.fromkeys(graph.nodes[node].get(key) for node in graph))}
-    fills = [to_hex((1 - 0.2 * (1 - r), 1 - 0.2 * (1 - g), 1 - 0.2 * (1 - b))) for r, g, b in map(to_rgb, PALETTE)]
+    fills = ["#" + bytes(round(255 - 0.2 * (255 - each)) for each in bytes.fromhex(line[1:])).hex() for line in PALETTE]
     numbers = {node: values[graph.nodes[node].get(key)] % len(PALETTE) for node in graph}
     return {node: (PALETTE[number], fills[number]) for node, number in numbers.items()}
 

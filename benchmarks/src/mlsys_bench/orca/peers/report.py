@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlsys_core.workload import LatencySummary, LoadResult
+from mlsys_core.workload import LatencySummary
+
+from mlsys_bench.workload.results import LoadResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import httpx
-from mlsys_core.workload import LoadOptions, LoadResult, RequestRecord, run_load_blocking
-from mlsys_core.workload.http_target import HttpTarget
 
 from mlsys_bench.harness.child import environment, free_port
 from mlsys_bench.orca.peers.cases import Job, PeerCase, Settings, child_command
 from mlsys_bench.orca.peers.traffic import Traffic
+from mlsys_bench.workload.http_target import HttpTarget
+from mlsys_bench.workload.loadgen import LoadOptions, run_load_blocking
+from mlsys_bench.workload.records import RequestRecord
+from mlsys_bench.workload.results import LoadResult
 
 READY_WITHIN_S = 600.0
 REQUEST_WITHIN_S = 4 * 3600.0  # a prompt of 32,768 tokens takes half an hour behind some

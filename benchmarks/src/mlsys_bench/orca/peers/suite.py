@@ -28,6 +28,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.profiling import turns
 from mlsys_core.report import Figure, Section, Table
 
+from mlsys_bench.harness import plots
 from mlsys_bench.harness.machine import LoadMeter, busy_processes
 from mlsys_bench.harness.settings import best_of
 from mlsys_bench.harness.text import table_of
@@ -170,11 +171,11 @@ class Benchmark:
         good = [run for run in self.runs if not run.problems]
         if not self.plan.rates:
             groups = {"output tokens/s": {run.case: run.result.throughput_tokens_per_s for run in good}}
-            return plot.to_svg(plot.bars(groups, ylabel="output tokens/s", title=str(self.plan)))
+            return plot.to_svg(plots.bars(groups, ylabel="output tokens/s", title=str(self.plan)))
         points: dict[str, list[Any]] = {}
         for run in good:
             points.setdefault(run.case, []).append(run.result.point())
-        return plot.to_svg(plot.throughput_latency(points, title=str(self.plan)))
+        return plot.to_svg(plots.throughput_latency(points, title=str(self.plan)))
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)

@@ -20,7 +20,6 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
         "cache": "Show or clear what is kept between runs.",
         "build": "Compile all native kernels ahead of their first use.",
         "trace": "Summarise or export a recorded timeline.",
-        "workload": "Make request traces and drive a server with them.",
     }
     return [CommandSpec(name=name, help=help_, app=f"mlsys_core.cli.{name}:app") for name, help_ in commands.items()]
 

@@ -1,8 +1,6 @@
-"""Workloads: arrivals and lengths make a trace, the load generator fires it at a target, results sum it up.
+"""Workloads: arrivals and lengths make a trace of requests; latencies sum up a run.
 
-Data flow: ``arrivals`` + ``lengths`` -> ``trace`` -> ``loadgen``, with a target -> ``records`` -> ``results`` ->
-``tables`` and :mod:`mlsys_core.plot`. The target for servers, ``http_target``, imports an HTTP client and is not
-imported here.
+The load generator and the targets that it drives are ``mlsys_bench.workload``.
 """
 
 from mlsys_core.workload.arrivals import (
@@ -15,6 +13,7 @@ from mlsys_core.workload.arrivals import (
     Replay,
     Stepping,
 )
+from mlsys_core.workload.latency import LatencySummary, LoadPoint
 from mlsys_core.workload.lengths import (
     ORCA_OUTPUTS,
     ORCA_PROMPTS,
@@ -25,10 +24,6 @@ from mlsys_core.workload.lengths import (
     LogNormal,
     Uniform,
 )
-from mlsys_core.workload.loadgen import LoadOptions, LoadProgress, run_load, run_load_blocking
-from mlsys_core.workload.records import LatencyBounds, LatencySummary, RequestRecord
-from mlsys_core.workload.results import Goodput, LoadPoint, LoadResult, load_result
-from mlsys_core.workload.targets import InProcessTarget, OnToken, Outcome, Target
 from mlsys_core.workload.trace import Trace, TraceItem, make_trace, read_trace, write_trace
 
 __all__ = [
@@ -41,31 +36,18 @@ __all__ = [
     "Constant",
     "ConstantRate",
     "Empirical",
-    "Goodput",
-    "InProcessTarget",
-    "LatencyBounds",
     "LatencySummary",
     "Lengths",
-    "LoadOptions",
     "LoadPoint",
-    "LoadProgress",
-    "LoadResult",
     "LogNormal",
     "OnOff",
-    "OnToken",
-    "Outcome",
     "Poisson",
     "Replay",
-    "RequestRecord",
     "Stepping",
-    "Target",
     "Trace",
     "TraceItem",
     "Uniform",
-    "load_result",
     "make_trace",
     "read_trace",
-    "run_load",
-    "run_load_blocking",
     "write_trace",
 ]

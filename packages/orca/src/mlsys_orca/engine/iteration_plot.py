@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.plot import PALETTE
+from mlsys_core.plot import PALETTE, require_matplotlib
 from mlsys_orca.engine.iteration_trace import Iteration
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def iteration_figure(iterations: Sequence[Iteration], *, names: Mapping[str, str
     Raises:
         InvalidInputError: there is no iteration.
     """
+    require_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -253,8 +253,10 @@ def timed(source: Any, module: Any, rows: Any, *, calls: int) -> tuple[float, fl
 
 def _figure(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> str:
     """Draw a scatter of at most 2,000 rows, as SVG."""
+    from mlsys_core.plot import require_matplotlib, to_svg
+
+    require_matplotlib()
     from matplotlib.figure import Figure as MplFigure
-    from mlsys_core.plot import to_svg
 
     figure = MplFigure(figsize=(4.5, 4), layout="constrained")
     axes = figure.subplots()

@@ -125,8 +125,10 @@ def run(context: DemoContext) -> Section:
 
 
 def _figure(history: list[dict[str, float]]) -> str:
+    from mlsys_core.plot import require_matplotlib, to_svg
+
+    require_matplotlib()
     from matplotlib.figure import Figure as MplFigure
-    from mlsys_core.plot import to_svg
 
     figure = MplFigure(figsize=(5, 3), layout="constrained")
     axes = figure.subplots()

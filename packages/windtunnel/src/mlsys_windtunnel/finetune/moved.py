@@ -142,6 +142,9 @@ def _by_column(name: str, feature: Integers, chosen: Booleans, before: Floats, a
 
 def draw_moved(changes: Sequence[Change]) -> Figure:
     """Draw each kind's numbers before against after; what has not moved lies on the diagonal."""
+    from mlsys_core.plot import require_matplotlib
+
+    require_matplotlib()
     from matplotlib.figure import Figure
 
     kinds = list(dict.fromkeys(change.kind for change in changes)) or ["threshold"]

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from mlsys_core.errors import MlsysError
 from mlsys_core.loop import FinishReason, SimulatedExecutor, VirtualClock, simulate
-from mlsys_core.workload import LatencySummary
-from mlsys_core.workload.results import LoadPoint
+from mlsys_core.workload import LatencySummary, LoadPoint
 from numpy.typing import NDArray
 
 Request = Mapping[str, NDArray[Any]]

@@ -1,11 +1,12 @@
 """Targets of the load generator: the protocol, and a target that is a function of this process.
 
 The load generator owns time, limits and records; a target only turns one trace item into one request and returns its
-outcome. :class:`mlsys_core.workload.http_target.HttpTarget` is the one for servers.
+outcome. :class:`mlsys_bench.workload.http_target.HttpTarget` is the one for servers.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -84,3 +85,24 @@ class InProcessTarget:
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to release."""
+
+
+_WORDS = """
+time year people way day man thing woman life child world school state family student group country problem
+hand part place case week company system program question work number night point home water room mother area
+money story fact month lot right study book eye job word business issue side kind head house service friend
+father power hour game line end member law car city name team minute idea body back parent face level office
+door health person art war history party result change morning reason research girl guy food moment air
+teacher force order
+""".split()  # noqa: SIM905 - a list of them fills three pages
+
+
+def synthetic_prompt(num_tokens: int, *, seed: int) -> str:
+    """Return ``num_tokens`` common words drawn with ``seed``.
+
+    Example:
+        >>> len(synthetic_prompt(5, seed=0).split())
+        5
+    """
+    # Seeded by text: as an integer, -1 would give what 1 gives.
+    return " ".join(random.Random(f"prompt {seed}").choices(_WORDS, k=num_tokens))

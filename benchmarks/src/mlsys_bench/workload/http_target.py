@@ -15,11 +15,10 @@ from typing import Any, Literal, TypeAlias
 
 import httpx
 from httpx_sse import EventSource, SSEError
-
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload.prompts import synthetic_prompt
-from mlsys_core.workload.targets import OnToken, Outcome
 from mlsys_core.workload.trace import TraceItem
+
+from mlsys_bench.workload.targets import OnToken, Outcome, synthetic_prompt
 
 RequestBuilder: TypeAlias = Callable[[TraceItem], Mapping[str, Any]]  # -> the JSON body
 AnswerReader: TypeAlias = Callable[[Any], Outcome]  # the JSON document of the answer ->
@@ -127,7 +126,7 @@ class HttpTarget:
         )
 
     async def send(self, item: TraceItem, on_token: OnToken) -> Outcome:
-        """See :meth:`mlsys_core.workload.targets.Target.send`."""
+        """See :meth:`mlsys_bench.workload.targets.Target.send`."""
         status: int | None = None
         try:
             body = self._build_body(item)

@@ -4,17 +4,10 @@ import signal
 import threading
 
 import pytest
+from mlsys_bench.workload.loadgen import LoadOptions, run_load, run_load_blocking
+from mlsys_bench.workload.targets import InProcessTarget, Outcome
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import (
-    ClosedLoop,
-    InProcessTarget,
-    LoadOptions,
-    Outcome,
-    Trace,
-    TraceItem,
-    run_load,
-    run_load_blocking,
-)
+from mlsys_core.workload import ClosedLoop, Trace, TraceItem
 
 
 def trace_of(*arrivals_s, num_output_tokens=3):

@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mlsys_core.workload.loadgen import LoadProgress
-from mlsys_core.workload.records import LatencyBounds, LatencySummary
-from mlsys_core.workload.results import LoadResult
+from mlsys_core.workload import LatencySummary
+
+from mlsys_bench.workload.loadgen import LoadProgress
+from mlsys_bench.workload.records import LatencyBounds
+from mlsys_bench.workload.results import LoadResult
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,6 +1,6 @@
 """One request of a run: its timestamps, its end, and the figures and bounds that apply to it alone.
 
-The load generator makes the records, :mod:`mlsys_core.workload.results` sums them up. Times are seconds from the start
+The load generator makes the records, :mod:`mlsys_bench.workload.results` sums them up. Times are seconds from the start
 of the run. Latency counts from the moment a request was *due*, not from when it was sent: a generator or a connection
 limit that delays requests must not flatter the server ("coordinated omission").
 """
@@ -8,10 +8,7 @@ limit that delays requests must not flatter the server ("coordinated omission").
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-import numpy as np
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload._validate import require_positive
@@ -68,32 +65,6 @@ class RequestRecord:
     def normalized_latency_s(self) -> float | None:
         """End-to-end latency over output tokens (ORCA, section 6.2); None if their number is 0 or unknown."""
         return self.latency_s / self.num_output_tokens if self.num_output_tokens else None
-
-
-@dataclass(frozen=True, slots=True)
-class LatencySummary:
-    """A distribution of durations in seconds (percentiles interpolate linearly)."""
-
-    count: int
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    max: float
-
-    @classmethod
-    def of(cls, durations_s: Iterable[float | None]) -> LatencySummary | None:
-        """Return the summary of the durations that are not None; None if there are none.
-
-        Example:
-            >>> LatencySummary.of([0.1, None, 0.3]).mean
-            0.2
-        """
-        values = np.asarray([value for value in durations_s if value is not None], dtype=np.float64)
-        if values.size == 0:
-            return None
-        p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
-        return cls(values.size, float(values.mean()), p50, p90, p99, float(values.max()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 import asyncio
 
-from mlsys_core.workload import InProcessTarget, Outcome, TraceItem
+from mlsys_bench.workload.targets import InProcessTarget, Outcome, synthetic_prompt
+from mlsys_core.workload import TraceItem
 
 ITEM = TraceItem(0.0, 4, 2)
 
@@ -38,3 +39,10 @@ def test_each_element_of_an_async_iterator_is_a_token():
 def test_blocking_functions_run_in_a_thread():
     target = InProcessTarget(lambda item: asyncio.to_thread(sum, [item.num_input_tokens, 1]), keep_output=True)
     assert send(target) == (Outcome(output="5"), 0)
+
+
+def test_synthetic_prompts_differ_by_seed_and_keep_their_length():
+    prompts = {synthetic_prompt(50, seed=seed) for seed in range(-20, 20)}
+    assert len(prompts) == 40
+    assert {len(prompt.split(" ")) for prompt in prompts} == {50}
+    assert synthetic_prompt(50, seed=3) == synthetic_prompt(50, seed=3)

@@ -1,4 +1,6 @@
 import pytest
+from mlsys_bench.workload.parse import ARRIVAL_FORMS, LENGTH_FORMS, parse_arrivals, parse_bounds, parse_lengths
+from mlsys_bench.workload.records import LatencyBounds
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload import (
     ORCA_PROMPTS,
@@ -7,7 +9,6 @@ from mlsys_core.workload import (
     Constant,
     ConstantRate,
     Empirical,
-    LatencyBounds,
     LogNormal,
     OnOff,
     Poisson,
@@ -18,7 +19,6 @@ from mlsys_core.workload import (
     Uniform,
     write_trace,
 )
-from mlsys_core.workload.parse import ARRIVAL_FORMS, LENGTH_FORMS, parse_arrivals, parse_bounds, parse_lengths
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Result of a run of the load generator: one record per request, and the figures drawn from them.
 
-Written by :mod:`mlsys_core.workload.loadgen`, read by the tables, the plots and the benchmarks.
+Written by :mod:`mlsys_bench.workload.loadgen`, read by the tables, the plots and the benchmarks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.workload import LatencySummary, LoadPoint
 from mlsys_core.workload._files import read_text, write_text
 from mlsys_core.workload.arrivals import ClosedLoop
-from mlsys_core.workload.records import CANCELLED, LatencyBounds, LatencySummary, RequestRecord
+
+from mlsys_bench.workload.records import CANCELLED, LatencyBounds, RequestRecord
 
 FORMAT = "mlsys-load-result"
 VERSION = 1
@@ -31,16 +32,6 @@ class Goodput:
     num_good: int
     share: float  # of the requests that ended by themselves: failures count as not good, cancelled ones not at all
     rps: float  # good requests per second
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadPoint:
-    """One run as a point of a load curve (see :mod:`mlsys_core.plot`)."""
-
-    offered_rps: float | None  # arrivals per second; None in a closed loop, where the server sets them
-    throughput_rps: float  # successful requests per second
-    latency: LatencySummary
-    normalized_latency: LatencySummary | None = None  # per output token; None if token counts are unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

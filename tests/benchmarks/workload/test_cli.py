@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from mlsys_core.cli.workload import app
+from mlsys_bench.workload.cli import app
+from mlsys_bench.workload.results import load_result
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.workload import load_result, read_trace
+from mlsys_core.workload import read_trace
 from typer.testing import CliRunner
 
 from tests.processes import until
@@ -160,7 +161,7 @@ def test_ctrl_c_saves_the_partial_result(tmp_path, server):
     trace = generate(
         tmp_path / "trace.jsonl", "--arrivals", "constant", "--rate", 5, "--outputs", "constant:2", "-n", 500
     )
-    code = "import sys; from mlsys_core.cli.workload import app; sys.exit(app(standalone_mode=False))"
+    code = "import sys; from mlsys_bench.workload.cli import app; sys.exit(app(standalone_mode=False))"
     args = ["run", trace, "--url", server.url, "--model", "normal", "-o", tmp_path / "result.json"]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -184,7 +185,7 @@ def test_ctrl_c_saves_the_partial_result(tmp_path, server):
 
 def test_commands_import_nothing_heavy():
     code = (
-        "import sys, mlsys_core.cli.workload, mlsys_core.workload, mlsys_core.plot;"
+        "import sys, mlsys_bench.workload.cli, mlsys_core.workload, mlsys_core.plot;"
         "print([name for name in ('torch', 'fastapi', 'matplotlib', 'sklearn', 'httpx') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
 from mlsys_core.errors import InvalidInputError, ServingError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mlsys_core.workload import LoadResult
+    from mlsys_bench.workload.results import LoadResult
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -80,7 +79,8 @@ def generate(
     Example: mlsys workload generate --rate 4 --prompts uniform:32:512 --outputs uniform:1:128 -n 200 -o trace.jsonl
     """
     from mlsys_core.workload import make_trace, write_trace
-    from mlsys_core.workload.parse import parse_arrivals, parse_lengths
+
+    from mlsys_bench.workload.parse import parse_arrivals, parse_lengths
 
     trace = make_trace(
         parse_arrivals(arrivals, rate=rate),
@@ -125,14 +125,15 @@ def run(
     """
     from contextlib import nullcontext
 
-    from rich.console import Console
-
     from mlsys_core import plot
     from mlsys_core.environment import describe_environment
-    from mlsys_core.workload import LoadOptions, read_trace, run_load_blocking
-    from mlsys_core.workload.http_target import HttpTarget
-    from mlsys_core.workload.parse import parse_bounds
-    from mlsys_core.workload.tables import comparison_table, progress_bar, result_table, warnings_of
+    from mlsys_core.workload import read_trace
+    from rich.console import Console
+
+    from mlsys_bench.workload.http_target import HttpTarget
+    from mlsys_bench.workload.loadgen import LoadOptions, run_load_blocking
+    from mlsys_bench.workload.parse import parse_bounds
+    from mlsys_bench.workload.tables import comparison_table, progress_bar, result_table, warnings_of
 
     bounds = None if goodput_ms is None else parse_bounds(goodput_ms)
     if bounds is not None and not stream and (bounds.ttft_s or bounds.itl_s):
@@ -178,9 +179,9 @@ def show(results: Results, goodput_ms: GoodputOption = None) -> None:
     """
     from rich.console import Console
 
-    from mlsys_core.workload import load_result
-    from mlsys_core.workload.parse import parse_bounds
-    from mlsys_core.workload.tables import comparison_table
+    from mlsys_bench.workload.parse import parse_bounds
+    from mlsys_bench.workload.results import load_result
+    from mlsys_bench.workload.tables import comparison_table
 
     bounds = None if goodput_ms is None else parse_bounds(goodput_ms)
     Console().print(comparison_table([load_result(path) for path in results], bounds=bounds))
@@ -198,11 +199,13 @@ def plot(
 
     Example: mlsys workload plot rate1.json rate2.json rate4.json --kind throughput -o curve.svg
     """
-    from mlsys_core import plot as plots
-    from mlsys_core.workload import load_result
+    from mlsys_core import plot
+
+    from mlsys_bench.harness.plots import throughput_latency
+    from mlsys_bench.workload.results import load_result
 
     _require_folder(output)
-    plots.check_format(output)
+    plot.check_format(output)
     loaded = [load_result(path) for path in results]
     systems: dict[str, list[LoadResult]] = {}
     for result in loaded:
@@ -212,15 +215,15 @@ def plot(
     if kind is PlotKind.CDF:
         figure = _cdf(loaded)
     else:
-        draw = plots.latency_vs_load if kind is PlotKind.LOAD else plots.throughput_latency
+        draw = plot.latency_vs_load if kind is PlotKind.LOAD else throughput_latency
         figure = draw({name: [result.point() for result in runs] for name, runs in systems.items()})
-    plots.save(figure, output)
+    plot.save(figure, output)
     typer.echo(f"{kind.value} of {len(loaded)} results: {output}")
 
 
 def _cdf(results: Sequence[LoadResult]) -> Figure:
     """Plot one run's latencies of each kind, or the end-to-end latency of each of several runs."""
-    from mlsys_core import plot as plots
+    from mlsys_core import plot
 
     if len(results) == 1:
         successes = results[0].successes
@@ -228,12 +231,12 @@ def _cdf(results: Sequence[LoadResult]) -> Figure:
             "end to end": [record.latency_s for record in successes],
             "first token": [record.ttft_s for record in successes if record.ttft_s is not None],
         }
-        return plots.cdf({name: values for name, values in kinds.items() if values}, title=results[0].name)
+        return plot.cdf({name: values for name, values in kinds.items() if values}, title=results[0].name)
     curves: dict[str, list[float]] = {}
     for number, result in enumerate(results, start=1):
         load = f"{number}: closed loop" if result.offered_rps is None else f"{result.offered_rps:.3g} req/s"
         curves[f"{result.name} ({load})"] = [record.latency_s for record in result.successes]
-    return plots.cdf(curves, log=True)
+    return plot.cdf(curves, log=True)
 
 
 def _require_folder(path: Path | None) -> None:

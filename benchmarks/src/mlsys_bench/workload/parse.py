@@ -29,8 +29,9 @@ from mlsys_core.workload.lengths import (
     LogNormal,
     Uniform,
 )
-from mlsys_core.workload.records import LatencyBounds
 from mlsys_core.workload.trace import read_trace
+
+from mlsys_bench.workload.records import LatencyBounds
 
 
 def _steps(text: str) -> Stepping:

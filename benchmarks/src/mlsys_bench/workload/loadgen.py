@@ -4,7 +4,7 @@ Open loop: each request starts at its own time in a task of its own, independent
 never slows the arrivals. Closed loop: ``concurrency`` clients take the items in order. All times are read from the
 running event loop's clock and measured from the start of the run; sleeping ends up to a millisecond late, and a busy
 machine adds to that: the lateness is measured, counted in the latencies, and warned of
-(:func:`mlsys_core.workload.tables.warnings_of`).
+(:func:`mlsys_bench.workload.tables.warnings_of`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload._validate import require_count, require_positive
 from mlsys_core.workload.arrivals import ClosedLoop
-from mlsys_core.workload.records import CANCELLED, RequestRecord
-from mlsys_core.workload.results import LoadResult
-from mlsys_core.workload.targets import Outcome, Target
 from mlsys_core.workload.trace import Trace, TraceItem
+
+from mlsys_bench.workload.records import CANCELLED, RequestRecord
+from mlsys_bench.workload.results import LoadResult
+from mlsys_bench.workload.targets import Outcome, Target
 
 
 @dataclass(slots=True)
