@@ -23,7 +23,6 @@ HEAVY = {
     "ray",
     "uvicorn",
     "grpc",
-    "pydantic",
     "httpx",
     "networkx",
     "numpy",
