@@ -98,9 +98,15 @@ SUITES = {
 
 @hookimpl
 def mlsys_register_commands() -> Iterable[CommandSpec]:
-    """Return the load generator's command."""
-    text = "Make request traces and drive a server with them."
-    return [CommandSpec(name="workload", help=text, app="mlsys_bench.workload.cli:app")]
+    """Return the load generator's command, and ``mlsys orca bench``."""
+    commands = {
+        "workload": ("Make request traces and drive a server with them.", "workload.cli"),
+        "orca bench": ("Compare scheduling policies; replay the ORCA paper's evaluation.", "orca.command"),
+    }
+    return [
+        CommandSpec(name=name, help=about, app=f"{__package__}.{module}:app")
+        for name, (about, module) in commands.items()
+    ]
 
 
 @hookimpl
@@ -110,10 +116,3 @@ def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
         BenchmarkSpec(name=name, help=text, run=f"{__package__}.{run}", devices=devices)
         for name, (text, run, devices) in SUITES.items()
     ]
-
-
-@hookimpl
-def mlsys_register_commands() -> Iterable[CommandSpec]:
-    """Return the command ``mlsys orca bench``."""
-    about = "Compare scheduling policies; replay the ORCA paper's evaluation."
-    return [CommandSpec(name="orca bench", help=about, app=f"{__package__}.orca.command:app")]
