@@ -395,6 +395,58 @@ def test_a_signal_handler_of_the_loops_thread_may_stop_it() -> None:
     assert loop.state is LoopState.STOPPED
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    "make", [lambda: ThreadExecutor(names), lambda: InlineExecutor(names)], ids=["thread", "inline"]
+)
+def test_a_handler_runs_though_its_signal_did_not_end_the_wait(make: Callable[[], Any], num_workers: int) -> None:
+    """A signal just before the thread blocks, or one that another thread takes: the wait goes on and knows nothing."""
+    scheduler = Entered()
+    loop = ServingLoop[Any, Any, Any](scheduler, [make() for _ in range(num_workers)], WallClock())
+    before = signal.signal(signal.SIGUSR1, lambda *_: loop.stop())
+
+    def kill() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # it is delivered to this thread
+        signal.raise_signal(signal.SIGUSR1)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        scheduler.then(kill)
+        loop.run_forever()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        signal.signal(signal.SIGUSR1, before)
+    assert loop.state is LoopState.STOPPED
+
+
+@pytest.mark.parametrize("wait", ["drain", "stop"])
+def test_a_handler_runs_while_the_main_thread_waits_for_the_loops_end(wait: str) -> None:
+    gate = threading.Event()
+    loop = ServingLoop[Any, Any, Any](
+        ZeroBatch(max_batch_size=1), ThreadExecutor(lambda _: [gate.wait(PATIENCE_S)]), WallClock()
+    )
+    before = signal.signal(signal.SIGUSR1, lambda *_: gate.set())
+
+    def kill() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        signal.raise_signal(signal.SIGUSR1)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        loop.start()
+        submit(loop, "a")
+        while loop.num_in_flight != 1:
+            time.sleep(0.001)
+        threading.Thread(target=kill).start()
+        if wait == "drain":
+            assert loop.drain()
+        loop.stop()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        signal.signal(signal.SIGUSR1, before)
+    assert loop.state is LoopState.STOPPED
+
+
 def test_a_step_by_hand_ends_by_stop_from_another_thread() -> None:
     scheduler = Entered()
     loop = ServingLoop[Any, Any, Any](scheduler, ThreadExecutor(names), WallClock())

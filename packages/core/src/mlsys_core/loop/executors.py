@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Generic, Self
 
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.loop.protocols import Batch, Clock, Output, WorkerId
-from mlsys_core.loop.workers import Completion, QueuedWorkers, Workers
+from mlsys_core.loop.workers import Completion, QueuedWorkers, Workers, take
 
 
 def require_in_flight(max_in_flight: int) -> int:
@@ -65,7 +65,7 @@ class InlineExecutor(Generic[Batch, Output]):
 
     def wait(self, timeout_s: float | None) -> tuple[Batch, Output | BaseException] | None:
         """Run the oldest batch and return it with its output; see :class:`~mlsys_core.loop.protocols.Executor`."""
-        task = _get(self._tasks, timeout_s)
+        task = take(self._tasks, timeout_s)
         if task is None:
             return None
         (batch,) = task
@@ -147,7 +147,7 @@ class ThreadExecutor(Generic[Batch, Output]):
 
     def wait(self, timeout_s: float | None) -> tuple[Batch, Output | BaseException] | None:
         """Return the oldest completed batch with its output; see :class:`~mlsys_core.loop.protocols.Executor`."""
-        done = _get(self.completed, timeout_s)
+        done = take(self.completed, timeout_s)
         return None if done is None else (done.batch, done.output)
 
     def interrupt(self) -> None:
@@ -169,10 +169,3 @@ class ThreadExecutor(Generic[Batch, Output]):
             except BaseException as error:  # noqa: BLE001 - a request boundary: reported to the scheduler, the thread lives on
                 self.completed.put(Completion(self.worker, batch, error))
             del batch, task  # hold no tensors while waiting for the next
-
-
-def _get(queue: SimpleQueue[Output | None], timeout_s: float | None) -> Output | None:
-    try:
-        return queue.get(timeout=None if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
-    except Empty:
-        return None

@@ -31,7 +31,7 @@ from mlsys_core.loop.protocols import (
     Request,
     Scheduler,
 )
-from mlsys_core.loop.workers import Completion, Lost
+from mlsys_core.loop.workers import Completion, Lost, is_set_in
 from mlsys_core.tracing.record import EngineTraces
 
 _logger = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
         self._inbox.refuse()
         if self._is_running:
             self._ring()
-            self._drained.wait(timeout_s)
+            is_set_in(self._drained, timeout_s)
         elif self._inbox.state is LoopState.DRAINING:
             until_s = None if timeout_s is None else self._clock.now() + timeout_s
             while self.num_unfinished and (until_s is None or self._clock.now() < until_s):
@@ -261,7 +261,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
         if self._runner == threading.get_ident():
             return
         if self._is_running or self._runner is not None:
-            if not self._ended.wait(timeout_s):
+            if not is_set_in(self._ended, timeout_s):
                 raise ServingError(f"the loop did not stop within {timeout_s} s: an executor has not returned")
         else:
             self._end()

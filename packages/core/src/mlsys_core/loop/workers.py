@@ -8,8 +8,9 @@ selector over many sockets, :class:`QueuedWorkers`) offers a static method ``as_
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -18,6 +19,7 @@ from mlsys_core.loop.protocols import Batch, Clock, Executor, Output, WorkerId
 
 _logger = logging.getLogger(__name__)
 _JOIN_TIMEOUT_S = 10.0
+MAIN_THREAD_SLICE_S = 0.25  # longest wait of the main thread in one piece
 _Item = TypeVar("_Item")
 
 
@@ -130,7 +132,7 @@ class QueuedWorkers:
 
     def wait(self, until_s: float | None) -> Completion[Any, Any] | None:
         """See :class:`Workers`."""
-        return _next(self._completed, until_s, self._clock)
+        return take(self._completed, _timeout_s(until_s, self._clock))
 
     def interrupt(self) -> None:
         """See :class:`Workers`."""
@@ -154,7 +156,7 @@ class _PumpedWorkers(Generic[Batch, Output]):
     def wait(self, until_s: float | None) -> Completion[Batch, Output] | Lost | None:
         if not self._threads:  # not in the constructor: a loop that never runs has nothing to close
             self._start()
-        return _next(self._arrived, until_s, self._clock)
+        return take(self._arrived, _timeout_s(until_s, self._clock))
 
     def interrupt(self) -> None:
         self._arrived.put(None)
@@ -197,15 +199,36 @@ def _close(executors: Sequence[Executor[Any, Any]]) -> None:
             _logger.exception("an executor could not be closed")
 
 
-def _next(queue: SimpleQueue[_Item], until_s: float | None, clock: Clock) -> _Item | None:
-    """Return the next item of the queue; None: an interrupt, or the time has come."""
-    try:
-        return queue.get(timeout=_timeout_s(until_s, clock))
-    except Empty:
-        return None
+def take(queue: SimpleQueue[_Item], timeout_s: float | None) -> _Item | None:
+    """Return the next item of the queue; None: ``timeout_s`` seconds have passed (None: no bound)."""
+    for slice_s in _slices_s(timeout_s):
+        try:
+            return queue.get(timeout=slice_s)
+        except Empty:
+            continue
+    return None
+
+
+def is_set_in(event: threading.Event, timeout_s: float | None) -> bool:
+    """Return True once the event is set, False after ``timeout_s`` seconds (None: no bound)."""
+    return any(event.wait(slice_s) for slice_s in _slices_s(timeout_s))
+
+
+def _slices_s(timeout_s: float | None) -> Iterator[float | None]:
+    """Yield the waits, in seconds, of which one of ``timeout_s`` consists.
+
+    The main thread waits in slices. A signal that comes after the interpreter's last look at its signals and before
+    the thread blocks does not end the wait, so its handler, which may be what stops the loop, would never run.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield None if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
+        return
+    left_s = math.inf if timeout_s is None else max(timeout_s, 0.0)
+    while left_s > MAIN_THREAD_SLICE_S:
+        yield MAIN_THREAD_SLICE_S
+        left_s -= MAIN_THREAD_SLICE_S
+    yield left_s
 
 
 def _timeout_s(until_s: float | None, clock: Clock) -> float | None:
-    if until_s is None:
-        return None
-    return min(max(until_s - clock.now(), 0.0), threading.TIMEOUT_MAX)
+    return None if until_s is None else max(until_s - clock.now(), 0.0)
