@@ -13,10 +13,11 @@ from mlsys_core.lazy import lazy_exports
 if TYPE_CHECKING:
     from mlsys_serving.instances.members import InstanceGroup
     from mlsys_serving.instances.remote import RemoteModel
-    from mlsys_serving.instances.server import serve_instances
+    from mlsys_serving.instances.server import require_processes, serve_instances
 
-__all__ = ["InstanceGroup", "RemoteModel", "serve_instances"]
+__all__ = ["InstanceGroup", "RemoteModel", "require_processes", "serve_instances"]
 
 __getattr__, __dir__ = lazy_exports(
-    __name__, {"members": ["InstanceGroup"], "remote": ["RemoteModel"], "server": ["serve_instances"]}
+    __name__,
+    {"members": ["InstanceGroup"], "remote": ["RemoteModel"], "server": ["require_processes", "serve_instances"]},
 )

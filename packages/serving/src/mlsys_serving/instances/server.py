@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.posix import allowed_cores
 
 from mlsys_serving.http.server import serve
@@ -18,7 +19,7 @@ from mlsys_serving.instances.remote import RemoteSource
 from mlsys_serving.instances.shared import PAGE_NBYTES
 from mlsys_serving.instances.worker import InstanceWorker
 from mlsys_serving.models.repository import ModelRepository
-from mlsys_serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
+from mlsys_serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink, can_supervise
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -26,6 +27,21 @@ if TYPE_CHECKING:
     from mlsys_serving.http import BoundPort, ServerAddress
 
 PART_NBYTES = 64 << 20  # of shared memory, for the answers of an instance, and as much for its requests
+
+
+def require_processes(device: str) -> None:
+    """Refuse instances where processes cannot be forked, or where they cannot share the device.
+
+    Args:
+        device: Its kind or name.
+
+    Raises:
+        InvalidInputError: One of these.
+    """
+    if (lack := can_supervise()) is not None:
+        raise InvalidInputError(f"--instances: {lack}")
+    if device != "cpu":
+        raise InvalidInputError(f"--instances forks processes, which cannot share {device}: leave one out")
 
 
 def serve_instances(

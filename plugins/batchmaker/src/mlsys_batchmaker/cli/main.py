@@ -179,10 +179,15 @@ def serve(
 
     Example: mlsys batchmaker serve models/g2p-en --grpc-port 8001
     """
+    from functools import partial
+
+    import torch
     from mlsys_batchmaker.engine import EngineConfig
-    from mlsys_batchmaker.serve.app import make_app
+    from mlsys_batchmaker.serve.app import app_of, instance_groups, make_app
     from mlsys_batchmaker.workers.materialise import find_compiler
+    from mlsys_serving.http import ServerAddress
     from mlsys_serving.http import serve as serve_app
+    from mlsys_serving.instances import require_processes, serve_instances
     from mlsys_serving.models.app import DEFAULT_CONFIG, ERROR_FORMAT
 
     require_choice("--executor", executor, "chunk", "cell")
@@ -202,20 +207,22 @@ def serve(
     extensions.check(has_instances=instances is not None, needs_front=True)
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys batchmaker")
     if instances is not None:
-        import torch
-        from mlsys_batchmaker.serve.instances import instance_groups, require_processes, serve_processes
+        require_processes(device)
+        torch.set_num_threads(1)  # a process with threads cannot fork
+    folders = ", ".join(map(str, models))
 
-        require_processes(config)
-        torch.set_num_threads(1)  # who has threads cannot fork
-        with extensions.held(server.host), server.bind(http, error_format=ERROR_FORMAT) as bound:
-            groups = instance_groups(models, config, trust_code=trust_code)
-            code = serve_processes(groups, instances, bound=bound, http=http, extensions=extensions)
-        raise typer.Exit(code)
+    def tell(address: ServerAddress) -> None:
+        announce(address, extensions)
+
     with extensions.held(server.host), server.bind(http, error_format=ERROR_FORMAT) as bound:
-        served = make_app(models, config, extensions=extensions, http=http, trust_code=trust_code)
-        folders = ", ".join(map(str, models))
         typer.echo(f"loading {folders}: cells are made for every batch size, some seconds a model", err=True)
-        code = serve_app(served, bound=bound, on_ready=lambda address: announce(address, extensions))
+        if instances is None:
+            app = make_app(models, config, extensions=extensions, http=http, trust_code=trust_code)
+            code = serve_app(app, bound=bound, on_ready=tell)
+        else:
+            groups = instance_groups(models, config, trust_code=trust_code)
+            make = partial(app_of, extensions=extensions, http=http)
+            code = serve_instances(groups, instances, make, bound=bound, on_ready=tell)
     raise typer.Exit(code)
 
 

@@ -179,8 +179,13 @@ def holds_model(directory: Path) -> bool:
     return find_loader(directory, "batchmaker", installed_plugins().registry) is not None
 
 
-def load_by_name(directory: Path, *, trust_code: bool = False) -> Model:
+def load_by_name(directory: Path, name: str | None = None, *, trust_code: bool = False) -> Model:
     """Load ``directory`` with the loader registered for what it holds; BatchMaker's own takes what no other does.
+
+    Args:
+        directory: The model's.
+        name: Name of the model from now on; None: its own.
+        trust_code: See :func:`load_model`.
 
     Raises:
         InvalidInputError: the loader refuses it.
@@ -189,6 +194,7 @@ def load_by_name(directory: Path, *, trust_code: bool = False) -> Model:
     registry = installed_plugins().registry
     spec = find_loader(directory, "batchmaker", registry) or registry.get(ModelLoaderSpec, "batchmaker")
     model: Model = load_with(spec, directory, LoadContext(trust_code=trust_code), registry, kind=Model)
+    model.name = name or model.name
     return model
 
 

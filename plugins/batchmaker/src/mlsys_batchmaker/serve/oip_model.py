@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from pathlib import Path
+from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
 from mlsys_serving.http.threads import RequestThreads
@@ -12,11 +11,8 @@ from mlsys_serving.models import DataType, Executions, InferRequest, InferRespon
 
 from mlsys_batchmaker.engine import Answer, Engine, EngineConfig
 from mlsys_batchmaker.models.model import Model, Payload, Tensor
-from mlsys_batchmaker.models.store import holds_stream, load_by_name, load_stream
 from mlsys_batchmaker.scheduling.requests import Values
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
-from mlsys_batchmaker.serve.stream_model import OipStream
-from mlsys_batchmaker.streams.frames import StreamConfig
 from mlsys_batchmaker.workers.materialise import MaterialisedCell
 
 _TYPES = {"int64": DataType.INT64, "float32": DataType.FP32, "bytes": DataType.BYTES}
@@ -116,20 +112,6 @@ def spec_of(model: Model, config: EngineConfig, *, version: str = "1") -> ModelS
         parameters={"architecture": architecture.name, "executor": config.executor},
         takes_priorities=False,
     )
-
-
-def build_model(config: EngineConfig, *, trust_code: bool = False) -> Callable[[Path, str, str], OipModel | OipStream]:
-    """Return the builder that a directory source needs: ``(directory, name, version) -> OipModel`` or a stream."""
-
-    def build(directory: Path, name: str, version: str) -> OipModel | OipStream:
-        if holds_stream(directory):
-            streams = StreamConfig(num_workers=config.num_workers)
-            return OipStream(load_stream(directory), name=name, config=streams, version=version)
-        model = load_by_name(directory, trust_code=trust_code)
-        model.name = name
-        return OipModel(model, config, version=version)
-
-    return build
 
 
 def _response(answer: Answer) -> InferResponse:

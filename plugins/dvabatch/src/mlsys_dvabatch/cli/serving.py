@@ -17,9 +17,8 @@ from mlsys_serving.cli import announce
 from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import BoundPort, HttpConfig
 from mlsys_serving.http import serve as serve_app
-from mlsys_serving.instances import serve_instances
+from mlsys_serving.instances import require_processes, serve_instances
 from mlsys_serving.models import ModelRepository, create_model_app
-from mlsys_serving.processes import can_supervise
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
@@ -68,7 +67,7 @@ def serve_models(
         return prepared
 
     if num_instances is not None:
-        _require_processes(loading)
+        require_processes("cpu" if loading.device is None else loading.device.kind)
         torch.set_num_threads(1)  # a process with threads cannot fork
         groups = [instance_group(announced(argument), batching) for argument in arguments]
         if len({group.spec.name for group in groups}) != len(groups):
@@ -90,10 +89,3 @@ def serve_models(
     repository = ModelRepository(served, source=source)
     app = app_of(repository, registry=registry)
     return serve_app(app, bound=bound, on_ready=lambda address: announce(address, extensions))
-
-
-def _require_processes(loading: Loading) -> None:
-    if (lack := can_supervise()) is not None:
-        raise InvalidInputError(f"--instances: {lack}")
-    if loading.device is not None and loading.device.kind != "cpu":
-        raise InvalidInputError(f"--instances forks processes, which cannot share {loading.device.kind}: leave one out")
