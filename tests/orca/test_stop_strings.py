@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_orca.api.stop_strings import StopStringFilter
+from mlsys_orca.api.text_stream import StopStringFilter
 
 text = st.text(alphabet="abc", max_size=30)
 stops = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3)

@@ -35,3 +35,18 @@ def test_an_option_of_two_commands_has_one_help(pair: tuple[str, str]) -> None:
                 helps[parameter.name].add(getattr(parameter, "help", None))
     assert helps
     assert {name: texts for name, texts in helps.items() if len(texts) > 1} == {}
+
+
+# Options of ``mlsys orca serve`` beside those of every server and of extensions.
+OF_SERVE = """
+activations adapter batch_invariant chat_template compiler control_only device draft_model dtype enable_lora executor
+heartbeat_timeout join_timeout kv_dtype kv_tokens listen max_batch_size max_batch_tokens max_chunk_tokens max_model_len
+max_waiting memory_pool model model_control name nodes pipeline_parallel policy ray_address replicas secret_file
+single_process sliced speculate tensor_parallel threads weights
+"""
+
+
+def test_serve_has_its_options_each_with_one_variable_of_its_own() -> None:
+    commands: Any = vars(get_command(app))["commands"]
+    own = {each.name: each.envvar for each in commands["serve"].params if each.rich_help_panel is None}
+    assert own == {name: [f"MLSYS_ORCA_{name.upper()}"] for name in OF_SERVE.split()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Request, Response
@@ -118,24 +117,17 @@ def parameters_of(body: ChatCompletionRequest, service: ModelService) -> tuple[G
     Raises:
         InvalidInputError: as :func:`.conversation.prepare`.
     """
-    prepared = prepare(_conversation(body), service)
-    options = text_options(body)
-    if prepared.has_control_marks:
-        options = replace(options, skips_special=False)
-    parameters = GenerationParameters(
+    asked = GenerationParameters(
         prefix="chatcmpl",
         model=body.model,
-        prompts=[prepared.prompt],
-        images=prepared.images,
         max_new_tokens=body.max_completion_tokens or body.max_tokens,
         sampling=service.sampling_of(body, num_logprobs=body.num_logprobs),
         seed=body.seed,
         num_choices=body.n or 1,
-        grammar=prepared.grammar,
         ignores_eos=body.ignore_eos,
-        text=options,
+        text=text_options(body),
     )
-    return parameters, prepared.form
+    return prepare(_conversation(body), asked, service)
 
 
 def _conversation(body: ChatCompletionRequest) -> Conversation:

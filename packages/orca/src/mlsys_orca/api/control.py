@@ -18,8 +18,7 @@ from mlsys_serving.http.access import check_model_control
 from mlsys_serving.processes.frames import MAX_FRAME_NBYTES
 from pydantic import BaseModel, ConfigDict, Field
 
-from mlsys_orca.api.errors import unknown_model
-from mlsys_orca.api.service import ModelService
+from mlsys_orca.api.service import ModelService, unknown_model
 from mlsys_orca.model.adapters import read_adapter
 
 _log = logging.getLogger(__name__)

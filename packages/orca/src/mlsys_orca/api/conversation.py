@@ -1,23 +1,24 @@
 """A conversation, in no protocol's words, to a prompt: messages, tools, format and reasoning as its endpoint read them.
 
-Each endpoint of chats turns its own body into a :class:`Conversation`; :func:`prepare` finds the prompt, the grammar
-that the answer has to fit, and how the answer is read.
+Each endpoint of chats turns its own body into a :class:`Conversation` and the rest of a request; :func:`prepare`
+finishes it: the prompt, the grammar that the answer has to fit, and how the answer is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.api.answer_reader import AnswerForm
-from mlsys_orca.api.chat_prompt import encode_chat
+from mlsys_orca.api.generation import GenerationParameters
+from mlsys_orca.api.images import Prompt, SentImage, has_images, lift_images, place_images, read_images
 from mlsys_orca.api.reasoning import Effort, effort_variables, marks_of
-from mlsys_orca.api.service import ModelService
+from mlsys_orca.api.service import ModelService, num_chars, too_long
 from mlsys_orca.api.tools import Notation, call_grammar, need_notation
-from mlsys_orca.scheduling.images import PlacedImage
+from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
 from mlsys_orca.text.chat_template import last_text
 from mlsys_orca.text.guides import Grammar, grammar_of, reasoned
 
@@ -53,21 +54,18 @@ class Conversation:
     continues: bool = False  # instead the answer goes on with the last message
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A prompt, and what its answer will be."""
+def prepare(
+    conversation: Conversation, asked: GenerationParameters, service: ModelService
+) -> tuple[GenerationParameters, AnswerForm]:
+    """Return the finished request of a conversation, and the form of its answer.
 
-    prompt: list[int]  # token ids
-    images: tuple[PlacedImage, ...]  # of the prompt
-    grammar: Grammar | None
-    form: AnswerForm
-    has_control_marks: bool  # the marks of calls or of reasoning are control tokens, whose text must not be left out
-
-
-def prepare(conversation: Conversation, service: ModelService) -> Prepared:
-    """Return the prompt of a conversation and the form of its answer.
+    Args:
+        conversation: Messages, and what is asked of the answer.
+        asked: The rest of the request; its prompt, images and grammar are found here.
+        service: The model.
 
     Raises:
+        HttpError: the prompt is longer than the context (400).
         InvalidInputError: the model has no chat template, or none that knows tools or reasoning where these are asked
             for, or it refuses the messages; or a grammar cannot be read.
     """
@@ -106,10 +104,12 @@ def prepare(conversation: Conversation, service: ModelService) -> Prepared:
         marks=marks,
         is_open=is_open,
     )
+    # Where the marks of calls or of reasoning are control tokens, their text must not be left out.
     has_control_marks = notation in ("mistral", "mistral-args") or (
         marks is not None and (bool(marks.direct) or marks.end in tokenizer.control_tokens)
     )
-    return Prepared(prompt, prompted.images, grammar, form, has_control_marks)
+    text = replace(asked.text, skips_special=asked.text.skips_special and not has_control_marks)
+    return replace(asked, prompts=[prompt], images=prompted.images, grammar=grammar, text=text), form
 
 
 def _shown(function: dict[str, Any]) -> dict[str, Any]:
@@ -138,3 +138,71 @@ def _grammar(conversation: Conversation, notation: Notation | None) -> Grammar |
         if tools.is_strict:
             return call_grammar(notation, wanted, only_one=tools.only_one, otherwise="text")
     return conversation.grammar if schema is None else grammar_of("json_schema", schema)
+
+
+def encode_chat(
+    service: ModelService,
+    messages: Sequence[dict[str, object]],
+    *,
+    tools: Sequence[dict[str, object]] | None = None,
+    variables: dict[str, object] | None = None,
+    begins_turn: bool = True,
+    continues: bool = False,
+) -> Prompt:
+    """Return the prompt of a conversation.
+
+    Args:
+        service: The model.
+        messages: The conversation, as templates expect it; contents with images as :func:`.images.content_of`.
+        tools: Functions that the model may call.
+        variables: Variables of the template.
+        begins_turn: End with the opening of the assistant's turn.
+        continues: End with the last message's text instead.
+
+    Raises:
+        HttpError: it is longer than the context (400).
+        InvalidInputError: the model has no chat template, or it refuses the messages; or there are images that
+            cannot be read, or the model reads text alone.
+    """
+    template, reader = service.loaded.chat_template, service.loaded.images
+    if template is None:
+        raise InvalidInputError(f"model {service.name!r} has no chat template: use /v1/completions")
+    sent: list[SentImage] = []
+    if reader is not None:
+        messages, sent = lift_images(messages)
+        _check_images(service, len(sent), num_tokens=len(sent) * reader.least_tokens)
+    elif has_images(messages):
+        raise InvalidInputError(
+            f"model {service.name!r} reads text alone: leave the images out, or serve a model that has a vision part "
+            f"({', '.join(VISION_ARCHITECTURES)})"
+        )
+    service.check_length(num_chars((messages, tools)))
+    token_ids = template.encode(
+        messages,
+        service.loaded.tokenizer,
+        add_generation_prompt=begins_turn,
+        tools=tools,
+        variables=variables,
+        continues=continues,
+    )
+    if reader is None or not sent:
+        return Prompt(token_ids)
+    found, num_tokens = [], len(token_ids)
+    for pixels, shown in read_images(sent, reader):
+        found.append((pixels, shown))
+        num_tokens += len(shown) - 1
+        _check_images(service, len(sent), num_tokens=num_tokens)
+    return place_images(token_ids, found, image_token_id=reader.image_token_id)
+
+
+def _check_images(service: ModelService, num_images: int, *, num_tokens: int) -> None:
+    """See that images fit the context, as far as it is known what they take.
+
+    Raises:
+        HttpError: they do not (400).
+    """
+    if num_images and num_tokens >= service.engine.max_model_len:
+        raise too_long(
+            f"a prompt with these {num_images} images takes {num_tokens} tokens or more, and this model's context "
+            f"is {service.engine.max_model_len}: send fewer or smaller images, or give them the detail 'low'"
+        )

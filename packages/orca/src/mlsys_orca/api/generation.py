@@ -20,7 +20,7 @@ class GenerationParameters:
 
     prefix: str  # of the answer's id
     model: str  # the name that the client gave: the model's or an adapter's
-    prompts: Sequence[Sequence[int]]  # token ids; at least one prompt of at least one token
+    prompts: Sequence[Sequence[int]] = ()  # token ids; in a finished request at least one prompt of one token
     images: tuple[PlacedImage, ...] = ()  # of the prompt, if there is one
     max_new_tokens: int | None  # None: what the context has room for
     sampling: SamplingParams  # of the first choice; seed and guide are set here

@@ -1,6 +1,6 @@
 """Images in messages: data URLs to pictures within bounds, and a prompt's placeholders to what stands for them.
 
-Endpoints hand contents on as :func:`content_of` makes them. :func:`.chat_prompt.encode_chat` lifts the images
+Endpoints hand contents on as :func:`content_of` makes them. :func:`.conversation.encode_chat` lifts the images
 out, has the chat template write a placeholder for each, and puts the tokens of each in its place.
 """
 

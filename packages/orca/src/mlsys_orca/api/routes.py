@@ -11,9 +11,8 @@ from pydantic import BaseModel
 from mlsys_orca.api import chat, completions, tokens
 from mlsys_orca.api import control as control_routes
 from mlsys_orca.api.control import ModelControl
-from mlsys_orca.api.errors import unknown_model
 from mlsys_orca.api.intake import intake_route
-from mlsys_orca.api.service import ModelService
+from mlsys_orca.api.service import ModelService, unknown_model
 
 
 class ModelCard(BaseModel):

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 from mlsys_core.errors import InvalidInputError
+from mlsys_serving.http import HttpError
 
 from mlsys_orca.api.answers import Streams
-from mlsys_orca.api.errors import too_long, unknown_model
 from mlsys_orca.api.fields import MAX_PROMPTS, Generating
 from mlsys_orca.api.front import Front
 from mlsys_orca.api.generation import Choice, Generation, GenerationParameters
@@ -287,3 +287,19 @@ def num_chars(value: object) -> int:
     if isinstance(value, Mapping):
         return sum(map(num_chars, value.values()))
     return sum(map(num_chars, value)) if isinstance(value, list | tuple) else 0
+
+
+def too_long(message: str) -> HttpError:
+    """Return the error 400: the context is too short for what was asked."""
+    return HttpError(message, http_status=400, error_code="context_length_exceeded")
+
+
+def unknown_model(model: str, names: Sequence[str]) -> HttpError:
+    """Return the error 404: nothing here has that name."""
+    has = ", ".join(map(repr, names)) or "none for this"
+    return HttpError(
+        f"the model {model[:256]!r} does not exist here; this server has {has}",
+        http_status=404,
+        error_code="model_not_found",
+        param="model",
+    )

@@ -10,7 +10,7 @@ from mlsys_serving.http.bodies import Body, TokenId
 from pydantic import BaseModel, Field, model_validator
 
 from mlsys_orca.api.chat_messages import Message
-from mlsys_orca.api.chat_prompt import encode_chat
+from mlsys_orca.api.conversation import encode_chat
 from mlsys_orca.api.fields import MAX_MESSAGES
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.service import ModelService

@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import typer
-from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
-from mlsys_core.errors import InvalidInputError
-from mlsys_orca.cli.banner import banner
-from mlsys_orca.cli.generation import Fixed, GenerationSettings, live
-from mlsys_orca.cli.hosts import (
-    ControlOnly,
-    Executor,
-    HeartbeatTimeout,
-    HostOptions,
-    JoinTimeout,
-    Listen,
-    Nodes,
-    RayAddress,
-    SecretFile,
-    host_options,
-    placed_options,
-    refuse_hosts,
-)
-from mlsys_orca.cli.options import (
-    ActivationsForm,
-    Adapters,
-    ChatTemplateFile,
-    DraftModel,
-    Dtype,
-    KvDtype,
-    MaxBatchSize,
-    MaxModelLen,
-    Model,
-    ModelControlled,
-    PipelineParallel,
-    Replicas,
-    ReplicaThreads,
-    Sliced,
-    Speculate,
-    TensorParallel,
-    Weights,
-    adapter_directories,
-    is_divided,
-    num_guesses,
-    num_threads_of,
-    refuse_divided,
-)
-from mlsys_orca.loading.named import DEFAULT_MODEL
+from mlsys_core.collector import collect_as_usual, kept_out_of_collections
+from mlsys_orca.cli.hosts import HostOptions
+from mlsys_orca.cli.options import Model
+from mlsys_orca.cli.serve_options import ModelOptions, PlacementOptions, SchedulingOptions
+from mlsys_orca.loading.named import DEFAULT_MODEL, load, with_draft
+from mlsys_orca.parallel.named import find_divided
 from mlsys_serving.cli import ServerOptions, serve_command
 from mlsys_serving.extensions import Extensions
+
+if TYPE_CHECKING:
+    from mlsys_orca.api.service import ModelService
+    from mlsys_orca.loading.loaded import LoadedModel
+    from mlsys_orca.parallel.group import ParallelModel
+    from mlsys_serving.http import ServerAddress
+
+_MOST_TOKENS = 512  # per iteration
+_CHUNK_TOKENS = 24  # of prompts, per iteration in which others decode: 8 of them wait for two to three times as long
+_OF_A_DIVIDED_MODEL = 8  # requests per iteration: its parts know their memory, and are loaded later
+_PROMISES = {
+    True: "native kernels: a request gets the same bits in any batch",
+    False: "torch's operators: a request's last digits may depend on its batch",
+}
 
 app = typer.Typer()  # of "mlsys serve orca"
 
@@ -58,71 +37,10 @@ app = typer.Typer()  # of "mlsys serve orca"
 @serve_command("orca")
 def serve(
     model: Model = DEFAULT_MODEL,
-    name: Annotated[str | None, typer.Option(help="The model's name for clients; by default the one given.")] = None,
-    adapter: Adapters = None,
-    chat_template: ChatTemplateFile = None,
-    dtype: Dtype = None,
-    weights: Weights = None,
-    activations: ActivationsForm = None,
-    device: Device = "cpu",
-    threads: ReplicaThreads = 0,
-    replicas: Replicas = 1,
-    tensor_parallel: TensorParallel = 1,
-    pipeline_parallel: PipelineParallel = 1,
-    sliced: Sliced = False,
-    executor: Executor = "local",
-    ray_address: RayAddress = "auto",
-    nodes: Nodes = None,
-    listen: Listen = None,
-    secret_file: SecretFile = None,
-    control_only: ControlOnly = False,
-    heartbeat_timeout: HeartbeatTimeout = 5.0,
-    join_timeout: JoinTimeout = 300.0,
-    max_batch_size: MaxBatchSize = None,
-    max_model_len: MaxModelLen = None,
-    policy: Annotated[
-        str,
-        typer.Option(help="Scheduling policy: chunked, paged, orca, request-level, or one that a plugin registered."),
-    ] = "chunked",
-    max_batch_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Tokens per iteration under 'chunked' (512; of an encoder-decoder, all).",
-        ),
-    ] = None,
-    max_chunk_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Tokens of prompts in an iteration in which others decode, under 'chunked' (24): fewer keep streams "
-            "smoother, more begin answers sooner.",
-        ),
-    ] = None,
-    kv_tokens: Annotated[
-        int | None, typer.Option(min=16, help="K/V slots of each replica; by default what fits the memory.")
-    ] = None,
-    kv_dtype: KvDtype = None,
-    memory_pool: BlockPoolName = None,
-    compiler: CompilerName = None,
-    speculate: Speculate = 0,
-    draft_model: DraftModel = None,
-    batch_invariant: Annotated[
-        bool,
-        typer.Option("--batch-invariant", help="Refuse a model whose answers would depend on what it is batched with."),
-    ] = False,
-    max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 429.")] = 256,
-    model_control: ModelControlled = False,
-    enable_lora: Annotated[
-        bool,
-        typer.Option(
-            "--enable-lora", help="Run in torch's operators, so that adapters may come later (--model-control)."
-        ),
-    ] = False,
-    single_process: Annotated[
-        bool, typer.Option("--single-process", help="Run all in one process, which nothing restarts.")
-    ] = False,
     *,
+    served: ModelOptions,
+    placement: PlacementOptions,
+    scheduling: SchedulingOptions,
     server: ServerOptions,
     extensions: Extensions,
 ) -> None:
@@ -136,105 +54,130 @@ def serve(
     from mlsys_core.plugins import installed_plugins
     from mlsys_orca.scheduling.policy import find_policy
 
-    degrees = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
-    refuse_divided(
-        {f"--device {device}": device != "cpu", "--compiler": compiler, "--draft-model": draft_model},
-        **degrees,
-        sliced=sliced,
-    )
-    refuse_hosts(
-        nodes if executor == "local" else 1,
-        {f"--device {device}": device != "cpu", "--adapter": adapter, "--enable-lora": enable_lora}
-        | {"--compiler": compiler, "--single-process": single_process, "--model-control": model_control}
-        | {"--draft-model": draft_model},
-    )
-    find_policy(policy, installed_plugins().registry)  # before the model is loaded
+    placement.check(served)
+    find_policy(scheduling.policy, installed_plugins().registry)  # before the model is loaded
     http = server.http_config(
         title="mlsys orca",
         open_paths=("/health", "/health/*", "/metrics"),
         validation_status=400,  # as the protocol's own server answers
     )
-    if executor != "local":
-        hosts: HostOptions | None = placed_options(
-            executor,
-            model,
-            address=ray_address,
-            listen=listen,
-            replicas=replicas,
-            threads=threads,
-            heartbeat_timeout=heartbeat_timeout,
-            join_timeout=join_timeout,
-            refused={"--nodes": nodes, "--secret-file": secret_file, "--control-only": control_only},
-            **degrees,
-        )
-    else:
-        hosts = host_options(
-            nodes,
-            listen,
-            secret_file,
-            control_only=control_only,
-            threads=threads,
-            heartbeat_timeout=heartbeat_timeout,
-            join_timeout=join_timeout,
-            tls=http.tls,
-        )
-    why_single = "--single-process was given" if single_process else _why_single(device)
-    if why_single is not None and replicas > 1:
-        raise InvalidInputError(
-            f"--replicas {replicas} needs a process for each, and all would run in one: {why_single}; ask for 1"
-        )
-    if why_single is not None and not single_process:
-        typer.echo(f"mlsys: all runs in one process: {why_single}", err=True)
-    supervises = why_single is None
-    settings = GenerationSettings(
-        model=model,
-        name=name,
-        adapters=adapter_directories(adapter or []),
-        dtype=dtype,
-        weights=weights,
-        activations=activations,
-    )
-    fixed = Fixed(
-        http=http,
-        engine={
-            "max_batch_size": max_batch_size,
-            "num_kv_tokens": kv_tokens,
-            "kv_dtype": kv_dtype,
-            "max_model_len": max_model_len,
-            "num_threads": num_threads_of(threads, replicas=replicas * tensor_parallel * pipeline_parallel),
-            "policy": policy,
-            "memory_pool": memory_pool,
-            "compiler": compiler,
-            "batch_invariant": batch_invariant,
-            "max_waiting": max_waiting,
-            "num_draft_tokens": num_guesses(speculate, draft_model),
-            "num_replicas": replicas,
-            **degrees,
-        },
-        max_batch_tokens=max_batch_tokens,
-        max_chunk_tokens=max_chunk_tokens,
-        device=device,
-        draft_model=draft_model,
-        chat_template=chat_template,
-        takes_adapters=enable_lora,
-        runs_in_torch=compiler is not None,
-        model_control=model_control,
-        sliced=sliced,
-        supervises=supervises,
-        hosts=hosts,
-        extensions=extensions,
-        banner=lambda service, address: typer.echo(
-            banner(service, address, notes=extensions.notes(address.url)), err=True
-        ),
-    )
-    answers = supervises or (hosts is None and not is_divided(**degrees, sliced=sliced))  # else this process must fork
+    hosts = placement.hosts(model, http.tls)
+    supervises = placement.supervises(served.device)
+    adapters = served.adapters
+    engine = scheduling.engine(served, placement)
     extensions.check()
-    with extensions.held(server.host), server.bind(http, answers=answers) as bound:
-        raise typer.Exit(live(settings, fixed, bound))
+    answers = supervises or not placement.is_divided  # else this process forks
+    with ExitStack() as stack:
+        stack.enter_context(extensions.held(server.host))
+        bound = stack.enter_context(server.bind(http, answers=answers))
+        if supervises:
+            import torch
+
+            torch.set_num_threads(1)  # threads do not survive a fork
+        loaded, parallel = _load(model, served, placement, hosts)
+        from mlsys_orca.api.control import ModelControl
+        from mlsys_orca.api.server import make_app, make_service, model_name
+        from mlsys_orca.engine.engine import EngineConfig
+        from mlsys_serving.http import serve as serve_http
+
+        engine["max_batch_size"] = _batch_size(engine, served, loaded, is_divided=parallel is not None)
+        config = EngineConfig(**engine, policy_options=_policy_options(scheduling, loaded))
+        name, control = served.name or model_name(model), ModelControl(served.model_control, adapters)
+        collect_as_usual()  # the start is over
+
+        def on_ready(service: ModelService, address: ServerAddress) -> None:
+            stack.enter_context(kept_out_of_collections())
+            typer.echo(banner(service, address, notes=extensions.notes(address.url)), err=True)
+
+        more: Any = {"control": control, "extensions": extensions}
+        if supervises:
+            from mlsys_orca.api.supervised import serve_supervised
+
+            more |= {"bound": bound, "on_ready": on_ready, "parallel": parallel}
+            raise typer.Exit(serve_supervised(loaded, name, config, http, **more))
+        service = make_service(loaded, name, config, parallel=parallel)
+        made = make_app(service, http, **more)
+        raise typer.Exit(serve_http(made, bound=bound, on_ready=lambda address: on_ready(service, address)))
 
 
-def _why_single(device: str) -> str | None:
-    """Return why a server cannot run in several processes; None: it can."""
-    from mlsys_serving.processes import can_supervise
+def _load(
+    model: str, served: ModelOptions, placement: PlacementOptions, hosts: HostOptions | None
+) -> tuple[LoadedModel, ParallelModel | None]:
+    """Return the model, whole, or without weights and with the parts that other processes load.
 
-    return can_supervise() if device == "cpu" else f"a model on {device!r} cannot be shared by forked processes"
+    Raises:
+        InvalidInputError: it cannot be loaded.
+    """
+    in_both: Any = {
+        "adapters": served.adapters,
+        "takes_adapters": served.enable_lora,
+        "chat_template": served.chat_template,
+        **served.form,
+    }
+    if not placement.is_divided:
+        runs_in_torch = served.compiler is not None
+        loaded = load(model, served.dtype, device=served.device, runs_in_torch=runs_in_torch, **in_both)
+        return with_draft(loaded, served.draft_model), None
+    slices = placement.sliced or None
+    dtype = served.dtype if hosts is None else hosts.dtype_of(served.dtype)
+    share = 1.0 if hosts is None else hosts.share
+    in_both |= placement.degrees
+    loaded, parallel = find_divided(model, dtype, slices=slices, share=share, **in_both)
+    if hosts is not None:
+        assert dtype is not None
+        parallel = hosts.divided(parallel, model, dtype=dtype, slices=slices, **served.form)
+    return loaded, parallel
+
+
+def _batch_size(engine: dict[str, Any], served: ModelOptions, loaded: LoadedModel, *, is_divided: bool) -> int:
+    """Return the requests per iteration: as given, or what ``explain`` suggests for a replica."""
+    given: int | None = engine["max_batch_size"]
+    if given is not None or is_divided:
+        return given or _OF_A_DIVIDED_MODEL
+    from mlsys_orca.api.server import available_memory_nbytes
+    from mlsys_orca.engine.fit import suggested_batch_size
+
+    available_nbytes = available_memory_nbytes(served.device) // engine["num_replicas"]
+    return suggested_batch_size(loaded, engine, available_nbytes=available_nbytes)
+
+
+def _policy_options(scheduling: SchedulingOptions, loaded: LoadedModel) -> dict[str, Any]:
+    given = {"max_batch_tokens": scheduling.max_batch_tokens, "max_chunk_tokens": scheduling.max_chunk_tokens}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if scheduling.policy != "chunked":
+        return options  # which another policy refuses by name, if it has none such
+    # What an encoder reads is one chunk, so its whole context must fit.
+    most = _MOST_TOKENS if loaded.config.encoder is None else loaded.config.max_positions
+    return {"max_batch_tokens": most, "max_chunk_tokens": _CHUNK_TOKENS} | options
+
+
+def banner(service: ModelService, address: ServerAddress, *, notes: Sequence[str] = ()) -> str:
+    """Return what serves, where, and its limits; ``notes`` come from the server's extensions."""
+    engine, loaded = service.engine, service.loaded
+    config, shape, slots = engine.config, engine.shape, engine.shape.num_kv_tokens
+    route, body = "completions", '"prompt": "Hello!"'
+    if loaded.chat_template is not None:
+        route, body = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
+    extras = [f"adapters {', '.join(sorted(engine.adapters))}"] if engine.adapters else []
+    extras += [f"{config.num_replicas} replicas, each with these limits"] if config.num_replicas > 1 else []
+    if config.tensor_parallel * config.pipeline_parallel > 1:
+        extras.append(
+            f"tensor-parallel {config.tensor_parallel}, pipeline-parallel {config.pipeline_parallel}: each process has "
+            f"{config.num_threads} threads and its part of the weights"
+        )
+    extras += [f"up to {config.num_draft_tokens} guesses a token"] if config.num_draft_tokens else []
+    lines = [
+        f"  {service.name} at {address.url}/v1   ({str(loaded.model.dtype).removeprefix('torch.')}, "
+        f"weights {loaded.weights_nbytes / 2**20:.0f} MiB, {config.num_threads} threads)",
+        f"  context {engine.max_model_len} tokens, {slots} K/V slots ({shape.kv_nbytes / 2**20:.0f} MiB): "
+        f"{slots // engine.max_model_len} requests of full length at a time",
+        f"  up to {config.max_batch_size} requests per iteration, policy {config.policy}",
+        f"  {_PROMISES[shape.is_batch_invariant]}",
+        *(f"  {extra}" for extra in extras),
+        *(f"  {note}" for note in notes),
+        f"  documentation at {address.url}/docs, metrics at {address.url}/metrics; Ctrl-C ends it",
+        "",
+        f"  curl {address.url}/v1/{route} -H 'Content-Type: application/json' \\",
+        f'    -d \'{{"model": "{service.name}", {body}}}\'',
+    ]
+    return "\n".join(["", *lines, ""])

@@ -32,9 +32,10 @@ def serve_command(subsystem: str) -> Callable[[Callable[..., None]], Callable[..
 
     Each dataclass parameter is replaced by options for its fields; its ``panel`` names their panel in the help.
     ``--config FILE`` is added. An option is looked for on the command line, in ``MLSYS_<SUBSYSTEM>_<NAME>``, in
-    ``MLSYS_SERVE_<NAME>`` if it belongs to a group, and in the file. Values that differ from the default are printed,
-    except keys. A parameter of class :class:`~mlsys_serving.extensions.Extensions` is given those of the subsystem,
-    and their options are among the command's.
+    ``MLSYS_SERVE_<NAME>`` if it belongs to a group whose ``is_shared`` is not False, and in the file. Values that
+    differ from the default are printed, except keys. A parameter of class
+    :class:`~mlsys_serving.extensions.Extensions` is given those of the subsystem, and their options are among the
+    command's.
 
     Args:
         subsystem: in the names of variables.
@@ -56,7 +57,7 @@ def serve_command(subsystem: str) -> Callable[[Callable[..., None]], Callable[..
         ]
         panel = "Server"
         for group in (*groups.values(), *added.values()):
-            panel = getattr(group, "panel", panel)
+            panel = getattr(group, "panel", None) or panel
             parameters += _options_of(group, prefix)
         config_option = typer.Option(
             is_eager=True,
@@ -91,9 +92,9 @@ def _options_of(group: Any, prefix: str) -> list[inspect.Parameter]:
     hints = typing.get_type_hints(group, include_extras=True)
     made = []
     for field in (field for field in fields(group) if field.init):
-        variables = tuple(f"{each}_{field.name.upper()}" for each in (prefix, SHARED_PREFIX))
-        annotation = _in_panel(_from_environment(hints[field.name], variables), group.panel)
-        made.append(_parameter(field.name, annotation, field.default))
+        prefixes = (prefix, SHARED_PREFIX) if getattr(group, "is_shared", True) else (prefix,)
+        annotation = _from_environment(hints[field.name], tuple(f"{each}_{field.name.upper()}" for each in prefixes))
+        made.append(_parameter(field.name, _in_panel(annotation, group.panel), field.default))
     return made
 
 

@@ -88,18 +88,14 @@ def parameters_of(body: MessagesRequest, service: ModelService) -> tuple[Generat
     Raises:
         InvalidInputError: as :func:`.conversation.prepare`.
     """
-    prepared = prepare(body.conversation, service)
-    parameters = GenerationParameters(
+    asked = GenerationParameters(
         prefix="msg",
         model=body.model,
-        prompts=[prepared.prompt],
-        images=prepared.images,
         max_new_tokens=body.max_tokens,
         sampling=SamplingParams(temperature=body.temperature, top_k=body.top_k_or_none, top_p=body.top_p),
-        grammar=prepared.grammar,
-        text=TextOptions(stop_strings=tuple(body.stop_sequences or ()), skips_special=not prepared.has_control_marks),
+        text=TextOptions(stop_strings=tuple(body.stop_sequences or ())),
     )
-    return parameters, prepared.form
+    return prepare(body.conversation, asked, service)
 
 
 def _answer(generation: Generation, whole: Whole | None, form: AnswerForm) -> MessagesAnswer:

@@ -15,7 +15,6 @@ from mlsys_orca.api.generation import Generation, GenerationParameters
 from mlsys_orca.api.identity import identity_of, owner_of
 from mlsys_orca.api.parts import Part, joined
 from mlsys_orca.api.service import ModelService
-from mlsys_orca.api.text_stream import TextOptions
 from mlsys_orca.scheduling.batch import SamplingParams
 from mlsys_serving.http import HttpError, Router, cancel_on_disconnect
 from mlsys_serving.http.describe import describe
@@ -63,18 +62,14 @@ class Asked:
                     param="previous_response_id",
                 )
             self._before = INPUT_ITEMS.validate_json(stored.items)
-        prepared = prepare(body.conversation(self._before), self._service)
-        self.form = prepared.form
-        return GenerationParameters(
+        asked = GenerationParameters(
             prefix="resp",
             model=body.model,
-            prompts=[prepared.prompt],
-            images=prepared.images,
             max_new_tokens=body.max_output_tokens,
             sampling=SamplingParams(temperature=body.temperature, top_k=body.top_k_or_none, top_p=body.top_p),
-            grammar=prepared.grammar,
-            text=TextOptions(skips_special=not prepared.has_control_marks),
         )
+        parameters, self.form = prepare(body.conversation(self._before), asked, self._service)
+        return parameters
 
     def ended(
         self, generation: Generation, whole: Whole, items: Items
