@@ -41,12 +41,13 @@ def test_an_option_of_two_commands_has_one_help(pair: tuple[str, str]) -> None:
 OF_SERVE = """
 activations adapter batch_invariant chat_template compiler control_only device draft_model dtype enable_lora executor
 heartbeat_timeout join_timeout kv_dtype kv_tokens listen max_batch_size max_batch_tokens max_chunk_tokens max_model_len
-max_waiting memory_pool model model_control name nodes pipeline_parallel policy ray_address replicas secret_file
+max_waiting memory_pool model_control name nodes pipeline_parallel policy ray_address replicas secret_file
 single_process sliced speculate tensor_parallel threads weights
 """
 
 
 def test_serve_has_its_options_each_with_one_variable_of_its_own() -> None:
     commands: Any = vars(get_command(app))["commands"]
-    own = {each.name: each.envvar for each in commands["serve"].params if each.rich_help_panel is None}
+    options = [each for each in commands["serve"].params if each.param_type_name == "option"]
+    own = {each.name: each.envvar for each in options if each.rich_help_panel is None}
     assert own == {name: [f"MLSYS_ORCA_{name.upper()}"] for name in OF_SERVE.split()}

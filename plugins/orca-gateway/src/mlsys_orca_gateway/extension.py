@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from mlsys_orca.api.answers import STREAMED
-from mlsys_orca.api.identity import owner_of
+from mlsys_orca.api.generation import owner_of
 from mlsys_orca.api.intake import intake_route
 from mlsys_orca.api.service import ModelService
 from mlsys_serving.extensions import Extension, Service
@@ -49,7 +49,7 @@ def extend(service: Service) -> Extension:
             finally:
                 await keeper.close()
 
-    router = Router(tags=["Orca"], route_class=intake_route(model.front, keeper.go_on))
+    router = Router(tags=["Orca"], route_class=intake_route(model))
     responses.add_routes(router, model, keeper, stored)
     messages.add_routes(router, model, keeper)
     file_routes.add_routes(router, batches)

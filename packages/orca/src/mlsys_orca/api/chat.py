@@ -16,8 +16,7 @@ from mlsys_orca.api.chat_messages import Message, NamedTool, Tool
 from mlsys_orca.api.conversation import Conversation, ToolUse, prepare
 from mlsys_orca.api.fields import MAX_MESSAGES, Generating, ResponseFormat
 from mlsys_orca.api.front import body_size
-from mlsys_orca.api.generation import GenerationParameters
-from mlsys_orca.api.identity import identity_of
+from mlsys_orca.api.generation import GenerationParameters, identity_of
 from mlsys_orca.api.reasoning import Effort
 from mlsys_orca.api.service import ModelService, text_options
 from mlsys_orca.scheduling.batch import MAX_LOGPROBS

@@ -25,8 +25,7 @@ from mlsys_orca.api.answers import (
 )
 from mlsys_orca.api.fields import MAX_CHOICES, Generating, ResponseFormat, grammar_from
 from mlsys_orca.api.front import body_size
-from mlsys_orca.api.generation import Generation, GenerationParameters
-from mlsys_orca.api.identity import identity_of
+from mlsys_orca.api.generation import Generation, GenerationParameters, identity_of
 from mlsys_orca.api.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,

@@ -14,7 +14,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.api.answer_reader import AnswerForm
 from mlsys_orca.api.generation import GenerationParameters
-from mlsys_orca.api.images import Prompt, SentImage, has_images, lift_images, place_images, read_images
+from mlsys_orca.api.images import Prompt, SentImage, lift_images, place_images, read_images
 from mlsys_orca.api.reasoning import Effort, effort_variables, marks_of
 from mlsys_orca.api.service import ModelService, num_chars, too_long
 from mlsys_orca.api.tools import Notation, call_grammar, need_notation
@@ -171,7 +171,7 @@ def encode_chat(
     if reader is not None:
         messages, sent = lift_images(messages)
         _check_images(service, len(sent), num_tokens=len(sent) * reader.least_tokens)
-    elif has_images(messages):
+    elif any(isinstance(message.get("content"), list) for message in messages):
         raise InvalidInputError(
             f"model {service.name!r} reads text alone: leave the images out, or serve a model that has a vision part "
             f"({', '.join(VISION_ARCHITECTURES)})"

@@ -82,11 +82,6 @@ def lift_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, A
     return lifted, sent
 
 
-def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a message has an image."""
-    return any(isinstance(message.get("content"), list) for message in messages)
-
-
 def read_images(sent: Sequence[SentImage], reader: ImageReader) -> Iterator[tuple[ImagePixels, list[int]]]:
     """Yield each image's tiles and the tokens that stand for it, one after the other.
 

@@ -6,7 +6,7 @@ both parsing and checking happen in a thread of the :class:`.front.Front`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlsys_orca.api.front import Front
+from mlsys_orca.api.service import ModelService
 
 MAX_VALUES = 500_000  # of a body: texts, numbers and the like. Parsing that many takes the lock for some 10 ms
 MAX_CONTAINERS = 20_000  # of a body: arrays and objects, each some hundred bytes of memory
@@ -89,12 +90,10 @@ def read_body(body: bytes, model: type[BaseModel], validation_status: int) -> Ba
         raise HttpError(info.message, http_status=info.status, error_code=info.code, param=info.param) from None
 
 
-def intake_route(front: Front, go_on: Callable[[Request], Awaitable[Response | None]]) -> type[APIRoute]:
-    """Return the class of routes whose bodies ``front`` admits and reads.
+def intake_route(service: ModelService) -> type[APIRoute]:
+    """Return the class of routes over ``service``: a request that comes back to a stream is answered by its streams.
 
-    Args:
-        front: Its threads.
-        go_on: Answers a request that comes back to a stream; None: it is no such request.
+    Bodies of all others are read and checked by its front.
     """
 
     class IntakeRoute(APIRoute):
@@ -109,9 +108,9 @@ def intake_route(front: Front, go_on: Callable[[Request], Awaitable[Response | N
             checked: type[BaseModel] = model
 
             async def read(request: Request) -> Response:
-                if (rest := await go_on(request)) is not None:
+                if (rest := await service.streams.go_on(request)) is not None:
                     return rest
-                return await handler(_CheckedRequest(request, front, checked))
+                return await handler(_CheckedRequest(request, service.front, checked))
 
             return read
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import Request, Response
+from fastapi import Response
 from mlsys_serving.http import HttpError, Router
 from pydantic import BaseModel
 
@@ -35,11 +35,7 @@ class ModelList(BaseModel):
 
 def make_router(service: ModelService, control: ModelControl) -> Router:
     """Return the endpoints over ``service``, and those that change its adapters."""
-
-    async def go_on(request: Request) -> Response | None:
-        return await service.streams.go_on(request)
-
-    router = Router(tags=["Orca"], route_class=intake_route(service.front, go_on))
+    router = Router(tags=["Orca"], route_class=intake_route(service))
     for endpoint in (chat, completions, tokens):
         endpoint.add_routes(router, service)
     _add_models(router, service)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from mlsys_orca.api.front import Front
-from mlsys_orca.api.identity import given
+from mlsys_orca.api.generation import given
 from mlsys_orca.engine.client import EngineClient
 from mlsys_serving.http.inside import InsideAnswer, InsideClient
 from mlsys_serving.http.json_body import parse_json
