@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from mlsys_core.hub import is_hub_name
+from mlsys_core.models import is_hub_name
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {

@@ -34,7 +34,7 @@ SUITES = {
         "orca.paper_suite:run",
         ("cpu",),
     ),
-    "orca-replicas": ("Up to 1,000 replicas behind one router, simulated.", "orca.replicas_suite:run", ("cpu",)),
+    "orca-replicas": ("Up to 1,000 replicas behind one router, simulated.", "orca.replicas_simulated:run", ("cpu",)),
     "orca-peers": (
         "Servers with the same requests and weights: OpenVINO GenAI, llama.cpp, vLLM, transformers.",
         "orca.peers.suite:run",

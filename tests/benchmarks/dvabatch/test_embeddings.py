@@ -9,8 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from mlsys_bench.dvabatch import embeddings
-from mlsys_bench.dvabatch.agreement import agreement, nearest_kept, sentences
-from mlsys_bench.dvabatch.embeddings import INT8, OURS, Contestant, compare, contestants, race
+from mlsys_bench.dvabatch.embeddings import (
+    INT8,
+    OURS,
+    Contestant,
+    agreement,
+    compare,
+    contestants,
+    nearest_kept,
+    race,
+    sentences,
+)
 from mlsys_core.errors import MlsysError
 
 PEER = """

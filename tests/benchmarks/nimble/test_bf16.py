@@ -11,7 +11,7 @@ import pytest
 import torch
 from mlsys_bench.harness.race import Outcome
 from mlsys_bench.nimble import bf16
-from mlsys_bench.nimble.bf16_cases import Autocast, Halves
+from mlsys_bench.nimble.bf16 import Autocast, Halves
 from mlsys_core.bench import BenchContext
 from mlsys_core.report import Table
 from rich.console import Console

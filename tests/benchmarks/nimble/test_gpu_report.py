@@ -10,7 +10,7 @@ import pytest
 import torch
 from mlsys_bench.harness.race import Outcome
 from mlsys_bench.nimble import gpu
-from mlsys_bench.nimble.gpu_report import Race, report
+from mlsys_bench.nimble.gpu import Race, report
 from mlsys_bench.nimble.nets import run
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import Table

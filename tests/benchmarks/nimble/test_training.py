@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_bench.nimble import training, training_nets
+from mlsys_bench.nimble import training
 from mlsys_core.bench import BenchContext
 from rich.console import Console
 
 SMALL = {
     "vit": partial(
-        training_nets.vit,
+        training.vit,
         hidden_size=32,
         num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=48,
         image_size=32,
     ),
-    "gpt2": partial(training_nets.gpt2, n_embd=32, n_layer=1, n_head=2, vocab_size=50),
+    "gpt2": partial(training.gpt2, n_embd=32, n_layer=1, n_head=2, vocab_size=50),
 }
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlsys_bench.harness.settings import best_of
 from mlsys_bench.orca.peers import models, suite
 from mlsys_bench.orca.peers.cases import CASES, OURS, Job, PeerCase
 from mlsys_bench.orca.peers.engines import child
 from mlsys_bench.orca.peers.report import Run, problems_of, rows_of, score_of
 from mlsys_bench.orca.peers.runners import NotReadyError, result_of, running
+from mlsys_bench.orca.peers.suite import best_of
 from mlsys_bench.orca.peers.traffic import make_traffic
 from mlsys_bench.workload.records import RequestRecord
 from mlsys_bench.workload.results import LoadResult

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from mlsys_core.cli.help_style import name_of, unwrapped
-from mlsys_core.cli.lazy_group import load_command
+from mlsys_core.cli.lazy_group import load_command, name_of, unwrapped
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import CommandSpec
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from mlsys_core import config
 from mlsys_core.errors import InvalidInputError, KernelUnavailableError, MissingDependencyError, MlsysError
-from mlsys_core.native import compiler, levels, load_kernel, loader, sanitizers, store, warn_without_kernels
+from mlsys_core.native import compiler, levels, load_kernel, loader, store, warn_without_kernels
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 
@@ -344,11 +344,11 @@ def test_a_sanitizer_that_is_unknown_or_not_preloaded_is_refused(source: Path, t
 
 
 def test_sanitizers_are_joined_unless_they_exclude_each_other(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sanitizers, "_is_in_process", lambda runtime: True)
-    flags = sanitizers.flags_of("address, undefined")
+    monkeypatch.setattr(loader, "_is_in_process", lambda runtime: True)
+    flags = loader.sanitizer_flags("address, undefined")
     assert {"-fsanitize=address", "-fsanitize=undefined,float-cast-overflow"} <= set(flags)
     with pytest.raises(InvalidInputError, match="address and thread exclude each other"):
-        sanitizers.flags_of("address,thread")
+        loader.sanitizer_flags("address,thread")
 
 
 def test_the_library_is_a_plain_ctypes_one(source: Path, tmp_path: Path):

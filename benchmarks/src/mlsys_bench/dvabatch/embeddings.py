@@ -11,6 +11,7 @@ texts come one by one, at half of the best peer's speed: the same arrivals to al
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -29,13 +30,13 @@ from mlsys_core.report import Section, Table
 from mlsys_core.workload import Poisson
 from numpy.typing import NDArray
 
-from mlsys_bench.dvabatch.agreement import agreement, cosines, nearest_kept, sentences
 from mlsys_bench.dvabatch.lengths import LIKE
 from mlsys_bench.dvabatch.over_http import texts_like
 from mlsys_bench.harness.child import environment
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
+
 
 OURS, INT8 = "DVABatch", "DVABatch, int8"
 INT8_PEERS = ("onnxruntime, int8", "openvino, int8")
@@ -294,3 +295,58 @@ def _table(workload: str, figures: dict[str, dict[str, float]]) -> Table:
     names = "per s,ours is,CPU ms/text,ours takes,p50 ms,p99 ms,least cosine,nearest 10 kept,batch"
     title = f"Texts of lengths like {workload}, int8 beside int8; latencies at {ours['rate_per_s']:.1f} texts/s"
     return Table(["", *names.split(",")], rows, title)
+
+
+_HIDDEN = re.compile(r"```.*?```|<!--.*?-->|^[|#].*?$", re.DOTALL | re.MULTILINE)
+_PLAIN = re.compile(r"[A-Z][A-Za-z ,;:'()-]{30,300}\.")
+
+
+def sentences(folder: Path, most: int) -> list[str]:
+    """Return at most ``most`` different plain sentences of a folder's Markdown pages, spread over all of them."""
+    found: dict[str, None] = {}
+    for page in sorted(folder.glob("*.md")):
+        text = " ".join(_HIDDEN.sub(" ", page.read_text(encoding="utf-8")).split())
+        found |= dict.fromkeys(part for part in re.split(r"(?<=\.) ", text) if _PLAIN.fullmatch(part))
+    texts = list(found)
+    return texts[:: max(1, -(-len(texts) // most))]
+
+
+def nearest_kept(vectors: NDArray[Any], expected: NDArray[Any], most: int = 10) -> float:
+    """Return how much of each text's nearest others stays: their common part of the nearest ``most``, on average.
+
+    Args:
+        vectors: Of a contestant, [texts, features].
+        expected: Of the reference, in the same order.
+        most: Texts that a search returns.
+    """
+    most, orders = min(most, len(vectors) - 1), []
+    for each in (vectors, expected):
+        unit = each / np.linalg.norm(each, axis=1, keepdims=True)
+        alike = unit @ unit.T
+        np.fill_diagonal(alike, -2)
+        orders.append(np.argsort(-alike, axis=1, kind="stable")[:, :most])
+    pairs = zip(*(each.tolist() for each in orders), strict=True)
+    return float(np.mean([len(set(ours) & set(theirs)) / most for ours, theirs in pairs]))
+
+
+def cosines(vectors: NDArray[Any], expected: NDArray[Any]) -> NDArray[Any]:
+    """Return each vector's cosine to the expected one: two of [texts, features] -> [texts]."""
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
+    found: NDArray[Any] = (vectors * expected).sum(1) / lengths
+    return found
+
+
+def agreement(vectors: NDArray[Any], expected: NDArray[Any]) -> dict[str, float]:
+    """Return the least and the mean cosine of vectors to the expected ones, and how much of a search stays.
+
+    Args:
+        vectors: Of a contestant, [texts, features].
+        expected: Of the reference, in the same order.
+    """
+    found = cosines(vectors, expected)
+    return {
+        "least_cosine": float(found.min()),
+        "mean_cosine": float(found.mean()),
+        "nearest_1_kept": nearest_kept(vectors, expected, 1),
+        "nearest_10_kept": nearest_kept(vectors, expected),
+    }

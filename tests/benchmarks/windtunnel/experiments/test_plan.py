@@ -17,8 +17,7 @@ from mlsys_bench.windtunnel.experiments.plan import (
     results_of,
     rows_of,
 )
-from mlsys_bench.windtunnel.experiments.run import candidates
-from mlsys_bench.windtunnel.experiments.windtunnel import TRANSLATIONS
+from mlsys_bench.windtunnel.experiments.run import TRANSLATIONS, candidates
 from mlsys_core.errors import InvalidInputError
 
 ROW = Row("adult", "mlp")

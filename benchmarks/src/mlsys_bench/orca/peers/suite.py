@@ -18,10 +18,10 @@ import itertools
 import json
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlsys_core import plot
 from mlsys_core.errors import InvalidInputError
@@ -30,7 +30,6 @@ from mlsys_core.report import Figure, Section, Table
 
 from mlsys_bench.harness import plots
 from mlsys_bench.harness.machine import LoadMeter, busy_processes
-from mlsys_bench.harness.settings import best_of
 from mlsys_bench.harness.text import table_of
 from mlsys_bench.orca.peers.cases import CASES, OURS, Job, PeerCase, Settings
 from mlsys_bench.orca.peers.models import DTYPES, FOLDER, MODELS, PEERS
@@ -40,6 +39,7 @@ from mlsys_bench.orca.peers.traffic import Traffic, make_traffic
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
+
 
 WITHOUT_HTTP = ", without HTTP"
 WARMUP_SEED, TUNING_SEED, SEED = 1, 2, 3
@@ -249,3 +249,18 @@ def run(
 
 def _spelled(settings: Settings) -> str:
     return " ".join(f"{name}={value}" for name, value in settings.items())
+
+
+T = TypeVar("T")
+
+
+def best_of(candidates: Iterable[T], score: Callable[[T], float]) -> tuple[T | None, list[tuple[T, float]]]:
+    """Return the candidate with the largest score, the first of equals, and all scores; None if none is above 0.
+
+    Example:
+        >>> best_of([32, 64, 96], lambda size: min(size, 64) / 32)
+        (64, [(32, 1.0), (64, 2.0), (96, 2.0)])
+    """
+    scores = [(candidate, score(candidate)) for candidate in candidates]
+    best = max(scores, key=lambda pair: pair[1], default=None)
+    return (best[0] if best is not None and best[1] > 0 else None), scores

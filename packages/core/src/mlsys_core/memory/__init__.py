@@ -6,8 +6,7 @@ from mlsys_core.memory.arena import Arena
 from mlsys_core.memory.block_pool import BlockId, BlockPool, OutOfBlocksError
 from mlsys_core.memory.conflicts import plan_offsets_for_conflicts
 from mlsys_core.memory.plan import Lifetime, MemoryPlan, plan_offsets
-from mlsys_core.memory.pools import find_pool
-from mlsys_core.memory.protocols import Blocks, Runs
+from mlsys_core.memory.pools import Blocks, Runs, find_pool
 from mlsys_core.memory.run_pool import RunPool
 
 __all__ = [

@@ -7,15 +7,16 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from mlsys_core.config import settings
-from mlsys_core.errors import KernelUnavailableError
+from mlsys_core.errors import InvalidInputError, KernelUnavailableError
 from mlsys_core.native.compiler import Compiler, find_compiler
 from mlsys_core.native.levels import NATIVE, executable_levels, level_named
 from mlsys_core.native.recipes import INCLUDE, Recipe, recipe
-from mlsys_core.native.sanitizers import flags_of
 from mlsys_core.native.store import Store, temporary_store, trusted_store, warn_once
+from mlsys_core.posix import is_loaded
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def load_kernel(
         InvalidInputError: the level or the sanitizer of the settings is unknown, or cannot be used here.
     """
     chosen = settings()
-    flags = (*flags, *further_flags, *flags_of(chosen.sanitizer))
+    flags = (*flags, *further_flags, *sanitizer_flags(chosen.sanitizer))
     level = level_named(chosen.kernel_level)
     wanted = recipe(source, level, flags=flags, headers=headers)
 
@@ -182,3 +183,45 @@ def warn_without_kernels(what: str, instead: str, why: Exception) -> None:
         return
     _warned.add(what)
     _log.warning("%s: %s, which is slower, for want of native kernels: %s", what, instead, why)
+
+
+# By name: flags, and the runtime that must be in the process before anything else.
+_SANITIZERS = {
+    "address": (("-fsanitize=address",), "libasan.so"),
+    "undefined": (("-fsanitize=undefined,float-cast-overflow",), None),
+    "thread": (("-fsanitize=thread",), "libtsan.so"),
+}
+_READABLE = ("-O1", "-g", "-fno-omit-frame-pointer")  # so that a report names lines
+
+
+def sanitizer_flags(names: str | None) -> tuple[str, ...]:
+    """Return the flags that build a kernel with sanitizers.
+
+    Args:
+        names: One of them, or two with a comma between; None: no sanitizer.
+
+    Raises:
+        InvalidInputError: a name is unknown, two exclude each other, or a runtime was not preloaded.
+    """
+    if names is None:
+        return ()
+    chosen = [name.strip() for name in names.split(",")]
+    for name in chosen:
+        if name not in _SANITIZERS:
+            raise InvalidInputError(
+                f"MLSYS_SANITIZE is {names!r}; it may be {', '.join(_SANITIZERS)}, or two of them with a comma between"
+            )
+        runtime = _SANITIZERS[name][1]
+        if runtime and not _is_in_process(runtime):  # it would end the process as the kernel is loaded
+            raise InvalidInputError(
+                f"MLSYS_SANITIZE={names} needs its runtime before anything else: "
+                f"LD_PRELOAD=$(c++ -print-file-name={runtime}), or run make sanitize"
+            )
+    if {"address", "thread"} <= set(chosen):
+        raise InvalidInputError("MLSYS_SANITIZE: address and thread exclude each other; use one process for each")
+    return (*_READABLE, *(flag for name in chosen for flag in _SANITIZERS[name][0]))
+
+
+@cache
+def _is_in_process(runtime: str) -> bool:
+    return is_loaded(runtime)

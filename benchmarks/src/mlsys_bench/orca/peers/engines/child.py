@@ -21,21 +21,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-Events: TypeAlias = Sequence[tuple[int, Sequence[int]]]  # (request's key, its new tokens)
-
-
-class Engine(Protocol):
-    """An adapter around a peer: greedy answers of exactly the requested length."""
-
-    def add(self, key: int, prompt: list[int], num_tokens: int) -> None:
-        """Accept a request; ``key`` was not used before."""
-        ...
-
-    def step(self, timeout_s: float) -> Events:
-        """Return new tokens: those of one iteration, or of ``timeout_s`` (engines with threads of their own)."""
-        ...
+if TYPE_CHECKING:
+    from mlsys_bench.orca.peers.engines.http_front import Engine
 
 
 def run(engine: Engine, requests: Sequence[dict[str, Any]], first_key: int) -> list[dict[str, Any]]:

@@ -12,14 +12,24 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mlsys_bench.orca.peers.engines.child import Engine
+from typing import Any, Protocol, TypeAlias
 
 _IDLE_STEP_S = 0.05
+Events: TypeAlias = Sequence[tuple[int, Sequence[int]]]  # (request's key, its new tokens)
+
+
+class Engine(Protocol):
+    """An adapter around a peer: greedy answers of exactly the requested length."""
+
+    def add(self, key: int, prompt: list[int], num_tokens: int) -> None:
+        """Accept a request; ``key`` was not used before."""
+        ...
+
+    def step(self, timeout_s: float) -> Events:
+        """Return new tokens: those of one iteration, or of ``timeout_s`` (engines with threads of their own)."""
+        ...
 
 
 def serve(engine: Engine, words: Mapping[int, str], port: int) -> None:
