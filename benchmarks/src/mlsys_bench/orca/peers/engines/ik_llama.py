@@ -44,11 +44,11 @@ class PeerEngine:
         self._running: dict[int, list[int]] = {}  # by key: sequence, position, last token, tokens to come
 
     def add(self, key: int, prompt: list[int], num_tokens: int) -> None:
-        """See :meth:`child.Engine.add`."""
+        """See :meth:`http_front.Engine.add`."""
         self._waiting.append((key, prompt, num_tokens))
 
     def step(self, timeout_s: float) -> Sequence[tuple[int, Sequence[int]]]:
-        """See :meth:`child.Engine.step`."""
+        """See :meth:`http_front.Engine.step`."""
         del timeout_s  # a step is one iteration
         self._batch.n_tokens = 0
         ends = {}  # by key: index of its last token in the batch

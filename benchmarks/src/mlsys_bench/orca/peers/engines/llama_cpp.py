@@ -56,7 +56,7 @@ class PeerEngine:
         self._events: queue.SimpleQueue[tuple[int, list[int]]] = queue.SimpleQueue()
 
     def add(self, key: int, prompt: list[int], num_tokens: int) -> None:
-        """See :meth:`child.Engine.add`."""
+        """See :meth:`http_front.Engine.add`."""
         body = {**self._body, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
 
         def on_chunk(chunk: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ class PeerEngine:
         threading.Thread(target=self._server.handle_completions, args=(body, on_chunk), daemon=True).start()
 
     def step(self, timeout_s: float) -> Sequence[tuple[int, Sequence[int]]]:
-        """See :meth:`child.Engine.step`."""
+        """See :meth:`http_front.Engine.step`."""
         try:
             events = [self._events.get(timeout=timeout_s)]
         except queue.Empty:

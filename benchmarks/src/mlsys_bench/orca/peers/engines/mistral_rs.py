@@ -35,7 +35,7 @@ class PeerEngine:
         threading.Thread(target=self._run, daemon=True).start()
 
     def add(self, key: int, prompt: list[int], num_tokens: int) -> None:
-        """See :meth:`child.Engine.add`."""
+        """See :meth:`http_front.Engine.add`."""
         self._requests.put((key, prompt, num_tokens))
 
     def _run(self) -> None:
@@ -63,7 +63,7 @@ class PeerEngine:
             raise RuntimeError(f"mistral.rs sent {missing} tokens too few")
 
     def step(self, timeout_s: float) -> Sequence[tuple[int, Sequence[int]]]:
-        """See :meth:`child.Engine.step`."""
+        """See :meth:`http_front.Engine.step`."""
         found = []
         try:
             found.append(self._events.get(timeout=timeout_s))

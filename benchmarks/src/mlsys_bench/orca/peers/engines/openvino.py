@@ -32,7 +32,7 @@ class PeerEngine:
         self._handles: dict[int, Any] = {}
 
     def add(self, key: int, prompt: list[int], num_tokens: int) -> None:
-        """See :meth:`child.Engine.add`."""
+        """See :meth:`http_front.Engine.add`."""
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = config.min_new_tokens = num_tokens
         config.ignore_eos = True
@@ -41,7 +41,7 @@ class PeerEngine:
         self._handles[key] = self._pipeline.add_request(key, ids, config)
 
     def step(self, timeout_s: float) -> Sequence[tuple[int, Sequence[int]]]:
-        """See :meth:`child.Engine.step`."""
+        """See :meth:`http_front.Engine.step`."""
         self._pipeline.step()
         events = []
         for key, handle in list(self._handles.items()):

@@ -34,7 +34,7 @@ class PeerEngine:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def add(self, key: int, prompt: list[int], num_tokens: int) -> None:
-        """See :meth:`child.Engine.add`."""
+        """See :meth:`http_front.Engine.add`."""
         request = GenerationRequest(request_id=str(key), prompt_token_ids=tuple(prompt), max_new_tokens=num_tokens)
         asyncio.run_coroutine_threadsafe(self._read(key, request), self._loop)
 
@@ -47,7 +47,7 @@ class PeerEngine:
             self._events.put(error)
 
     def step(self, timeout_s: float) -> Sequence[tuple[int, Sequence[int]]]:
-        """See :meth:`child.Engine.step`."""
+        """See :meth:`http_front.Engine.step`."""
         events: list[tuple[int, Sequence[int]]] = []
         while not self._events.empty() or not events:
             try:

@@ -31,11 +31,11 @@ class PeerEngine:
         self._num_read: dict[str, int] = {}
 
     def add(self, key: int, prompt: list[int], num_tokens: int) -> None:
-        """See :meth:`child.Engine.add`."""
+        """See :meth:`http_front.Engine.add`."""
         self._manager.add_request(prompt, request_id=str(key), max_new_tokens=num_tokens, streaming=True)
 
     def step(self, timeout_s: float) -> Sequence[tuple[int, Sequence[int]]]:
-        """See :meth:`child.Engine.step`."""
+        """See :meth:`http_front.Engine.step`."""
         output = self._manager.get_result(timeout=timeout_s)
         if output is None:
             return []

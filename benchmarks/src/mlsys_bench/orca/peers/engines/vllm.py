@@ -34,7 +34,7 @@ class PeerEngine:
         )
 
     def add(self, key: int, prompt: list[int], num_tokens: int) -> None:
-        """See :meth:`child.Engine.add`."""
+        """See :meth:`http_front.Engine.add`."""
         sampling = SamplingParams(
             temperature=0,
             max_tokens=num_tokens,
@@ -46,5 +46,5 @@ class PeerEngine:
         self._engine.add_request(str(key), {"prompt_token_ids": prompt}, sampling)
 
     def step(self, timeout_s: float) -> Sequence[tuple[int, Sequence[int]]]:
-        """See :meth:`child.Engine.step`."""
+        """See :meth:`http_front.Engine.step`."""
         return [(int(answer.request_id), list(answer.outputs[0].token_ids)) for answer in self._engine.step()]
