@@ -1,8 +1,8 @@
 """Check the boundaries of this repository, beyond general linters. Run by ``make lint``; prints each breach.
 
 - imports point down: ring, subsystem, serving, core; hearts import no ring, and nothing imports the benchmarks;
-- within a package, files import each other in no circle, and its rooms (folders and files at its top) only those below
-  them, in the order that its README shows;
+- within a package, files know each other in no circle, imports for type checkers counted, and its rooms (folders and
+  files at its top, and those inside a room where the README lists them) import only those below, in its README's order;
 - calls that Linux or POSIX alone has (fork, pidfd, memfd, eventfd, affinity, /proc, ...) stand in ``mlsys_core.posix``;
 - there is no top-level ``mlsys`` package or distribution (the name is taken on the package index);
 - no lock file carries an address;
@@ -27,6 +27,16 @@ MAX_LINES = 500
 MAX_BYTES = 1_000_000
 SUBSYSTEMS = ("mlsys_nimble", "mlsys_orca", "mlsys_windtunnel", "mlsys_batchmaker", "mlsys_dvabatch")
 LEVELS = ("mlsys_core", "mlsys_serving", SUBSYSTEMS)  # hearts, from the bottom up; all other distributions are the ring
+# Lines of Python; what grows a heart pays by what it makes superfluous.
+BUDGETS = {
+    "mlsys_core": 12_000,
+    "mlsys_serving": 8_500,
+    "mlsys_orca": 29_000,
+    "mlsys_nimble": 19_000,
+    "mlsys_windtunnel": 22_000,
+    "mlsys_batchmaker": 9_000,
+    "mlsys_dvabatch": 7_000,
+}
 BENCHMARKS = "mlsys_bench"  # measures all of them, and is installed for development only
 SOURCES = r"(packages/\w+|plugins/[\w-]+|benchmarks)/src/(mlsys_\w+)/"
 
@@ -91,56 +101,86 @@ def check_imports(root: Path, files: list[Path]) -> Iterator[str]:
                     yield f"{file.relative_to(root)}: {own} imports {module}, which stands beside or above it"
 
 
-def own_imports(file: Path, module: str, modules: set[str]) -> Iterator[str]:
-    """Yield the modules of its package that a file imports when it runs, type checkers' imports left out."""
+def own_imports(file: Path, module: str, modules: set[str], *, types: bool = True) -> Iterator[str]:
+    """Yield the modules of its package that a file imports; without ``types``, those for type checkers left out."""
     pending: list[ast.AST] = [ast.parse(file.read_text())]
     while pending:
-        for node in ast.iter_child_nodes(pending.pop()):
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-                continue
-            pending.append(node)
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-                joined = [f"{node.module}.{alias.name}" for alias in node.names]
-                names = [name if name in modules else node.module for name in joined]
-            yield from (name for name in names if name in modules and name != module)
+        node = pending.pop()
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)) or types:
+            pending += ast.iter_child_nodes(node)
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            joined = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in modules else node.module for name in joined]
+        yield from (name for name in names if name in modules and name != module)
 
 
-def rooms_of(readme: str) -> list[str]:
-    """Return the rooms that a package's README lists, from the top down."""
+def rooms_of(readme: str) -> dict[str, list[str]]:
+    r"""Return the rooms that a package's README lists, from the top down, and those that it lists inside each.
+
+    Example:
+        >>> rooms_of("## Rooms\\n```text\\nhttp  the base\\n  app  the factory\\nwatch  events\\n```")
+        {'http': ['app'], 'watch': []}
+    """
     block = re.search(r"## Rooms\n.*?```text\n(.*?)```", readme, flags=re.S)
-    return [line.split()[0] for line in block[1].splitlines()] if block else []
+    rooms: dict[str, list[str]] = {}
+    for line in block[1].splitlines() if block else []:
+        if line.startswith(" "):
+            rooms[list(rooms)[-1]].append(line.split()[0])
+        else:
+            rooms[line.split()[0]] = []
+    return rooms
 
 
-def check_rooms(root: Path, files: list[Path]) -> Iterator[str]:
-    """Yield circles of imports among a package's files, imports that point upward, and rooms its README lacks."""
+def packages_of(root: Path, files: list[Path]) -> dict[tuple[str, str], dict[str, Path]]:
+    """Return the Python modules of each package by folder and name, templates left out."""
     packages: dict[tuple[str, str], dict[str, Path]] = {}
     for file in files:
         match = re.match(SOURCES + r"(.*)\.py$", file.relative_to(root).as_posix())
         if match and "template" not in file.parts:
             name = ".".join([match[2], *match[3].split("/")]).removesuffix(".__init__")
             packages.setdefault((match[1], match[2]), {})[name] = file
-    for (folder, package), modules in packages.items():
+    return packages
+
+
+def check_rooms(root: Path, files: list[Path]) -> Iterator[str]:
+    """Yield circles of imports among a package's files, imports that point upward, and rooms its README lacks."""
+    for (folder, package), modules in packages_of(root, files).items():
         readme = root / folder / "README.md"
         listed = rooms_of(readme.read_text() if readme.is_file() else "")
-        rooms = {name.split(".")[1] for name in modules if "." in name} - {"_plugin", "__main__"}
+        names = [name.split(".") for name in modules]
+        rooms = {parts[1] for parts in names if len(parts) > 1} - {"_plugin", "__main__"}
         if listed and set(listed) != rooms:
             yield f"{folder}/README.md: its rooms are not the package's: {', '.join(sorted(set(listed) ^ rooms))}"
             continue
+        for room, inner in listed.items():
+            found = {parts[2] for parts in names if len(parts) > 2 and parts[1] == room}
+            if inner and set(inner) != found:
+                lacks = ", ".join(sorted(set(inner) ^ found))
+                yield f"{folder}/README.md: the rooms in {room} are not the package's: {lacks}"
         imports: nx.DiGraph[str] = nx.DiGraph()
+        running: set[tuple[str, str]] = set()
         for module, file in modules.items():
-            imports.add_edges_from((module, imported) for imported in own_imports(file, module, set(modules)))
+            of_package = "." not in module  # its own __init__ names what it exports, for type checkers
+            known = own_imports(file, module, set(modules), types=not of_package)
+            imports.add_edges_from((module, imported) for imported in known)
+            running |= {(module, imported) for imported in own_imports(file, module, set(modules), types=False)}
         for circle in nx.strongly_connected_components(imports):
             if len(circle) > 1:
                 edges = ", ".join(f"{one} -> {other}" for one, other in sorted(imports.subgraph(circle).edges))
-                yield f"{package}: files import each other in a circle: {edges}"
-        order_of = {f"{package}.{room}": number for number, room in enumerate(listed)}
-        for one, other in sorted(imports.edges):
-            above, below = (order_of.get(".".join(name.split(".")[:2])) for name in (one, other))
-            if above is not None and below is not None and above > below:
-                yield f"{one} imports {other}, which {folder}/README.md shows above it"
+                yield f"{package}: files know each other in a circle: {edges}"
+        order = {f"{package}.{room}": number for number, room in enumerate(listed)}
+        inner_order = {
+            f"{package}.{room}.{each}": number for room, inner in listed.items() for number, each in enumerate(inner)
+        }
+        for one, other in sorted(running):
+            for depth, order_of in ((2, order), (3, inner_order)):
+                above, below = (".".join(name.split(".")[:depth]) for name in (one, other))
+                beside = above.rpartition(".")[0] == below.rpartition(".")[0]
+                if beside and above in order_of and below in order_of and order_of[above] > order_of[below]:
+                    yield f"{one} imports {other}, which {folder}/README.md shows above it"
 
 
 def check_system_calls(root: Path, files: list[Path]) -> Iterator[str]:
@@ -259,6 +299,25 @@ def run_quietly(run: object, arguments: list[str]) -> int:
         return int(run(arguments))
 
 
+def sizes(root: Path) -> Iterator[str]:
+    """Yield a table: lines and files of Python per distribution, against its budget, and the ways of docs/ways."""
+    files = tracked_files(root)
+    hearts = 0
+    for (_, package), modules in sorted(packages_of(root, files).items(), key=lambda item: level_of(item[0][1])):
+        num_lines = sum(len(file.read_text().splitlines()) for file in modules.values())
+        budget = f", budget {BUDGETS[package]:,}" if package in BUDGETS else ""
+        hearts += num_lines if level_of(package) < 3 else 0
+        yield f"{package:26}{num_lines:8,} lines {len(modules):5} files{budget}"
+    yield f"{'hearts':26}{hearts:8,} lines, budget {sum(BUDGETS[name] for name in BUDGETS if level_of(name) < 3):,}"
+    tests = [file for file in files if file.suffix == ".py" and "tests" in file.relative_to(root).parts]
+    yield f"{'tests':26}{sum(len(file.read_text().splitlines()) for file in tests):8,} lines {len(tests):5} files"
+    for page in sorted((root / "docs" / "ways").glob("*.md")):
+        passed = re.findall(r"^\s*(?:\d+\.|[-*]|\|)\s*`(mlsys_\w+(?:/\w+)*\.py)`", page.read_text(), flags=re.M)
+        paths = [path for name in dict.fromkeys(passed) for path in root.glob(f"p*/*/src/{name}")]
+        num_lines = sum(len(path.read_text().splitlines()) for path in paths)
+        yield f"{'way of a ' + page.stem:26}{num_lines:8,} lines {len(paths):5} files"
+
+
 def breaches(root: Path) -> Iterator[str]:
     """Yield all breaches in the tree below ``root``."""
     files = tracked_files(root)
@@ -276,6 +335,8 @@ def main() -> int:
     found = list(breaches(ROOT))
     for breach in found:
         print(breach, file=sys.stderr)
+    for line in sizes(ROOT):
+        print(line)
     print(f"check_repo: {len(found)} breaches" if found else "check_repo: the boundaries hold")
     return 1 if found else 0
 

@@ -90,7 +90,7 @@ def test_circles_of_files_and_imports_that_point_upward_are_found(tree: Path):
     write(tree, f"{folder}/b/four.py", "from mlsys_orca.a.two import x")
     found = [breach for breach in check_repo.breaches(tree) if "mlsys_orca" in breach]
     assert found == [
-        "mlsys_orca: files import each other in a circle: "
+        "mlsys_orca: files know each other in a circle: "
         "mlsys_orca.a.one -> mlsys_orca.a.two, mlsys_orca.a.two -> mlsys_orca.a.one",
         "mlsys_orca.b.four imports mlsys_orca.a.two, which packages/orca/README.md shows above it",
     ]
@@ -103,11 +103,45 @@ def test_a_readme_that_lacks_a_room_is_found(tree: Path):
     assert "packages/orca/README.md: its rooms are not the package's: b" in check_repo.breaches(tree)
 
 
-def test_imports_for_type_checkers_make_no_circle(tree: Path):
+def test_imports_for_type_checkers_make_a_circle_too(tree: Path):
     folder = "packages/orca/src/mlsys_orca"
     write(tree, f"{folder}/one.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mlsys_orca.two")
     write(tree, f"{folder}/two.py", "import mlsys_orca.one")
-    assert not [breach for breach in check_repo.breaches(tree) if "in a circle" in breach]
+    assert [breach for breach in check_repo.breaches(tree) if "know each other in a circle" in breach]
+
+
+def test_rooms_inside_a_room_have_an_order_too(tree: Path):
+    folder = "packages/serving/src/mlsys_serving/http"
+    write(tree, "packages/serving/README.md", "## Rooms\n\n```text\nhttp  base\n  app  factory\n  keys  access\n```\n")
+    write(tree, f"{folder}/app.py", "import mlsys_serving.http.keys")
+    write(tree, f"{folder}/keys.py", "")
+    assert not [breach for breach in check_repo.breaches(tree) if "mlsys_serving" in breach]
+    write(tree, f"{folder}/app.py", "")
+    write(tree, f"{folder}/keys.py", "import mlsys_serving.http.app")
+    write(tree, f"{folder}/more.py", "")
+    found = [breach for breach in check_repo.breaches(tree) if "serving" in breach]
+    assert found == [
+        "packages/serving/README.md: the rooms in http are not the package's: more",
+        "mlsys_serving.http.keys imports mlsys_serving.http.app, which packages/serving/README.md shows above it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("folder", "imported"),
+    [
+        ("packages/orca/src/mlsys_orca", "mlsys_score"),
+        ("packages/serving/src/mlsys_serving", "mlsys_orca"),
+        ("packages/core/src/mlsys_core", "mlsys_serving"),
+        ("plugins/score/src/mlsys_score", "mlsys_encoders"),
+        ("plugins/score/src/mlsys_score", "mlsys_bench"),
+    ],
+)
+def test_hearts_import_no_ring_and_nothing_imports_upward(tree: Path, folder: str, imported: str):
+    write(tree, f"{folder}/a.py", f"import {imported}.b")
+    own = folder.rpartition("/")[2]
+    assert [breach for breach in check_repo.breaches(tree) if f"{own} imports {imported}" in breach]
+    write(tree, f"{folder}/a.py", "import mlsys_core.errors" if own != "mlsys_core" else "")
+    assert not [breach for breach in check_repo.breaches(tree) if "imports" in breach]
 
 
 def test_a_clean_tree_passes(tree: Path):
