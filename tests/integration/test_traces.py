@@ -24,7 +24,7 @@ from mlsys_dvabatch.stages.zoo import Loaded
 from mlsys_encoders.models.bert import BertStages
 from mlsys_encoders.models.config import BertConfig
 from mlsys_encoders.serve.wire import EncoderWire
-from mlsys_open_inference import GrpcConfig, create_oip_app, grpc_address_of
+from mlsys_open_inference import GrpcConfig, create_oip_app, front, grpc_address_of
 from mlsys_serving.http import BackgroundServer, HttpConfig
 from mlsys_serving.http.logs import make_logger
 from mlsys_serving.models import ModelRepository
@@ -58,7 +58,9 @@ def tensor(name: str, values: list[list[int]] | list[int]) -> dict[str, Any]:
 def test_cells(collector: Collector, tmp_path: Path) -> None:
     save_model(lstm_model(num_words=6, hidden_size=8), tmp_path / "lstm")
     http, logger = HttpConfig(traces=TraceConfig(collector.url)), make_logger("json", stream=io.StringIO())
-    app = make_app([tmp_path], EngineConfig(compiler="eager", executor="cell"), http=http, logger=logger)
+    app = make_app(
+        [tmp_path], EngineConfig(compiler="eager", executor="cell"), extensions=front(), http=http, logger=logger
+    )
     with BackgroundServer(app) as server:
         posted(f"{server.url}/v2/models/lstm/infer", [tensor("words", [1, 4, 2, 0] * 10)] * 4)
     roots = collector.wait("POST /v2/models/{model}/infer", 4)
@@ -74,7 +76,9 @@ def test_grpc_and_parts_as_they_come(collector: Collector, tmp_path: Path) -> No
     grpcclient = pytest.importorskip("tritonclient.grpc")
     save_model(seq2seq_model(num_words=6, hidden_size=8, eos=None), tmp_path / "seq2seq")
     http, logger = HttpConfig(traces=TraceConfig(collector.url)), make_logger("json", stream=io.StringIO())
-    app = make_app([tmp_path], EngineConfig(compiler="eager"), http=http, grpc=GrpcConfig(), logger=logger)
+    app = make_app(
+        [tmp_path], EngineConfig(compiler="eager"), extensions=front(grpc=GrpcConfig()), http=http, logger=logger
+    )
     words = grpcclient.InferInput("words", [4], "INT64")
     words.set_data_from_numpy(np.array([1, 4, 2, 0]))
     with BackgroundServer(app) as server:

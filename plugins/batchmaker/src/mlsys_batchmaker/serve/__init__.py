@@ -1,1 +1,1 @@
-"""Models behind core's Open Inference Protocol front."""
+"""Models and streams as the protocol of models has them (mlsys_serving.models)."""
