@@ -84,8 +84,9 @@ fmt: setup  ## Format the code and fix what ruff can fix
 bench: setup  ## Run the core's benchmarks; peers and suites: mlsys bench
 	@for suite in serving-loop recorder memory-plan oip-front; do $(VENV)/bin/mlsys bench core-$$suite || exit 1; done
 
-figures: setup  ## Write the documentation's tables of benchmarks, and their index, from benchmarks/results
+figures: setup  ## Write the documentation's tables: of benchmarks, from benchmarks/results, and of rooms, from the READMEs
 	$(PY) -m mlsys_bench.figures
+	$(PY) scripts/architecture.py
 
 soak: setup  ## Run 200 clients against Orca's server for a minute, half of whom leave in the middle
 	$(VENV)/bin/mlsys bench orca-soak
