@@ -10,7 +10,7 @@ TORCH  := torch==2.13.0
 XDIST  ?= -n 2
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest $(XDIST) --dist loadgroup --max-worker-restart 0
 # What is skipped where a peer is not installed. Nets of timm run beside a torchvision that need not load: apart.
-PEER_TESTS := tests/windtunnel/converters/test_xgboost.py tests/windtunnel/converters/test_catboost.py \
+PEER_TESTS := tests/windtunnel/converters/test_xgboost.py plugins/windtunnel-catboost/tests \
   tests/windtunnel/converters/test_imbalanced.py tests/windtunnel/test_polars.py \
   tests/windtunnel/converters/test_boosters_inputs.py tests/windtunnel/finetune/test_fine_tune.py \
   tests/integration/orca/test_clients.py tests/conformance/oip/test_kserve.py tests/conformance/oip/test_against_triton.py \
@@ -86,6 +86,7 @@ bench: setup  ## Run the core's benchmarks; peers and suites: mlsys bench
 
 figures: setup  ## Write the documentation's tables: of benchmarks, from benchmarks/results, and of rooms, from the READMEs
 	$(PY) -m mlsys_bench.figures
+	$(PY) scripts/architecture.py
 	$(PY) scripts/architecture.py
 
 soak: setup  ## Run 200 clients against Orca's server for a minute, half of whom leave in the middle
