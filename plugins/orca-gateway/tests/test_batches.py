@@ -262,7 +262,7 @@ def test_a_server_goes_on_where_the_last_one_stopped(start: Start):
 
 
 def test_a_batch_that_is_a_day_old_expires(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("mlsys_orca_gateway.batches.batch_routes.WINDOW_S", 0)
+    monkeypatch.setattr("mlsys_orca_gateway.batches.routes.WINDOW_S", 0)
     with start() as client:
         batch = wait(client, begin(client, [line("a"), line("b")]))
         assert batch.status == "expired"

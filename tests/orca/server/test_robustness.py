@@ -18,7 +18,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from mlsys_bench.orca.soak import soak
 from mlsys_orca.engine.engine import Engine
-from mlsys_orca_gateway.messages.errors import error_body
+from mlsys_orca_gateway.messages.routes import error_body
 from mlsys_serving.http import ErrorInfo
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import status_code_conformance

@@ -14,12 +14,11 @@ from mlsys_orca.api.service import ModelService
 from mlsys_serving.extensions import Extension, Service
 from mlsys_serving.http import Router
 
-from mlsys_orca_gateway.batches import batch_routes, file_routes
+from mlsys_orca_gateway.batches import routes as batch_routes
 from mlsys_orca_gateway.batches.lifetime import Batches
 from mlsys_orca_gateway.batches.store import SCHEMA as BATCHES
 from mlsys_orca_gateway.log import Log, make_folder
 from mlsys_orca_gateway.messages import routes as messages
-from mlsys_orca_gateway.messages.errors import MESSAGES_FORMAT, MESSAGES_PATH
 from mlsys_orca_gateway.options import GatewayOptions
 from mlsys_orca_gateway.responses import routes as responses
 from mlsys_orca_gateway.responses.store import ResponseStore
@@ -52,7 +51,6 @@ def extend(service: Service) -> Extension:
     router = Router(tags=["Orca"], route_class=intake_route(model))
     responses.add_routes(router, model, keeper, stored)
     messages.add_routes(router, model, keeper)
-    file_routes.add_routes(router, batches)
     batch_routes.add_routes(router, batches)
 
     @router.get("/v1/streams/{key}", responses=STREAMED)
@@ -66,8 +64,8 @@ def extend(service: Service) -> Extension:
         routers=[router],
         lifespan=lifespan,
         on_drain=[batches.drain],
-        uploads={"/v1/files": file_routes.MAX_UPLOAD_NBYTES},
-        error_formats={MESSAGES_PATH: MESSAGES_FORMAT},
+        uploads={"/v1/files": batch_routes.MAX_UPLOAD_NBYTES},
+        error_formats={messages.MESSAGES_PATH: messages.MESSAGES_FORMAT},
     )
 
 

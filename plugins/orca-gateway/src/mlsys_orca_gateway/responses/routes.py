@@ -22,8 +22,7 @@ from pydantic import BaseModel
 from mlsys_orca_gateway.responses.answer import Items, ResponseError, ResponsesAnswer, StreamEvent, answer_of
 from mlsys_orca_gateway.responses.fields import INPUT_ITEMS, InputItem, ResponsesRequest
 from mlsys_orca_gateway.responses.store import ResponseStore, StoredResponse
-from mlsys_orca_gateway.streams.keeper import AnswerKeeper
-from mlsys_orca_gateway.streams.kept_answer import KeptAnswer
+from mlsys_orca_gateway.streams.keeper import AnswerKeeper, KeptAnswer
 
 
 class Deleted(BaseModel):
