@@ -55,9 +55,9 @@ TESTS = (
     *("tests/serving/http/test_errors.py", "tests/serving/http/test_gate.py"),
     *("tests/serving/http/test_streaming.py", "tests/serving/http/test_tls.py"),
     *(
-        "tests/core/workload/test_parse.py",
+        "tests/benchmarks/workload/test_parse.py",
         "tests/core/workload/test_trace.py",
-        "tests/core/workload/test_http_target.py",
+        "tests/benchmarks/workload/test_http_target.py",
     ),
     *("tests/nimble/test_graph.py", "tests/nimble/test_streams.py", "tests/nimble/test_planner.py"),
     *("tests/property/orca", "tests/property/serving", "plugins/batchmaker/tests/scheduling"),
