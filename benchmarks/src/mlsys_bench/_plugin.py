@@ -1,4 +1,4 @@
-"""Registers the suites, ``mlsys orca bench`` and the command ``mlsys workload``; imports nothing heavy."""
+"""Registers the suites, the subsystems' ``bench`` and the command ``mlsys workload``; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -98,10 +98,17 @@ SUITES = {
 
 @hookimpl
 def mlsys_register_commands() -> Iterable[CommandSpec]:
-    """Return the load generator's command, and ``mlsys orca bench``."""
+    """Return the load generator's command, and the subsystems' ``bench``."""
     commands = {
         "workload": ("Make request traces and drive a server with them.", "workload.cli"),
+        "batchmaker bench": ("Reproduce the paper's figures, or let a thousand voices speak.", "batchmaker.command"),
+        "dvabatch bench": ("Reproduce the paper's figures, embed texts, measure early exits.", "dvabatch.command"),
+        "nimble bench": ("Time Nimble against eager, compiled and exported forms of nets.", "nimble.command"),
         "orca bench": ("Compare scheduling policies; replay the ORCA paper's evaluation.", "orca.command"),
+        "windtunnel bench": (
+            "Run the dissertation's experiments, coverage, public sets.",
+            "windtunnel.command",
+        ),
     }
     return [
         CommandSpec(name=name, help=about, app=f"{__package__}.{module}:app")

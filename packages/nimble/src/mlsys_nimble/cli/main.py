@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_nimble.cli.bench import bench
 from mlsys_nimble.cli.explain import explain, nets
 from mlsys_nimble.cli.graph import GraphFile
 from mlsys_nimble.cli.saved import run, save
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 app.command()(nets)
 app.command()(explain)
-app.command()(bench)
 app.command()(save)
 app.command()(run)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import typer
-from mlsys_windtunnel.cli.bench import bench
 from mlsys_windtunnel.cli.fine_tune import fine_tune
 from mlsys_windtunnel.cli.inspect import inspect
 from mlsys_windtunnel.cli.predict import predict
@@ -26,4 +25,3 @@ app.command()(serve)
 app.command("fine-tune")(fine_tune)
 app.command()(update)
 app.command()(moved)
-app.command()(bench)

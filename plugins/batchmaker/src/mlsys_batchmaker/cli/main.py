@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
-from mlsys_core.cli.choices import require_choice, require_read
+from mlsys_core.cli.choices import require_choice
 from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import Device, RunPoolName
 from mlsys_core.cli.trust import TrustCode
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from mlsys_core.profiling.profile_table import ProfileTable
 
 app = typer.Typer(no_args_is_help=True)
-FIGURES = "3,7,8,9,11,13,14,15"
 serve_app = typer.Typer()  # "mlsys serve batchmaker"
 
 
@@ -246,46 +244,6 @@ def chaos(
 
     arguments = ["batchmaker", "serve", str(model_dir), "--instances", str(instances)]
     run(arguments, model_dir.resolve().name, seconds=seconds, every=every, streams=streams, seed=seed, out=out)
-
-
-@app.command()
-def bench(
-    what: Annotated[str, typer.Argument(help="paper: the paper's figures; voice: live voices.")] = "paper",
-    quick: Quick = False,
-    figures: Annotated[str, typer.Option(help="Figures of the paper, with commas.", metavar="NUMBERS")] = FIGURES,
-    hidden: Annotated[int, typer.Option(help="Hidden size; 0: 1024, quick 256.", min=0)] = 0,
-    requests: Annotated[int, typer.Option(help="Requests a run; 0: 1000, quick 120.", min=0)] = 0,
-    trees: Annotated[Path | None, typer.Option(help="Parse trees in brackets, one a line, for figure 14.")] = None,
-    streams: Annotated[int, typer.Option(help="voice: live streams of the last comparison.", min=1)] = 1000,
-    device: Device = "cpu",
-    out: Out = RESULTS,
-) -> None:
-    """Reproduce the paper's figures, or let a thousand voices speak: cellular batching against its baselines.
-
-    The suite is in mlsys-bench; in a checkout: pip install -e benchmarks.
-
-    Example: mlsys batchmaker bench --quick --figures 7,9
-
-    Example: mlsys batchmaker bench voice --streams 1000
-    """
-    require_choice("benchmark", what, "paper", "voice")
-    require_read("the benchmark", what, "voice", streams=streams != 1000)
-    of_paper = {"figures": figures != FIGURES, "hidden": bool(hidden), "requests": bool(requests), "trees": bool(trees)}
-    require_read("the benchmark", what, "paper", **of_paper)
-    if what == "voice":
-        run_named("batchmaker-voice", quick=quick, device=device, threads=2, out=out, streams=streams)
-        return
-    run_named(
-        "batchmaker",
-        quick=quick,
-        device=device,
-        threads=1,
-        out=out,
-        figures=tuple(part.strip() for part in figures.split(",")),
-        hidden=hidden,
-        requests=requests,
-        trees="" if trees is None else str(trees),
-    )
 
 
 def parse_sizes(text: str) -> list[int]:

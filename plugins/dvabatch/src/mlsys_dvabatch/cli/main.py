@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 from mlsys_core.cli import completion
-from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
-from mlsys_core.cli.choices import require_choice, require_read
+from mlsys_core.cli.choices import require_read
 from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import CompilerName, Device
 from mlsys_core.cli.trust import TrustCode
@@ -231,40 +230,6 @@ def profile(
         graph=graph,
         device=get_device(device),
     )
-
-
-@app.command()
-def bench(
-    what: Annotated[
-        str, typer.Argument(help="paper: its figures; embeddings: texts beside peers; exits: early exits.")
-    ] = "paper",
-    quick: Quick = False,
-    part: Annotated[str, typer.Option(help="all, encoder, vision or stepping.")] = "all",
-    lengths: Annotated[str, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = "",
-    threads: Annotated[int, typer.Option(help="embeddings: cores of each contestant.", min=1, max=1024)] = 2,
-    device: Device = "cpu",
-    out: Out = RESULTS,
-) -> None:
-    """Reproduce the paper's Figures 14 to 21, embed texts beside other libraries, or measure early exits.
-
-    The suite is in mlsys-bench; in a checkout: pip install -e benchmarks.
-
-    Example: mlsys dvabatch bench --quick
-
-    Example: mlsys dvabatch bench embeddings --lengths RTE,SST-2
-    """
-    require_choice("benchmark", what, "paper", "embeddings", "exits")
-    require_read("the benchmark", what, "paper", part=part != "all")
-    require_read("the benchmark", what, "embeddings", threads=threads != 2)
-    require_read("the benchmark", what, "paper", "embeddings", lengths=bool(lengths))
-    names = tuple(name.strip() for name in lengths.split(",") if name.strip())
-    if what == "embeddings":
-        run_named("dvabatch-embeddings", quick=quick, device=device, threads=threads, out=out, lengths=names)
-        return
-    if what == "exits":
-        run_named("dvabatch-exits", quick=quick, device=device, threads=1, out=out)
-        return
-    run_named("dvabatch", quick=quick, device=device, threads=1, out=out, part=part, lengths=names)
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:

@@ -8,7 +8,10 @@ import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, Threads, run_named
 from mlsys_core.cli.registered import Device
 
+app = typer.Typer()
 
+
+@app.command()
 def bench(
     tables: Annotated[
         list[str] | None,

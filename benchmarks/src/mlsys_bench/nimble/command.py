@@ -10,7 +10,10 @@ from mlsys_core.cli.registered import Device
 from mlsys_core.cli.trust import TrustCode
 from mlsys_core.errors import InvalidInputError
 
+app = typer.Typer()
 
+
+@app.command()
 def bench(
     nets: Annotated[
         str, typer.Option(help="Only these, by comma; names of mlsys nimble nets, or what explain takes.")
