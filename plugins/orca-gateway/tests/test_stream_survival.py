@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,9 @@ import psutil
 import pytest
 from mlsys_serving.processes import can_supervise
 
-from tests.orca.survival.clients import bodies
+from tests.orca.survival.clients import Event, bodies, by_choice, read, read_to_the_end
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
-_MAX_TIMES = 400  # that a client comes back
-Event = tuple[str, str]  # its id, and the rest of it
 
 
 def asked() -> list[tuple[str, dict[str, Any]]]:
@@ -28,83 +25,6 @@ def asked() -> list[tuple[str, dict[str, Any]]]:
     found = [("/v1/completions", body | more) for body in bodies(14) if body["stream"]]
     unseeded = {key: value for key, value in bodies(2)[1].items() if key != "seed"}
     return [*found, ("/v1/completions", unseeded), ("/v1/completions", found[0][1] | {"stop": ["e", "gg"]})]
-
-
-async def events_of(lines: AsyncIterator[str]) -> AsyncIterator[Event]:
-    """Yield the events of a stream."""
-    event_id, rest = "", []
-    async for line in lines:
-        if line.startswith("id: "):
-            event_id = line[4:]
-        elif line:
-            rest.append(line)
-        elif rest:
-            yield event_id, "\n".join(rest)
-            rest = []
-
-
-async def read(
-    url: str,
-    path: str,
-    body: dict[str, Any],
-    last_id: str = "",
-    stop_at: int = 10**9,
-    on_event: Callable[[], None] = lambda: None,
-) -> list[Event]:
-    """Return the events of a stream; those before it was cut, or the first ``stop_at``."""
-    found: list[Event] = []
-    headers = {"Last-Event-ID": last_id} if last_id else {}
-    try:
-        async with (
-            httpx.AsyncClient(timeout=60) as client,
-            client.stream("POST", url + path, json=body, headers=headers) as response,
-        ):
-            assert response.status_code == 200, (await response.aread(), last_id)
-            async for event in events_of(response.aiter_lines()):
-                found.append(event)
-                on_event()
-                if len(found) == stop_at:
-                    break
-    except (httpx.RemoteProtocolError, httpx.ReadError):
-        pass
-    return found
-
-
-async def read_to_the_end(
-    url: str,
-    path: str,
-    body: dict[str, Any],
-    first: list[Event] | None = None,
-    on_event: Callable[[], None] = lambda: None,
-) -> list[Event]:
-    """Return all events of a stream, coming back to it until it has ended."""
-    found = list(first or ())
-    for _ in range(_MAX_TIMES):
-        if found and is_end(found[-1]):
-            return found
-        last_id = found[-1][0] if found else ""
-        try:
-            found += await read(url, path, body, last_id, on_event=on_event)
-        except httpx.ConnectError:
-            await asyncio.sleep(0.05)
-    raise AssertionError(f"it does not end: {found[-3:]}")
-
-
-def is_end(event: Event) -> bool:
-    return event[1] == "data: [DONE]" or event[1].startswith(("event: response.completed", "event: response.inc"))
-
-
-def by_choice(events: list[Event]) -> list[Any]:
-    """Return a stream's events by choice, without what is drawn for each answer."""
-    found: dict[int, list[Any]] = {}
-    for _, text in events:
-        data = text.rpartition("data: ")[2]
-        value = {} if data == "[DONE]" else json.loads(data)
-        value.pop("id", None), value.pop("created", None)
-        (value.get("usage") or {}).pop("prompt_tokens_details", None)  # what was in kept blocks is chance
-        for choice in value.get("choices") or [{"index": -1, **value}]:
-            found.setdefault(choice["index"], []).append(choice)
-    return [found[index] for index in sorted(found)]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import json
 import random
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,8 @@ import psutil
 from tests.processes import by_age, until
 from tests.warm import Started
 
+_MAX_TIMES = 400  # that a client comes back to a stream
+Event = tuple[str, str]  # of a stream: its id, and the rest of it
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -178,3 +180,80 @@ async def make(trouble: Callable[[], Any]) -> None:
         await asyncio.sleep(0.15)
         with suppress(psutil.NoSuchProcess):  # it has ended in the meantime
             trouble()
+
+
+async def events_of(lines: AsyncIterator[str]) -> AsyncIterator[Event]:
+    """Yield the events of a stream."""
+    event_id, rest = "", []
+    async for line in lines:
+        if line.startswith("id: "):
+            event_id = line[4:]
+        elif line:
+            rest.append(line)
+        elif rest:
+            yield event_id, "\n".join(rest)
+            rest = []
+
+
+async def read(
+    url: str,
+    path: str,
+    body: dict[str, Any],
+    last_id: str = "",
+    stop_at: int = 10**9,
+    on_event: Callable[[], None] = lambda: None,
+) -> list[Event]:
+    """Return the events of a stream; those before it was cut, or the first ``stop_at``."""
+    found: list[Event] = []
+    headers = {"Last-Event-ID": last_id} if last_id else {}
+    try:
+        async with (
+            httpx.AsyncClient(timeout=60) as client,
+            client.stream("POST", url + path, json=body, headers=headers) as response,
+        ):
+            assert response.status_code == 200, (await response.aread(), last_id)
+            async for event in events_of(response.aiter_lines()):
+                found.append(event)
+                on_event()
+                if len(found) == stop_at:
+                    break
+    except (httpx.RemoteProtocolError, httpx.ReadError):
+        pass
+    return found
+
+
+async def read_to_the_end(
+    url: str,
+    path: str,
+    body: dict[str, Any],
+    first: list[Event] | None = None,
+    on_event: Callable[[], None] = lambda: None,
+) -> list[Event]:
+    """Return all events of a stream, coming back to it until it has ended."""
+    found = list(first or ())
+    for _ in range(_MAX_TIMES):
+        if found and is_end(found[-1]):
+            return found
+        last_id = found[-1][0] if found else ""
+        try:
+            found += await read(url, path, body, last_id, on_event=on_event)
+        except httpx.ConnectError:
+            await asyncio.sleep(0.05)
+    raise AssertionError(f"it does not end: {found[-3:]}")
+
+
+def is_end(event: Event) -> bool:
+    return event[1] == "data: [DONE]" or event[1].startswith(("event: response.completed", "event: response.inc"))
+
+
+def by_choice(events: list[Event]) -> list[Any]:
+    """Return a stream's events by choice, without what is drawn for each answer."""
+    found: dict[int, list[Any]] = {}
+    for _, text in events:
+        data = text.rpartition("data: ")[2]
+        value = {} if data == "[DONE]" else json.loads(data)
+        value.pop("id", None), value.pop("created", None)
+        (value.get("usage") or {}).pop("prompt_tokens_details", None)  # what was in kept blocks is chance
+        for choice in value.get("choices") or [{"index": -1, **value}]:
+            found.setdefault(choice["index"], []).append(choice)
+    return [found[index] for index in sorted(found)]

@@ -15,8 +15,17 @@ import pytest
 from mlsys_serving.processes import can_supervise
 
 from tests.orca.server.test_chats import CALLS
-from tests.orca.survival.clients import MOST_KILLS, Server, answers, bodies, calls, killer
-from tests.orca.survival.test_streams import by_choice, read, read_to_the_end
+from tests.orca.survival.clients import (
+    MOST_KILLS,
+    Server,
+    answers,
+    bodies,
+    by_choice,
+    calls,
+    killer,
+    read,
+    read_to_the_end,
+)
 from tests.processes import until
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
