@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mlsys_batchmaker.cells.knee import UNIT, knee_figure, profile_lstm_cell
-from mlsys_batchmaker.models.catalogue import batch_sizes
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
+from mlsys_batchmaker.models.store import batch_sizes
 from mlsys_batchmaker.models.tree import tree_model
 from mlsys_batchmaker.replay import systems
 from mlsys_batchmaker.replay.trace import Request, Run, poisson_arrivals, run

@@ -13,9 +13,8 @@ from mlsys_serving.services import PredictService, Processing
 from prometheus_client.registry import Collector
 
 from mlsys_batchmaker.engine import Engine, EngineConfig
-from mlsys_batchmaker.models.catalogue import NAMES, make_model
 from mlsys_batchmaker.models.model import Model, Payload, Tensor
-from mlsys_batchmaker.models.store import holds_model, load_by_name
+from mlsys_batchmaker.models.store import NAMES, holds_model, load_by_name, make_model
 from mlsys_batchmaker.serve.metrics import EngineMetrics
 from mlsys_batchmaker.serve.oip_model import OipModel
 

@@ -97,8 +97,7 @@ def save(
 
     Example: mlsys batchmaker save g2p-en models/g2p-en
     """
-    from mlsys_batchmaker.models.catalogue import make_model
-    from mlsys_batchmaker.models.store import STREAMS, save_model, save_stream
+    from mlsys_batchmaker.models.store import STREAMS, make_model, save_model, save_stream
 
     if model in STREAMS:
         typer.echo(f"wrote {save_stream(model, directory)}")
@@ -121,8 +120,7 @@ def explain(
     """
     from collections import Counter
 
-    from mlsys_batchmaker.models.catalogue import make_model
-    from mlsys_batchmaker.models.store import load_by_name
+    from mlsys_batchmaker.models.store import load_by_name, make_model
     from mlsys_core.graphs import write_graph
     from rich.console import Console
     from rich.table import Table

