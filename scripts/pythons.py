@@ -56,7 +56,7 @@ TESTS = (
     *("tests/serving/http/test_streaming.py", "tests/serving/http/test_tls.py"),
     *(
         "tests/benchmarks/workload/test_parse.py",
-        "tests/core/workload/test_trace.py",
+        "tests/benchmarks/workload/test_trace.py",
         "tests/benchmarks/workload/test_http_target.py",
     ),
     *("tests/nimble/test_graph.py", "tests/nimble/test_streams.py", "tests/nimble/test_planner.py"),

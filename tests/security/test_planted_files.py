@@ -249,7 +249,7 @@ def _core_trace(folder: Path) -> object:
 
 
 def _core_workload(folder: Path) -> object:
-    from mlsys_core.workload.trace import read_trace
+    from mlsys_bench.workload.trace import read_trace
 
     return read_trace(folder / "workload.jsonl")
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 from mlsys_bench.workload.cli import app
 from mlsys_bench.workload.results import load_result
+from mlsys_bench.workload.trace import read_trace
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.workload import read_trace
 from typer.testing import CliRunner
 
 from tests.processes import until

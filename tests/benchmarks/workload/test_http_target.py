@@ -8,8 +8,8 @@ import pytest
 from mlsys_bench.workload.http_target import HttpTarget
 from mlsys_bench.workload.loadgen import LoadOptions, run_load_blocking
 from mlsys_bench.workload.targets import Outcome
+from mlsys_bench.workload.trace import Trace, TraceItem
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import Trace, TraceItem
 
 
 def trace_of(n, *, interval_s=0.0, num_output_tokens=4, **fields):

@@ -1,24 +1,10 @@
 import pytest
+from mlsys_bench.workload.lengths import ORCA_PROMPTS, Constant, Empirical, LogNormal, Uniform
 from mlsys_bench.workload.parse import ARRIVAL_FORMS, LENGTH_FORMS, parse_arrivals, parse_bounds, parse_lengths
 from mlsys_bench.workload.records import LatencyBounds
+from mlsys_bench.workload.trace import Trace, TraceItem, write_trace
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import (
-    ORCA_PROMPTS,
-    Bursty,
-    ClosedLoop,
-    Constant,
-    ConstantRate,
-    Empirical,
-    LogNormal,
-    OnOff,
-    Poisson,
-    Replay,
-    Stepping,
-    Trace,
-    TraceItem,
-    Uniform,
-    write_trace,
-)
+from mlsys_core.workload import Bursty, ClosedLoop, ConstantRate, OnOff, Poisson, Replay, Stepping
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import asyncio
 
 from mlsys_bench.workload.targets import InProcessTarget, Outcome, synthetic_prompt
-from mlsys_core.workload import TraceItem
+from mlsys_bench.workload.trace import TraceItem
 
 ITEM = TraceItem(0.0, 4, 2)
 

@@ -85,7 +85,7 @@ def profile_table(folder: Path) -> Case:
 def workload_trace(folder: Path) -> Case:
     """Traces of requests, a JSON line each."""
     from mlsys_bench.workload.parse import parse_arrivals, parse_lengths
-    from mlsys_core.workload.trace import make_trace, read_trace, write_trace
+    from mlsys_bench.workload.trace import make_trace, read_trace, write_trace
 
     lengths = parse_lengths("uniform:1:9")
     made = make_trace(parse_arrivals("poisson", rate=5.0), prompts=lengths, outputs=lengths, num_items=5, seed=0)

@@ -11,11 +11,12 @@ from mlsys_bench.orca import paper_engine, paper_simulated
 from mlsys_bench.orca.cluster import Cluster, Gpt, Gpu
 from mlsys_bench.orca.paper import Case, Curve, crossing, paper_workload, throughput_at
 from mlsys_bench.orca.paper_suite import run_engine, run_simulated
+from mlsys_bench.workload.lengths import Constant, Uniform
 from mlsys_core.bench import BenchContext
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.report import Figure
-from mlsys_core.workload import Constant, LatencySummary, LoadPoint, Uniform
+from mlsys_core.workload import LatencySummary, LoadPoint
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SamplingParams
 from rich.console import Console

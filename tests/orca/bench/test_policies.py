@@ -11,10 +11,10 @@ import pytest
 from mlsys_bench.orca import policies, serve
 from mlsys_bench.orca.policies import Plan, run_plan
 from mlsys_bench.orca.workload import Workload
+from mlsys_bench.workload.lengths import Uniform
 from mlsys_core.bench import BenchContext, write_results
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import Figure, Table
-from mlsys_core.workload import Uniform
 from mlsys_orca.loading.loaded import LoadedModel
 from rich.console import Console
 

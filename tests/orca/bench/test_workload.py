@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from mlsys_bench.orca.workload import Workload
+from mlsys_bench.workload.lengths import Uniform
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import Uniform
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.text.tokenizer import Tokenizer
 

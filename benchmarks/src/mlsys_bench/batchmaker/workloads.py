@@ -10,7 +10,8 @@ from mlsys_batchmaker.models.model import Payload
 from mlsys_batchmaker.models.tree import random_tree
 from mlsys_batchmaker.replay.trace import Request, Run
 from mlsys_core.errors import InvalidInputError, MlsysError
-from mlsys_core.workload.lengths import WMT_SENTENCES, Constant, Lengths
+
+from mlsys_bench.workload.lengths import WMT_SENTENCES, Constant, Lengths
 
 NUM_WORDS = 2000
 TOLERANCE = 1e-3  # between systems' hidden states

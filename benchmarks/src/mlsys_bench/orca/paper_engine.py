@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mlsys_core.workload import Constant, LoadPoint
+from mlsys_core.workload import LoadPoint
 from mlsys_orca.api.server import available_memory_nbytes
 from mlsys_orca.engine.engine import EngineConfig
 
@@ -13,6 +13,7 @@ from mlsys_bench.orca.answers import Comparison, compare
 from mlsys_bench.orca.paper import ALONE, Case, scaled
 from mlsys_bench.orca.serve import ServedRun, serve_trace
 from mlsys_bench.orca.workload import Workload
+from mlsys_bench.workload.lengths import Constant
 from mlsys_bench.workload.tables import progress_bar
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import Figure, Section, Table
-from mlsys_core.workload import Uniform
 
 from mlsys_bench.harness.machine import LoadMeter
 from mlsys_bench.orca.workload import Workload
+from mlsys_bench.workload.lengths import Uniform
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext

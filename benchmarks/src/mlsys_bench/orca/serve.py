@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mlsys_core.workload import Trace, TraceItem
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.scheduling.batch import SampledToken
@@ -14,6 +13,7 @@ from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_bench.workload.loadgen import LoadOptions, LoadProgress, run_load_blocking
 from mlsys_bench.workload.results import LoadResult
 from mlsys_bench.workload.targets import OnToken, Outcome
+from mlsys_bench.workload.trace import Trace, TraceItem
 
 Answers = Mapping[int, tuple[int, ...]]  # index of the request -> the tokens it got, of those that were answered
 

@@ -6,11 +6,13 @@ import dataclasses
 from dataclasses import dataclass
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import Lengths, Poisson, Trace, make_trace
+from mlsys_core.workload import Poisson
 from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_orca.text.tokenizer import Tokenizer
 
+from mlsys_bench.workload.lengths import Lengths
 from mlsys_bench.workload.targets import synthetic_prompt
+from mlsys_bench.workload.trace import Trace, make_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

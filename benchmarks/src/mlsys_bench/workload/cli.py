@@ -78,9 +78,8 @@ def generate(
 
     Example: mlsys workload generate --rate 4 --prompts uniform:32:512 --outputs uniform:1:128 -n 200 -o trace.jsonl
     """
-    from mlsys_core.workload import make_trace, write_trace
-
     from mlsys_bench.workload.parse import parse_arrivals, parse_lengths
+    from mlsys_bench.workload.trace import make_trace, write_trace
 
     trace = make_trace(
         parse_arrivals(arrivals, rate=rate),
@@ -127,13 +126,13 @@ def run(
 
     from mlsys_core import plot
     from mlsys_core.environment import describe_environment
-    from mlsys_core.workload import read_trace
     from rich.console import Console
 
     from mlsys_bench.workload.http_target import HttpTarget
     from mlsys_bench.workload.loadgen import LoadOptions, run_load_blocking
     from mlsys_bench.workload.parse import parse_bounds
     from mlsys_bench.workload.tables import comparison_table, progress_bar, result_table, warnings_of
+    from mlsys_bench.workload.trace import read_trace
 
     bounds = None if goodput_ms is None else parse_bounds(goodput_ms)
     if bounds is not None and not stream and (bounds.ttft_s or bounds.itl_s):

@@ -16,9 +16,9 @@ from typing import Any, Literal, TypeAlias
 import httpx
 from httpx_sse import EventSource, SSEError
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload.trace import TraceItem
 
 from mlsys_bench.workload.targets import OnToken, Outcome, synthetic_prompt
+from mlsys_bench.workload.trace import TraceItem
 
 RequestBuilder: TypeAlias = Callable[[TraceItem], Mapping[str, Any]]  # -> the JSON body
 AnswerReader: TypeAlias = Callable[[Any], Outcome]  # the JSON document of the answer ->

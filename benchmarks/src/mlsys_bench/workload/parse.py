@@ -19,7 +19,8 @@ from mlsys_core.workload.arrivals import (
     Replay,
     Stepping,
 )
-from mlsys_core.workload.lengths import (
+
+from mlsys_bench.workload.lengths import (
     ORCA_OUTPUTS,
     ORCA_PROMPTS,
     WMT_SENTENCES,
@@ -29,9 +30,8 @@ from mlsys_core.workload.lengths import (
     LogNormal,
     Uniform,
 )
-from mlsys_core.workload.trace import read_trace
-
 from mlsys_bench.workload.records import LatencyBounds
+from mlsys_bench.workload.trace import read_trace
 
 
 def _steps(text: str) -> Stepping:

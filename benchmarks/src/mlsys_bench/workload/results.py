@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload import LatencySummary, LoadPoint
-from mlsys_core.workload._files import read_text, write_text
 from mlsys_core.workload.arrivals import ClosedLoop
 
+from mlsys_bench.workload.files import read_text, write_text
 from mlsys_bench.workload.records import CANCELLED, LatencyBounds, RequestRecord
 
 FORMAT = "mlsys-load-result"

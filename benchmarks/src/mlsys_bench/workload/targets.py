@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from mlsys_core.workload.trace import TraceItem
+from mlsys_bench.workload.trace import TraceItem
 
 OnToken: TypeAlias = Callable[[], None]  # call it as each output token, or chunk of tokens, comes in
 

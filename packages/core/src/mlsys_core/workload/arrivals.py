@@ -1,6 +1,6 @@
 """Arrival processes: each turns a random generator into arrival times in seconds.
 
-First stage of a workload: arrivals and lengths make a trace (:mod:`mlsys_core.workload.trace`), the load generator
+First stage of a workload: arrivals and lengths make a trace (:mod:`mlsys_bench.workload.trace`), the load generator
 fires it. A process is a frozen record of its parameters; all randomness comes from the generator passed in.
 Poisson-like processes are unit-rate processes on a rescaled time axis, so that with one seed a load sweep sends the
 same pattern, only faster (ORCA, section 6: the same trace, its arrival times adjusted to the rate).

@@ -3,21 +3,10 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mlsys_bench.workload.lengths import ORCA_OUTPUTS, ORCA_PROMPTS, Empirical
+from mlsys_bench.workload.trace import Trace, TraceItem, make_trace, read_trace, write_trace
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import (
-    ORCA_OUTPUTS,
-    ORCA_PROMPTS,
-    ClosedLoop,
-    ConstantRate,
-    Empirical,
-    Poisson,
-    Replay,
-    Trace,
-    TraceItem,
-    make_trace,
-    read_trace,
-    write_trace,
-)
+from mlsys_core.workload import ClosedLoop, ConstantRate, Poisson, Replay
 
 
 def orca_trace(*, rate=4.0, seed=0, num_items=40):

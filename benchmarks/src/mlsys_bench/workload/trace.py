@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload._files import read_text, write_text
 from mlsys_core.workload._validate import require_count, require_not_negative, require_positive
 from mlsys_core.workload.arrivals import Arrivals, ClosedLoop
-from mlsys_core.workload.lengths import Lengths
+
+from mlsys_bench.workload.files import read_text, write_text
+from mlsys_bench.workload.lengths import Lengths
 
 FORMAT = "mlsys-trace"
 VERSION = 1
@@ -93,7 +93,7 @@ def make_trace(arrivals: Arrivals, *, prompts: Lengths, outputs: Lengths, num_it
 
     Example:
         >>> from mlsys_core.workload.arrivals import Poisson
-        >>> from mlsys_core.workload.lengths import Constant, Uniform
+        >>> from mlsys_bench.workload.lengths import Constant, Uniform
         >>> [item.num_output_tokens for item in
         ...  make_trace(Poisson(4), prompts=Uniform(32, 512), outputs=Constant(7), num_items=2, seed=0)]
         [7, 7]

@@ -2,8 +2,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlsys_bench.workload.lengths import (
+    ORCA_OUTPUTS,
+    ORCA_PROMPTS,
+    WMT_SENTENCES,
+    Constant,
+    Empirical,
+    LogNormal,
+    Uniform,
+)
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import ORCA_OUTPUTS, ORCA_PROMPTS, WMT_SENTENCES, Constant, Empirical, LogNormal, Uniform
 
 
 def rng(seed=0):

@@ -1,6 +1,6 @@
 """Length distributions: each turns a random generator into token counts of requests.
 
-Beside the arrivals, the other half of a trace (:mod:`mlsys_core.workload.trace`). The papers' own are at the end.
+Beside the arrivals, the other half of a trace (:mod:`mlsys_bench.workload.trace`). The papers' own are at the end.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import numpy as np
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.workload._validate import require_count, require_not_negative, require_positive
 from numpy.typing import NDArray
 
-from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload._files import read_text
-from mlsys_core.workload._validate import require_count, require_not_negative, require_positive
+from mlsys_bench.workload.files import read_text
 
 Counts: TypeAlias = NDArray[np.int64]  # [n] tokens, each at least 1
 
