@@ -81,10 +81,11 @@ class Asked:
         conversation = INPUT_ITEMS.dump_json([*self._before, *self.body.items, *output], exclude_none=True)
         return answer, StoredResponse(to_json(answer), conversation, self.owner)
 
-    def keep(self, answer: ResponsesAnswer, stored: StoredResponse | None) -> None:
-        """Keep an answer, if it is to be."""
+    async def keep(self, answer: ResponsesAnswer, stored: StoredResponse | None) -> None:
+        """Keep an answer, if it is to be; with a journal it outlives the server from then on."""
         if stored is not None:
             self._store.put(answer.id, stored)
+            await self._store.settled()
 
     def keep_unended(self, answer: ResponsesAnswer) -> None:
         """Keep an answer that has not come to its own end, or not yet."""
@@ -128,7 +129,7 @@ async def response_events(generation: Generation, asked: Asked, service: ModelSe
     for event in items.end(_last_status(whole)):
         yield event
     ended, stored = await service.front.run(asked.ended, generation, whole, items, size=len(whole.tokens))
-    asked.keep(ended, stored)
+    await asked.keep(ended, stored)
     yield items.event(f"response.{ended.status}", response=ended)
 
 
@@ -175,7 +176,7 @@ def add_routes(router: Router, service: ModelService, keeper: AnswerKeeper, stor
             return await keeper.streamed(request, generation, response_events(generation, asked, service))
         (text,) = await cancel_on_disconnect(request, collect(generation))
         whole, stored = await service.front.run(asked.whole, generation, text)
-        asked.keep(whole, stored)
+        await asked.keep(whole, stored)
         return await service.front.answer(lambda: whole)
 
 

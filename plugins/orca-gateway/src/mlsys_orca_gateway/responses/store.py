@@ -58,6 +58,11 @@ class ResponseStore:
             self.put(response_id, StoredResponse(answer, items, owner))
         self._journal = journal
 
+    async def settled(self) -> None:
+        """Wait until the journal, if there is one, has what has changed, or has no room for it."""
+        if self._journal is not None:
+            await self._journal.settled()
+
     def _note(self, response_id: str, stored: StoredResponse | None) -> None:
         """Write down an answer that is kept from now on; None: it has left."""
         if self._journal is not None and stored is not None:

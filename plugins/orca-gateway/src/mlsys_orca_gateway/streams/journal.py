@@ -146,6 +146,10 @@ class AnswerJournal:
         self._untried.discard(key)
         return "UPDATE answers SET num_tries = 0 WHERE key = ?", (key,)
 
+    async def settled(self) -> None:
+        """Wait until all that was noted before is written, or has found no room."""
+        await self._log.kept()
+
     # --- answers of /v1/responses
 
     def responses(self) -> list[tuple[str, str, bytes, bytes]]:
