@@ -22,8 +22,7 @@ from mlsys_windtunnel.modules.linear.native import Guard, NativeLinear, Weights
 from mlsys_windtunnel.modules.linear.neural import Layers, activate
 from mlsys_windtunnel.modules.native import kernel
 from mlsys_windtunnel.modules.tree.heads import OUTPUTS, Mapped, TreeClassifier
-from mlsys_windtunnel.modules.tree.native import native_form
-from mlsys_windtunnel.modules.tree.trees import Trees
+from mlsys_windtunnel.modules.tree.trees import Trees, native_form
 from torch import Tensor, nn
 
 if TYPE_CHECKING:

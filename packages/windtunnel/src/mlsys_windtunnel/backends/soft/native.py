@@ -1,6 +1,6 @@
 """Soft trees by the C++ kernel: forward and backward fused, for float32 on a CPU and without dropout.
 
-:mod:`.gates` says the same in torch, for other devices, for dropout, and where there is no compiler.
+``trees.py`` says the same in torch, for other devices, for dropout, and where there is no compiler.
 """
 
 from __future__ import annotations
@@ -8,16 +8,12 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from mlsys_core.errors import KernelUnavailableError
 from mlsys_core.native import Kernel, Struct, bind, warn_without_kernels
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from mlsys_windtunnel.backends.soft.trees import SoftGroupParameters, SoftTrees
-
 
 # Tensors of soft_trees.cpp's Group, and which of them have gradients.
 _INPUTS = ("arguments", "columns", "feature", "scale", "threshold", "missing", "missing_value")
@@ -41,36 +37,31 @@ def kernel() -> Any:
         return None
 
 
-def is_native(columns: Tensor, trees: SoftTrees) -> bool:
-    """Return whether the kernel can compute these trees on these columns."""
-    if columns.device.type != "cpu" or (trees.dropout and trees.training) or torch.compiler.is_compiling():
+def is_native(columns: Tensor, *, drops: bool) -> bool:
+    """Return whether the kernel can compute soft trees on these columns; ``drops``: leaves or splits are left out."""
+    if columns.device.type != "cpu" or drops or torch.compiler.is_compiling():
         return False
     is_traced = torch.jit.is_tracing() or type(columns) is not Tensor  # type: ignore[attr-defined, no-untyped-call]
     return not is_traced and kernel() is not None
 
 
 def sums(
-    trees: SoftTrees, group: SoftGroupParameters, inputs: dict[str, Tensor | None], *, trains_columns: bool
+    options: tuple[bool, float, float],
+    inputs: dict[str, Tensor | None],
+    group: dict[str, Tensor | None],
+    *,
+    trains_columns: bool,
 ) -> Tensor:
     """Compute the group's part of the scores, ``[outputs, rows]``.
 
     Args:
-        trees: Owner of the group.
-        group: Trees of one size.
+        options: Whether gates are tanh, their sharpness, and the sharpness of leaves.
         inputs: ``arguments`` ``[splits, rows]``; or ``columns`` ``[columns, rows]`` and, of the group's splits,
             ``feature``, ``scale``, ``threshold``, ``missing_value``, with ``missing`` ``[columns, rows]`` or None.
+        group: Tensors of trees of one size, by name as in :data:`_TREES`.
         trains_columns: True if gradients of columns are wanted.
     """
-    options = (trees.gate == "tanh", trees.sharpness, trees.leaf_scale * trees.sharpness)
-    path = group.path if trees.level == 4 else None
-    tensors = [inputs.get(name) for name in _INPUTS] + [
-        path,
-        group.left,
-        group.right,
-        group.num_splits,
-        group.count,
-        group.leaf,
-    ]
+    tensors = [inputs.get(name) for name in _INPUTS] + [group[name] for name in _TREES]
     result: Tensor = _Sums.apply(options, trains_columns, *tensors)  # type: ignore[no-untyped-call]
     return result
 

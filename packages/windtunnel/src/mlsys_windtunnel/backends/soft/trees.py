@@ -206,7 +206,7 @@ class SoftTrees(OperatorModule):
 
     def _sums(self, x: Tensor) -> Iterator[tuple[SoftGroupParameters, Tensor]]:
         """Yield each group with its part of the scores, ``[outputs, rows]``."""
-        if not is_native(x, self):
+        if not is_native(x, drops=bool(self.dropout) and self.training):
             for group, weights in self.weights(x):
                 yield group, group.leaf.reshape(-1, group.leaf.shape[2]).t() @ weights.flatten(0, 1)
             return
@@ -218,10 +218,17 @@ class SoftTrees(OperatorModule):
         else:
             splits["missing_value"] = self.missing
         is_one = len(self.groups) == 1  # then splitting would copy gradients for nothing
+        options = (self.gate == "tanh", self.sharpness, self.leaf_scale * self.sharpness)
         parts = [[each] if is_one else torch.split(each, self._sizes) for each in splits.values()]
         for group, *own in zip(self._groups, *parts, strict=True):
             inputs = {**shared, **dict(zip(splits, own, strict=True))}
-            yield group, sums(self, group, inputs, trains_columns=columns.requires_grad)
+            yield group, sums(options, inputs, self._tensors(group), trains_columns=columns.requires_grad)
+
+    def _tensors(self, group: SoftGroupParameters) -> dict[str, Tensor | None]:
+        """Return a group's tensors as the kernel takes them."""
+        path = group.path if self.level == 4 else None
+        names = ("left", "right", "num_splits", "count", "leaf")
+        return {"path": path, **{name: getattr(group, name) for name in names}}
 
     def leaf_weights(self, x: Tensor) -> Tensor:
         """Return the weight of each leaf of the ensemble for each row, ``[rows, leaves]`` in the dtype of ``x``."""

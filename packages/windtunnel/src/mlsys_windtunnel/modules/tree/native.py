@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.native import new
-from mlsys_windtunnel.modules.native import address, kernel
+from mlsys_windtunnel.modules.native import address
 from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
 from mlsys_windtunnel.modules.tree.layout import lay_out
-from torch import Tensor
-
-if TYPE_CHECKING:
-    from mlsys_windtunnel.modules.tree.trees import Trees
 
 ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: what is no larger counts as zero
-
-
-def native_sums(trees: Trees, x: Tensor) -> Tensor | None:
-    """Compute ``trees.forward`` by the kernel; None where a form in torch has to."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float64:
-        return None
-    native = native_form(trees)
-    return None if native is None else torch.from_numpy(native(x.detach().numpy()))
-
-
-def native_form(trees: Trees) -> NativeTrees | None:
-    """Return the kernel's form of a module as it is now; None where there is no kernel.
-
-    It is kept beside the module, not in it, and made anew when the module's parameters have changed.
-    """
-    parameters = trees._parameters
-    state = tuple([(each.data_ptr(), each._version) for each in parameters.values() if each is not None])
-    kept = _FORMS.get(trees)
-    if kept is not None and kept[0] == state:
-        return kept[1]
-    library = kernel()
-    if library is None:
-        return None
-    bias = None if trees.bias is None else np.ascontiguousarray(trees.bias.double().numpy(force=True))
-    options: dict[str, Any] = {"bias": bias, "num_groups": trees.num_groups, "divisor": float(trees.divisor)}
-    _FORMS[trees] = state, NativeTrees(library, trees.ensemble, **options)
-    return _FORMS[trees][1]
 
 
 class NativeTrees:
@@ -111,6 +79,3 @@ class NativeTrees:
         num_threads = torch.get_num_threads()
         self._sum_trees(self._address, address(x), num_rows, num_features, num_threads, slope, address(out))
         return out
-
-
-_FORMS: WeakKeyDictionary[Trees, tuple[tuple[tuple[int, int], ...], NativeTrees]] = WeakKeyDictionary()

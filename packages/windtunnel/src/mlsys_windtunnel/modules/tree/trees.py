@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.modules.base import OperatorModule
+from mlsys_windtunnel.modules.native import kernel
 from mlsys_windtunnel.modules.tree.bits import BitTables, bin_edges, mask_bits
 from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
-from mlsys_windtunnel.modules.tree.native import ZERO, native_sums
+from mlsys_windtunnel.modules.tree.native import ZERO, NativeTrees
 from mlsys_windtunnel.modules.tree.walk import Walk
 from torch import Tensor, nn
 
@@ -227,3 +229,33 @@ def map_row_blocks(function: Callable[[Tensor], Tensor], x: Tensor, rows_per_blo
         return torch.cat([run(block) for block in blocks])
     with ThreadPoolExecutor(num_threads) as pool:
         return torch.cat(list(pool.map(run, blocks)))
+
+
+def native_sums(trees: Trees, x: Tensor) -> Tensor | None:
+    """Compute ``trees.forward`` by the kernel; None where a form in torch has to."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float64:
+        return None
+    native = native_form(trees)
+    return None if native is None else torch.from_numpy(native(x.detach().numpy()))
+
+
+def native_form(trees: Trees) -> NativeTrees | None:
+    """Return the kernel's form of a module as it is now; None where there is no kernel.
+
+    It is kept beside the module, not in it, and made anew when the module's parameters have changed.
+    """
+    parameters = trees._parameters
+    state = tuple([(each.data_ptr(), each._version) for each in parameters.values() if each is not None])
+    kept = _FORMS.get(trees)
+    if kept is not None and kept[0] == state:
+        return kept[1]
+    library = kernel()
+    if library is None:
+        return None
+    bias = None if trees.bias is None else np.ascontiguousarray(trees.bias.double().numpy(force=True))
+    options: dict[str, Any] = {"bias": bias, "num_groups": trees.num_groups, "divisor": float(trees.divisor)}
+    _FORMS[trees] = state, NativeTrees(library, trees.ensemble, **options)
+    return _FORMS[trees][1]
+
+
+_FORMS: WeakKeyDictionary[Trees, tuple[tuple[tuple[int, int], ...], NativeTrees]] = WeakKeyDictionary()
