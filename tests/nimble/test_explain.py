@@ -8,11 +8,12 @@ from pathlib import Path
 import networkx as nx
 import pytest
 import torch
+from mlsys_bench.nimble.papers import NETS, net
 from mlsys_core.lazy import resolve
 from mlsys_nimble.capture import capture
 from mlsys_nimble.explain import assign, explain, graph_of_inputs
 from mlsys_nimble.ir.program import Program
-from mlsys_nimble.nets import find_net, net
+from mlsys_nimble.nets import find_net
 
 from tests.graph_checks import check_graph
 
@@ -24,7 +25,7 @@ DEGREES = {"inception-v3": 6, "darts": 7, "amoebanet": 11, "nasnet-mobile": 13, 
 def captured(name: str) -> Program:
     """On the meta device: shapes are all that a graph needs."""
     with torch.device("meta"):
-        module, inputs = resolve(find_net(name).factory)(1)
+        module, inputs = resolve(find_net(name, NETS).factory)(1)
         return capture(module.eval().requires_grad_(False), inputs).program
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from mlsys_bench.harness.race import Outcome
 from mlsys_bench.nimble import cases, one_by_one, zoo, zoo_nets
+from mlsys_bench.nimble.papers import check_model
 from mlsys_core.bench import BenchContext
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.report import Table
 from mlsys_nimble import Nimble
-from mlsys_nimble.nets.resolve import check_model
 from rich.console import Console
 
 TRUSTING = "Nimble, weights by version"

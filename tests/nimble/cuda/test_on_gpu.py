@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from mlsys_bench.nimble.papers import net as net_of
 from mlsys_nimble import Nimble
 from mlsys_nimble.backends.cuda.executor import CudaExecutor
-from mlsys_nimble.nets.registry import net as net_of
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -9,6 +9,7 @@ import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlsys_bench.nimble.papers import net
 from mlsys_nimble import OperatorGraph, assign_streams, build_graph, plan_events
 from mlsys_nimble.backends.cuda.plan import (
     ORIGIN,
@@ -21,7 +22,6 @@ from mlsys_nimble.backends.cuda.plan import (
     plan_streams,
 )
 from mlsys_nimble.explain import explain
-from mlsys_nimble.nets import net
 
 from tests.graph_checks import check_graph
 

@@ -7,9 +7,10 @@ import sys
 
 import pytest
 import torch
+from mlsys_bench.nimble.papers import NETS, net
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.lazy import resolve
-from mlsys_nimble.nets import NETS, find_net, net
+from mlsys_nimble.nets import find_net
 
 QUICK = ("six-branch", "mlp", "gru", "lstm", "resnet20-cifar", "mobilenet-v2", "darts", "nasnet-mobile", "minilm-l6")
 
@@ -19,7 +20,7 @@ def test_parameters_are_counted_as_published(name: str):
     """Published: torchvision 0.29 (ResNet, MobileNetV2, Inception-v3), timm 1.0 (EfficientNet, NASNet-A large),
     pretrainedmodels 0.7 (NASNet-A mobile), Hugging Face (BERT-base uncased, all-MiniLM-L6-v2).
     """
-    entry = find_net(name)
+    entry = find_net(name, NETS)
     with torch.device("meta"):
         module = resolve(entry.factory)(1).module
     assert sum(parameter.numel() for parameter in module.parameters()) == entry.num_parameters

@@ -19,13 +19,13 @@ from mlsys_core.device.cuda_graphs import current_device, is_usable, product_nam
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import Section, Table
 from mlsys_nimble.module import Nimble
-from mlsys_nimble.nets.registry import net as net_of
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from mlsys_bench.harness.race import Case, Outcome, race, speed_up
 from mlsys_bench.harness.text import milliseconds, status_of, times, untimed
+from mlsys_bench.nimble.papers import net as net_of
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext

@@ -44,7 +44,7 @@ def run(
 
     Args:
         context: The suite's context.
-        nets: Nets as :func:`mlsys_nimble.nets.resolve.load_model` takes them; none: :data:`NETS` or :data:`QUICK_NETS`.
+        nets: Nets as :func:`mlsys_bench.nimble.papers.load_model` takes them; none: :data:`NETS` or :data:`QUICK_NETS`.
         peers: An environment's folder or its Python; None: :data:`PEERS` if it is there, else this interpreter.
         trust_code: Let ``.pt2`` files run code that they hold.
 
@@ -98,7 +98,8 @@ def race_settings(context: BenchContext, nets: tuple[str, ...], peers: str | Non
         InvalidInputError: ``peers`` has no Python, or a net is not there.
     """
     from mlsys_core.config import settings
-    from mlsys_nimble.nets.resolve import check_model
+
+    from mlsys_bench.nimble.papers import check_model
 
     for name in nets:
         check_model(name)
@@ -162,9 +163,9 @@ def subject_of(model: str, num_threads: int, cache_dir: str, trust_code: bool) -
     """Load a net, set up this process for its race, and compile Nimble's kernels."""
     import torch
     from mlsys_nimble.nets.blocks import settle
-    from mlsys_nimble.nets.resolve import load_model
 
     from mlsys_bench.nimble.cases import Subject, build_kernels
+    from mlsys_bench.nimble.papers import load_model
     from mlsys_bench.nimble.zoo_nets import let_torchvision_load
 
     torch.set_num_threads(num_threads)

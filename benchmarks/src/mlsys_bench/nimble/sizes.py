@@ -92,9 +92,9 @@ def race_net(
     import torch
     from mlsys_nimble.module import Nimble
     from mlsys_nimble.nets.blocks import Net
-    from mlsys_nimble.nets.resolve import load_model
 
     from mlsys_bench.nimble.nets import exact_results, relative_difference
+    from mlsys_bench.nimble.papers import load_model
     from mlsys_bench.nimble.zoo_nets import let_torchvision_load
 
     torch.set_num_threads(num_threads)

@@ -30,13 +30,13 @@ from mlsys_core.environment import describe_environment
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.profiling.turns import take_turns
 from mlsys_nimble import Nimble
-from mlsys_nimble.nets.registry import net as net_of
 from torch import Tensor, nn
 from torch.nn import functional
 
 from mlsys_bench.harness.journal import Journal
 from mlsys_bench.harness.race import Outcome, speed_up, timed
 from mlsys_bench.harness.text import rows_section
+from mlsys_bench.nimble.papers import net as net_of
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,29 +31,22 @@ NETS: tuple[NetEntry, ...] = (
     NetEntry("gru", f"{_HERE}.small:gru", "two GRU layers of 64, 16 steps", 50_570),
     NetEntry("lstm", f"{_HERE}.small:lstm", "two LSTM layers of 64, 16 steps", 67_210),
     NetEntry("resnet20-cifar", f"{_HERE}.resnet:resnet20_cifar", "ResNet-20, 32 x 32", 272_474),
-    NetEntry("darts", f"{_HERE}.genotype:darts", "DARTS, 224 x 224", 4_718_752),
-    NetEntry("amoebanet", f"{_HERE}.genotype:amoebanet", "AmoebaNet-A's cells in DARTS' net, 224 x 224", 4_627_360),
-    NetEntry("nasnet-mobile", f"{_HERE}.nasnet:nasnet_mobile", "NASNet-A (4 @ 1056), 224 x 224", 5_289_978),
-    NetEntry("nasnet-large", f"{_HERE}.nasnet:nasnet_large", "NASNet-A (6 @ 4032), 331 x 331", 88_753_150),
     NetEntry("inception-v3", f"{_HERE}.inception:inception_v3", "Inception-v3, 299 x 299", 23_834_568),
     NetEntry("resnet50", f"{_HERE}.resnet:resnet50", "ResNet-50, 224 x 224", 25_557_032),
     NetEntry("resnet101", f"{_HERE}.resnet:resnet101", "ResNet-101, 224 x 224", 44_549_160),
-    NetEntry("mobilenet-v2", f"{_HERE}.mobile:mobilenet_v2", "MobileNetV2, 224 x 224", 3_504_872),
-    NetEntry("efficientnet-b0", f"{_HERE}.mobile:efficientnet_b0", "EfficientNet-B0, 224 x 224", 5_288_548),
-    NetEntry("efficientnet-b5", f"{_HERE}.mobile:efficientnet_b5", "EfficientNet-B5, 456 x 456", 30_389_784),
     NetEntry("bert-base", f"{_HERE}.libraries:bert_base", "BERT-base of transformers, 128 tokens", 109_482_240),
     NetEntry("minilm-l6", f"{_HERE}.libraries:minilm_l6", "the shape of all-MiniLM-L6-v2, 128 tokens", 22_713_216),
 )
 
 
-def find_net(name: str) -> NetEntry:
-    """Return the entry called ``name``; underscores stand for dashes.
+def find_net(name: str, nets: Sequence[NetEntry] = NETS) -> NetEntry:
+    """Return the entry of ``nets`` called ``name``; underscores stand for dashes.
 
     Raises:
         InvalidInputError: there is none; the message gives the closest name.
     """
     wanted = name.replace("_", "-").lower()
-    names = [entry.name for entry in NETS]
+    names = [entry.name for entry in nets]
     if wanted not in names:
         close = difflib.get_close_matches(wanted, names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names)}"
@@ -61,7 +54,7 @@ def find_net(name: str) -> NetEntry:
             module = name.removesuffix(".py").replace("/", ".")
             hint = f"for a net of your own give {module}:make, a function that returns (module, example inputs)"
         raise InvalidInputError(f"no net is called {name!r}; {hint}")
-    return NETS[names.index(wanted)]
+    return nets[names.index(wanted)]
 
 
 def net(name: str, *, batch: int = 1, seed: int = 0) -> Net:
@@ -77,9 +70,18 @@ def net(name: str, *, batch: int = 1, seed: int = 0) -> Net:
         >>> module(*inputs).shape
         torch.Size([1, 10])
     """
+    return build(find_net(name), batch=batch, seed=seed)
+
+
+def build(entry: NetEntry, *, batch: int, seed: int) -> Net:
+    """Build an entry's module as :func:`net` does.
+
+    Raises:
+        InvalidInputError: ``batch`` is not positive.
+    """
     if batch < 1:
         raise InvalidInputError(f"batch is {batch}: give 1 or more")
-    factory: Callable[[int], Net] = resolve(find_net(name).factory)
+    factory: Callable[[int], Net] = resolve(entry.factory)
     import torch
 
     from mlsys_nimble.nets.blocks import settle

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
-from torch import Tensor, nn
-
 from mlsys_nimble.nets.blocks import Classifier, Net, conv_bn, image
+from torch import Tensor, nn
 
 Activation = Callable[[], nn.Module]
 # kernel, stride, expansion, channels, blocks: table 2 of MobileNetV2, table 1 of EfficientNet

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from mlsys_nimble.nets.blocks import Classifier, Net, image
 from torch import Tensor, nn
 from torch.nn import functional
-
-from mlsys_nimble.nets.blocks import Classifier, Net, image
 
 _EPS = 1e-3
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from mlsys_nimble.nets.blocks import Classifier, Net, conv_bn, image
 from torch import Tensor, nn
 from torch.nn import functional
-
-from mlsys_nimble.nets.blocks import Classifier, Net, conv_bn, image
 
 
 @dataclass(frozen=True, slots=True)
