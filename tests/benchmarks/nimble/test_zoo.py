@@ -18,8 +18,6 @@ from mlsys_core.report import Table
 from mlsys_nimble import Nimble
 from rich.console import Console
 
-TRUSTING = "Nimble, weights by version"
-
 
 def test_twelve_named_and_forty_more():
     assert (len(zoo.NAMED), len(zoo.FORTY), len(set(zoo.NETS))) == (12, 40, 52)
@@ -42,13 +40,10 @@ def test_a_small_world_has_its_edges():
 
 
 def test_a_race_alone_and_in_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        cases, "ZOO_MAKERS", {name: cases.ZOO_MAKERS[name] for name in ("eager", "torch.compile", TRUSTING)}
-    )
+    monkeypatch.setattr(cases, "ZOO_MAKERS", {name: cases.ZOO_MAKERS[name] for name in ("eager", "torch.compile")})
     found = zoo.race_net(f"{zoo_nets.__name__}:tower", 1, 0.0, 0.0, True, str(tmp_path), False)
     assert list(found) == list(zoo.COMPANY)
     assert all(one["Nimble"]["status"] == "timed" for one in found.values())
-    assert all(one[TRUSTING]["status"] == "timed" for one in found.values())
     assert all(one["torch.compile"]["status"] == "left out" for one in found.values())
 
 

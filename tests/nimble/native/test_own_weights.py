@@ -126,7 +126,7 @@ def x() -> Tensor:
     return torch.randn(1, 520, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(params=["bytes", "samples", "versions"])
+@pytest.fixture(params=["bytes", "pages"])
 def prepared(request: pytest.FixtureRequest, x: Tensor) -> tuple[Nimble, Head]:
     head = Head().eval()
     return Nimble(head).prepare(x, weights=request.param, num_threads=1), head

@@ -11,7 +11,7 @@ import torch
 from mlsys_nimble import Nimble
 from mlsys_nimble.dynamo import nimble
 from mlsys_nimble.state import weights
-from mlsys_nimble.state.digest import PARTS, WHOLE_NBYTES, Digest, Samples
+from mlsys_nimble.state.digest import Digest
 from mlsys_nimble.state.weights import Attributes
 from torch import Tensor, nn
 
@@ -178,15 +178,6 @@ def test_values_read_in_place_are_not_read_twice(model: Net, ids: Tensor):
     assert watched < sum(p.nbytes for p in parameters) + model.table.weight.nbytes
 
 
-def test_versions_alone_see_what_torch_tells(model: Net, ids: Tensor):
-    prepared = Nimble(model).prepare(ids, executor="native", weights="versions")
-    assert prepared.prepared is not None
-    assert prepared.prepared.watch.nbytes == 0
-    for change in ("an operator in place", ".data =", "load_state_dict", "vector_to_parameters", "a new part"):
-        CHANGES[change](model)
-        torch.testing.assert_close(prepared(ids), model(ids), rtol=1e-4, atol=1e-5)
-
-
 class Wide(nn.Module):
     """Two linear layers that share a weight of 1 MiB, and a third with one of its own."""
 
@@ -220,25 +211,23 @@ def wide_step(model: nn.Module) -> None:
 def test_large_weights_are_noticed_at_the_next_call():
     torch.manual_seed(0)
     model, x = Wide(), torch.randn(2, 512)
-    prepared = Nimble(model).prepare(x, executor="native", weights="samples")
+    prepared = Nimble(model).prepare(x, executor="native")
     for name, change in WIDE_CHANGES.items():
         change(model)
         expected = model(x)
         torch.testing.assert_close(prepared(x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()), msg=name)
 
 
-@pytest.mark.parametrize("way", ["refresh", "by default", "calls"])
+@pytest.mark.parametrize("way", ["refresh", "bytes", "pages"])
 def test_one_element_of_a_large_weight_written_behind_torchs_back(way: str):
     torch.manual_seed(0)
     model, x = Wide(), torch.randn(2, 512)
-    prepared = Nimble(model).prepare(x, **({} if way == "by default" else {"weights": "samples"}))
+    prepared = Nimble(model).prepare(x, weights="pages" if way == "refresh" else way)
     assert not prepared.refresh()
     model.third.weight.data[300, 3] = 1e3
     expected = model(x)
     if way == "refresh":
         assert prepared.refresh()
-    for _ in range(PARTS - 1 if way == "calls" else 0):
-        prepared(x)
     torch.testing.assert_close(prepared(x), expected, rtol=1e-4, atol=1e-3)
 
 
@@ -253,7 +242,7 @@ def test_refresh_reaches_the_parts_of_a_model_that_runs_eagerly_between():
             return x * 2 if float(x.sum()) > 0 else x - 1
 
     model, x = Broken(), torch.randn(2, 256)
-    prepared = Nimble(model).prepare(x, fallback="eager", weights="samples")
+    prepared = Nimble(model).prepare(x, fallback="eager")
     prepared(x)
     model.linear.weight.data[200, 3] += 50
     assert prepared.refresh()
@@ -326,31 +315,6 @@ def digests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
         monkeypatch.setattr(digest, "load_digest", lambda: None)
         monkeypatch.setattr(weights, "_compiled", lambda *_: None)
-
-
-@pytest.mark.usefixtures("digests")
-@pytest.mark.parametrize("nbytes", [WHOLE_NBYTES + 1, WHOLE_NBYTES + 513, 33_000, 70_001])
-def test_every_byte_is_among_the_samples_of_some_look(nbytes: int):
-    tensor = torch.zeros(nbytes, dtype=torch.uint8)
-    samples = Samples([tensor])
-    assert samples.nbytes < nbytes / 4
-    for place in {*range(0, nbytes, nbytes // 37), *range(nbytes - 3, nbytes)}:
-        tensor[place] = 1
-        assert sum(not samples.look() for _ in range(PARTS)) >= 1
-        assert not samples.look_at_all()
-        tensor[place] = 0
-        assert samples.look_at_all()
-
-
-@pytest.mark.usefixtures("digests")
-def test_a_quarter_is_among_the_samples_of_every_look():
-    tensor = torch.zeros(50_000)
-    samples = Samples([tensor])
-    for begin in range(0, 37_501, 2_500):
-        tensor[begin : begin + 12_500] = 1
-        assert not any(samples.look() for _ in range(PARTS)), begin
-        tensor.zero_()
-    assert all(samples.look() for _ in range(PARTS))
 
 
 @pytest.mark.usefixtures("digests")

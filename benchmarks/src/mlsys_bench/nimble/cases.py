@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from mlsys_bench.harness.race import Case, LeftOut
 from mlsys_bench.nimble import runtimes
-from mlsys_bench.nimble.summary import EAGER, OURS, OURS_SINGLE, OURS_TRUSTING
+from mlsys_bench.nimble.summary import EAGER, OURS, OURS_SINGLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,6 @@ MAKERS: dict[str, Maker] = {
     "OpenVINO": openvino,
     OURS_SINGLE: nimble(use_multi_stream=False),
     OURS: nimble(use_multi_stream=True),
-    OURS_TRUSTING: nimble(use_multi_stream=True, weights="versions"),
 }
 ZOO_MAKERS: dict[str, Maker] = {name: make for name, make in MAKERS.items() if name != OURS_SINGLE} | {
     "torch.compile": compiled_with_tuning,

@@ -13,7 +13,6 @@ from mlsys_bench.harness.text import geometric_mean, milliseconds, status_of, ti
 # Of the largest difference from the net's results in float64, over the largest value; more where eager is as far off.
 TOLERANCE, EAGER_TIMES = 1e-4, 3.0
 EAGER, OURS, OURS_SINGLE = "eager", "Nimble", "Nimble, one stream"
-OURS_TRUSTING = "Nimble, weights by version"  # does not look at them at each call, as no peer does
 PEERS = ("torch.compile", "AOTInductor", "ONNX Runtime", "OpenVINO")
 
 

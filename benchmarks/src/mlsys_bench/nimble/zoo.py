@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlsys_bench.harness.race import Outcome, Outcomes, fastest, speed_up
 from mlsys_bench.harness.text import geometric_mean, status_of, times, untimed
-from mlsys_bench.nimble.summary import OURS, OURS_TRUSTING, PEERS, TOLERANCE
+from mlsys_bench.nimble.summary import OURS, PEERS, TOLERANCE
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
@@ -94,9 +94,9 @@ def race_net(
     return {company: {name: asdict(one) for name, one in outcomes.items()} for company, outcomes in found.items()}
 
 
-def ratios(outcomes: Outcomes, case: str = OURS) -> tuple[float | None, float | None]:
-    """Return the best peer's time over a case's, by medians within rounds and by the least time of a call."""
-    ours = outcomes.get(case)
+def ratios(outcomes: Outcomes) -> tuple[float | None, float | None]:
+    """Return the best peer's time over Nimble's, by medians within rounds and by the least time of a call."""
+    ours = outcomes.get(OURS)
     least = [one.least_s for name in PEERS if (one := outcomes.get(name)) is not None and one.least_s is not None]
     own = ours.least_s if ours is not None else None
     return speed_up(ours, outcomes.get(fastest(outcomes, PEERS) or "")), min(least) / own if least and own else None
@@ -115,8 +115,8 @@ def report(races: Mapping[str, Mapping[str, Outcomes]], num_threads: int, loads:
         outcomes = flat[key]
         peer = fastest(outcomes, PEERS)
         cells = [_both(outcomes.get(name)) for name in (peer or "", OURS)]
-        rows.append([*key, peer or "-", *cells, *map(times, (*ratios(outcomes), ratios(outcomes, OURS_TRUSTING)[0]))])
-    columns = ["net", "company", "best peer", "its ms (least)", "Nimble's", "over", "by least", "by version, over"]
+        rows.append([*key, peer or "-", *cells, *map(times, ratios(outcomes))])
+    columns = ["net", "company", "best peer", "its ms (least)", "Nimble's", "over", "by least"]
     body: list[Any] = [Table(columns, rows, "Median milliseconds a call (the least), losses first")]
     means: dict[str, dict[str, float | None]] = {}
     for company in dict.fromkeys(company for _, company in flat):

@@ -11,7 +11,7 @@ from mlsys_core.errors import InvalidInputError
 BF16, BF16_PAIRS = "bf16", "bf16-pairs"
 # Of linears and convolutions (docs/nimble-cpu.md): "bf16" rounds the weights, "bf16-pairs" their inputs as well.
 PRECISIONS = ("fp32", BF16, BF16_PAIRS)
-WEIGHTS = ("pages", "bytes", "samples", "versions")
+WEIGHTS = ("pages", "bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,4 @@
 // Looks at memory for what has changed: digests of bytes, read at the speed of memory, and entries of dictionaries.
-#include <algorithm>
 #include <cstdint>
 
 #include "digest.h"
@@ -13,24 +12,6 @@ extern "C" uint64_t nimble_digest(const void* const* pointers, const int64_t* nb
         Sums sums;
         sums.read((const char*)pointers[piece], nbytes[piece]);
         state = sums.into(state, nbytes[piece]);
-    }
-    return state;
-}
-
-// The same of one part of each tensor: of all its stretches, the slice of that number. samples.py says which bytes.
-extern "C" uint64_t nimble_digest_part(
-    const void* const* pointers, const int64_t* nbytes, int64_t count, int64_t stretches, int64_t slice_nbytes,
-    int64_t parts, int64_t part) {
-    uint64_t state = count;
-    for (int64_t tensor = 0; tensor < count; tensor++) {
-        Sums sums;
-        const int64_t all = nbytes[tensor];
-        for (int64_t stretch = 0; stretch < stretches; stretch++) {
-            const int64_t begin = all * stretch / stretches, length = all * (stretch + 1) / stretches - begin;
-            const int64_t slice = std::max((length + parts - 1) / parts, slice_nbytes);
-            sums.read((const char*)pointers[tensor] + begin + std::min(part * slice, length - slice), slice);
-        }
-        state = sums.into(state, all);
     }
     return state;
 }

@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Iterable, Sequence
 from ctypes import c_char, c_int64, c_uint64, c_void_p
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,10 +16,6 @@ from torch import Tensor
 
 _HERE = Path(__file__).parent
 DIGEST = Kernel(_HERE / "digest.cpp", headers=(_HERE / "digest.h", _HERE / "pages.h"))
-PARTS = 64  # looks that read every byte once
-STRETCHES = 8  # of a tensor, each read in PARTS slices
-WHOLE_NBYTES = 4096  # tensors up to this size are read whole at every look
-SLICE_NBYTES = 64  # at least; STRETCHES of them fit in WHOLE_NBYTES
 
 
 @cache
@@ -30,7 +25,7 @@ def load_digest() -> Any:
         native = DIGEST.load()
     except KernelUnavailableError:
         return None
-    native.nimble_digest.restype = native.nimble_digest_part.restype = c_uint64
+    native.nimble_digest.restype = c_uint64
     return native
 
 
@@ -97,69 +92,6 @@ class Digest:
         if self._native is not None:
             return int(self._native.nimble_digest(self._pointers, self._nbytes, c_int64(len(self._pieces))))
         return _crc32(self._pieces)
-
-
-class Samples:
-    """Digests of one part of some tensors' bytes after another: each of :data:`PARTS` looks reads other bytes.
-
-    A tensor is cut into :data:`STRETCHES`, and a look reads one slice of each. So a write to all of a tensor, or to a
-    quarter of it that lies together, is seen by the next look, and a write to any byte by one of the next
-    :data:`PARTS`. Tensors up to :data:`WHOLE_NBYTES` are read whole by each look.
-
-    Args:
-        tensors: As for :class:`Digest`.
-
-    Example:
-        >>> import torch
-        >>> weight = torch.ones(100, 100)
-        >>> samples = Samples([weight])
-        >>> weight.data.mul_(2).numel(), samples.look()
-        (10000, False)
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._small = Digest([tensor for tensor in tensors if _nbytes(tensor) <= WHOLE_NBYTES])
-        self._pieces = pieces_of([tensor for tensor in tensors if _nbytes(tensor) > WHOLE_NBYTES])
-        self._pointers, self._nbytes = address_arrays(self._pieces)
-        self._native = load_digest()
-        self._parts = [self._read(part) for part in range(PARTS)] if self._pieces else []
-        self._next = count()
-
-    @property
-    def nbytes(self) -> int:
-        """Return the number of bytes that a look reads, at most."""
-        return self._small.nbytes + sum(STRETCHES * _slice(-(-nbytes // STRETCHES)) for _, nbytes in self._pieces)
-
-    def look(self) -> bool:
-        """Return whether the next part of the bytes, and every small tensor, are what they were."""
-        if not self._small.is_same():
-            return False
-        part = next(self._next) % PARTS
-        return not self._parts or self._read(part) == self._parts[part]
-
-    def look_at_all(self) -> bool:
-        """Return whether every byte is what it was."""
-        parts = [self._read(part) for part in range(len(self._parts))]
-        return self._small.is_same() and parts == self._parts
-
-    def _read(self, part: int) -> int:
-        if self._native is not None:
-            sizes = map(c_int64, (len(self._pieces), STRETCHES, SLICE_NBYTES, PARTS, part))
-            return int(self._native.nimble_digest_part(self._pointers, self._nbytes, *sizes))
-        return _crc32(piece for pointer, nbytes in self._pieces for piece in _slices(pointer, nbytes, part))
-
-
-def _slice(length: int) -> int:
-    return max(-(-length // PARTS), SLICE_NBYTES)
-
-
-def _slices(pointer: int, nbytes: int, part: int) -> Iterable[tuple[int, int]]:
-    """Yield the address and bytes of a part's slices, as ``digest.cpp`` reads them."""
-    for stretch in range(STRETCHES):
-        begin = nbytes * stretch // STRETCHES
-        length = nbytes * (stretch + 1) // STRETCHES - begin
-        size = _slice(length)
-        yield pointer + begin + min(part * size, length - size), size
 
 
 def _crc32(pieces: Iterable[Piece]) -> int:

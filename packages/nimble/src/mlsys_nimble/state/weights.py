@@ -3,8 +3,8 @@
 Kernels read packed copies of weights, and passes fold several into one. A write through torch raises a tensor's
 version; one through ``.data``, NumPy or another process changes only the bytes. So each replay first checks that
 modules hold the same tensors, submodules, numbers and tuples of numbers, that tensors have the same addresses and
-versions, and that the bytes that the schedule copied are the same: all of them (ADR 15), those on pages that the system
-reports as written (ADR 58), or a part of them, another each time (ADR 42).
+versions, and that the bytes that the schedule copied are the same: all of them (ADR 15), or those on pages that the
+system reports as written (ADR 58).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from mlsys_nimble.ir.program import Program, ValueId
-from mlsys_nimble.state.digest import Comparing, Digest, Samples, Unchanged, load_digest
+from mlsys_nimble.state.digest import Comparing, Digest, Unchanged, load_digest
 from mlsys_nimble.state.guard import page_book, refusal
 from mlsys_nimble.state.ranges import Piece
 from mlsys_nimble.state.watched import Watched
@@ -40,8 +40,7 @@ class Watch:
         constants: Tensors that the schedule took from the model. Their addresses must stay the same.
         copied: Tensors that the schedule copied. Their content must stay the same.
         weights: The option of that name: ``"bytes"`` compares every byte, ``"pages"`` those that may have been
-            written, ``"samples"`` versions and a part of the bytes, ``"versions"`` versions alone. Tensors on other
-            devices are compared by versions.
+            written. Tensors on other devices are compared by versions.
         executor: What replays the schedule; if it is :class:`~mlsys_nimble.state.digest.Comparing`, its workers
             compare bytes together.
     """
@@ -60,19 +59,16 @@ class Watch:
         self._tensors = list({id(tensor): tensor for tensor in constants}.values())
         self._addresses = list(map(_ADDRESS, self._tensors))
         copied = list({id(tensor): tensor for tensor in copied}.values())
-        on_host = [tensor for tensor in copied if tensor.device.type == "cpu"] if weights != "versions" else []
-        whole = [tensor for tensor in on_host if weights in ("pages", "bytes") or tensor.is_inference()]
-        seen = {id(tensor) for tensor in whole}
+        on_host = [tensor for tensor in copied if tensor.device.type == "cpu"]
         compare = partial(_compare, executor)
-        self._watched = Watched(whole, compare, page_book() if weights == "pages" and whole else None)
-        self._samples = Samples([tensor for tensor in on_host if id(tensor) not in seen])
-        self._versioned = [tensor for tensor in copied if id(tensor) not in seen and not tensor.is_inference()]
+        self._watched = Watched(on_host, compare, page_book() if self._asks_system and on_host else None)
+        self._versioned = [each for each in copied if each.device.type != "cpu" and not each.is_inference()]
         self._versions = list(map(_VERSION, self._versioned))
 
     @property
     def nbytes(self) -> int:
         """Return the number of bytes that each check reads, at least."""
-        return self._watched.nbytes + self._samples.nbytes
+        return self._watched.nbytes
 
     @property
     def is_calm(self) -> bool:
@@ -90,7 +86,7 @@ class Watch:
         """Return whether the model has changed since the schedule was made.
 
         Args:
-            looks_at_all: Compare every byte, unless versions alone are compared.
+            looks_at_all: Compare every byte.
             turn: Held by who runs the executor: its workers help if nobody does.
         """
         if self._attributes.have_changed():
@@ -99,8 +95,7 @@ class Watch:
             return True
         if list(map(_VERSION, self._versioned)) != self._versions:
             return True
-        is_same = self._samples.look_at_all() if looks_at_all else self._samples.look()
-        return not is_same or not _is_same(self._watched.whole if looks_at_all else self._watched, turn)
+        return not _is_same(self._watched.whole if looks_at_all else self._watched, turn)
 
 
 def _is_same(bytes_: Unchanged, turn: Lock | None) -> bool:
