@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_nimble.explain.critical import Link, critical_path
-from mlsys_nimble.explain.drawing import places
+from mlsys_nimble.explain.page import Link, critical_path, places
 from mlsys_nimble.ir.graph import build_graph
 from mlsys_nimble.planning.streams import assign_streams
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from mlsys_nimble.cli.profile import profile
+from mlsys_nimble.cli.explain import profile
 
 
 def ran(operator: str, begin_ns: int, end_ns: int) -> SimpleNamespace:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mlsys_core.memory import plan_offsets_for_conflicts
 from mlsys_nimble.capture.watched import Questions, holds, read_whole
 from mlsys_nimble.ir.sizes import Atom, NotGeneral, Sheet, Size, evaluate, poly_of, symbol
-from mlsys_nimble.planning.offsets import stack_of
+from mlsys_nimble.planning.storage import stack_of
 
 small = st.integers(1, 40)
 

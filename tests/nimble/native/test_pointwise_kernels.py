@@ -10,8 +10,8 @@ import torch
 from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.backends.operators import pointwise
 from mlsys_nimble.backends.reference.pointwise import compile_pointwise
+from mlsys_nimble.ir.checked import OPS
 from mlsys_nimble.ir.operators import Pointwise, Step
-from mlsys_nimble.ir.pointwise import OPS
 from mlsys_nimble.ir.program import ValueType
 from torch import Tensor
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from mlsys_nimble.ir.operators import Convolution, Linear, Separable
 from mlsys_nimble.ir.program import Operator, Program, ValueType
-from mlsys_nimble.passes.constants import fold_constants
-from mlsys_nimble.passes.dead_code import remove_dead_code
+from mlsys_nimble.passes.constants import fold_constants, remove_dead_code
 from mlsys_nimble.passes.epilogues import fuse_epilogues
 from mlsys_nimble.passes.precision import round_weights
 from mlsys_nimble.passes.separable import LEAST_NBYTES, MOST_WEIGHTS_NBYTES, fuse_separables

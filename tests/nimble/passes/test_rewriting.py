@@ -10,11 +10,9 @@ from mlsys_nimble.capture import capture
 from mlsys_nimble.ir.operators import Epilogue, Pointwise, Step
 from mlsys_nimble.ir.program import Operator, Program, ValueType
 from mlsys_nimble.passes import PASSES, optimise
-from mlsys_nimble.passes.constants import MAX_GROWN_NBYTES, fold_constants
-from mlsys_nimble.passes.dead_code import remove_dead_code
+from mlsys_nimble.passes.constants import MAX_GROWN_NBYTES, fold_constants, remove_dead_code, share_subexpressions
 from mlsys_nimble.passes.elementwise import MAX_INPUTS, fuse_elementwise
 from mlsys_nimble.passes.epilogues import fuse_epilogues
-from mlsys_nimble.passes.subexpressions import share_subexpressions
 from torch import nn
 from torch.nn.functional import elu, leaky_relu, linear, max_pool2d
 

@@ -26,7 +26,7 @@ from mlsys_nimble.ir.operators import (
     Step,
 )
 from mlsys_nimble.ir.program import Operator, Program, ValueType, check_program
-from mlsys_nimble.passes.dead_code import remove_dead_code
+from mlsys_nimble.passes.constants import remove_dead_code
 from mlsys_nimble.passes.views import simplify_views
 
 SIMPLIFY = (simplify_views, remove_dead_code)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_nimble.state import pages
-from mlsys_nimble.state.pages import SETTLE_S, Hold, PageBook, State
-from mlsys_nimble.state.ranges import Range
+from mlsys_nimble.state.pages import SETTLE_S, Hold, PageBook, Range, State
 
 
 class Memory:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_nimble.state.ranges import pieces_without, whole_pages, without
+from mlsys_nimble.state.pages import pieces_without, whole_pages, without
 
 PAGE = 8
 SPACE = 400

@@ -24,7 +24,7 @@ from mlsys_nimble.ir.operators import (
 )
 from mlsys_nimble.ir.program import Program, check_program
 from mlsys_nimble.passes import optimise
-from mlsys_nimble.passes.dead_code import remove_dead_code
+from mlsys_nimble.passes.constants import remove_dead_code
 from mlsys_nimble.training.chains import straighten
 from mlsys_nimble.training.passes import TRAINING_PASSES
 from mlsys_nimble.training.rows import join_rows, share_saved_copies

@@ -22,7 +22,7 @@ from mlsys_nimble.state import guard
 from mlsys_nimble.state.digest import Digest, load_digest
 from mlsys_nimble.state.guard import SystemGuard
 from mlsys_nimble.state.pages import SETTLE_S, PageBook
-from mlsys_nimble.state.watched import Watched
+from mlsys_nimble.state.weights import Watched
 from torch import Tensor, nn
 
 from tests.processes import FAULT_S

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mlsys_nimble.backends.cuda.pointwise import make_pointwise
+from mlsys_nimble.backends.cuda.functions import make_pointwise
 from mlsys_nimble.backends.cuda.triton_printer import can_print
 from mlsys_nimble.backends.reference.pointwise import compile_pointwise
+from mlsys_nimble.ir.checked import OPS
 from mlsys_nimble.ir.operators import Pointwise, Step
-from mlsys_nimble.ir.pointwise import OPS
 from mlsys_nimble.ir.program import ValueType
 from torch import Tensor
 

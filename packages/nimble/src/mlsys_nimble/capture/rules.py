@@ -24,15 +24,12 @@ FAMILIES = (
     "attention",
     "backward",
     "convolution",
-    "creation",
     "indexing",
     "matmul",
     "normalisation",
     "pointwise",
-    "pooling",
     "quantised",
     "recurrent",
-    "reduction",
     "shape",
 )
 

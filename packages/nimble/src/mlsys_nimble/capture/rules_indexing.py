@@ -1,4 +1,4 @@
-"""Indexing by tensors of whole numbers: rows taken, rows added to."""
+"""Indexing by tensors of whole numbers: rows taken, rows added to; and tensors made from numbers."""
 
 from __future__ import annotations
 
@@ -62,3 +62,28 @@ def _scatter_add(b: Builder, result: ValueType, x: Ref, dim: int, index: Ref, so
         return NotImplemented
     rows = b.reshape(Ref(expanded.inputs[0], type_), (index.shape[dim],))
     return _index_add(b, result, x, dim, rows, source)
+
+
+@rule("aten.zeros_like", "aten.new_zeros", "aten.empty_like", "aten.new_empty", "aten.empty.memory_format", "aten.zero")
+def _zeros(b: Builder, result: ValueType, *args: Any, **kwargs: Any) -> Ref:
+    return b.full(result, 0)
+
+
+@rule("aten.ones_like", "aten.new_ones")
+def _ones(b: Builder, result: ValueType, *args: Any, **kwargs: Any) -> Ref:
+    return b.full(result, 1)
+
+
+@rule("aten.full_like", "aten.fill.Scalar")
+def _full_like(b: Builder, result: ValueType, x: Ref, value: Any, **kwargs: Any) -> Ref:
+    return b.full(result, value)
+
+
+@rule("aten.new_full")
+def _new_full(b: Builder, result: ValueType, x: Ref, size: Any, value: Any, **kwargs: Any) -> Ref:
+    return b.full(result, value)
+
+
+@rule("aten.fill.Tensor")
+def _fill(b: Builder, result: ValueType, x: Ref, value: Ref) -> Ref:
+    return b.expand(b.cast(value, result.dtype), result.shape)

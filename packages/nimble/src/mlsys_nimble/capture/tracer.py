@@ -24,14 +24,16 @@ from mlsys_nimble.capture.builder import Builder, Ref, dtype_name, type_of
 from mlsys_nimble.capture.cuts import ask_cuts
 from mlsys_nimble.capture.dispatched import (
     STATIC_CHECKS,
+    Written,
+    as_functional,
     is_row_by_row,
     is_whole,
+    is_write,
     read_values,
     takes_any_strides,
     view_of,
 )
 from mlsys_nimble.capture.draws import Draws
-from mlsys_nimble.capture.functional import Written, as_functional, is_write
 from mlsys_nimble.capture.layouts import Kin, depends_on_strides
 from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site

@@ -30,12 +30,12 @@ NETS: tuple[NetEntry, ...] = (
     NetEntry("mlp", f"{_HERE}.small:mlp", "sixteen 128 x 128 linears in a row", 265_482),
     NetEntry("gru", f"{_HERE}.small:gru", "two GRU layers of 64, 16 steps", 50_570),
     NetEntry("lstm", f"{_HERE}.small:lstm", "two LSTM layers of 64, 16 steps", 67_210),
-    NetEntry("resnet20-cifar", f"{_HERE}.resnet:resnet20_cifar", "ResNet-20, 32 x 32", 272_474),
+    NetEntry("resnet20-cifar", f"{_HERE}.small:resnet20_cifar", "ResNet-20, 32 x 32", 272_474),
     NetEntry("inception-v3", f"{_HERE}.inception:inception_v3", "Inception-v3, 299 x 299", 23_834_568),
-    NetEntry("resnet50", f"{_HERE}.resnet:resnet50", "ResNet-50, 224 x 224", 25_557_032),
-    NetEntry("resnet101", f"{_HERE}.resnet:resnet101", "ResNet-101, 224 x 224", 44_549_160),
-    NetEntry("bert-base", f"{_HERE}.libraries:bert_base", "BERT-base of transformers, 128 tokens", 109_482_240),
-    NetEntry("minilm-l6", f"{_HERE}.libraries:minilm_l6", "the shape of all-MiniLM-L6-v2, 128 tokens", 22_713_216),
+    NetEntry("resnet50", f"{_HERE}.small:resnet50", "ResNet-50, 224 x 224", 25_557_032),
+    NetEntry("resnet101", f"{_HERE}.small:resnet101", "ResNet-101, 224 x 224", 44_549_160),
+    NetEntry("bert-base", f"{_HERE}.resolve:bert_base", "BERT-base of transformers, 128 tokens", 109_482_240),
+    NetEntry("minilm-l6", f"{_HERE}.resolve:minilm_l6", "the shape of all-MiniLM-L6-v2, 128 tokens", 22_713_216),
 )
 
 

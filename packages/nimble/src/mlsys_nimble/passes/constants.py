@@ -1,4 +1,4 @@
-"""Constant folding: operators of constants alone run once, ahead of time."""
+"""Operators that need not run at each call: those of constants alone, those nobody reads, those made twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from mlsys_nimble.backends.reference.operators import compile_operator
 from mlsys_nimble.ir.operators import Copy
-from mlsys_nimble.ir.program import Program, ValueType
+from mlsys_nimble.ir.program import Program, ValueId, ValueType
 from mlsys_nimble.passes.rewrite import Rewriter, is_random
 
 MAX_GROWN_NBYTES = 1 << 20  # a result larger than its inputs is kept only up to this size
@@ -45,3 +45,37 @@ def fold_constants(program: Program) -> Program:
 
 def _nbytes(types: list[ValueType]) -> int:
     return sum(type_.nbytes for type_ in types)
+
+
+def remove_dead_code(program: Program) -> Program:
+    """Remove operators that contribute to no output and no mutation, and unread constants."""
+    needed = set(program.kept())
+    operators = []
+    for operator in reversed(program.operators):
+        if needed.intersection(operator.outputs):
+            needed.update(operator.inputs)
+            operators.append(operator)
+    needed.update(old for old, _ in program.mutations)
+    constants = {value: tensor for value, tensor in program.constants.items() if value in needed}
+    return Program(
+        program.values, tuple(reversed(operators)), program.inputs, program.outputs, constants, program.mutations
+    )
+
+
+def share_subexpressions(program: Program) -> Program:
+    """Keep one of the operators that do the same to the same values. Results and copies stay tensors of their own."""
+    rewriter = Rewriter(program)
+    seen: dict[tuple[object, ...], tuple[ValueId, ...]] = {}
+    for _, operator in rewriter:
+        if (
+            isinstance(operator.kind, Copy)
+            or is_random(operator.kind)
+            or rewriter.lasting.intersection(operator.outputs)
+        ):
+            continue
+        types = tuple(rewriter.type(value) for value in operator.outputs)
+        key = (repr(operator.kind), operator.inputs, types)  # repr: 1, 1.0 and True differ
+        first = seen.setdefault(key, operator.outputs)
+        if first is not operator.outputs and len(first) == 1:
+            rewriter.substitute(operator, first[0])
+    return rewriter.build()

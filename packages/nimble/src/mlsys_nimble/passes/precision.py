@@ -7,7 +7,7 @@ from math import prod
 
 from mlsys_nimble.ir.operators import Bf16Product, Convolution, Kind, Linear, Separable
 from mlsys_nimble.ir.program import Operator, Program, ValueId
-from mlsys_nimble.passes.dead_code import remove_dead_code
+from mlsys_nimble.passes.constants import remove_dead_code
 
 LEAST_TERMS = 32  # products of a convolution's result, from which on its inputs are rounded
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from mlsys_core.errors import KernelUnavailableError
 from mlsys_core.native import Kernel
-from mlsys_nimble.state.ranges import Piece
+from mlsys_nimble.state.pages import Piece
 from torch import Tensor
 
 _HERE = Path(__file__).parent

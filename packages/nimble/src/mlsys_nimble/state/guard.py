@@ -14,8 +14,7 @@ from typing import Any
 
 from mlsys_nimble.state.digest import load_digest
 from mlsys_nimble.state.forks import renew_in_forks
-from mlsys_nimble.state.pages import PageBook, State
-from mlsys_nimble.state.ranges import Range
+from mlsys_nimble.state.pages import PageBook, Range, State
 
 
 class SystemGuard:

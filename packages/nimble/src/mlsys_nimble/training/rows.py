@@ -24,7 +24,7 @@ from mlsys_nimble.ir.operators import (
     WeightGradient,
 )
 from mlsys_nimble.ir.program import Operator, Program, ValueId, ValueType
-from mlsys_nimble.passes.dead_code import remove_dead_code
+from mlsys_nimble.passes.constants import remove_dead_code
 from mlsys_nimble.passes.rewrite import Rewriter
 from mlsys_nimble.passes.views import simplify_views
 from mlsys_nimble.training.chains import columns_of, insert_before, straighten

@@ -11,13 +11,12 @@ from typing import Any, cast
 
 import torch
 from mlsys_core.memory import Arena
-from mlsys_nimble.backends.cpu.comparison import Comparison
 from mlsys_nimble.backends.cpu.decisions import MEASURED, USUAL, Decisions, Measuring, TaskTime, jobs_of, plan_of
 from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.backends.cpu.lowering import IN_PLACE, named_kernel, packed_inputs, readers_of
 from mlsys_nimble.backends.cpu.own_weights import operators_in_place
 from mlsys_nimble.backends.cpu.packing import given_weights, shared_weights
-from mlsys_nimble.backends.cpu.replay import ReplayPlan, Team
+from mlsys_nimble.backends.cpu.replay import Comparison, ReplayPlan, Team
 from mlsys_nimble.backends.cpu.slots import Slots
 from mlsys_nimble.backends.reference.operators import compile_operator
 from mlsys_nimble.backends.table import Run

@@ -26,9 +26,8 @@ from mlsys_nimble.backends.reference.operators import ReferenceExecutor, compile
 from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.ir.resized import AtSizes, at_sizes, has_sizes
 from mlsys_nimble.ir.sizes import Atom, Sheet, Size, evaluate, poly_of, symbol
-from mlsys_nimble.planning.offsets import stack_of
 from mlsys_nimble.planning.schedule import Segment
-from mlsys_nimble.planning.storage import ALIGNMENT, Storage
+from mlsys_nimble.planning.storage import ALIGNMENT, Storage, stack_of
 from torch import Tensor
 
 KEPT = 1024  # sizes whose kernels and plans are kept; the one unused for longest makes room
