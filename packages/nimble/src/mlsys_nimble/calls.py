@@ -6,23 +6,19 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.errors import InvalidInputError
 
 from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.capture.general import refuse_unwatched
 from mlsys_nimble.capture.layouts import layout_of
-from mlsys_nimble.capture.repeat import capture_checked
+from mlsys_nimble.capture.refusals import capture_or_refuse, eval_mode, faults_refused
+from mlsys_nimble.capture.signatures import hollow, keyed, read
 from mlsys_nimble.capture.watched import Questions
-from mlsys_nimble.errors import refuse, refuse_or_blame
-from mlsys_nimble.ir import trees
-from mlsys_nimble.ir.operators import Aten, Convolution, Dequantise, Linear, Pointwise, Quantise
-from mlsys_nimble.ir.program import Program, ValueId
-from mlsys_nimble.ir.sizes import NotGeneral
 from mlsys_nimble.options import Options
 from mlsys_nimble.prepared import Prepared
 from mlsys_nimble.ranged import Ranged, RangedCalls, Ranges
@@ -32,12 +28,6 @@ _LOG = logging.getLogger("mlsys_nimble")
 _CHANGED = (
     "the model was changed after it was prepared, so it was prepared again. Where that is often, prepare it with "
     "training=True, which reads weights at every call."
-)
-
-
-_QUANTISED = (
-    "the model is quantised, but %d of its products run in float32 on rounded values%s. Products of whole numbers need "
-    "int8 weights whose zero points are 0, by tensor or by output channel, and constant biases"
 )
 
 
@@ -105,7 +95,7 @@ class PreparedCalls:
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Replay the call; prepare it first if its signature is new."""
-        signature, inputs, objects = self._keyed(args, kwargs)
+        signature, inputs, objects = keyed(args, kwargs, self._fixed_indices)
         for tensor in inputs:
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise InvalidInputError(
@@ -134,34 +124,10 @@ class PreparedCalls:
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         """Prepare calls of this one's signature, without running it."""
-        signature, inputs, _ = self._keyed(args, kwargs)
+        signature, inputs, _ = keyed(args, kwargs, self._fixed_indices)
         prepared = self._find(signature, args, kwargs)
         prepared.check(inputs)
         return prepared
-
-    def _keyed(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, Sequence[torch.Tensor], Sequence[Any]]:
-        """Do as :meth:`_read`, with autocast and another default dtype than float32 in the signature."""
-        signature, inputs, objects = self._read(args, kwargs)
-        if torch._C._is_any_autocast_enabled():
-            signature = signature, autocast_state()
-        if torch.get_default_dtype() is not torch.float32:
-            signature = signature, torch.get_default_dtype()
-        return signature, inputs, objects
-
-    def _read(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, Sequence[torch.Tensor], Sequence[Any]]:
-        """Return the call's signature, the tensors that a replay takes, and the objects among the arguments."""
-        if not kwargs and not self._fixed_indices and {*map(type, args)} == {torch.Tensor}:
-            return tuple(map(_looks, args)), args, ()
-        flat = trees.flatten((args, dict(kwargs)))
-        leaves = flat.leaves
-        if self._fixed_indices:
-            leaves = [leaf for index, leaf in enumerate(leaves) if index not in self._fixed_indices]
-        inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        return (flat.spec, tuple([trees.key_of(leaf, _looks) for leaf in leaves])), inputs, flat.objects
 
     def _find(self, signature: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         """Return what serves a call; make it first if need be."""
@@ -182,28 +148,9 @@ class PreparedCalls:
         with CAPTURE_LOCK, self._mode(self._model):
             refuse_unwatched(self._model)
             if is_first:
-                return self._capture(tuple(args), kwargs, questions)
+                return capture_or_refuse(self._model, tuple(args), kwargs, self._fixed_indices, questions)
             fixed = self._fixed_indices
             return capture(self._model, args, kwargs, fixed_indices=fixed, separates=False, questions=questions)
-
-    def _capture(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], questions: Questions | None = None
-    ) -> Captured:
-        fixed = self._fixed_indices
-        try:
-            if isinstance(self._model, torch.fx.GraphModule):
-                return capture(self._model, args, kwargs, fixed_indices=fixed, separates=False, questions=questions)
-            return capture_checked(self._model, args, kwargs, questions)
-        except MlsysError:
-            raise
-        except Exception as error:  # the model's own, or one of the capture
-            with torch.no_grad():
-                run_on_copies(self._model, args, kwargs)
-            what, advice = "the model runs, but not when it is watched", "Prepare with fallback='eager'."
-            modules = self._model.modules() if isinstance(self._model, torch.nn.Module) else (self._model,)
-            if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
-                what, advice = "a TorchScript module, which cannot be watched", f"Give what it was made of. {advice}"
-            raise refuse_or_blame(error, what, advice) from error
 
     def _prepare(self, signature: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         with self._lock:
@@ -211,10 +158,10 @@ class PreparedCalls:
                 return found
             begin = time.perf_counter()
             with CAPTURE_LOCK, self._mode(self._model):
-                captured = self._capture(args, kwargs)
+                captured = capture_or_refuse(self._model, args, kwargs, self._fixed_indices)
             with faults_refused():
-                layout = layout_of(self._read(args, kwargs)[1], is_exact=captured.strides == "exact")
-                call = _hollow(args, kwargs)
+                layout = layout_of(read(args, kwargs, self._fixed_indices)[1], is_exact=captured.strides == "exact")
+                call = hollow(args, kwargs)
                 prepared = self._told(Prepared(captured, self._options, self._model, call=call, layout=layout))
             self._by_signature[signature] = self.latest = prepared
             dropped = len(self._by_signature) > self._options.max_schedules
@@ -235,83 +182,7 @@ class PreparedCalls:
 
     def _told(self, prepared: Prepared) -> Prepared:
         """Warn, once, of a model that will not be as fast as it is meant to be."""
-        num_floats, num_torch = _rounded(prepared.captured.program, prepared.program)
-        if num_floats + num_torch and not self._has_warned:
+        if not self._has_warned and (warning := prepared.warning):
             self._has_warned = True
-            _LOG.warning(_QUANTISED, num_floats, f"; torch runs {num_torch} operators" if num_torch else "")
+            _LOG.warning("%s", warning)
         return prepared
-
-
-def _rounded(captured: Program, program: Program) -> tuple[int, int]:
-    """Return the number of float products of rounded values, and of quantised operators that torch runs."""
-    targets = [each.kind.target for each in program.operators if isinstance(each.kind, Aten)]
-    num_torch = sum(target.startswith(("quantized_decomposed.", "aten._int_mm")) for target in targets)
-    if not any(isinstance(each.kind, Quantise | Dequantise) for each in captured.operators):
-        return 0, num_torch
-    producers = {value: operator.kind for operator in program.operators for value in operator.outputs}
-
-    def is_rounded(value: ValueId) -> bool:
-        kind = producers.get(value)
-        rounds = isinstance(kind, Pointwise) and any(step.op == "round" for step in kind.steps)
-        return rounds or isinstance(kind, Dequantise)
-
-    products = [each for each in program.operators if isinstance(each.kind, Convolution | Linear)]
-    return sum(is_rounded(each.inputs[0]) for each in products), num_torch
-
-
-def _hollow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> trees.Flat | None:
-    """Return a call's arguments, flattened, with tensors that have no memory; None under autocast."""
-    if torch._C._is_any_autocast_enabled():
-        return None
-    flat = trees.flatten((args, dict(kwargs)))
-    flat.leaves = [torch.empty(0) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.leaves]
-    flat.objects = []
-    return flat
-
-
-def autocast_state() -> tuple[tuple[bool, torch.dtype], ...]:
-    """Return for CPU and CUDA whether autocast is on, and the dtype that it casts to."""
-    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
-
-
-@contextmanager
-def eval_mode(model: Any) -> Iterator[None]:
-    """Put all modules in eval mode within the context."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@contextmanager
-def faults_refused() -> Iterator[None]:
-    """Refuse a model on which passes or executors fail, so that ``fallback="eager"`` and torch.compile can go on."""
-    try:
-        yield
-    except (MlsysError, NotGeneral):
-        raise
-    except Exception as error:
-        what = "no schedule can be made"
-        raise refuse_or_blame(error, what, "Prepare with fallback='eager'.") from error
-
-
-def run_on_copies(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run a model eagerly on copies of the tensors."""
-    flat = trees.flatten((args, dict(kwargs)))
-    leaves = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.leaves]
-    copied_args, copied_kwargs = trees.unflatten(leaves, flat.spec)
-    return model(*copied_args, **copied_kwargs)
-
-
-def _looks(tensor: torch.Tensor) -> Any:
-    """Return the properties by which a schedule fits a tensor."""
-    try:
-        return tensor.shape, tensor.dtype, tensor.device
-    except RuntimeError:
-        if not tensor.is_nested:
-            raise
-    raise refuse("a nested tensor as an argument", "", "Pass a padded tensor and a mask: nested.to_padded_tensor(0.0).")

@@ -13,7 +13,8 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import facts_html
 from torch import nn
 
-from mlsys_nimble.calls import PreparedCalls, eval_mode
+from mlsys_nimble.calls import PreparedCalls
+from mlsys_nimble.capture.refusals import eval_mode
 from mlsys_nimble.errors import CaptureError, refuse
 from mlsys_nimble.options import Options, make_options
 from mlsys_nimble.prepared import Prepared

@@ -17,7 +17,8 @@ from mlsys_nimble.capture import Captured
 from mlsys_nimble.capture.aliases import overlap
 from mlsys_nimble.errors import CaptureError, refuse
 from mlsys_nimble.ir import trees
-from mlsys_nimble.ir.program import Program
+from mlsys_nimble.ir.operators import Aten, Convolution, Dequantise, Linear, Pointwise, Quantise
+from mlsys_nimble.ir.program import Program, ValueId
 from mlsys_nimble.ir.resized import split
 from mlsys_nimble.options import BF16, BF16_PAIRS, Options
 from mlsys_nimble.passes import PASSES, PassReport, optimise
@@ -30,6 +31,10 @@ from mlsys_nimble.state.weights import Watch, copied_constants
 
 _BY_DEVICE = {"cpu": "auto", "cuda": "cuda"}  # on other devices torch runs the operators
 _ONE_TENSOR = trees.flatten((0, [])).spec
+_QUANTISED = (
+    "the model is quantised, but %d of its products run in float32 on rounded values%s. Products of whole numbers need "
+    "int8 weights whose zero points are 0, by tensor or by output channel, and constant biases"
+)
 
 
 class Prepared:
@@ -102,6 +107,14 @@ class Prepared:
         """Return whether the model has changed since; see :meth:`~mlsys_nimble.state.weights.Watch.has_changed`."""
         return self.watch.has_changed(looks_at_all=looks_at_all, turn=self._turn)
 
+    @property
+    def warning(self) -> str:
+        """Return what keeps the model from being as fast as it is meant to be; empty if nothing does."""
+        num_floats, num_torch = _rounded(self.captured.program, self.program)
+        if not num_floats + num_torch:
+            return ""
+        return _QUANTISED % (num_floats, f"; torch runs {num_torch} operators" if num_torch else "")
+
     def check(self, inputs: Sequence[torch.Tensor]) -> None:
         """Check that the model can be replayed on these inputs.
 
@@ -170,6 +183,23 @@ class Prepared:
 
 def _executor_of(options: Options, device: torch.device) -> str:
     return _BY_DEVICE.get(device.type, "reference") if options.executor == "auto" else options.executor
+
+
+def _rounded(captured: Program, program: Program) -> tuple[int, int]:
+    """Return the number of float products of rounded values, and of quantised operators that torch runs."""
+    targets = [each.kind.target for each in program.operators if isinstance(each.kind, Aten)]
+    num_torch = sum(target.startswith(("quantized_decomposed.", "aten._int_mm")) for target in targets)
+    if not any(isinstance(each.kind, Quantise | Dequantise) for each in captured.operators):
+        return 0, num_torch
+    producers = {value: operator.kind for operator in program.operators for value in operator.outputs}
+
+    def is_rounded(value: ValueId) -> bool:
+        kind = producers.get(value)
+        rounds = isinstance(kind, Pointwise) and any(step.op == "round" for step in kind.steps)
+        return rounds or isinstance(kind, Dequantise)
+
+    products = [each for each in program.operators if isinstance(each.kind, Convolution | Linear)]
+    return sum(is_rounded(each.inputs[0]) for each in products), num_torch
 
 
 class Writes:

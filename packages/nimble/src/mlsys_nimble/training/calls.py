@@ -23,8 +23,9 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves
 
 from mlsys_nimble.backends.executor import Executor, make_executor
-from mlsys_nimble.calls import autocast_state, run_on_copies
+from mlsys_nimble.capture.refusals import run_on_copies
 from mlsys_nimble.capture.repeat import refuse_unrepeatable
+from mlsys_nimble.capture.signatures import autocast_state
 from mlsys_nimble.errors import call_external, refuse, refuse_or_blame
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import Program

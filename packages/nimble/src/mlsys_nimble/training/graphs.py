@@ -16,8 +16,8 @@ import torch
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
 from mlsys_nimble.backends.executor import Executor
-from mlsys_nimble.calls import faults_refused
 from mlsys_nimble.capture import Captured, capture
+from mlsys_nimble.capture.refusals import faults_refused
 from mlsys_nimble.errors import CaptureError
 from mlsys_nimble.ir.program import Program
 from mlsys_nimble.ir.strides import dense, order_of
