@@ -17,7 +17,7 @@ struct MatMul {
 };
 MLSYS_STRUCT(MatMul, a, b, out, scale);
 
-constexpr int64_t MATMUL_ROWS = 192;  // of a unit at most
+constexpr int64_t MATMUL_ROWS = 192;  // output rows of a work unit, at most
 
 class MatMulKernel : public Kernel {
   public:
@@ -87,9 +87,9 @@ struct Attention {
 };
 MLSYS_STRUCT(Attention, q, k, v, mask, out, scale, is_causal, has_zero_rows);
 
-// A panel's width of queries at a time. Scores stand as [S][queries]: keys are the GEMM's rows, queries its packed
-// columns, so that neither keys nor values are ever packed, and the softmax runs down the vectors, a query a lane. The
-// second GEMM reads its rows, the queries' shares of the values, down the columns of that table.
+// Attention of one panel of queries at a time. Scores are laid out as [S][queries]: the first GEMM's rows are keys and its
+// packed columns are queries, so keys and values are never packed. The softmax runs over S, one query per vector lane. The
+// second GEMM reads a query's softmax weights down a column of the scores.
 class AttentionKernel : public Kernel {
   public:
     explicit AttentionKernel(const Attention& a) : a(a) {

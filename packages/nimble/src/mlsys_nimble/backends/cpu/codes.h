@@ -1,5 +1,5 @@
-// Whole numbers that stand for floats, (code - zero point) * scale, uint8; and what follows a sum of their products: bias,
-// residual and activation in floats, then codes again.
+// Quantised uint8 values, which stand for (value - zero point) * scale; and the epilogue of a sum of their products: bias,
+// residual and activation in float32, then quantisation to uint8.
 #pragma once
 
 #include <mlsys/dot.h>
@@ -50,7 +50,7 @@ constexpr bool HAS_MASKS = true;
 constexpr bool HAS_MASKS = false;
 #endif
 
-// The first `count` codes as numbers, at most a vector's (where there are no masks: all); zeros follow.
+// Load `count` uint8 values, at most one vector, as floats; the other lanes are zero. Without masked loads all lanes are read.
 inline vf load_codes(const uint8_t* from, int count) {
 #if MLSYS_LANES == 16 && defined(__AVX512BW__) && defined(__AVX512VL__)
     return (vf)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((__mmask16)((1u << count) - 1), from)));
@@ -81,9 +81,9 @@ inline void store_part(uint8_t* to, vq bytes, int count) {
 #endif
 }
 
-// Floats to codes.
+// Quantisation of floats to uint8.
 struct Rounding {
-    float inverse, low, high;  // codes less the zero point
+    float inverse, low, high;  // low, high: range of uint8 values minus the zero point
     int32_t zero_point, least;
 
     explicit Rounding(const Codes& c)

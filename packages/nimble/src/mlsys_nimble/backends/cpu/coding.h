@@ -1,4 +1,4 @@
-// Floats to codes and back, and the maximum over windows of codes.
+// Quantisation of floats to uint8, dequantisation, and max pooling over uint8 values.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ struct Coding {
 };
 MLSYS_STRUCT(Coding, x, out, parameters, scale, codes);
 
-constexpr int64_t CODING_ELEMENTS = 8192;  // of a unit at most
+constexpr int64_t CODING_ELEMENTS = 8192;  // elements of a work unit, at most
 
 class CodingKernel : public Kernel {
   public:
@@ -26,7 +26,7 @@ class CodingKernel : public Kernel {
         pieces = (inner + CODING_ELEMENTS - 1) / CODING_ELEMENTS;
         outer = 1;
         for (int d = 0; d < last; d++) outer *= c.out.shape[d];
-        rows = std::max<int64_t>(1, CODING_ELEMENTS / inner);  // of a unit
+        rows = std::max<int64_t>(1, CODING_ELEMENTS / inner);  // rows of a work unit
         units = (outer + rows - 1) / rows * pieces;
         is_dense = c.x.strides[last] == 1 && c.out.strides[last] == 1;
     }

@@ -24,15 +24,15 @@ struct Convolution {
 MLSYS_STRUCT(Convolution, x, residual, out, weights, bias, kernel, stride, before, dilation, groups, epilogue);
 
 constexpr int PART = 320;         // features of one part of a sum: 20 KiB of a panel, in the first-level cache
-constexpr int WHOLE = 400;        // up to so many are one part all the same: to keep sums between parts costs more
-// Of pixels with more features each part is read once for so many panels, if all of them are more than stays in the
-// second-level cache. Processors with AVX-512 have 1 MiB of it and gain nothing: there are more units instead.
+constexpr int WHOLE = 400;        // up to this many features stay one part: storing sums between parts would cost more
+// With more features, each part of the pixels is read once for SET_PANELS panels, if the pixels exceed FAR_NBYTES, what
+// stays in the L2 cache. Processors with AVX-512 have 1 MiB of L2 and gain nothing: they make more work units instead.
 constexpr int SET_PANELS = LANES == 16 ? 1 : 4, FAR_NBYTES = 512 << 10;
-constexpr int BLOCK_ROWS = LANES == 16 ? 192 : 96;  // pixels of a unit at most
+constexpr int BLOCK_ROWS = LANES == 16 ? 192 : 96;  // output pixels of a work unit, at most
 constexpr int LEAST_ROWS = 24;    // below, weights would be read too often
 constexpr int ENOUGH_UNITS = 32;  // to share among some workers evenly
-constexpr int BLOCK_NBYTES = (LANES == 16 ? 640 : 192) << 10;  // of their features, in the second-level cache
-constexpr int BAND_CHANNELS = 7;  // up to here by bands
+constexpr int BLOCK_NBYTES = (LANES == 16 ? 640 : 192) << 10;  // bytes of a block's features, which stay in the L2 cache
+constexpr int BAND_CHANNELS = 7;  // input channels, at most, of a convolution that copies bands of rows
 MLSYS_CONSTANTS(BAND_CHANNELS);
 constexpr int NEAR_NBYTES = 256 << 10;  // of weights that stay in the second-level cache
 constexpr int LINE_NBYTES = 64;
@@ -378,11 +378,11 @@ class ConvolutionKernel : public Kernel {
 
     const Convolution c;
     const BoundEpilogue epilogue;
-    int64_t channels, N, vecs, panels, taps, K;  // of a group; N: output channels, K: taps * channels
+    int64_t channels, N, vecs, panels, taps, K;  // per group; N: output channels, K: taps * channels
     int64_t ldc, ld_residual, lda = 0;
     bool is_direct = false, bands = false, fused = false, by_panels = false;
     bool from_afar = false;  // weights are prefetched a part ahead
-    int64_t sets = 1, set_panels = 1;  // of a group, and panels of one: a unit
+    int64_t sets = 1, set_panels = 1;  // sets of panels per group, panels per set; a work unit is one block and one set
     std::vector<Block> blocks;
     std::vector<Part> parts;
     std::vector<const float*> pointers;  // [pixels of an image][taps]

@@ -19,13 +19,13 @@ struct Depthwise {
 };
 MLSYS_STRUCT(Depthwise, x, residual, out, weights, bias, kernel, stride, before, dilation, epilogue);
 
-constexpr int TILE_PIXELS = 7;   // at a time: most images' widths are multiples
-constexpr int LEAST_PIXELS = 4;  // of a smaller tile, for what is left
-constexpr int SPAN_PIXELS = 64;  // of a unit at most
-// Pixels that lie a multiple of a large power of two apart share few sets of the first-level cache. A window's rows are
-// then copied side by side, so many channels at a time.
+constexpr int TILE_PIXELS = 7;   // pixels computed together: most images' widths are multiples
+constexpr int LEAST_PIXELS = 4;  // pixels of the smaller tile, for the rest of a row
+constexpr int SPAN_PIXELS = 64;  // pixels of a work unit, at most
+// Pixels whose distance is a multiple of a large power of two share few sets of the L1 cache. A window's rows are then
+// copied side by side, PIECE channels at a time.
 constexpr int PIECE = 32;
-constexpr int SETS = 64, WAYS = 8, LINE_FLOATS = 16;  // of that cache, at least
+constexpr int SETS = 64, WAYS = 8, LINE_FLOATS = 16;  // the L1 cache: sets, ways, floats of a line, at least
 
 class DepthwiseKernel : public Kernel {
   public:

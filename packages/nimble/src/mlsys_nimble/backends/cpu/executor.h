@@ -131,10 +131,10 @@ class Team {
         }
     }
 
-    // A worker's part of a replay: pieces of its own list while there are any, else of the others'.
+    // Run one worker's part of a replay: it claims pieces of its own list first, then of other workers' lists.
     void work(int worker) {
         for (int idle = 0;;) {
-            Wait stall{-1, 0};  // to wait for where nothing can be claimed
+            Wait stall{-1, 0};  // the wait to sleep on if nothing can be claimed
             bool is_over = true, has_worked = false;
             for (int k = 0; k < num_lists() && !has_worked; k++) {
                 const int list = (worker + k) % num_lists();
@@ -174,7 +174,7 @@ class Team {
     bool run_piece(int list, int number, int worker) {
         const Task& task = plan->lists[list][number];
         Claims& claims = plan->claims[list][number];
-        // A share of too few units may be empty: it is claimed and finished like one of one unit.
+        // A task may have no units, if the job has fewer units than shares: it is claimed and finished as if it had one.
         const uint64_t round = (uint64_t)plan->round << 32, units = std::max<int64_t>(task.end - task.begin, 1);
         uint64_t seen = claims.claimed.load(std::memory_order_relaxed), first, count;
         do {

@@ -63,7 +63,7 @@ struct ScatterAdd {
 };
 MLSYS_STRUCT(ScatterAdd, x, source, out, indices, taken, scale, wraps, fault);
 
-// A unit is a range of columns, so each sum has its terms in order, whoever computes it.
+// A work unit is a range of columns, so the terms of each sum are added in the same order by any number of workers.
 class ScatterAddKernel : public Kernel {
   public:
     explicit ScatterAddKernel(const ScatterAdd& s) : s(s) {

@@ -1,5 +1,5 @@
-// Depthwise convolution of codes. Four rows of a window are interleaved, so that four taps of a channel stand together and
-// are multiplied at once; a tile of pixels of one row shares the interleaved columns.
+// Depthwise convolution of uint8 values. Four rows of a window are interleaved, so that four taps of a channel are adjacent
+// and multiplied by one instruction; a tile of pixels of one row shares the interleaved columns.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,7 @@ struct Quads {
     }
 };
 
-// The codes of a block's channels, merged from vectors in the order of `Quads`.
+// Store the uint8 results of a block's channels, whose vectors are in the order of `Quads`.
 inline void store_quads(uint8_t* to, vq bytes, int64_t count) {
 #if MLSYS_LANES == 16 && defined(__AVX512BW__)
     _mm512_mask_storeu_epi8(to, count >= 64 ? ~0ull : (1ull << count) - 1, (__m512i)bytes);

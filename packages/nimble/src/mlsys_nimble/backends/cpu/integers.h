@@ -1,7 +1,7 @@
-// Convolutions and linears of whole numbers: uint8 pixels times int8 weights, summed exactly in int32 (mlsys/dot.h), so the
-// sums are the same on every machine and however the work is cut.
+// Integer convolutions and linears: uint8 pixels times int8 weights, summed exactly in int32 (mlsys/dot.h), so the sums are
+// the same on every machine and for every division of the work.
 //
-// A panel is 1 or 2 vectors of output columns; four neighbouring features of each column stand together. Windows are runs of
+// A panel is 1 or 2 vectors of output columns; four neighbouring features of each column are adjacent. Windows are runs of
 // bytes (lines.h); the last word of a run may hold features of the next pixel, whose weights are zero. Padding is the zero point.
 #pragma once
 

@@ -1,6 +1,6 @@
-// The seam between kernels and the executor. A kernel is one operator with its arguments bound: pointers into the arena,
-// packed weights, and what else can be settled ahead of time. It runs a range of its units (rows of pixels, tiles of a
-// matrix), on any thread, with scratch memory of that thread's own, so that the planner may cut it in tasks as it likes.
+// The interface between kernels and the executor. A kernel is one operator with its arguments bound ahead of time: pointers
+// into the arena, packed weights, sizes. It runs any range of its work units (rows of pixels, tiles of a matrix) on any
+// thread, with that thread's scratch memory, so the planner may divide it into tasks freely.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ constexpr int MAX_RANK = 6;
 constexpr int SPACE = 3;  // depth, height, width
 MLSYS_CONSTANTS(MAX_RANK, SPACE);
 
-constexpr int PANEL_VECS = 2;  // of a panel of codes or of bf16 pairs, at most
+constexpr int PANEL_VECS = 2;  // vectors of a panel of int8 values or of bf16 pairs, at most
 
 inline vi lane_numbers() {
     vi numbers{};

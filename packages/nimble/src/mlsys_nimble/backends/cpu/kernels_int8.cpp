@@ -1,4 +1,4 @@
-// Kernels of whole numbers, for quantised models. A library of their own: others need not load it.
+// Integer kernels for quantised models, in a separate library: other models do not load it.
 #include "coding.h"
 #include "handle.h"
 #include "integer_depthwise.h"

@@ -1,8 +1,8 @@
-// Windows over bytes. A window is a few runs of neighbouring bytes, each at the same distance from every pixel's first byte: of
-// a linear, and of a 1x1 window, it is one run, read where it lies. Else the lines of x that a block's windows cover are copied
-// to scratch, padded, with the features of each pixel side by side: far fewer bytes than the windows together.
+// Windows over bytes. A window is a few runs of neighbouring bytes, each at a fixed offset from the pixel's first byte. Linears
+// and 1x1 windows have one run, which is read in place. For other windows, the lines of x that a block's windows cover are
+// copied to scratch, padded, with the features of each pixel side by side: far fewer bytes than copies of all windows.
 //
-// A unit is one block of output pixels of one group, and a set of panels.
+// A work unit is one block of output pixels of one group, times one set of panels.
 #pragma once
 
 #include <algorithm>

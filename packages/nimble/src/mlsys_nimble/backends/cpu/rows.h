@@ -102,7 +102,7 @@ class ReduceKernel : public Kernel {
     vf term(vf x) const { return r.squares ? x * x : x; }
     float finished(float total) const { return r.op == REDUCE_MEAN ? total / (float)terms.size() : total; }
 
-    // Blocks join blocks of their own size, so that the rounding of a sum does not grow with the number of terms.
+    // Pairwise summation: blocks of equal size are joined, so the rounding error does not grow with the number of terms.
     struct Levels {
         vf level[4];
         int64_t count[4] = {};
@@ -274,7 +274,7 @@ class SoftmaxKernel : public RowKernel {
     explicit SoftmaxKernel(const Rows& r) : RowKernel(r) {
         is_short = size < 2 * LANES;
         if (is_short) scratch_nbytes = size * LANES * sizeof(float);
-        // Columns: the elements of a row lie apart, and rows side by side in both, such as a softmax over tokens.
+        // Strided rows with unit stride between rows, in x and out, such as a softmax over a dimension that is not the last.
         const int64_t side = r.x.rank ? r.x.shape[r.x.rank - 1] : 0;
         by_columns = !is_short && !is_dense && side >= LANES && r.x.strides[r.x.rank - 1] == 1 && r.out.strides[r.out.rank - 1] == 1;
         if (!by_columns) return;
@@ -283,7 +283,7 @@ class SoftmaxKernel : public RowKernel {
         units = x_offsets.size() / side * pieces;
     }
 
-    // Short rows: a vector of them at a time, a row a lane.
+    // Short rows are computed one vector at a time, one row per lane.
     void run(int64_t begin, int64_t end, void* scratch) const override {
         if (by_columns) {
             for (int64_t unit = begin; unit < end; unit++) columns(unit);

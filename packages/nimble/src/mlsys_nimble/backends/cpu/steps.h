@@ -1,4 +1,4 @@
-// Steps of elementwise chains over a tile: in float by vectors, in whole numbers, in double.
+// Steps of elementwise chains over a tile: in float32 by vectors, in int64, in float64.
 #pragma once
 
 #include "copy.h"
@@ -113,9 +113,9 @@ inline void each_integer(int count, const Operand<int64_t>* args, int64_t* to, F
     for (int i = 0; i < count; i++) to[i] = f(a[i * a_step], b[i * b_step], c[i * c_step]);
 }
 
-// Whole numbers, which wrap around at 64 bits.
+// int64, which wraps around.
 inline void apply(int32_t op, int count, const Operand<int64_t>* args, int64_t* to) {
-    using whole = uint64_t;  // whose overflow is defined
+    using whole = uint64_t;  // unsigned: overflow is defined
     switch (op) {
 #define NIMBLE_OP(NAME, EXPRESSION)                                                        \
     case NAME:                                                                             \

@@ -1,8 +1,8 @@
-// Rows of features for the windows of a convolution, gathered a block of output pixels at a time, and the units that the work
-// is cut in, for products of bf16 pairs (pairs.h).
+// Rows of features for the windows of a convolution, gathered for one block of output pixels at a time, and the work units,
+// for products of bf16 pairs (pairs.h).
 //
-// A row is words of 32 bits, a few neighbouring features in each. A unit is one block of pixels of one group, and a set of
-// panels. A linear is a convolution over a line of pixels.
+// A row consists of 32-bit words with a few neighbouring features each. A work unit is one block of pixels of one group, times
+// one set of panels. A linear is a convolution over a line of pixels.
 #pragma once
 
 #include <algorithm>

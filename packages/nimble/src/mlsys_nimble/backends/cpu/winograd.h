@@ -20,7 +20,7 @@ struct Winograd {
 };
 MLSYS_STRUCT(Winograd, x, residual, out, weights, bias, before, epilogue);
 
-constexpr int64_t TRANSFORMED_NBYTES = (LANES == 16 ? 640 : 256) << 10;  // of a unit's pixels: in the second-level cache
+constexpr int64_t TRANSFORMED_NBYTES = (LANES == 16 ? 640 : 256) << 10;  // bytes of a work unit's pixels, in the L2 cache
 constexpr int64_t MAX_TILES = 48, LEAST_TILES = LANES == 16 ? 16 : 12;
 
 template <int SIZE>
@@ -49,7 +49,7 @@ class WinogradKernel : public Kernel {
         const float** rows = (const float**)(products + POINTS * most_tiles * MAX_VECS * LANES);
         alignas(64) const float none[MAX_VECS * LANES] = {};
         const BoundEpilogue as_is;
-        int64_t transformed = -1;  // the block whose pixels are in scratch
+        int64_t transformed = -1;  // index of the block whose transformed pixels are in scratch; -1: none
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t block = unit / groups, group = unit % groups;
             const int64_t first = tiles * block / blocks, some = tiles * (block + 1) / blocks - first;
