@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.device import CpuDevice, Event
-from mlsys_core.device.limits import usable_cores
 from mlsys_core.errors import DeviceError, InvalidInputError
+from mlsys_core.posix import allowed_cores
 
 HAS_AFFINITY = hasattr(os, "sched_setaffinity")
 
@@ -108,7 +108,7 @@ def test_work_runs_on_the_streams_own_thread() -> None:
 
 @pytest.mark.skipif(not HAS_AFFINITY, reason="this platform cannot pin threads")
 def test_a_pinned_stream_runs_on_its_core_and_leaves_others_alone() -> None:
-    cores = sorted(usable_cores() or ())
+    cores = sorted(allowed_cores() or ())
     before = os.sched_getaffinity(0)
     seen: list[set[int]] = []
     device = CpuDevice()

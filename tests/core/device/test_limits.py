@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from mlsys_core.device.limits import ContainerLimits, container_limits, effective_cores, memory_now, usable_cores
+from mlsys_core.device.limits import ContainerLimits, container_limits, effective_cores, memory_now
+from mlsys_core.posix import allowed_cores
 
 GIB = 2**30
 
@@ -106,11 +107,11 @@ def test_effective_cores(allowed: int, quota: float | None, effective: int) -> N
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this platform has no affinity")
-def test_usable_cores_follow_the_affinity() -> None:
+def test_allowed_cores_follow_the_affinity() -> None:
     before = os.sched_getaffinity(0)
-    assert usable_cores() == frozenset(before)
+    assert allowed_cores() == frozenset(before)
     try:
         os.sched_setaffinity(0, {min(before)})
-        assert usable_cores() == frozenset({min(before)})
+        assert allowed_cores() == frozenset({min(before)})
     finally:
         os.sched_setaffinity(0, before)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from mlsys_core.device import Device, Event
-from mlsys_core.device.limits import usable_cores
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import Listener, Scheduler, ServingLoop, ThreadExecutor, WallClock
 from mlsys_core.loop import StreamExecutor as WholeExecutor
 from mlsys_core.loop.protocols import Clock
+from mlsys_core.posix import allowed_cores
 from mlsys_core.report import facts_html
 from mlsys_core.tracing import EngineTraces
 
@@ -86,7 +86,7 @@ class Engine:
         self.scheduler: Scheduler[Any, Any, Any]
         self.corrections: Corrections | None = None
         if isinstance(policy, Policy):
-            cores = sorted(usable_cores() or range(num_threads or torch.get_num_threads()))[:num_threads]
+            cores = sorted(allowed_cores() or range(num_threads or torch.get_num_threads()))[:num_threads]
             is_serial = (policy.num_pairs if num_pairs is None else num_pairs) == 1
             concurrency = 1 if is_serial and device is None else None if device is not None else len(cores)
             self._looks_ahead = (

@@ -15,9 +15,10 @@ import subprocess
 import warnings
 from dataclasses import dataclass
 
-from mlsys_core.device.limits import container_limits, effective_cores, memory_now, usable_cores
+from mlsys_core.device.limits import container_limits, effective_cores, memory_now
 from mlsys_core.device.protocols import MemoryInfo
 from mlsys_core.device.torch_probe import TorchFacts, torch_facts, torch_facts_of_child
+from mlsys_core.posix import allowed_cores
 
 BUILT_IN = (
     "mlsys-core",
@@ -183,7 +184,7 @@ def _cpu() -> CpuFacts:
     else:
         num_physical = psutil.cpu_count(logical=False)
     num_logical = os.cpu_count() or 1
-    allowed = usable_cores()
+    allowed = allowed_cores()
     quota = container_limits().cpu_quota_cores
     return CpuFacts(
         model=model,

@@ -19,10 +19,10 @@ from types import TracebackType
 from typing import Self
 
 from mlsys_core.device._shared import ErrorLatch, check_timeout, close_after, raise_oldest
-from mlsys_core.device.limits import memory_now, usable_cores
+from mlsys_core.device.limits import memory_now
 from mlsys_core.device.protocols import DeviceTimeoutError, Event, MemoryInfo
 from mlsys_core.errors import DeviceError, InvalidInputError
-from mlsys_core.posix import run_on_core
+from mlsys_core.posix import allowed_cores, run_on_core
 
 # time.sleep(0) is no substitute on Linux: it sleeps for the timer's slack, some 50 microseconds.
 _yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -320,7 +320,7 @@ class CpuDevice:
         Raises:
             InvalidInputError: this process may not use that core.
         """
-        allowed = usable_cores()
+        allowed = allowed_cores()
         if core is not None and allowed is not None and core not in allowed:
             raise InvalidInputError(f"core {core} is not open to this process: allowed are {sorted(allowed)}")
         stream = CpuStream(next(self._numbers), core=core if allowed else None, spin_s=self._spin_s, name=name)

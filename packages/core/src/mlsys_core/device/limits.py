@@ -1,4 +1,4 @@
-"""Limits of this process on the machine: its allowed cores, and its container's (control group's) limits.
+"""Limits that a container (control group) sets for this process.
 
 Both versions of Linux control groups are read; elsewhere there are no limits. The file system's root is an argument, so
 that tests bring their own.
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mlsys_core.device.protocols import MemoryInfo
-from mlsys_core.posix import allowed_cores
 
 _UNLIMITED_NBYTES = 1 << 60  # version 1 writes "no limit" as a number near 2**63
 
@@ -24,11 +23,6 @@ class ContainerLimits:
     cpu_quota_cores: float | None  # processor seconds per second; None: no limit
     memory_limit_nbytes: int | None  # bytes; None: no limit
     memory_used_nbytes: int | None  # bytes used in the group that sets the limit, less page cache it can drop at once
-
-
-def usable_cores() -> frozenset[int] | None:
-    """Return the numbers of the cores this process may run on; None where the platform cannot tell (macOS, Windows)."""
-    return allowed_cores()
 
 
 def container_limits(root: Path = Path("/")) -> ContainerLimits:
