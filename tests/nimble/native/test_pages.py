@@ -1,8 +1,8 @@
 """Tensors side by side in large pages."""
 
 import torch
-from mlsys_nimble.backends.cpu import pages
-from mlsys_nimble.backends.cpu.pages import ALIGNMENT, LEAST_NBYTES, LargePages
+from mlsys_nimble.backends.cpu import packing
+from mlsys_nimble.backends.cpu.packing import ALIGNMENT, LEAST_NBYTES, LargePages
 
 
 def test_tensors_come_to_lie_side_by_side_and_stay_what_they_are():
@@ -24,7 +24,7 @@ def test_a_small_tensor_stays_where_it_is():
 
 
 def test_a_tensor_larger_than_a_region_has_one_of_its_own(monkeypatch):
-    monkeypatch.setattr(pages, "REGION_NBYTES", 1 << 20)
+    monkeypatch.setattr(packing, "REGION_NBYTES", 1 << 20)
     large_pages = LargePages()
     first, large = torch.randn(200_000), torch.randn(1 << 20)
     assert torch.equal(large_pages.place(first), first)

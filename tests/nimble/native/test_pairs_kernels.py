@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.backends.cpu import library, pairs
+from mlsys_nimble.backends.cpu import library
 from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.backends.cpu.replay import ReplayPlan, Team
+from mlsys_nimble.backends.operators.bf16 import pairs_kernel
 from mlsys_nimble.backends.reference.epilogue import with_epilogue
 from mlsys_nimble.ir.operators import NOTHING, Convolution, Epilogue
 from mlsys_nimble.planning.planner import Assignment, Piece
@@ -73,7 +74,7 @@ def test_sums_are_those_of_rounded_operands(case: str, order: str, bf16: Any, pi
     exact = convolved(kind, x.bfloat16().double(), weight.double(), bias.double())
     sizes = convolved(kind, x.bfloat16().double().abs(), weight.double().abs(), bias.double().abs())
     out = last(torch.zeros_like(exact, dtype=torch.float32), extra=3)
-    got = pieces(pairs.product(kind, View.of(x), weight, bias, View.of(out), library=bf16), out)
+    got = pieces(pairs_kernel(kind, View.of(x), weight, bias, View.of(out), library=bf16), out)
     num_terms = weight[0].numel() + 4  # bias, a padded pair, and up to four partial sums
     bound = num_terms * UNIT / (1 - num_terms * UNIT) * sizes
     assert bool(((got.double() - exact).abs() <= bound).all())
@@ -100,7 +101,7 @@ def test_epilogues_are_in_floats(case: str, epilogue: str, bf16: Any, pieces: Pi
     given = [] if residual is None else [residual.double()]
     expected = with_epilogue(how, lambda: plain)(*given)
     x, out, view = last(x), last(torch.zeros(plain.shape), extra=1), None if residual is None else View.of(residual)
-    kernel = pairs.product(kind, View.of(x), weight, bias, View.of(out), residual=view, library=bf16)
+    kernel = pairs_kernel(kind, View.of(x), weight, bias, View.of(out), residual=view, library=bf16)
     torch.testing.assert_close(pieces(kernel, out).double(), expected, rtol=3e-6, atol=2e-5)
 
 
@@ -112,7 +113,7 @@ def test_pixels_round_as_torch_does(bf16: Any) -> None:
     kind = Convolution((1,), ((0, 0),), (1,), 1, False)
     shape = (1, 1, x.numel())
     views = (View.of(x.reshape(shape)), View.of(out.reshape(shape)))
-    pairs.product(kind, views[0], torch.ones(1, 1, 1), None, views[1], library=bf16).run()
+    pairs_kernel(kind, views[0], torch.ones(1, 1, 1), None, views[1], library=bf16).run()
     assert torch.equal(out.isnan(), x.isnan())
     assert torch.equal(out.nan_to_num(7.0), x.bfloat16().float().nan_to_num(7.0))
 
@@ -125,7 +126,7 @@ def test_rows_that_a_thread_gathered_are_those_of_the_replay(workers: int, jobs:
     kind = Convolution((1,), ((0, 0),), (1,), 1, True)
     line = (0, 2, 1)  # a linear is a convolution over a line of pixels
     kernels = {
-        job: pairs.product(kind, View.of(x).permuted(line), weight[..., None], bias, View.of(out).permuted(line))
+        job: pairs_kernel(kind, View.of(x).permuted(line), weight[..., None], bias, View.of(out).permuted(line))
         for job, out in enumerate(outs)
     }
     parts = [[Piece(job, part, workers) for job in kernels] for part in range(workers)]

@@ -11,7 +11,17 @@ import re
 from collections.abc import Callable
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.pt2.words import words
+
+
+def words(text: str, *, prefix: str = "") -> frozenset[str]:
+    """Return the words of ``text``, each after ``prefix``.
+
+    Example:
+        >>> sorted(words("add sub", prefix="_operator."))
+        ['_operator.add', '_operator.sub']
+    """
+    return frozenset(prefix + word for word in text.split())
+
 
 SYMBOL = re.compile(r"[a-z]{1,6}[0-9]{1,9}")
 KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]{0,255}")  # of a dict in the inputs: no quote, no backslash

@@ -12,7 +12,7 @@ import re
 from functools import cache
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.pt2.words import words
+from mlsys_core.pt2.expressions import words
 
 PYTHON = words(
     """
