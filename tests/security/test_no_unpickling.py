@@ -17,10 +17,6 @@ CALLS = {
 # Place and call -> why it may be there.
 ALLOWED = {
     ("core/src/mlsys_core/pt2/program.py", "torch.export.load"): "--trust-code",
-    (
-        "windtunnel/src/mlsys_windtunnel/host/loader.py",
-        "torch.export.load",
-    ): "code that is written beside a file, for its receiver",
     ("windtunnel/src/mlsys_windtunnel/parse/load.py", "joblib.load"): "--trust-code",
     ("windtunnel/src/mlsys_windtunnel/parse/load.py", "skops.io.load"): "types of an allow list, or --trust-code",
     ("windtunnel/src/mlsys_windtunnel/finetune/checkpoint.py", "torch.load"): "weights_only",
