@@ -9,10 +9,10 @@
 namespace nimble {
 
 struct Coding {
-    View x, out;         // of the same shape; one of them uint8, the other float32
+    View x, out;         // same shape; one is uint8, the other float32
     View parameters;     // scale and zero point, float32 [2]; rank 0: those of this struct
     float scale;
-    Codes codes;         // its inverse, zero point and range
+    Codes codes;         // inverse of the scale, zero point and range
 };
 MLSYS_STRUCT(Coding, x, out, parameters, scale, codes);
 

@@ -29,12 +29,12 @@ constexpr int WHOLE = 400;        // up to this many features stay one part: sto
 // stays in the L2 cache. Processors with AVX-512 have 1 MiB of L2 and gain nothing: they make more work units instead.
 constexpr int SET_PANELS = LANES == 16 ? 1 : 4, FAR_NBYTES = 512 << 10;
 constexpr int BLOCK_ROWS = LANES == 16 ? 192 : 96;  // output pixels of a work unit, at most
-constexpr int LEAST_ROWS = 24;    // below, weights would be read too often
-constexpr int ENOUGH_UNITS = 32;  // to share among some workers evenly
+constexpr int LEAST_ROWS = 24;    // rows of a block, at least: with fewer, weights are read too often
+constexpr int ENOUGH_UNITS = 32;  // work units that a few workers share evenly
 constexpr int BLOCK_NBYTES = (LANES == 16 ? 640 : 192) << 10;  // bytes of a block's features, which stay in the L2 cache
 constexpr int BAND_CHANNELS = 7;  // input channels, at most, of a convolution that copies bands of rows
 MLSYS_CONSTANTS(BAND_CHANNELS);
-constexpr int NEAR_NBYTES = 256 << 10;  // of weights that stay in the second-level cache
+constexpr int NEAR_NBYTES = 256 << 10;  // bytes of weights that stay in the L2 cache
 constexpr int LINE_NBYTES = 64;
 
 // How many pixels, counted from the innermost dimension, lie one stride apart.
@@ -220,7 +220,7 @@ class ConvolutionKernel : public Kernel {
         }
     }
 
-    int64_t offset_of(const View& view, int64_t pixel) const {  // of an output's pixel, in elements
+    int64_t offset_of(const View& view, int64_t pixel) const {  // elements from the view's start to an output pixel
         int64_t offset = 0;
         for (int d = 4; d >= 0; d--) {
             if (d == 1) continue;

@@ -10,7 +10,7 @@
 
 namespace nimble {
 
-constexpr int64_t UNIT_ELEMENTS = 8192;  // of copies and elementwise operators, about
+constexpr int64_t UNIT_ELEMENTS = 8192;  // elements of a work unit of copies and elementwise operators, about
 
 template <class Work>
 inline void with_type(int32_t dtype, Work&& work) {
@@ -46,7 +46,7 @@ inline To converted(From x) {
     } else if constexpr (std::is_same_v<To, uint8_t> && std::is_floating_point_v<From>) {
         return (uint8_t)(int64_t)x;  // wraps around, as torch does
     } else {
-        return (To)x;  // to bool: is it not zero
+        return (To)x;  // to bool: true if not zero
     }
 }
 

@@ -35,7 +35,7 @@ inline __attribute__((noinline)) void store_activated(
 // An epilogue as loops use it: activations that only clamp are two instructions; the others go through tiles of sums.
 struct BoundEpilogue {
     float low = -INFINITY, high = INFINITY;
-    int32_t activation = IDENTITY;  // where clamping is not all of it
+    int32_t activation = IDENTITY;  // activation beyond clamping
     float slope = 0;
     bool has_residual = false, activates_first = false;
     bool is_plain = true;  // clamp(y + residual)

@@ -61,7 +61,7 @@ struct Plan {
     uint32_t round = 0;
 };
 
-struct Times {  // of a task, in nanoseconds of the steady clock
+struct Times {  // begin and end of a task, nanoseconds of the steady clock
     int64_t begin, end;
 };
 MLSYS_STRUCT(Times, begin, end);
@@ -99,7 +99,7 @@ class Team {
     struct Memory {
         std::unique_ptr<char, decltype(&std::free)> data{nullptr, &std::free};
         int64_t nbytes = 0;
-        const Kernel* kernel = nullptr;  // that ran in it last in this replay
+        const Kernel* kernel = nullptr;  // kernel that used this scratch last in this replay
 
         void run(const Kernel* next, int64_t begin, int64_t end) {
             if (begin == end) return;

@@ -11,8 +11,8 @@
 
 namespace nimble {
 
-constexpr int MAX_VECS = 3;                     // of a panel
-constexpr int REGISTERS = LANES == 16 ? 24 : 12;  // of sums; the rest holds weights and a feature
+constexpr int MAX_VECS = 3;                     // vectors of a panel, at most
+constexpr int REGISTERS = LANES == 16 ? 24 : 12;  // vector registers for sums; the others hold weights and a feature
 constexpr int max_mr(int vecs) { return REGISTERS / vecs; }
 constexpr int MAX_MR = REGISTERS;
 // Weights from beyond the second-level cache are prefetched while others are multiplied: here with every feature, since many
@@ -40,8 +40,8 @@ struct Part {
 struct Tile {
     const float* const* rows;  // row r's tap t is rows[r * taps + t]
     int64_t taps;
-    const Weight* weights;     // of the part, [taps][K][NR]
-    int64_t ldb;               // from one feature's weights to the next: NR, where they are packed
+    const Weight* weights;     // the part's weights, [taps][K][NR]
+    int64_t ldb;               // floats from one feature's weights to the next; NR if packed
     const float* bias;         // [NR]
     float* sums;               // between parts, [rows][NR]
     float* c;

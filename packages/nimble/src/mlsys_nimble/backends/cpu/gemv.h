@@ -15,7 +15,7 @@ struct Gemv {
 };
 MLSYS_STRUCT(Gemv, x, residual, out, weights, bias, epilogue);
 
-constexpr int ROW_VECS = 8;              // of a panel; as many sums as the pipes want in flight
+constexpr int ROW_VECS = 8;              // vectors of a panel; this many sums fill the FMA pipelines
 MLSYS_CONSTANTS(ROW_VECS);
 constexpr int PREFETCH_AHEAD = (4 << 10) / sizeof(Weight);  // weights
 

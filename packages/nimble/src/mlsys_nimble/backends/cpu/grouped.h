@@ -1,6 +1,6 @@
 // Convolutions of groups of a few channels, in windows three wide: as in a depthwise convolution, vectors run over the
 // results' channels, and each feature of a pixel is read once for all of the tile's pixels that its column reaches. Groups
-// of fewer channels than a vector has lanes share one: each lane then reads the features of its own group.
+// with fewer channels than a vector has lanes share a vector: each lane then reads the features of its group.
 #pragma once
 
 #include "depthwise.h"
@@ -15,7 +15,7 @@ MLSYS_STRUCT(Grouped, convolution, width);
 
 class GroupedKernel : public DepthwiseKernel {
   public:
-    static constexpr int WINDOW = 3;                   // its width
+    static constexpr int WINDOW = 3;                   // width of the window, in taps
     static constexpr int SUMS = LANES == 16 ? 14 : 7;  // pixels of a tile
 
     explicit GroupedKernel(const Grouped& g) : DepthwiseKernel(g.convolution, false, SUMS), width(g.width) {
@@ -51,7 +51,7 @@ class GroupedKernel : public DepthwiseKernel {
         vf sums[1][TILE];
         for (vf& sum : sums[0]) sum = load(d.bias + next);
         const float* weights = d.weights + (next / LANES * d.kernel[0] + first_row) * width * WINDOW * LANES;
-        const vi group = lane_numbers() / width * width;  // of each lane: its first feature
+        const vi group = lane_numbers() / width * width;  // first feature of each lane's group
         for (int ky = first_row; ky < stop_row; ky++) {
             const float* const* from = rows[ky] + pixel * SW;
             asm("" : "+r"(from));  // one register: its sums with constants are part of an instruction

@@ -19,7 +19,7 @@ struct IntegerConvolution {
     const int32_t* weights;  // [groups][panels][words of all runs][vectors][DOT_WORDS][LANES]
     const float* scales;     // [groups][N in whole vectors]
     const float* bias;
-    const int32_t* sums;     // of each column's weights
+    const int32_t* sums;     // [N]: sum of each column's weights
     int32_t kernel[SPACE], stride[SPACE], before[SPACE], dilation[SPACE];
     int32_t groups;
     int32_t zero_point;
@@ -31,7 +31,7 @@ MLSYS_STRUCT(
     zero_point, codes, epilogue);
 
 #if defined(MLSYS_DOT_PAIRS) && MLSYS_LANES == 8
-constexpr int MAX_ROWS = 4;  // of a tile; the registers hold their sums
+constexpr int MAX_ROWS = 4;  // rows of a tile, at most, whose sums fit in the registers
 #else
 constexpr int MAX_ROWS = LANES == 16 ? 12 : 6;
 #endif
@@ -63,7 +63,7 @@ class IntegerConvolutionKernel : public Kernel {
         const float *scales, *bias;
         const int32_t* sums;
         const char* ahead;       // this tile's part of the next panel's weights, which it fetches into the cache,
-        int64_t ahead_nbytes;    // as many bytes after each AHEAD words
+        int64_t ahead_nbytes;    // bytes to prefetch after each AHEAD words
         const int64_t* offsets;  // of the runs
         int64_t runs, quads;
         int32_t zero_point;

@@ -87,7 +87,7 @@ class Kernel {
     virtual ~Kernel() = default;
     // Its work is units 0 to units - 1, of about equal cost and independent of each other.
     int64_t units = 1;
-    int64_t scratch_nbytes = 0;  // that one call of `run` wants, 64-byte aligned
+    int64_t scratch_nbytes = 0;  // bytes of scratch that one call of `run` needs, 64-byte aligned
     // Scratch begins with an int64_t: NEW in a thread's first run of this kernel in a replay, and in the next run what
     // this one leaves, with all behind it. So what all units need is made once a thread, however the units are cut.
     static constexpr int64_t NEW = -1;

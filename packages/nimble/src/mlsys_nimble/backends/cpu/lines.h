@@ -121,16 +121,16 @@ class Lines {
         }
     }
 
-    int64_t channels, N, vecs, panels, quads, runs;  // of a group; quads: words of a run
+    int64_t channels, N, vecs, panels, quads, runs;  // per group; quads: words of a run
     int64_t units, scratch_nbytes;
     int64_t outs[4], residuals[4];  // distances of neighbours: n, z, y, x
-    std::vector<int64_t> offsets;   // of the runs
+    std::vector<int64_t> offsets;   // byte offset of each run from its pixel's first byte
 
   private:
     static constexpr int64_t HEADER_NBYTES = 64;
-    static constexpr int64_t ENOUGH_UNITS = 16;                      // to share among some workers evenly
-    static constexpr int64_t ENOUGH_PANELS = 12;                     // of all blocks: fewer blocks read weights less often
-    static constexpr int64_t MOST_PIXELS = 224, NBYTES = 256 << 10;  // of a block, and of its pixels' features
+    static constexpr int64_t ENOUGH_UNITS = 16;                      // work units that a few workers share evenly
+    static constexpr int64_t ENOUGH_PANELS = 12;                     // panels of all blocks: fewer blocks read weights less often
+    static constexpr int64_t MOST_PIXELS = 224, NBYTES = 256 << 10;  // pixels of a block, bytes of their features, at most
 
     struct Block {
         int64_t at[4], lines, columns;

@@ -21,7 +21,7 @@ struct PairsConvolution {
 };
 MLSYS_STRUCT(PairsConvolution, x, residual, out, weights, bias, kernel, stride, before, dilation, groups, epilogue);
 
-constexpr int MOST_ROWS = LANES == 16 ? 12 : 4;  // of a tile; the registers hold their sums
+constexpr int MOST_ROWS = LANES == 16 ? 12 : 4;  // rows of a tile, at most, whose sums fit in the registers
 
 // To the nearest, ties to even; NaN stays NaN.
 inline void store_rounded(uint16_t* to, vf x) {

@@ -8,20 +8,20 @@
 
 namespace nimble {
 
-struct Write {  // of one number of a kernel's arguments
+struct Write {  // write of one number into a kernel's arguments
     void* place;
     int32_t width;  // bytes: 8, or 4
     int32_t index;  // of its value
 };
 MLSYS_STRUCT(Write, place, width, index);
 
-struct Recipe {  // of one kernel
+struct Recipe {  // how to make one kernel
     void* maker;  // of Kernel* (const void*)
     void* arguments;
 };
 MLSYS_STRUCT(Recipe, maker, arguments);
 
-struct Share {  // of one kernel, for one worker
+struct Share {  // one worker's share of one kernel
     int32_t worker, kernel, part, num_parts, first_wait, num_waits;
     int64_t grain;
 };

@@ -55,7 +55,7 @@ struct Reduce {
     View reduced;  // those that go
     View out;      // the kept ones, of the result
     Reduction op;
-    int32_t squares;  // of the elements are reduced
+    int32_t squares;  // 1: the squares of the elements are reduced
 };
 MLSYS_STRUCT(Reduce, x, reduced, out, op, squares);
 
@@ -221,10 +221,10 @@ class ReduceKernel : public Kernel {
 struct Rows {
     View x, out;            // the dims that are not part of a row, of x and of the result
     View x_row, out_row;    // those of a row
-    const float* weight;    // of a layer norm; null: ones
+    const float* weight;    // layer norm's weight; null: ones
     const float* bias;      // null: zeros
     float eps;
-    int32_t is_log;         // of a softmax
+    int32_t is_log;         // 1: log-softmax
 };
 MLSYS_STRUCT(Rows, x, out, x_row, out_row, weight, bias, eps, is_log);
 

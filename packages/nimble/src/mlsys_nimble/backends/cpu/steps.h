@@ -20,7 +20,7 @@ MLSYS_CONSTANTS(MAX_REGISTERS);
 
 struct Step {
     Op op;
-    int32_t registers[MAX_ARGUMENTS];  // of the arguments; negative: the constant
+    int32_t registers[MAX_ARGUMENTS];  // register of each argument; negative: the constant
     double constants[MAX_ARGUMENTS];
     int32_t target;  // a register; inputs come first
 };

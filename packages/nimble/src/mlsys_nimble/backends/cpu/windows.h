@@ -21,10 +21,10 @@ struct Place {
 
 // Sizes that a kernel chooses.
 struct Blocking {
-    int features;       // of a word
-    int rows;           // of a tile
-    int64_t most_rows;  // of a block
-    int64_t nbytes;     // of a block's rows, if that leaves `least_rows` of them
+    int features;       // features of a 32-bit word
+    int rows;           // rows of a tile
+    int64_t most_rows;  // rows of a block, at most
+    int64_t nbytes;     // bytes of a block's rows, at most, unless that is fewer than `least_rows` rows
     int64_t least_rows;
     int64_t spare_nbytes;  // behind the rows, that copies may write to
 };
@@ -79,12 +79,12 @@ class Windows {
         }
     }
 
-    int64_t channels, N, vecs, panels, words, row, pixels;  // of a group; row: features of one, in whole words
+    int64_t channels, N, vecs, panels, words, row, pixels;  // per group; row: features of a row, in whole words
     int64_t units, scratch_nbytes;
 
   private:
     static constexpr int64_t HEADER_NBYTES = 64;
-    static constexpr int ENOUGH_UNITS = 16;  // to share among some workers evenly
+    static constexpr int ENOUGH_UNITS = 16;  // work units that a few workers share evenly
 
     void place(int64_t first, int rows, Place* to) const {
         int64_t rest = first;

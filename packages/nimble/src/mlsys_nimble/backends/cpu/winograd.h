@@ -37,7 +37,7 @@ class WinogradKernel : public Kernel {
         blocks = (tiles + limit - 1) / limit;
         if (tiles > LEAST_TILES) blocks = (blocks + 1) / 2 * 2;  // two workers are the common case
         most_tiles = (tiles + blocks - 1) / blocks;
-        groups = blocks >= 4 ? 1 : std::min<int64_t>(panels, 2);  // of panels: two workers each transform all pixels
+        groups = blocks >= 4 ? 1 : std::min<int64_t>(panels, 2);  // groups of panels; each transforms all pixels again, so at most 2
         units = blocks * groups;
         zeros.resize(channels);
         scratch_nbytes = POINTS * most_tiles * (channels + MAX_VECS * LANES) * sizeof(float) + most_tiles * sizeof(float*);

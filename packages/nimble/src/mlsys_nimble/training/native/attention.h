@@ -22,7 +22,7 @@ struct TrainingAttention {
     View q, k, v;    // [N, H, L, D], [N, H, S, D], [N, H, S, D]: features side by side, D a whole number of vectors
     View out;        // as q
     View logsumexp;  // [N, H, L]
-    View dout, dq, dk, dv;  // of gradients; rank 0 forward
+    View dout, dq, dk, dv;  // gradients; rank 0 in the forward pass
     float scale;
     int32_t is_causal;
 };

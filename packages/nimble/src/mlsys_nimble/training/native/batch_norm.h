@@ -21,7 +21,7 @@ using mlsys::splat;
 using mlsys::store;
 using mlsys::vf;
 
-constexpr int64_t CHUNK_ELEMENTS = 4096;  // of each tensor read: a chunk stays in the first-level cache
+constexpr int64_t CHUNK_ELEMENTS = 4096;  // elements of a chunk of each tensor, which stays in the L1 cache
 
 struct BatchNorm {
     View x, y;                          // [rows, channels], channels side by side and a whole number of vectors

@@ -35,7 +35,7 @@ inline std::vector<int64_t> places_of(const View& view) {
 struct GemmTile {
     const float* a[MAX_MR];
     const float* b;
-    int64_t b_stride;  // from one vector of columns to the next
+    int64_t b_stride;  // floats from one vector of columns to the next
     int64_t K;
     const float* init;  // null: zeros
     int64_t ld_init;    // 0: one row for all

@@ -24,7 +24,7 @@ struct WinogradWeights {
     View bias;          // [O]; rank 0: none
     float* out;         // [points][panels][K][panel], as native/winograd.h reads it
     float* out_bias;    // [O]
-    int32_t is_turned;  // for the input's gradient: O is K, and taps go the other way round
+    int32_t is_turned;  // 1: input gradient; output channels are summed and taps reversed
 };
 MLSYS_STRUCT(WinogradWeights, weight, bias, out, out_bias, is_turned);
 
@@ -144,8 +144,8 @@ class WinogradWeightsKernel : public Kernel {
     int64_t K, N;
 };
 
-constexpr int64_t GRADIENT_TILES_NBYTES = 768 << 10;  // of one block's transformed pixels, of x and of dy
-constexpr int64_t GRADIENT_SUMS_NBYTES = 4 << 20;     // of all units' sums, unless there are but two
+constexpr int64_t GRADIENT_TILES_NBYTES = 768 << 10;  // bytes of one block's transformed pixels of x and dy
+constexpr int64_t GRADIENT_SUMS_NBYTES = 4 << 20;     // bytes of all work units' sums, unless there are only two units
 
 template <int SIZE>
 class WinogradWeightGradient : public Kernel {
