@@ -66,7 +66,8 @@ def create_oip_app(
         options: See :func:`mlsys_serving.models.create_model_app`.
     """
     extensions = front(grpc=grpc, model_control=model_control, shared_memory=shared_memory)
-    return create_model_app(repository, **{"system": "models", "extensions": extensions} | options)
+    every: dict[str, Any] = {"system": "models", "extensions": extensions} | options
+    return create_model_app(repository, **every)
 
 
 def grpc_address_of(app: FastAPI) -> ServerAddress:

@@ -65,7 +65,6 @@ def create_app(
     routers: Sequence[APIRouter] = (),
     lifespan: Lifespan | None = None,
     on_drain: Sequence[DrainHook] = (),
-    on_retire: Sequence[DrainHook] = (),
     served: Served | None = None,
     error_format: ErrorFormat | None = None,
     readiness: Readiness | None = None,
@@ -82,7 +81,6 @@ def create_app(
         lifespan: an asynchronous context manager function, entered before the first request (start the engine) and
             left after the last; the yielded values are in ``request.state``. The app is ready once it is entered.
         on_drain: called when a drain begins, before running requests are waited for.
-        on_retire: called when another process is about to follow this one, which takes no more connections then.
         served: the system behind the app, and the extensions that other distributions add; None: there are none.
         error_format: the shape of errors; default OpenAI's.
         readiness: to add checks to; default a new one.
@@ -121,7 +119,6 @@ def create_app(
         lifecycle=Lifecycle(
             readiness,
             on_drain=[*(hook for each in added for hook in each.on_drain), *on_drain],
-            on_retire=on_retire,
             on_hook_error=lambda error: logger.error("drain hook failed", exc_info=error),
         ),
         metrics=HttpMetrics(registry),

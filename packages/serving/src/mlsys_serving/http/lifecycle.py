@@ -121,7 +121,6 @@ class Lifecycle:
     Args:
         readiness: set to not ready when the drain begins.
         on_drain: called once, in this order, when the drain begins (an engine stops taking work from elsewhere).
-        on_retire: called when another process is to follow this one (a file is released).
         on_hook_error: given the exception of such a hook; the drain goes on.
     """
 
@@ -130,13 +129,12 @@ class Lifecycle:
         readiness: Readiness,
         *,
         on_drain: Sequence[DrainHook] = (),
-        on_retire: Sequence[DrainHook] = (),
         on_hook_error: Callable[[Exception], None] = lambda _: None,
     ) -> None:
         self.readiness = readiness
         self._on_hook_error = on_hook_error
         self.startup_error: Exception | None = None  # raised by the app's lifespan during start-up
-        self._on_drain, self._on_retire = tuple(on_drain), tuple(on_retire)
+        self._on_drain = tuple(on_drain)
         self._running: set[Stoppable] = set()
         self._idle: asyncio.Event | None = None  # made by the drain that waits on it
 
@@ -181,12 +179,7 @@ class Lifecycle:
         await self._wait_idle(cut_grace_s)
         return False
 
-    async def retire(self) -> None:
-        """Run the hooks of a server that another follows, however long they take; running requests go on."""
-        hooks, self._on_retire = self._on_retire, ()
-        await self._run_hooks(hooks, None)
-
-    async def _run_hooks(self, hooks: Sequence[DrainHook], timeout_s: float | None) -> None:
+    async def _run_hooks(self, hooks: Sequence[DrainHook], timeout_s: float) -> None:
         for hook in hooks:
             try:
                 result = hook()

@@ -14,7 +14,6 @@ part's time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from enum import Enum
 from http import HTTPStatus
 from typing import Any
@@ -22,10 +21,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mlsys_serving.http.departure import Departure, attach_departure
-from mlsys_serving.http.joined import JoinedWrites
 from mlsys_serving.http.limits import MAX_HEADER_NBYTES, ConnectionLimits
-
-Give = Callable[[int, bool], bool]
 
 
 class _Part(Enum):
@@ -39,16 +35,13 @@ class Connection(HttpToolsProtocol):
 
     Args:
         limits: its bounds, and the number of connections in the server's state.
-        is_kept: another server has answered requests on it, and it waits for the next.
         options: uvicorn's own arguments.
     """
 
-    def __init__(self, limits: ConnectionLimits, *, is_kept: bool = False, **options: Any) -> None:
+    def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(**options)
         self._limits = limits
-        self._is_kept = is_kept
-        self._give: Give | None = None  # it is to leave for another server
-        self._part = _Part.NEITHER if is_kept else _Part.HEADERS
+        self._part = _Part.HEADERS
         self._num_parts = 0  # begun so far: tells a part from the next of its kind
         self._timed_part: int | None = None  # the part that the timer is for
         self._read_timer: asyncio.TimerHandle | None = None
@@ -66,28 +59,7 @@ class Connection(HttpToolsProtocol):
         if len(self.connections) > self._limits.max_connections:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "The server has too many connections; try again later.")
             return
-        if self._is_kept:
-            self.has_received = True
-            self._keep_alive()
         self._watch()
-
-    def leave(self, give: Give) -> None:
-        """Give the connection to another server, now or when the running request has been answered.
-
-        A connection with TLS cannot be given: its next answer says ``Connection: close``. Ask again from time to time:
-        an answer that its client has not taken yet holds it.
-
-        Args:
-            give: takes the descriptor, and whether requests have been answered on it; False: try later.
-        """
-        self._give = give
-        is_between = self._part is _Part.NEITHER or not self.has_received
-        if self.transport.is_closing() or self._is_upgraded or not self._is_idle or not is_between:
-            return
-        if self._is_encrypted or self.transport.get_write_buffer_size():
-            return
-        if give(self.transport.get_extra_info("socket").fileno(), self.has_received):
-            self.transport.abort()  # this process's descriptor only: the connection lives
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget all timers."""
@@ -131,12 +103,7 @@ class Connection(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_NBYTES:
             self._is_too_large = True
             raise ValueError("too large")  # the parser stops, and uvicorn has it answered
-        before = self.cycle
         super().on_headers_complete()
-        if self.cycle is not before:  # a request, no WebSocket
-            self.cycle.transport = JoinedWrites(self.transport, self.loop)  # type: ignore[assignment]  # all it uses
-        if self._give is not None and self._is_encrypted and self.cycle is not None:
-            self.cycle.keep_alive = False
         self._begin(_Part.BODY)
 
     def on_body(self, body: bytes) -> None:
@@ -160,8 +127,6 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._abort_unless_written()
-        elif self._give is not None:
-            self.loop.call_soon(self.leave, self._give)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection."""
@@ -184,10 +149,6 @@ class Connection(HttpToolsProtocol):
     @property
     def _is_idle(self) -> bool:
         return (self.cycle is None or self.cycle.response_complete) and not self.pipeline
-
-    @property
-    def _is_encrypted(self) -> bool:
-        return self.transport.get_extra_info("ssl_object") is not None
 
     def _keep_alive(self) -> None:
         """Start the timer of a connection that waits for its next request."""

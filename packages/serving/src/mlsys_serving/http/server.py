@@ -29,8 +29,6 @@ from mlsys_serving.http.logs import forwarded_uvicorn_log
 from mlsys_serving.http.port import BoundPort, uvicorn_config
 from mlsys_serving.http.protocol import Connection
 from mlsys_serving.http.sockets import ServerAddress
-from mlsys_serving.http.succession import Succession
-from mlsys_serving.processes.generation_link import GenerationLink
 
 __all__ = ["BackgroundServer", "ServerAddress", "serve"]
 
@@ -45,7 +43,6 @@ def serve(
     *,
     bound: BoundPort | None = None,
     on_ready: Callable[[ServerAddress], None] | None = None,
-    generation: GenerationLink | None = None,
 ) -> int:
     """Serve ``app`` until SIGTERM or SIGINT, then drain.
 
@@ -61,8 +58,6 @@ def serve(
         port: 0 takes a free one.
         bound: a port that was taken before, in place of host and port; the caller closes it.
         on_ready: called with the bound address when requests are taken.
-        generation: the master that may have another process succeed this one. Then accepting ends, running requests
-            are finished however long they take, and connections go over without being closed.
 
     Returns:
         The exit code for the process: 0 after a clean drain, 1 if requests were cut, 128 + the signal's number if it
@@ -79,7 +74,7 @@ def serve(
         )
     if bound is None:
         with BoundPort(host, port, config=runtime.config, error_format=runtime.answers.error_format) as bound:
-            return serve(app, bound=bound, on_ready=on_ready, generation=generation)
+            return serve(app, bound=bound, on_ready=on_ready)
     with ExitStack() as serving:
 
         def ready(address: ServerAddress) -> None:
@@ -87,7 +82,7 @@ def serve(
             if on_ready is not None:
                 on_ready(address)
 
-        server = _Server(app, runtime, bound, ready, generation=generation)
+        server = _Server(app, runtime, bound, ready)
         # uvicorn logs a traceback when a signal interrupts its start: no news.
         serving.enter_context(
             forwarded_uvicorn_log(
@@ -229,20 +224,16 @@ class _Server(uvicorn.Server):
         on_ready: Callable[[ServerAddress], None] | None,
         *,
         drain_timeout_s: float | None = None,
-        generation: GenerationLink | None = None,
     ) -> None:
         super().__init__(uvicorn_config(app, runtime.config, lifespan="on"))
         self.runtime = runtime
         self.exit_code = EXIT_CLEAN
         self._bound = bound
         self._on_ready = on_ready
-        self._generation = generation
-        self._succession: Succession | None = None
         self._drain_timeout_s = runtime.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main_task: asyncio.Task[None] | None = None
         self._drain_task: asyncio.Task[None] | None = None
-        self._retire_task: asyncio.Task[None] | None = None
         self._num_signals = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -254,37 +245,13 @@ class _Server(uvicorn.Server):
         self.runtime.guard.listens_on(self._bound.address)
         limits = within_open_files(self.runtime.config.connections)
 
-        def connection(is_kept: bool = False) -> asyncio.Protocol:
-            return Connection(
-                limits,
-                is_kept=is_kept,
-                config=self.config,
-                server_state=self.server_state,
-                app_state=self.lifespan.state,
-            )
+        def connection() -> asyncio.Protocol:
+            return Connection(limits, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
         self.servers = [await self._bound.hand_over(connection)]
         self.started = True
         if self._on_ready is not None:
             self._on_ready(self._bound.address)
-        if self._generation is not None:
-            lifecycle = self.runtime.lifecycle
-            self._succession = Succession(
-                self._generation, self.server_state, connection, lambda: lifecycle.num_running
-            )
-            await self._succession.begin(self._begin_retiring)
-
-    def _begin_retiring(self) -> None:
-        self._retire_task = asyncio.get_running_loop().create_task(self._retire())
-
-    async def _retire(self) -> None:
-        assert self._succession is not None
-        self.runtime.logger.info("retiring", running=self.runtime.lifecycle.num_running)
-        releasing = asyncio.create_task(self.runtime.lifecycle.retire())
-        await self._succession.retire(self.servers)
-        await releasing
-        self.runtime.logger.info("retired")
-        self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal: drain, then leave by force. uvicorn's own handler would stop listening."""
