@@ -17,8 +17,8 @@ SECTIONS = (ROOT / "docs" / "adding.md").read_text().split("\n## ")[1:]
 def test_a_list_names_the_files_that_know_its_example(section: str):
     rows = ROW.findall(section)
     pattern = rows[0][1].replace("\\|", "|")
-    package = "/".join(rows[0][0].split("/")[:2])
-    command = ["git", "grep", "-lP", pattern, "--", f"{package}/src"]
+    packages = {"/".join(file.split("/")[:2]) for file, _ in rows}
+    command = ["git", "grep", "-lP", pattern, "--", *sorted(f"{package}/src" for package in packages)]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     assert sorted(found) == sorted(file for file, _ in rows)
 
