@@ -97,8 +97,8 @@ AREAS = {
         ),
     ),
     "codecs": Area(
-        SERVING,
-        _paths("oip", "rest/codec grpc/codec datatypes tensors"),
+        "plugins/open-inference/src/mlsys_open_inference",
+        _paths(".", "rest/codec grpc/codec tensors"),
         _paths("plugins/open-inference/tests", "test_rest_codec test_grpc_codec test_tensors"),
         ("plugins/open-inference/tests/answers.py",),
     ),

@@ -15,7 +15,7 @@ from mlsys_open_inference import GrpcConfig, create_oip_app, grpc_address_of
 from mlsys_serving.http import HttpConfig, ServerAddress, serve
 from mlsys_serving.models import ModelRepository
 
-REFERENCE = Path(__file__).parents[2] / "core" / "serving" / "oip" / "reference.py"
+REFERENCE = Path(__file__).parents[3] / "plugins" / "open-inference" / "tests" / "reference.py"
 
 
 def reference_models() -> list[Any]:

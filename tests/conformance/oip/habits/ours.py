@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,11 @@ from mlsys_serving.models import (
     ModelSpec,
     TensorSpec,
 )
-from tests.serving.oip.reference import Add, Broken, Echo, Model, Repeat, Upper
 
 from tests.conformance.oip.habits.models import CONFIGS, VERSIONS
+
+sys.path.insert(0, str(Path(__file__).parents[4] / "plugins" / "open-inference" / "tests"))
+from reference import Add, Broken, Echo, Model, Repeat, Upper
 
 X = (TensorSpec("x", DataType.FP32, (-1, 1)),)
 CALLS = (TensorSpec("calls", DataType.INT32, (-1, 1)),)
