@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(can_supervise() is not None, reason=str(can_supe
 def test_texts_are_embedded_in_processes_which_may_be_killed(tmp_path: Path):
     folder = tmp_path / "small"
     model = write_folder(folder)
-    (tmp_path / "small.pbtxt").write_text("response_cache { enable: true } max_batch_size: 3")
+    (tmp_path / "small.pbtxt").write_text("max_batch_size: 3")
     arguments = ["dvabatch", "serve", str(folder), "--instances", "2", "--max-batch", "4"]
     arguments += ["--model-configs", str(tmp_path)]
     with running_server(arguments) as (url, server), httpx.Client(base_url=url, timeout=60) as client:
@@ -38,9 +38,6 @@ def test_texts_are_embedded_in_processes_which_may_be_killed(tmp_path: Path):
         body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [LINES[0]]}]}
         (output,) = client.post("/v2/models/small/infer", json=body).raise_for_status().json()["outputs"]
         np.testing.assert_allclose(output["data"], found[0]["embedding"], atol=1e-5)
-        (again,) = client.post("/v2/models/small/infer", json=body).raise_for_status().json()["outputs"]
-        (stats,) = client.get("/v2/models/small/stats").json()["model_stats"]
-        assert (again, stats["inference_stats"]["cache_hit"]["count"]) == (output, 1)
         assert client.get("/v2/models/small/config").json()["max_batch_size"] == 3
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import io
+import logging
 import signal
 import socket
 import threading
@@ -186,6 +187,13 @@ def test_stop_lets_running_requests_finish() -> None:
     request.join()
     stopping.join()
     assert results[0].json() == "finished"
+
+
+@pytest.fixture(autouse=True)
+def _uvicorn_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have other tests' settings of the standard library's log end here."""
+    monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
+    logging.getLogger("uvicorn.error").manager._clear_cache()  # type: ignore[attr-defined]
 
 
 def test_warnings_of_the_server_library_come_out_of_the_apps_log(

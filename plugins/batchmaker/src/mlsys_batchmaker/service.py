@@ -44,7 +44,7 @@ class Service(PredictService[OipModel]):
         (8,)
     """
 
-    system = "batchmaker"
+    system = "models"
 
     def __init__(
         self,

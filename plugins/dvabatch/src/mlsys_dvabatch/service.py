@@ -57,7 +57,7 @@ class Service(PredictService[ServedModel]):
         True
     """
 
-    system = "dvabatch"
+    system = "models"
 
     def __init__(
         self,

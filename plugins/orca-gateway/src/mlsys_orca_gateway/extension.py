@@ -27,8 +27,10 @@ from mlsys_orca_gateway.streams.journal import AnswerJournal
 from mlsys_orca_gateway.streams.keeper import AnswerKeeper
 
 
-def extend(service: Service) -> Extension:
-    """Add Responses, Messages, files and batches to a server, and keep its streams."""
+def extend(service: Service) -> Extension | None:
+    """Add Responses, Messages, files and batches to a server, and keep its streams; None: it has no language model."""
+    if service.engine is None:
+        return None
     model: ModelService = service.engine
     options: GatewayOptions = service.options
     keeper = AnswerKeeper() if options.journal_keep is None else AnswerKeeper(keep_s=options.journal_keep)

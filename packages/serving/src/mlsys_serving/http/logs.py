@@ -80,12 +80,18 @@ class _Forward(logging.Handler):
 def forwarded_uvicorn_log(
     logger: structlog.typing.FilteringBoundLogger, *, is_wanted: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
-    """Send uvicorn's warnings to ``logger`` within the context, while ``is_wanted()`` is true."""
+    """Send uvicorn's warnings to ``logger`` within the context, while ``is_wanted()`` is true.
+
+    Whatever the process has set for uvicorn's own logger, such as a level or that it is disabled, does not hold here.
+    """
     uvicorn, forward = logging.getLogger(_UVICORN), _Forward(logger, is_wanted)
-    propagate, uvicorn.propagate = uvicorn.propagate, False
+    before = uvicorn.propagate, uvicorn.level, uvicorn.disabled
+    uvicorn.propagate, uvicorn.disabled = False, False
+    uvicorn.setLevel(logging.WARNING)
     uvicorn.addHandler(forward)
     try:
         yield
     finally:
         uvicorn.removeHandler(forward)
-        uvicorn.propagate = propagate
+        uvicorn.propagate, level, uvicorn.disabled = before
+        uvicorn.setLevel(level)
