@@ -173,7 +173,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """How the batches of one server can be watched."""
+    """Sources and facts by which a page watches the batches of one server."""
 
     unit: str  # name of a batch: "iteration", "round", "task"
     sources: Callable[[], Iterable[Source]] = tuple  # the engines; asked for each time that somebody comes
