@@ -218,7 +218,7 @@ def encoder_folder(folder: Path) -> Case:
 
     def parse(made: Input) -> None:
         path = write_folder(made, work)
-        load_bert(path)
+        load_bert(path, num_stages=1)
 
     words = (
         "bert",

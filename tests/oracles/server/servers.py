@@ -63,11 +63,13 @@ def running(kind: str, folder: Path, *options: str) -> Iterator[Running]:
         try:
             for line in process.stdout:
                 said.append(line)
-                if found := re.search(r"https://127\.0\.0\.1:\d+", line):
+                text = "".join(said)
+                found = re.search(r"https://127\.0\.0\.1:\d+", text)
+                grpc = re.search(r"gRPC on (127\.0\.0\.1:\d+)", text)
+                if found and (grpc or kind == "orca"):
                     break
             else:
                 raise RuntimeError(f"mlsys {kind} serve did not start:\n{''.join(said)}")
-            grpc = re.search(r"gRPC (?:at|on) (127\.0\.0\.1:\d+)", line)
             server = Running(kind, found[0], None if grpc is None else grpc[1], files, said)
             reader = threading.Thread(target=lambda: said.extend(process.stdout or ()), daemon=True)
             reader.start()

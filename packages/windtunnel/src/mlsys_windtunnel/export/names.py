@@ -122,10 +122,7 @@ _MOVED = {
     },
     "modules.tree": {
         "modules.trees": "trees",
-        **{
-            f"modules.tree_{name}": name
-            for name in ("bits", "codes", "ensemble", "heads", "layout", "native", "rows", "walk")
-        },
+        **{f"modules.tree_{name}": name for name in ("bits", "codes", "ensemble", "heads", "layout", "native", "walk")},
     },
     "parse": {"graph": "graph"},
 }
@@ -135,6 +132,8 @@ RENAMED = {
     for old, new in moved.items()
 } | {  # to a plugin
     "mlsys_windtunnel.modules.catboost": "mlsys_windtunnel_catboost.convert.heads",
+    "mlsys_windtunnel.modules.tree.catboost_heads": "mlsys_windtunnel_catboost.convert.heads",
+    "mlsys_windtunnel.convert.catboost_lookup": "mlsys_windtunnel_catboost.convert.lookup",
     "mlsys_windtunnel.converters.catboost_lookup": "mlsys_windtunnel_catboost.convert.lookup",
 }
 
