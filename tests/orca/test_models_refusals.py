@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.load import load_model
+from mlsys_orca.model.config_readers import GgufFields
 from mlsys_orca.model.families import model_family
-from mlsys_orca.model.gguf_config import GgufFields
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,

@@ -23,8 +23,8 @@ from mlsys_orca.engine.fit import fit_of
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.adapters import AdaptedDecoder
+from mlsys_orca.model.config import RecurrentPart
 from mlsys_orca.model.decoder import ForwardInputs
-from mlsys_orca.model.states import RecurrentPart
 from mlsys_orca.parallel.placement import check_degrees
 from mlsys_orca.scheduling.batch import BatchBuilder
 from mlsys_orca.scheduling.block_tables import BlockTables

@@ -8,8 +8,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.loading.gguf_splits import DISTINCT_NAMES, PRE_TOKENIZERS
-from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
+from mlsys_orca.loading.gguf_tokenizer import DISTINCT_NAMES, PRE_TOKENIZERS, tokenizer_from_gguf
 from mlsys_orca.loading.huggingface import read_tokenizer
 from mlsys_orca.text.tokenizer import Detokenizer, Tokenizer
 from tokenizers import decoders, models, pre_tokenizers

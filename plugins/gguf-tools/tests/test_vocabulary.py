@@ -10,8 +10,7 @@ import pytest
 import tokenizers
 from mlsys_core.errors import InvalidInputError
 from mlsys_gguf_tools.vocabulary import vocabulary_metadata
-from mlsys_orca.loading.gguf_splits import PRE_TOKENIZERS
-from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
+from mlsys_orca.loading.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
 from mlsys_orca.text.tokenizer import Tokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 

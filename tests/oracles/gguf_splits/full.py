@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 import gguf
 import numpy as np
 from mlsys_core.models import resolve_model
-from mlsys_orca.loading.gguf_splits import DISTINCT_NAMES, PRE_TOKENIZERS
-from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
+from mlsys_orca.loading.gguf_tokenizer import DISTINCT_NAMES, PRE_TOKENIZERS, tokenizer_from_gguf
 from mlsys_orca.model.weights.gguf_file import GgufFile
 
 from tests.oracles.gguf_splits.texts import texts

@@ -6,8 +6,7 @@ import json
 
 import pytest
 from mlsys_core.errors import MissingDependencyError
-from mlsys_orca.loading.gguf_splits import DISTINCT_NAMES
-from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
+from mlsys_orca.loading.gguf_tokenizer import DISTINCT_NAMES, tokenizer_from_gguf
 
 from tests.oracles.gguf_splits.full import KEPT, vocabulary
 

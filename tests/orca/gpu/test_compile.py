@@ -13,12 +13,10 @@ import torch
 pytest.importorskip("triton")
 
 from mlsys_orca.backends.triton import attention
-from mlsys_orca.backends.triton.activations import activate, gated
 from mlsys_orca.backends.triton.attention import paged_attention
 from mlsys_orca.backends.triton.batch import to_device
-from mlsys_orca.backends.triton.norms import add_norm
 from mlsys_orca.backends.triton.plan import TileShape, tile_shape
-from mlsys_orca.backends.triton.rotary import prepare_heads
+from mlsys_orca.backends.triton.rowwise import activate, add_norm, gated, prepare_heads
 from mlsys_orca.model.attention import AttentionOptions
 from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.layers import ACTIVATIONS

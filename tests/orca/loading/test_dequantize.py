@@ -4,7 +4,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.model.weights.dequantize import check_types, dequantize_into
+from mlsys_orca.model.weights.gguf_blocks import check_types, dequantize_into
 
 Q = GGMLQuantizationType
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import gguf
 import pytest
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.loading.room import weights_nbytes_at_least
 from mlsys_orca.model.weights.gguf_file import GgufFile
+from mlsys_orca.parallel.parts import weights_nbytes_at_least
 
 
 @pytest.mark.parametrize("weights", ["float", "packed", "int8", "int4"])

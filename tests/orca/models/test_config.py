@@ -2,9 +2,8 @@ from typing import Any
 
 import pytest
 from mlsys_core.errors import InvalidInputError
+from mlsys_orca.model.config_readers import GgufFields, config_from_huggingface
 from mlsys_orca.model.families import ARCHITECTURES, model_family
-from mlsys_orca.model.gguf_config import GgufFields
-from mlsys_orca.model.huggingface_config import config_from_huggingface
 from mlsys_orca.model.rope import llama3_divisors
 
 RAW: dict[str, Any] = {

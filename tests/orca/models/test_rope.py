@@ -8,8 +8,8 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.config_readers import GgufFields
 from mlsys_orca.model.families import model_family
-from mlsys_orca.model.gguf_config import GgufFields
 from mlsys_orca.model.layers import Rotary
 from mlsys_orca.model.rope import rope_from_huggingface
 

@@ -9,8 +9,7 @@ import torch
 from mlsys_core.native import Struct
 from mlsys_core.native import new as new_struct
 from mlsys_orca.backends.native import library
-from mlsys_orca.model.alibi import halving_slopes, mosaic_slopes
-from mlsys_orca.model.attention import AttentionOptions, ragged_attention
+from mlsys_orca.model.attention import AttentionOptions, halving_slopes, mosaic_slopes, ragged_attention
 from mlsys_orca.model.decoder import AttentionSpan
 from mlsys_orca.model.layers import RMSNorm, rotate
 from torch import Tensor

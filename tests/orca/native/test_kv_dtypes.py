@@ -17,8 +17,7 @@ from mlsys_orca.backends.runner import Runner
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.engine.fit import fit_of
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.model.alibi import halving_slopes
-from mlsys_orca.model.attention import AttentionOptions, ragged_attention
+from mlsys_orca.model.attention import AttentionOptions, halving_slopes, ragged_attention
 from mlsys_orca.model.decoder import AttentionSpan
 from mlsys_orca.model.kv_cache import kv_nbytes_per_token
 from mlsys_orca.scheduling.batch import IterationBatch, SamplingParams

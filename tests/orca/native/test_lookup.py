@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_orca.backends.native.lookup import look_up_native
+from mlsys_orca.backends.native.iteration import look_up_native
 from mlsys_orca.model.weights.quantized import QuantizedMatrix, pack_nibbles
 
 

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 import torch
 from mlsys_core.errors import MlsysError
 from mlsys_core.profiling import turns
-from mlsys_orca.backends.triton.activations import gated
 from mlsys_orca.backends.triton.attention import paged_attention
 from mlsys_orca.backends.triton.batch import to_device
 from mlsys_orca.backends.triton.decoder import FusedDecoder
-from mlsys_orca.backends.triton.norms import add_norm
 from mlsys_orca.backends.triton.plan import tile_shape
-from mlsys_orca.backends.triton.rotary import prepare_heads
+from mlsys_orca.backends.triton.rowwise import add_norm, gated, prepare_heads
 from mlsys_orca.model.attention import ragged_attention
 from mlsys_orca.model.blocks import Attention, Decoder, GatedMLP, PreNormLayer
 from mlsys_orca.model.config import ModelConfig

@@ -52,7 +52,7 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
             help="Llama-like language models.",
             engine="orca",
             suffixes=(".gguf", ".safetensors", "config.json"),
-            factory="mlsys_orca.loading.registered:load_registered",
+            factory="mlsys_orca.loading.load:load_registered",
         ),
     ]
 

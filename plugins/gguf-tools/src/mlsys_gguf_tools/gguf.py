@@ -13,7 +13,7 @@ from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.weights.checkpoint import Cut
-from mlsys_orca.model.weights.dequantize import check_types
+from mlsys_orca.model.weights.gguf_blocks import check_types
 from mlsys_orca.model.weights.gguf_file import GgufFile, TensorEntry
 from torch import Tensor
 

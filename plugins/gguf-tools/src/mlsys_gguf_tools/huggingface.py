@@ -18,11 +18,10 @@ from gguf.tensor_mapping import TensorNameMap, get_tensor_name_map
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.huggingface import read_json, read_tokenizer, template_source
 from mlsys_orca.loading.text_part import open_text_part, text_config
-from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.config import ModelConfig, RecurrentPart
 from mlsys_orca.model.families import ARCHITECTURES, model_family
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.limits import check_numbers
-from mlsys_orca.model.states import RecurrentPart
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut
 from mlsys_orca.model.weights.damage import MAX_INDEX_NBYTES, json_object
 from mlsys_orca.model.weights.quantized_directory import QuantizedDirectory, open_weights

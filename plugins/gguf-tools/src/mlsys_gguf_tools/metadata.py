@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.config import ModelConfig, RecurrentPart
+from mlsys_orca.model.config_readers import GgufFields
 from mlsys_orca.model.families import ARCHITECTURES, model_family
-from mlsys_orca.model.gguf_config import GgufFields
-from mlsys_orca.model.states import RecurrentPart
 
 _NOT_WRITTEN = frozenset({"t5", "mt5", "umt5", "gpt_oss", "deepseek_v2", "deepseek_v3"})  # as config.json names them
 # config.json's model_type -> general.architecture, where they differ.

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.states import RecurrentPart
+from mlsys_orca.model.config import ModelConfig, RecurrentPart
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout
 from mlsys_orca.model.weights.quantized import QuantizedMatrix
 from torch import Tensor

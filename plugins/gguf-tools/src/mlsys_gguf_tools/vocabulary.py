@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.loading.gguf_splits import DISTINCT_NAMES, PRE_TOKENIZERS
-from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
+from mlsys_orca.loading.gguf_tokenizer import DISTINCT_NAMES, PRE_TOKENIZERS, tokenizer_from_gguf
 from mlsys_orca.text.tokenizer import Tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # tokenizer.ggml.token_type

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from mlsys_orca.backends.triton.activations import activate, gated
+from mlsys_orca.backends.triton.rowwise import activate, gated
 from mlsys_orca.model.layers import ACTIVATIONS
 
 # The interpreter's, which is right to get infinity.

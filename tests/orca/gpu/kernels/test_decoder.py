@@ -12,8 +12,7 @@ import pytest
 import torch
 from mlsys_core.errors import MemoryPlanError
 from mlsys_orca.backends.triton import to_gpu
-from mlsys_orca.backends.triton.decoder import FusedDecoder
-from mlsys_orca.backends.triton.modules import FusedAttention, FusedMLP, FusedNorm, FusedPreNormLayer
+from mlsys_orca.backends.triton.decoder import FusedAttention, FusedDecoder, FusedMLP, FusedNorm, FusedPreNormLayer
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.families import model_family

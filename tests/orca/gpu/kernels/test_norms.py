@@ -1,6 +1,6 @@
 import pytest
 import torch
-from mlsys_orca.backends.triton.norms import add_norm
+from mlsys_orca.backends.triton.rowwise import add_norm
 from torch import Tensor
 from torch.nn import functional
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from mlsys_orca.backends.triton.rotary import prepare_heads
+from mlsys_orca.backends.triton.rowwise import prepare_heads
 from mlsys_orca.model.layers import RMSNorm, rotate
 from torch import Tensor
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.backends.native.kv_cache import NativeKVCache
+from mlsys_orca.backends.native.iteration import NativeKVCache
 from mlsys_orca.backends.sampler import choose, needs_logits, wanted_rows
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs, LogitsRoom
 from mlsys_orca.model.kv_cache import KVCache

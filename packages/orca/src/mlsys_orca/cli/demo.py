@@ -62,7 +62,7 @@ def run(context: DemoContext) -> Section:
     with context.progress(f"loading {MODEL}") as update:
         from mlsys_orca.api.server import make_app, make_service
         from mlsys_orca.engine.engine import EngineConfig
-        from mlsys_orca.loading.registered import load_by_name
+        from mlsys_orca.loading.load import load_by_name
         from mlsys_serving.http import BackgroundServer, HttpConfig
         from mlsys_serving.http.logs import make_logger
 

@@ -26,7 +26,7 @@ from mlsys_core.tracing import EngineTraces
 from mlsys_orca.backends.compiled import compile_decodes
 from mlsys_orca.backends.drafting import ModelDrafter
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
-from mlsys_orca.backends.native.kv_cache import NativeKVCache
+from mlsys_orca.backends.native.iteration import NativeKVCache
 from mlsys_orca.backends.runner import Runner, intra_op_threads
 from mlsys_orca.engine.client import EngineConfig, EngineCounts, EngineShape, PoolCounts
 from mlsys_orca.engine.iteration_trace import Run, record_iterations

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_core.loop import Finished
-from mlsys_orca.backends.native.kv_cache import NativeKVCache
+from mlsys_orca.backends.native.iteration import NativeKVCache
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.core import EngineCore

@@ -13,13 +13,13 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
+from mlsys_orca.model.config_readers import GgufFields
 from mlsys_orca.model.decoder import DecoderModel
 from mlsys_orca.model.families import model_family
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields
 from mlsys_orca.model.limits import check_numbers
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Progress, WeightForm
-from mlsys_orca.model.weights.dequantize import check_types
+from mlsys_orca.model.weights.gguf_blocks import check_types
 from mlsys_orca.model.weights.gguf_file import GgufFile
 from mlsys_orca.text.chat_template import ChatTemplate
 from mlsys_orca.text.tokenizer import Tokenizer

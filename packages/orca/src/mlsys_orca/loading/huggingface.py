@@ -32,7 +32,7 @@ from mlsys_orca.text.image_reader import ImageReader
 from mlsys_orca.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from mlsys_orca.loading.vision import SeeingModel
+    from mlsys_orca.loading.fallback import SeeingModel
 
 _log = logging.getLogger(__name__)
 _ENCODERS = frozenset({"bert", "camembert", "distilbert", "mpnet", "roberta", "xlm-roberta"})  # they write no text
@@ -137,7 +137,7 @@ def _route(
 
 
 def _open_seeing(path: Path, raw: dict[str, Any]) -> SeeingModel | None:
-    from mlsys_orca.loading.vision import open_seeing
+    from mlsys_orca.loading.fallback import open_seeing
 
     try:
         return open_seeing(path, raw)

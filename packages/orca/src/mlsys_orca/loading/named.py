@@ -48,7 +48,7 @@ def load(
         task = progress.add_task(f"loading {path.name}", total=None)
         from mlsys_core.plugins.loading import LoadContext
 
-        from mlsys_orca.loading.registered import load_by_name  # here: the bar shows while torch is imported
+        from mlsys_orca.loading.load import load_by_name  # here: the bar shows while torch is imported
 
         in_torch = bool(adapters) or takes_adapters or runs_in_torch
         given = {"dtype": dtype, "weights": weights, "activations": activations}

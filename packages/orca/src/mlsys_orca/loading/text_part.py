@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from mlsys_orca.model.huggingface_config import refuse_common
+from mlsys_orca.model.config_readers import refuse_common
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from mlsys_orca.model.blocks import GatedMLP
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.gguf_config import GgufFields
+from mlsys_orca.model.config_readers import GgufFields
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.weights.quantized import concatenate_rows

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.config_readers import GgufFields
 from mlsys_orca.model.decoder import DecoderModel
-from mlsys_orca.model.gguf_config import GgufFields
-from mlsys_orca.model.operator_reader import OperatorReader
+from mlsys_orca.model.operator_reader import OperatorReader, WeightReader
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Layout, Progress, WeightForm
-from mlsys_orca.model.weights.reading import WeightReader
 
 # Tensors that say nothing the configuration has not said: rotary frequencies, and a tied head stored again.
 _IGNORABLE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "lm_head.weight")

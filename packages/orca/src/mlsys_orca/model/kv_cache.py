@@ -21,8 +21,7 @@ from mlsys_orca.scheduling.block_tables import DEFAULT_BLOCK_SIZE, BlockTables
 
 if TYPE_CHECKING:
     import torch
-    from mlsys_orca.model.config import ModelConfig
-    from mlsys_orca.model.states import RecurrentPart
+    from mlsys_orca.model.config import ModelConfig, RecurrentPart
     from torch import Tensor
 
 Empty = Callable[[tuple[int, ...], "torch.dtype"], "Tensor"]  # makes a tensor whose contents do not matter

@@ -11,9 +11,7 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_orca.backends.native.decoder import NativeDecoder
-from mlsys_orca.backends.native.iteration import Results
-from mlsys_orca.backends.native.kv_cache import NativeKVCache
-from mlsys_orca.backends.native.lookup import look_up_native
+from mlsys_orca.backends.native.iteration import NativeKVCache, Results, look_up_native
 from mlsys_orca.backends.native.packing import Rows
 from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.model.blocks import Decoder
@@ -22,7 +20,7 @@ from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.kv_cache import Empty, KVCache, kv_dtype_name
 from mlsys_orca.model.slices import num_slices
 from mlsys_orca.model.weights.quantized import Matrix, weights_nbytes
-from mlsys_orca.parallel.owners import Owners, check_reducer, table_dtype
+from mlsys_orca.parallel.joining import Owners, check_reducer, table_dtype
 from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.shard import GroupBrokenError, Reducer
 

@@ -6,6 +6,7 @@ import hashlib
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 from mlsys_core.device import get_device
@@ -13,9 +14,8 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 
 from mlsys_orca import __version__
 from mlsys_orca.backends.native import library
-from mlsys_orca.loading.load import default_dtype, model_files
+from mlsys_orca.loading.load import DTYPES, default_dtype, model_files
 from mlsys_orca.loading.loaded import DividedModel, LoadedModel
-from mlsys_orca.loading.room import weights_nbytes_at_least
 from mlsys_orca.loading.rows import Activations, rows_of
 from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.model.config import ModelConfig
@@ -189,3 +189,28 @@ def _check_room(path: Path, name: str, *, dtype: str, weights: str | None, share
             f"the weights of {name} take {needed / 2**20:.0f} MiB or more in all parts here together, and "
             f"{available / 2**20:.0f} MiB are available: free memory, or take a smaller form (--weights int8 or int4)"
         )
+
+
+_BITS = {"int8": 8, "int4": 4}
+_FULL_BITS = 16  # of a value that is not quantised, at least
+
+
+def weights_nbytes_at_least(files: Checkpoint, *, dtype: str, weights: str) -> int:
+    """Return the bytes that the weights of ``files`` take in memory, at least: without what packing adds.
+
+    Args:
+        files: The model's tensors.
+        dtype: ``"fp32"`` or ``"bf16"``.
+        weights: ``"float"``, ``"packed"``, ``"int8"`` or ``"int4"``.
+    """
+    total = 0
+    for name in files.names:
+        shape, nbytes = files.shape(name), files.nbytes(name)
+        count = prod(shape)
+        if weights == "packed" and 8 * nbytes < _FULL_BITS * count:
+            total += nbytes
+        elif weights in _BITS and len(shape) > 1:
+            total += count * _BITS[weights] // 8
+        else:
+            total += count * DTYPES[dtype].itemsize
+    return total

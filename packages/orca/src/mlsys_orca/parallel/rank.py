@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from mlsys_core.errors import ServingError
 
-from mlsys_orca.backends.native.kv_cache import NativeKVCache
+from mlsys_orca.backends.native.iteration import NativeKVCache
 from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.parallel import messages

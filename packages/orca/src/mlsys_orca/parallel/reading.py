@@ -1,15 +1,17 @@
 """Readers of one place's part of a model: no more of a file is read, and no more is held.
 
 Between a checkpoint, which knows the whole model's tensors, and the families, which build a smaller model from what
-stands here: fewer layers, heads, features and tokens under the names of a whole one.
+stands here: fewer layers, heads, features and tokens under the names of a whole one. The part's layers count from 0;
+:func:`sources` finds the tensors that it asks for in the whole model's file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,8 +23,152 @@ from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import Arrange, OperatorReader
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout
 from mlsys_orca.model.weights.quantized import Matrix, QuantizedMatrix
-from mlsys_orca.parallel.cuts import Source, sources
-from mlsys_orca.parallel.placement import Placement, shard_config
+from mlsys_orca.parallel.placement import Placement, num_encoder_layers, shard_config
+
+if TYPE_CHECKING:
+    from mlsys_orca.model.family import Family
+
+
+_BY_HEADS = {"q", "k", "v"}
+_OF_ONE_HEAD = {"q_head_norm", "k_head_norm"}
+_BY_FEATURES = {"gate", "gated", "up"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Tensor of the file that a tensor of the part is made from."""
+
+    name: str
+    cut: Cut | None  # None: all of it
+
+
+def sources(
+    family: Family, whole: ModelConfig, placement: Placement, names: Collection[str], layout: Layout
+) -> dict[str, Source]:
+    """Return where each tensor of the part comes from, by the name that it has in the part.
+
+    Tensors that no role names keep their names: whoever sees that all of a file is read will name them.
+
+    Args:
+        family: The model's.
+        whole: Its configuration.
+        placement: The part's place.
+        names: Tensors of the file.
+        layout: The file's.
+    """
+    stems = family.stems[layout]
+    first = stems["embedding"].partition(".")[0] + "."
+    prefix = "" if layout == "gguf" or any(name.startswith(first) for name in names) else first
+    head = stems.get("head")
+    is_tied = whole.tied_embeddings or (head is not None and f"{head.removeprefix(prefix)}.weight" not in names)
+    found: dict[str, Source] = {}
+    known: set[str] = set()
+    # "gate_up" after "up", which a GGUF may call the same.
+    for role, stem in sorted(stems.items(), key=lambda item: item[0].endswith("gate_up")):
+        for at, own in _numbers(role, stem, whole, placement):
+            for part in ("weight", "bias", ""):  # some names end with their stem
+                name = f"{stem.format(*at)}.{part}".removeprefix(prefix).removesuffix(".")
+                if name not in names:
+                    continue
+                known.add(name)
+                if own is not None and _is_needed(role, placement, is_tied=is_tied):
+                    is_transposed = layout in family.transposed and "{}" in stem
+                    by_head = layout in family.qkv_by_head
+                    cut = cut_of(role, part, whole, placement, is_transposed=is_transposed, by_head=by_head)
+                    found[f"{stem.format(*own)}.{part}".removeprefix(prefix).removesuffix(".")] = Source(name, cut)
+    return found | {name: Source(name, None) for name in set(names) - known - found.keys()}
+
+
+def _numbers(
+    role: str, stem: str, whole: ModelConfig, placement: Placement
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...] | None]]:
+    """Yield the numbers of each layer (and expert) in the file, and in the part; None: they are in another part."""
+    if "{}" not in stem:
+        yield (), ()
+        return
+    of_encoder = role.startswith("encoder.")
+    number = num_encoder_layers(whole) if of_encoder else whole.num_layers
+    own = placement.encoder_layers(whole) if of_encoder else placement.layers(whole)
+    is_shared = role.endswith(".positions") and whole.relative_positions and not whole.relative_positions.by_layer
+    for layer in range(number):
+        here = layer - own.start if layer in own else None
+        if is_shared:  # the first layer's table is that of all
+            here = 0 if layer == 0 and len(own) else None
+        if stem.count("{}") == 1:
+            yield (layer,), None if here is None else (here,)
+            continue
+        if role in _OF_ONE_HEAD:  # a tensor for each
+            heads = whole.num_heads if role == "q_head_norm" else whole.num_kv_heads
+            share = placement.share(heads)
+            for head in range(heads):
+                yield (layer, head), None if here is None or head not in share else (here, head - share.start)
+            continue
+        for expert in range(whole.num_experts):
+            yield (layer, expert), None if here is None else (here, expert)
+
+
+def _is_needed(role: str, placement: Placement, *, is_tied: bool) -> bool:
+    match role:
+        case "embedding" | "encoder.embedding":
+            return placement.is_first or (placement.is_last and is_tied)
+        case "head":
+            return placement.is_last
+        case "positions":
+            return placement.is_first
+    return True
+
+
+def cut_of(
+    role: str, part: str, whole: ModelConfig, placement: Placement, *, is_transposed: bool, by_head: bool
+) -> Cut | None:
+    """Return the part of a tensor that a rank has; None: all of it."""
+    if placement.num_ranks == 1:
+        return None
+    last = role.rpartition(".")[2]
+    queries, keys = (
+        _scaled(placement.share(number), whole.head_dim) for number in (whole.num_heads, whole.num_kv_heads)
+    )
+    inner = placement.share(whole.intermediate_size)
+    rows, columns = (1, 0) if is_transposed else (0, 1)
+    if part == "bias":
+        rows = 0
+    if last in ("embedding", "head"):
+        return Cut(0, (placement.vocabulary(whole),))
+    if last in _BY_HEADS:
+        return Cut(rows, (queries if last == "q" else keys,))
+    if last in ("q_norms", "k_norms"):  # [heads, head_dim]
+        return Cut(0, (placement.share(whole.num_heads if last == "q_norms" else whole.num_kv_heads),))
+    if last == "qkv" and by_head:  # the query heads that share a key, it, its value
+        group = whole.num_heads // whole.num_kv_heads + 2
+        return Cut(rows, (_scaled(placement.share(whole.num_kv_heads), group * whole.head_dim),))
+    if last == "qkv":
+        q_rows, kv_rows = whole.num_heads * whole.head_dim, whole.num_kv_heads * whole.head_dim
+        return Cut(rows, (queries, _shifted(keys, q_rows), _shifted(keys, q_rows + kv_rows)))
+    if last in _BY_FEATURES:
+        return Cut(rows, (inner,))
+    if last == "gate_up":
+        return Cut(rows, (inner, _shifted(inner, whole.intermediate_size)))
+    if last in ("gates", "ups"):  # [experts, features, hidden_size]
+        return Cut(1, (inner,))
+    if last == "downs":
+        return Cut(2, (inner,))
+    if last == "relative":
+        return Cut(1, (placement.share(whole.num_heads),))
+    if last == "positions" and role != "positions":  # numbers added to scores: [buckets, heads]
+        return Cut(1, (placement.share(whole.num_heads),))
+    if part == "bias":
+        return None  # of a sum over ranks: added once, after it
+    if last == "o":
+        return Cut(columns, (queries,))
+    return Cut(columns, (inner,)) if last == "down" else None
+
+
+def _scaled(heads: range, size: int) -> range:
+    return range(heads.start * size, heads.stop * size)
+
+
+def _shifted(part: range, by: int) -> range:
+    return range(part.start + by, part.stop + by)
 
 
 class PartCheckpoint:

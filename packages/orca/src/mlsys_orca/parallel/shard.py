@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from mlsys_orca.backends.native.kv_cache import NativeKVCache
+    from mlsys_orca.backends.native.iteration import NativeKVCache
     from mlsys_orca.model.adapters import AdapterFiles
     from mlsys_orca.model.decoder import ForwardInputs
     from mlsys_orca.model.kv_cache import KVCache

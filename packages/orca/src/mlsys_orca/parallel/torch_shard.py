@@ -17,7 +17,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
-from mlsys_orca.backends.native.kv_cache import NativeKVCache
+from mlsys_orca.backends.native.iteration import NativeKVCache
 from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.model.adapter_products import AdapterPlace
 from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
@@ -29,10 +29,16 @@ from mlsys_orca.model.families import model_family
 from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, Empty, KVCache, kv_dtype_name
 from mlsys_orca.model.weights.checkpoint import Cut
 from mlsys_orca.model.weights.quantized import weights_nbytes
-from mlsys_orca.parallel.cuts import cut_of
-from mlsys_orca.parallel.joining import JoinedEmbedding, PartsKVCache, SummedBranch, join_layers, join_parts
-from mlsys_orca.parallel.owners import check_reducer
+from mlsys_orca.parallel.joining import (
+    JoinedEmbedding,
+    PartsKVCache,
+    SummedBranch,
+    check_reducer,
+    join_layers,
+    join_parts,
+)
 from mlsys_orca.parallel.placement import Placement, num_encoder_layers
+from mlsys_orca.parallel.reading import cut_of
 from mlsys_orca.parallel.shard import Reducer
 
 

@@ -15,11 +15,9 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.native import warn_without_kernels
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.binding import Binder
-from mlsys_orca.backends.native.iteration import Iteration, Results
+from mlsys_orca.backends.native.iteration import Iteration, NativeKVCache, Results, look_up_native
 from mlsys_orca.backends.native.kept import Kept, is_without_memory
-from mlsys_orca.backends.native.kv_cache import NativeKVCache
 from mlsys_orca.backends.native.library import PANEL
-from mlsys_orca.backends.native.lookup import look_up_native
 from mlsys_orca.backends.native.lowering import lower
 from mlsys_orca.backends.native.packing import Rows
 from mlsys_orca.backends.native.plan_writer import LoweringError

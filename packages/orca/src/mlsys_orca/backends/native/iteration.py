@@ -8,18 +8,122 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_void_p
+from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from mlsys_core.errors import MemoryPlanError
+from mlsys_core.memory.pages import advise_huge_pages
 from mlsys_core.native import Struct, new
-from mlsys_orca.backends.native.kv_cache import NativeKVCache
-from mlsys_orca.backends.native.library import PANEL, address
+from mlsys_orca.backends.native import library
+from mlsys_orca.backends.native.library import PANEL, RUN, address
+from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.model.kv_cache import SCALE_NBYTES, Empty, RecurrentStates
+from mlsys_orca.model.layers import look_up
+from mlsys_orca.model.weights.quantized import Matrix, QuantizedMatrix
+from mlsys_orca.scheduling.batch import BlockCopy
 from numpy.typing import NDArray
 from torch import Tensor
+
+_KINDS = {torch.float32: "floats", torch.float16: "fp16", torch.int8: "codes"}
+
+
+class NativeKVCache:
+    """Keys and values of all layers, block by block, in the order that native attention reads.
+
+    Blocks stand in runs of 64, layer after layer in each: memory is taken as requests come, by all layers of a run and
+    not of all blocks. A block's keys of one head stand feature after feature, its values token after token; where pairs
+    of bf16 are multiplied, two features, and two tokens, stand side by side. In int8 a token's key, and its value, of
+    each head has a scale in fp32, so that its largest magnitude is 127; the scales of a block stand behind it.
+
+    Args:
+        config: The model's shape.
+        num_blocks: The scheduler's number of blocks.
+        num_states: Slots for the states of a recurrent model's requests.
+        dtype: fp32, bf16, fp16 or int8; it need not be the model's.
+        empty: Makes a tensor of a shape and a dtype; None: as torch does.
+    """
+
+    block_size = PANEL
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        num_states: int = 1,
+        dtype: torch.dtype,
+        empty: Empty | None = None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.dtype = dtype
+        if dtype == torch.bfloat16:  # how the program reads it: kv_layout.h, CacheKind
+            self.kind = "pairs" if library.load().orca_attends_in_pairs(config.head_dim) else "halves"
+        else:
+            self.kind = _KINDS[dtype]
+        heads = (-(-num_blocks // RUN), config.num_kv_layers, RUN, config.num_kv_heads)
+        empty = empty or _empty
+        width = -(-config.head_dim // PANEL) * PANEL
+        if dtype.is_floating_point:
+            self.keys = empty((*heads, config.head_dim, PANEL), dtype)
+            self.values = empty((*heads, PANEL, width), dtype)
+        else:
+            scales = PANEL * SCALE_NBYTES
+            self.keys = empty((*heads, config.head_dim * PANEL + scales), dtype)
+            self.values = empty((*heads, PANEL * width + scales), dtype)
+        self.states = None
+        if config.recurrent is not None:
+            self.states = RecurrentStates(config.recurrent, num_states=num_states, empty=empty)
+        for tensor in (self.keys, self.values):
+            advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks' keys and values; what the last run has beside them is never touched."""
+        return (self.keys.nbytes + self.values.nbytes) * self.num_blocks // (len(self.keys) * RUN)
+
+    def copy_blocks(self, block_copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks; see :meth:`mlsys_orca.model.kv_cache.KVCache.copy_blocks`."""
+        if not block_copies:
+            return
+        sources, destinations = (torch.tensor(blocks) for blocks in zip(*block_copies, strict=True))
+        for tensor in (self.keys, self.values):
+            tensor[destinations // RUN, :, destinations % RUN] = tensor[sources // RUN, :, sources % RUN]
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def look_up_native(table: Matrix, ids: Tensor) -> Tensor:
+    """Return rows of a table like :func:`~mlsys_orca.model.layers.look_up`; a table in codes takes one native call.
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    if not isinstance(table, QuantizedMatrix):
+        return look_up(table, ids)
+    parts = {name: None if part is None else part.contiguous() for name, part in table.parts.items()}
+    native = library.load()
+    matrix = new(
+        native.structs["Codes"],
+        **{name: address(part) for name, part in parts.items()},
+        rows=table.out_features,
+        K=table.in_features,
+        group_size=table.group_size,
+        block_size=table.block_size or 0,
+        bits=table.bits,
+        has_halves=table.scales.dtype == torch.float16,
+    )
+    ids = ids.contiguous()
+    found = torch.empty(len(ids), table.in_features)
+    count = native.orca_look_up(byref(matrix), ids.data_ptr(), len(ids), found.data_ptr())
+    if count < len(ids):
+        raise IndexError(f"there is no token {ids[count]}: the embedding has {table.out_features} rows")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

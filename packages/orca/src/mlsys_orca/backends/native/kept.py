@@ -249,7 +249,7 @@ def _identity(source: Path, activations: str) -> str:
     so an edit in place is noticed though it keeps size and time of modification.
     """
     status = source.stat()
-    own = ("kept.py", "packing.py", "lowering.py", "plan_writer.py", "binding.py", "experts.py")
+    own = ("kept.py", "packing.py", "lowering.py", "plan_writer.py", "binding.py")
     code = [Path(__file__).with_name(name) for name in own]
     weights = Path(__file__).parents[2] / "model" / "weights"
     code += [weights / "gguf_blocks.py", weights / "quantized.py"]

@@ -6,12 +6,23 @@ The modules stay what a model is; here is only how each is written in the plan's
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import singledispatch
 
-from mlsys_orca.backends.native.experts import lower_experts
-from mlsys_orca.backends.native.plan import LOGITS, STATES, DecoderPlan, Grouped, leaving_rows_behind
+from mlsys_orca.backends.native.plan import (
+    LOGITS,
+    STATES,
+    Combine,
+    Convolve,
+    DecoderPlan,
+    Gate,
+    Grouped,
+    Reduce,
+    Route,
+    Scan,
+    leaving_rows_behind,
+)
 from mlsys_orca.backends.native.plan_writer import LoweringError, PlanWriter
-from mlsys_orca.backends.native.recurrences import lower_gated_attention, lower_recurrence
 from mlsys_orca.model.blocks import (
     MLP,
     Decoder,
@@ -23,10 +34,13 @@ from mlsys_orca.model.blocks import (
 )
 from mlsys_orca.model.experts import MixtureOfExperts, SharedExpert
 from mlsys_orca.model.latent import LatentAttention
-from mlsys_orca.model.layers import LayerNorm, RMSNorm
+from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm
 from mlsys_orca.model.recurrent import GatedAttention, MixerLayer, Recurrence
 from mlsys_orca.model.slices import num_slices
-from torch import nn
+from torch import Tensor, nn, stack
+
+ENTRIES, RESULTS, SHARED = "entries", "results", "shared"  # registers of experts
+PROJECTED, CONVOLVED, SCANNED, GATED = "projected", "convolved", "scanned", "let_through"  # of recurrent layers
 
 
 def lower(decoder: Decoder, *, slices: int | None = None, num_ranks: int = 1, has_head: bool = True) -> DecoderPlan:
@@ -217,3 +231,127 @@ def lower_latents(attention: LatentAttention, plan: PlanWriter, target: str, *, 
         )
     )
     plan.sum_of_ranks("values", core.output, target)
+
+
+def lower_experts(
+    mlp: MixtureOfExperts | SharedExpert, plan: PlanWriter, target: str, *, norm: nn.Module | None
+) -> None:
+    """Write experts that read ``states``; they add to ``states``, or fill another register.
+
+    Raises:
+        LoweringError: an expert is no gated MLP, or unlike the others.
+    """
+    experts = mlp.experts if isinstance(mlp, SharedExpert) else mlp
+    mlps = [each for each in experts.experts if isinstance(each, GatedMLP)]
+    if len(mlps) != len(experts.experts):
+        raise LoweringError("experts other than gated MLPs")
+    first, chosen, routing = mlps[0], experts.choice.num_chosen, plan.new_routing()
+    gates = plan.alike((each.gate_up for each in mlps), "experts")
+    downs = plan.alike((each.down for each in mlps), "experts")
+    plan.gemm(STATES, experts.router, "scores", norm=norm)
+    plan.operators.append(Route(source="scores", routing=routing, choice=experts.choice))
+    plan.write(ENTRIES, chosen * downs[0].in_features)
+    plan.operators.append(
+        Grouped(
+            source=STATES,
+            target=ENTRIES,
+            linears=gates,
+            rows_of="tokens",
+            routing=routing,
+            norm=plan.norm(norm),
+            activation=first.activation_name,
+            is_gated=True,
+            limits=first.limits,
+        )
+    )
+    gate = None
+    if isinstance(mlp, SharedExpert):
+        # Both read the states before any sum reaches them.
+        if mlp.router is not None:
+            gate = "shared_gate"
+            plan.gemm(STATES, mlp.router, gate, norm=norm)
+        plan.gated_mlp(mlp.shared, SHARED, norm=norm)
+    plan.write(RESULTS, chosen * downs[0].out_features)
+    plan.operators.append(
+        Grouped(
+            source=ENTRIES,
+            target=RESULTS,
+            linears=downs,
+            rows_of="entries",
+            routing=routing,
+            num_slices=plan.num_slices,
+            is_partial=plan.num_ranks > 1,
+        )
+    )
+    if plan.num_ranks > 1:
+        plan.operators.append(Reduce(target=RESULTS, linear=None, accumulates=False))
+    if target != STATES:
+        plan.write(target, downs[0].out_features)
+    plan.operators.append(
+        Combine(
+            source=RESULTS,
+            target=target,
+            routing=routing,
+            accumulates=target == STATES,
+            biases=_biases(downs),
+            shared=SHARED if isinstance(mlp, SharedExpert) else None,
+            gate=gate,
+        )
+    )
+
+
+def _biases(linears: Sequence[Linear]) -> Tensor | None:
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    return stack(biases).float() if biases else None
+
+
+def lower_recurrence(mixer: Recurrence, plan: PlanWriter, target: str, *, norm: nn.Module | None) -> None:
+    """Write a recurrent layer's part that reads ``states``; it adds to ``states``, or fills another register.
+
+    Raises:
+        LoweringError: ranks share it.
+    """
+    if plan.num_ranks > 1:
+        raise LoweringError("a recurrent layer that ranks share")
+    part = mixer.part
+    plan.gemm(STATES, mixer.input, PROJECTED, norm=norm)
+    plan.write(CONVOLVED, part.num_channels)
+    plan.operators.append(Convolve(source=PROJECTED, target=CONVOLVED, recurrence=mixer))
+    plan.write(SCANNED, part.num_values)
+    plan.operators.append(Scan(source=CONVOLVED, steps=PROJECTED, target=SCANNED, recurrence=mixer))
+    plan.write(GATED, part.num_values)
+    plan.operators.append(
+        Gate(
+            source=SCANNED,
+            gate=PROJECTED,
+            target=GATED,
+            column=part.num_channels,
+            size=part.num_values,
+            norm=mixer.norm,
+        )
+    )
+    plan.sum_of_ranks(GATED, mixer.output, target)
+
+
+def lower_gated_attention(gated: GatedAttention, plan: PlanWriter, target: str, *, norm: nn.Module | None) -> None:
+    """Write attention whose results pass gates; it adds to ``states``, or fills another register.
+
+    Raises:
+        LoweringError: ranks share it, or the attention has no operator.
+    """
+    if plan.num_ranks > 1:
+        raise LoweringError("gated attention that ranks share")
+    attention = gated.attention
+    width = attention.num_heads * attention.head_dim
+    plan.gemm(STATES, attention.qkv, "qkv", norm=norm)
+    plan.attend(attention, "qkv", "attended", rotary=plan.rotary)
+    plan.operators.append(
+        Gate(
+            source="attended",
+            gate="qkv",
+            target="attended",
+            column=attention.num_all * attention.head_dim,
+            size=width,
+        )
+    )
+    plan.sum_of_ranks("attended", attention.output, target)

@@ -1,7 +1,6 @@
 """Writer of a decoder's plan: operators and registers, with the checks that each kind of layer shares.
 
-Between :mod:`.lowering`, which says what a layer is made of (with :mod:`.experts` and
-:mod:`.recurrences`), and :mod:`.plan`.
+Between :mod:`.lowering`, which says what a layer is made of, and :mod:`.plan`.
 """
 
 from __future__ import annotations

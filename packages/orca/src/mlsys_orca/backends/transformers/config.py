@@ -12,7 +12,7 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
 from mlsys_orca.model.config import UnsupportedModelError, refuse
-from mlsys_orca.model.huggingface_config import refuse_common
+from mlsys_orca.model.config_readers import refuse_common
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 

@@ -1,8 +1,8 @@
 """Orca on a GPU: Triton kernels fused as in section 4.4 of the dissertation, and the decoder that runs on them.
 
 :mod:`.plan` decides which piece of attention each program takes (pure, no torch), :mod:`.batch` brings an iteration to
-the device in one copy, :mod:`.attention`, :mod:`.norms`, :mod:`.activations` and :mod:`.rotary` hold the kernels, and
-:mod:`.modules` and :mod:`.decoder` put them into a loaded model. On a CPU Triton is not imported.
+the device in one copy, :mod:`.attention` and :mod:`.rowwise` hold the kernels, and :mod:`.decoder` puts them
+into a loaded model. On a CPU Triton is not imported.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ def to_gpu(model: DecoderModel) -> DecoderModel:
     if find_spec("triton") is None:
         _log.warning("the model runs on torch's operators, which is slower: Triton is not installed")
         return model
-    from mlsys_orca.backends.triton.decoder import FusedDecoder
-    from mlsys_orca.backends.triton.modules import missing_kernel
+    from mlsys_orca.backends.triton.decoder import FusedDecoder, missing_kernel
 
     if (missing := missing_kernel(model)) is not None:
         _log.info("the model runs on torch's operators: there is no kernel for %s", missing)

@@ -7,13 +7,12 @@ from functools import partial
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.model import assembly, recurrent_reader
-from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model import assembly, recurrent
+from mlsys_orca.model.config import ModelConfig, RecurrentPart, refuse
+from mlsys_orca.model.config_readers import config_from_huggingface, require
 from mlsys_orca.model.families import llama, mamba2
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.huggingface_config import config_from_huggingface, require
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.states import RecurrentPart
 from mlsys_orca.model.weights.checkpoint import Layout
 from torch import nn
 
@@ -59,7 +58,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
 def recurrent_part(raw: Mapping[str, Any], layers: Sequence[bool]) -> RecurrentPart:
     """Return the sizes that a ``config.json`` with Bamba's keys states; ``layers``: which ones are recurrent."""
     require(raw, "hidden_size", "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_expand")
-    recurrent_reader.check_steps(raw)
+    recurrent.check_steps(raw)
     refuse(bool(raw["mamba_proj_bias"]), "products of recurrent layers with biases (mamba_proj_bias)")
     refuse(not raw["mamba_conv_bias"], "a convolution without a bias (mamba_conv_bias)")
     heads, inner = raw["mamba_n_heads"], raw["mamba_expand"] * raw["hidden_size"]
@@ -83,7 +82,7 @@ def read_branch(config: ModelConfig, read: OperatorReader, index: int) -> nn.Mod
     part = config.recurrent
     assert part is not None
     if part.layers[index]:
-        return recurrent_reader.read_mixer(config, read, index)
+        return recurrent.read_mixer(config, read, index)
     attention = assembly.read_attention(config, read, index)
     attention.index = part.kv_index(index)
     return attention

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from mlsys_orca.model import assembly
-from mlsys_orca.model.alibi import halving_slopes
+from mlsys_orca.model.attention import halving_slopes
 from mlsys_orca.model.blocks import Attention, Decoder
 from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, config_from_huggingface
 from mlsys_orca.model.families.gpt_neox import read_attention
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GGUF_STEMS, GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import config_from_huggingface
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.weights.checkpoint import Layout
 

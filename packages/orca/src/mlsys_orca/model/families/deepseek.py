@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from mlsys_orca.model import assembly
 from mlsys_orca.model.config import ExpertChoice, LatentPart, ModelConfig, refuse
+from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, config_from_huggingface, require
 from mlsys_orca.model.experts import GGUF_EXPERTS, SharedExpert, choice_of, expert_fields, read_experts, read_gated
 from mlsys_orca.model.families import llama
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GGUF_STEMS, GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import config_from_huggingface, require
 from mlsys_orca.model.latent import LatentAttention, rows_of
 from mlsys_orca.model.layers import Linear, RMSNorm, halves_of_pairs
 from mlsys_orca.model.operator_reader import OperatorReader

@@ -13,9 +13,8 @@ import torch
 from mlsys_orca.model import assembly
 from mlsys_orca.model.blocks import Attention, ParallelLayer
 from mlsys_orca.model.config import ModelConfig, activation_name, refuse
+from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, config_from_huggingface
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GGUF_STEMS, GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import config_from_huggingface
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.weights.checkpoint import Layout
 from torch import Tensor, nn

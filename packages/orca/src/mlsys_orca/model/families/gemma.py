@@ -12,11 +12,10 @@ from typing import Any
 from mlsys_orca.model import assembly
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig, activation_name
+from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface
 from mlsys_orca.model.families import llama
 from mlsys_orca.model.families.gemma2 import embedding_scale, one_plus_norm
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import config_from_huggingface
 from mlsys_orca.model.operator_reader import OperatorReader
 
 _DEFAULTS: dict[str, Any] = {

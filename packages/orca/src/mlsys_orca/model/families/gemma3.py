@@ -13,10 +13,14 @@ from typing import Any
 
 from mlsys_orca.model.blocks import Decoder, RotatedBy
 from mlsys_orca.model.config import ModelConfig, activation_name, refuse
+from mlsys_orca.model.config_readers import (
+    GgufFields,
+    config_from_gguf,
+    config_from_huggingface,
+    windows_from_huggingface,
+)
 from mlsys_orca.model.families import gemma2, qwen3
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import config_from_huggingface, windows_from_huggingface
 from mlsys_orca.model.layers import Rotaries, Rotary
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.weights.checkpoint import Layout

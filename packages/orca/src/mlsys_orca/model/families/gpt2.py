@@ -10,9 +10,8 @@ from typing import Any
 
 from mlsys_orca.model.blocks import MLP, Attention, Decoder, PreNormLayer
 from mlsys_orca.model.config import ModelConfig, activation_name, refuse
+from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, refuse_common, require
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GGUF_STEMS, GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import refuse_common, require
 from mlsys_orca.model.layers import Embedding
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.weights.checkpoint import Layout

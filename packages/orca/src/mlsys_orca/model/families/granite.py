@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface
 from mlsys_orca.model.families import llama
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import config_from_huggingface
 
 GGUF_KEYS = frozenset({"attention.scale", "embedding_scale", "logit_scale", "residual_scale"})
 

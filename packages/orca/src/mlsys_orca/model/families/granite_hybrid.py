@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.model import assembly, recurrent_reader
+from mlsys_orca.model import assembly, recurrent
 from mlsys_orca.model.blocks import GatedMLP
 from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface, require
 from mlsys_orca.model.experts import (
     GGUF_EXPERTS,
     MixtureOfExperts,
@@ -22,8 +23,6 @@ from mlsys_orca.model.experts import (
 )
 from mlsys_orca.model.families import bamba, granite, mamba2
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import config_from_huggingface, require
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.weights.checkpoint import Layout
@@ -101,7 +100,7 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
         implements=granite.GGUF_KEYS | {"expert_count", "expert_shared_count"},
         rotated=(False,) * len(counts),
         attention_scale=fields.get("attention.scale", 0.0) or None,
-        recurrent=recurrent_reader.part_from_gguf(fields, [count == 0 for count in counts]),
+        recurrent=recurrent.part_from_gguf(fields, [count == 0 for count in counts]),
         shared_expert_size=fields.get(
             "expert_shared_feed_forward_length", None if num_experts else fields.get("feed_forward_length")
         ),

@@ -7,15 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.model import assembly, recurrent_reader
+from mlsys_orca.model import assembly, recurrent
 from mlsys_orca.model.blocks import Decoder
-from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model.config import ModelConfig, RecurrentPart, refuse
+from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, refuse_common, require
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GGUF_STEMS, GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import refuse_common, require
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.recurrent import MixerLayer
-from mlsys_orca.model.states import RecurrentPart
 from mlsys_orca.model.weights.checkpoint import Layout
 
 STEMS: dict[Layout, dict[str, str]] = {
@@ -35,7 +33,7 @@ STEMS: dict[Layout, dict[str, str]] = {
     "gguf": {
         **GGUF_STEMS,
         "mixer_norm": "blk.{}.attn_norm",
-        **recurrent_reader.GGUF_STEMS,
+        **recurrent.GGUF_STEMS,
     },
 }
 _DEFAULTS: dict[str, Any] = {
@@ -60,7 +58,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     require(raw, "num_heads", "head_dim", "vocab_size", "hidden_size", "state_size", "num_hidden_layers", "n_groups")
     require(raw, "conv_kernel")
     refuse_common(raw)
-    recurrent_reader.check_steps(raw)
+    recurrent.check_steps(raw)
     refuse(bool(raw.get("use_bias")), "products of recurrent layers with biases (use_bias)")
     refuse(not raw["use_conv_bias"], "a convolution without a bias (use_conv_bias)")
     num_layers, num_heads = raw["num_hidden_layers"], raw["num_heads"]
@@ -99,14 +97,14 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     none = {"attention.head_count": 1, "attention.head_count_kv": 1, "attention.key_length": 2}  # of attention
     stated = {prefix + key: value for key, value in none.items()} | {prefix + "feed_forward_length": 1}
     config = config_from_gguf(replace(fields, metadata={**fields.metadata, **stated}), spans_heads=True)
-    part = recurrent_reader.part_from_gguf(fields, (True,) * config.num_layers)
+    part = recurrent.part_from_gguf(fields, (True,) * config.num_layers)
     # What the file states of its context is a number that its writer made up.
     return replace(config, intermediate_size=part.num_values, max_positions=_MAX_POSITIONS, recurrent=part)
 
 
 def _layer(config: ModelConfig, read: OperatorReader, index: int) -> MixerLayer:
     norm = read.rms_norm("mixer_norm", config.hidden_size, at=(index,))
-    return MixerLayer(norm=norm, mixer=recurrent_reader.read_mixer(config, read, index))
+    return MixerLayer(norm=norm, mixer=recurrent.read_mixer(config, read, index))
 
 
 def _build(config: ModelConfig, read: OperatorReader) -> Decoder:

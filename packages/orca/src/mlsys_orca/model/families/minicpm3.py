@@ -8,9 +8,9 @@ from typing import Any
 
 from mlsys_orca.model import assembly
 from mlsys_orca.model.config import LatentPart, ModelConfig, refuse
+from mlsys_orca.model.config_readers import config_from_huggingface, require
 from mlsys_orca.model.families import deepseek, granite
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.huggingface_config import config_from_huggingface, require
 from mlsys_orca.model.rope import scale_of_scores
 from mlsys_orca.model.weights.checkpoint import Layout
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.config_readers import config_from_huggingface, windows_from_huggingface
 from mlsys_orca.model.families import llama
-from mlsys_orca.model.huggingface_config import config_from_huggingface, windows_from_huggingface
 
 _DEFAULTS = {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096}
 

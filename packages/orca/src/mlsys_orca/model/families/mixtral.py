@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.config_readers import config_from_huggingface, require, windows_from_huggingface
 from mlsys_orca.model.families import llama
-from mlsys_orca.model.huggingface_config import config_from_huggingface, require, windows_from_huggingface
 
 _STEMS = {
     **llama.STEMS,

@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 from mlsys_orca.model import assembly
-from mlsys_orca.model.alibi import mosaic_slopes
+from mlsys_orca.model.attention import mosaic_slopes
 from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, refuse_common, require
 from mlsys_orca.model.families import phi3
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GGUF_STEMS, GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import refuse_common, require
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.weights.checkpoint import Layout
 

@@ -13,8 +13,8 @@ import torch
 from mlsys_orca.model.assembly import read_attention
 from mlsys_orca.model.blocks import MLP, Cast, Decoder, PostNormLayer, PreNormLayer
 from mlsys_orca.model.config import ModelConfig, activation_name
+from mlsys_orca.model.config_readers import refuse_common, require
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.huggingface_config import refuse_common, require
 from mlsys_orca.model.layers import Embedding
 from mlsys_orca.model.operator_reader import OperatorReader
 from torch import nn

@@ -7,10 +7,14 @@ from typing import Any
 
 from mlsys_orca.model.assembly import build
 from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.config_readers import (
+    GgufFields,
+    config_from_gguf,
+    config_from_huggingface,
+    windows_from_huggingface,
+)
 from mlsys_orca.model.families.llama import STEMS
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import config_from_huggingface, windows_from_huggingface
 
 DEFAULTS = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from mlsys_orca.model import assembly
 from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.config_readers import GgufFields
 from mlsys_orca.model.families import llama, qwen2_moe, qwen3_next
 from mlsys_orca.model.families.gemma2 import one_plus_norm
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields
 from mlsys_orca.model.weights.checkpoint import Layout
 
 _PARTS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")

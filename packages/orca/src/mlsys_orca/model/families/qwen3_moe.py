@@ -8,11 +8,10 @@ from typing import Any
 
 from mlsys_orca.model import assembly
 from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface, require
 from mlsys_orca.model.experts import expert_fields
 from mlsys_orca.model.families import qwen2, qwen3
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import config_from_huggingface, require
 from mlsys_orca.model.weights.checkpoint import Layout
 
 _STEMS: dict[Layout, dict[str, str]] = {

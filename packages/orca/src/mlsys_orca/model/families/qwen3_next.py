@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from mlsys_orca.model import assembly, recurrent_reader
-from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model import assembly, recurrent
+from mlsys_orca.model.config import ModelConfig, RecurrentPart, refuse
+from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface, require
 from mlsys_orca.model.experts import expert_fields
 from mlsys_orca.model.families import qwen2_moe, qwen3
 from mlsys_orca.model.families.gemma2 import one_plus_norm
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import config_from_huggingface, require
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.states import RecurrentPart
 from mlsys_orca.model.weights.checkpoint import Layout
 from torch import nn
 
@@ -35,7 +33,7 @@ _STEMS: dict[Layout, dict[str, str]] = {
         "mlp_norm": "blk.{}.post_attention_norm",
         "z": "blk.{}.attn_gate",
         "ba": "blk.{}.ssm_ba",
-        **recurrent_reader.GGUF_STEMS,
+        **recurrent.GGUF_STEMS,
     },
 }
 DEFAULTS: dict[str, Any] = {
@@ -69,7 +67,7 @@ def config_of(raw: Mapping[str, Any], architecture: str, *, has_experts: bool = 
     refuse(bool(raw.get("mlp_only_layers")), "layers without experts beside those with (mlp_only_layers)")
     refuse(raw.get("decoder_sparse_step", 1) != 1, "layers without experts beside those with (decoder_sparse_step)")
     refuse(bool(raw.get("attention_bias")), "attention with biases (attention_bias)")
-    recurrent_reader.check_steps(raw)
+    recurrent.check_steps(raw)
     kinds = raw.get("layer_types")
     if kinds is None:
         every = raw["full_attention_interval"]
@@ -121,7 +119,7 @@ def config_of_file(fields: GgufFields, *, implements: frozenset[str] = frozenset
         implements=implements | {"expert_count", "expert_shared_count"},
         partial_rotary=True,
         num_layers=num_layers,
-        recurrent=recurrent_reader.part_from_gguf(fields, layers, rule="delta"),
+        recurrent=recurrent.part_from_gguf(fields, layers, rule="delta"),
         spans_heads=True,
         **experts,
     )
@@ -132,7 +130,7 @@ def read_branch(config: ModelConfig, read: OperatorReader, index: int) -> nn.Mod
     part = config.recurrent
     assert part is not None
     if part.layers[index]:
-        return recurrent_reader.read_delta_net(config, read, index)
+        return recurrent.read_delta_net(config, read, index)
     return qwen3.read_gated_attention(config, read, index, kv_index=part.kv_index(index))
 
 

@@ -7,9 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.config_readers import (
+    GgufFields,
+    config_from_gguf,
+    config_from_huggingface,
+    windows_from_huggingface,
+)
 from mlsys_orca.model.families import llama
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import config_from_huggingface, windows_from_huggingface
 
 _DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 4,

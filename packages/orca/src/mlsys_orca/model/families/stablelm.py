@@ -13,10 +13,9 @@ import torch
 from mlsys_orca.model import assembly
 from mlsys_orca.model.blocks import Attention
 from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface
 from mlsys_orca.model.families import llama
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import config_from_huggingface
 from mlsys_orca.model.layers import LayerNorm
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.weights.checkpoint import Layout

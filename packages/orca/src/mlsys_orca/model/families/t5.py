@@ -17,6 +17,7 @@ import torch
 from mlsys_orca.model.attention import AttentionOptions
 from mlsys_orca.model.blocks import MLP, Decoder, GatedMLP, PreNormLayer
 from mlsys_orca.model.config import EncoderPart, ModelConfig, RelativePositions, activation_name, refuse
+from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, refuse_common, require
 from mlsys_orca.model.encoder_decoder import (
     CrossAttention,
     CrossLayer,
@@ -26,8 +27,6 @@ from mlsys_orca.model.encoder_decoder import (
     SelfAttention,
 )
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
-from mlsys_orca.model.huggingface_config import refuse_common, require
 from mlsys_orca.model.layers import Embedding, Linear
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.weights.checkpoint import Layout

@@ -204,7 +204,7 @@ class GgufFile:
 
     def read_into(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
         """Dequantise the tensor, or part of it, into ``out``, contiguous, of its shape and any floating dtype."""
-        from mlsys_orca.model.weights.dequantize import dequantize_into, dequantize_part_into
+        from mlsys_orca.model.weights.gguf_blocks import dequantize_into, dequantize_part_into
 
         entry = self.tensors[name]
         if cut is None:

@@ -1,4 +1,9 @@
-"""Kernel between projection and attention: normalise heads, turn them, write keys and values to the cache."""
+"""Kernels of rows between the products: norms, activations and gates, and the heads on their way to attention.
+
+A program computes one row or a part of one, so a row's result does not depend on the rows beside it. Norms are fused
+with the addition before and the rounding after them; heads are normalised, turned and written to the cache in one
+kernel. An MLP's first bias is no part of it: cuBLAS adds that while it still has the sums in registers.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,146 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+
+_BLOCK = 1024  # features per program
+
+
+@triton.jit
+def _activate(x: tl.tensor, NAME: tl.constexpr) -> tl.tensor:
+    """Return the activation of ``x`` fp32, by the names of ``layers.ACTIVATIONS``."""
+    if NAME == "silu":
+        return x * tl.sigmoid(x)
+    elif NAME == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif NAME == "gelu_tanh":  # 0.5 (1 + tanh(y)) is sigmoid(2 y)
+        return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    else:
+        tl.static_assert(NAME == "relu")
+        return tl.maximum(x, 0.0)
+
+
+@triton.jit
+def _plain(x: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr, NAME: tl.constexpr) -> None:
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = x + tl.program_id(0).to(tl.int64) * SIZE + i
+    state = tl.load(at, mask=i < SIZE, other=0.0).to(tl.float32)
+    tl.store(at, _activate(state, NAME).to(x.dtype.element_ty), mask=i < SIZE)
+
+
+@triton.jit
+def _gated(x: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr, NAME: tl.constexpr) -> None:
+    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(x + row * 2 * SIZE + i, mask=i < SIZE, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * SIZE + SIZE + i, mask=i < SIZE, other=0.0).to(tl.float32)
+    tl.store(out + row * SIZE + i, (_activate(gate, NAME) * up).to(out.dtype.element_ty), mask=i < SIZE)
+
+
+def activate(x: Tensor, *, activation: str) -> Tensor:
+    """Replace ``x`` by ``activation(x)`` in place.
+
+    Args:
+        x: [num_tokens, intermediate_size] contiguous; overwritten.
+        activation: A name of ``layers.ACTIVATIONS``.
+
+    Returns:
+        ``x``.
+    """
+    num_tokens, size = x.shape
+    _plain[num_tokens, triton.cdiv(size, _BLOCK)](x, SIZE=size, BLOCK=_BLOCK, NAME=activation)
+    return x
+
+
+def gated(gate_up: Tensor, *, activation: str) -> Tensor:
+    """Return ``activation(gate) * up``, rounded once.
+
+    Args:
+        gate_up: [num_tokens, 2 * intermediate_size] contiguous, gates first.
+        activation: A name of ``layers.ACTIVATIONS``.
+
+    Returns:
+        [num_tokens, intermediate_size].
+    """
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
+    _gated[num_tokens, triton.cdiv(size, _BLOCK)](gate_up, out, SIZE=size, BLOCK=_BLOCK, NAME=activation)
+    return out
+
+
+@triton.jit
+def _add_norm(
+    x: tl.tensor,
+    branch: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BRANCH: tl.constexpr,
+    IS_CENTRED: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    i = tl.arange(0, BLOCK)
+    is_in = i < SIZE
+    state = tl.load(x + row + i, mask=is_in, other=0.0).to(tl.float32)
+    if HAS_BRANCH:
+        state += tl.load(branch + row + i, mask=is_in, other=0.0).to(tl.float32)
+        tl.store(x + row + i, state, mask=is_in)
+    if IS_CENTRED:
+        state = tl.where(is_in, state - tl.sum(state, 0) / SIZE, 0.0)
+    result = state * tl.rsqrt(tl.sum(state * state, 0) / SIZE + eps)
+    if HAS_WEIGHT:
+        result *= tl.load(weight + i, mask=is_in, other=0.0)
+    if HAS_BIAS:
+        result += tl.load(bias + i, mask=is_in, other=0.0)
+    tl.store(out + row + i, result.to(out.dtype.element_ty), mask=is_in)
+
+
+def add_norm(
+    x: Tensor,
+    branch: Tensor | None,
+    *,
+    weight: Tensor | None,
+    bias: Tensor | None = None,
+    eps: float,
+    is_centred: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Add ``branch`` to ``x``, where it stands, and normalise the sum.
+
+    Args:
+        x: [num_tokens, hidden_size] contiguous; fp32 and overwritten where there is a branch.
+        branch: The same shape, contiguous, any floating dtype; None: nothing is added.
+        weight: [hidden_size] fp32 that scales; None: no scale.
+        bias: [hidden_size] fp32 that shifts; None: no shift.
+        eps: Added to the mean square, or to the variance.
+        is_centred: LayerNorm; False: RMSNorm.
+        dtype: Dtype of the result.
+
+    Returns:
+        [num_tokens, hidden_size] in ``dtype``.
+    """
+    num_tokens, size = x.shape
+    out = torch.empty(num_tokens, size, dtype=dtype, device=x.device)
+    block = triton.next_power_of_2(size)
+    _add_norm[num_tokens,](
+        x,
+        x if branch is None else branch,
+        x if weight is None else weight,
+        x if bias is None else bias,
+        out,
+        eps,
+        SIZE=size,
+        BLOCK=block,
+        HAS_BRANCH=branch is not None,
+        IS_CENTRED=is_centred,
+        HAS_WEIGHT=weight is not None,
+        HAS_BIAS=bias is not None,
+        num_warps=min(max(block // 512, 1), 16),
+    )
+    return out
 
 
 @triton.jit
