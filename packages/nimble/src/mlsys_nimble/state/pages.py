@@ -1,4 +1,4 @@
-"""Bookkeeping of guarded pages: since when the system reports writes to them, and whom a write concerns (ADR 58).
+"""Bookkeeping of guarded pages: since when the system reports writes to them, and whom a write concerns (ADR 15).
 
 A report is a suspicion: who holds the range then compares its bytes. The decisions are made here, with neither torch
 nor the system's calls; :mod:`mlsys_nimble.state.guard` makes those.

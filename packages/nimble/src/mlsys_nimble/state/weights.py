@@ -4,7 +4,7 @@ Kernels read packed copies of weights, and passes fold several into one. A write
 version; one through ``.data``, NumPy or another process changes only the bytes. So each replay first checks that
 modules hold the same tensors, submodules, numbers and tuples of numbers, that tensors have the same addresses and
 versions, and that the bytes that the schedule copied are the same: all of them (ADR 15), or those on pages that the
-system reports as written (ADR 58).
+system reports as written (ADR 15).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The form in which rows meet packed weights: by model, chosen once, before a weight is read (ADR 46).
+"""The form in which rows meet packed weights: by model, chosen once, before a weight is read (ADR 33).
 
 Between the loaders, which know the file's table of tensors, and the native decoder, which is told ``"int8"`` or
 ``"float"``. Small models are the ones whose answers rounding changes; large ones gain the most.

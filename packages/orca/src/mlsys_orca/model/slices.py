@@ -1,4 +1,4 @@
-"""The fixed shape of sums over input features that may lie on several ranks (ADR 28); pure.
+"""The fixed shape of sums over input features that may lie on several ranks (ADR 22); pure.
 
 Attention's output and the MLP's second product are computed in ``S`` slices of their input features, also by one
 process, and the slices are added in one binary tree. A rank adds the subtree of the slices that it owns, so any number

@@ -1,1 +1,1 @@
-"""One model over several processes: stages of layers, ranks of each layer (ADR 28)."""
+"""One model over several processes: stages of layers, ranks of each layer (ADR 22)."""

@@ -283,7 +283,7 @@ constexpr int MAX_SLICES = 4;  // of the features of a product
 MLSYS_CONSTANTS(MAX_SLICES);
 constexpr int SLICE_BUFFERS = 3;  // sums that `add_slices` has at a time
 
-// The sums of a tile over all slices of its features, added in the one tree that every number of ranks keeps to (ADR 28):
+// The sums of a tile over all slices of its features, added in the one tree that every number of ranks keeps to (ADR 22):
 // of four slices (0 + 1) + (2 + 3), of three (0 + 1) + 2. `of_slice(slice, to)` writes those of one; `sums` has room for
 // SLICE_BUFFERS tiles of `size` floats, a multiple of the vector's.
 template <class OfSlice>

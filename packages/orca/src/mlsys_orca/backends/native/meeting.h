@@ -1,4 +1,4 @@
-// Memory in which the ranks of one stage meet: the partial sums of each, and signals that they are there (ADR 28).
+// Memory in which the ranks of one stage meet: the partial sums of each, and signals that they are there (ADR 22).
 //
 // Every rank maps the same memory. A meeting has a number, which all ranks count alike: each writes what it has into its own
 // slot, says that it has arrived, and waits for the others: a bounded spin, then a futex. Slots come in two sets that take
