@@ -104,7 +104,7 @@ AREAS = {
     ),
     "converters": Area(
         WINDTUNNEL,
-        _paths("convert", "linear scale svm decompose discriminant naive_bayes trees_sklearn trees_ensembles"),
+        _paths("convert", "linear scale svm decompose discriminant trees_sklearn trees_ensembles"),
         _paths(
             "tests/windtunnel/converters",
             "test_linear test_scale test_svm test_decompose test_discriminant test_naive_bayes test_trees_sklearn "

@@ -20,9 +20,8 @@ from mlsys_serving.models import ModelRepository
 from mlsys_windtunnel.cli.predict import load_model
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.export.artifact import save
-from mlsys_windtunnel.serve.model import ServedPipeline
+from mlsys_windtunnel.serve.model import PipelineSource, ServedPipeline
 from mlsys_windtunnel.serve.rows import rows_router
-from mlsys_windtunnel.serve.source import PipelineSource
 from sklearn.compose import make_column_transformer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge

@@ -12,7 +12,7 @@ from lightgbm import LGBMClassifier, LGBMRegressor
 from mlsys_windtunnel.backends.direct.program import direct_program
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.module import METHODS, WindTunnelModule
-from mlsys_windtunnel.modules.combine.beside import Beside
+from mlsys_windtunnel.modules.combine.combine import Beside
 from mlsys_windtunnel.modules.linear.neural import Layers
 from mlsys_windtunnel.modules.tree.heads import Mapped
 from sklearn.compose import make_column_transformer

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mlsys_windtunnel.modules.linear.native import NativeLinear, Weights
-from mlsys_windtunnel.modules.native import kernel
+from mlsys_windtunnel.modules.native import NativeLinear, Weights, kernel
 
 pytestmark = pytest.mark.usefixtures("kernel_level")
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlsys_windtunnel.modules.native import kernel
+from mlsys_windtunnel.modules.native import NativeTrees, kernel
 from mlsys_windtunnel.modules.tree.ensemble import Tree, TreeEnsemble, join_trees
 from mlsys_windtunnel.modules.tree.layout import lay_out
-from mlsys_windtunnel.modules.tree.native import NativeTrees
 from mlsys_windtunnel.modules.tree.trees import Trees
 
 pytestmark = pytest.mark.usefixtures("kernel_level")

@@ -36,9 +36,8 @@ def serve(
     from mlsys_serving.http import serve as serve_app
     from mlsys_serving.models import DEFAULT_CONFIG, ERROR_FORMAT, ModelRepository, create_model_app
     from mlsys_windtunnel.cli.predict import load_model
-    from mlsys_windtunnel.serve.model import ServedPipeline
+    from mlsys_windtunnel.serve.model import PipelineSource, ServedPipeline
     from mlsys_windtunnel.serve.rows import rows_router
-    from mlsys_windtunnel.serve.source import PipelineSource
 
     if threads is not None:
         torch.set_num_threads(threads)

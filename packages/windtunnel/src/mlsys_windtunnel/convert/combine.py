@@ -25,8 +25,7 @@ from mlsys_windtunnel.modules.combine.combine import (
     WeightedMean,
     WeightedMedian,
 )
-from mlsys_windtunnel.modules.combine.multiclass import BinaryMembers, OneVsOne, OneVsRest, OutputCode
-from mlsys_windtunnel.modules.combine.multioutput import Chain, Outputs
+from mlsys_windtunnel.modules.combine.multiclass import BinaryMembers, Chain, OneVsOne, OneVsRest, OutputCode, Outputs
 from mlsys_windtunnel.parse.members import Composition, Member, composition_of
 from mlsys_windtunnel.parse.questions import is_constant, labels_are_indices, labels_of
 

@@ -13,9 +13,14 @@ import numpy.typing as npt
 
 from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import OperatorModule
-from mlsys_windtunnel.modules.kernel.decompose import FactorModel, KernelProjection, Projection, RandomFourier
+from mlsys_windtunnel.modules.kernel.decompose import (
+    FactorModel,
+    KernelProjection,
+    LatentRegressor,
+    Projection,
+    RandomFourier,
+)
 from mlsys_windtunnel.modules.kernel.kernels import Kernel, KernelKind
-from mlsys_windtunnel.modules.linear.latent import LatentRegressor
 from mlsys_windtunnel.modules.linear.linear import Affine
 
 CONVERTERS = Converters()
@@ -29,7 +34,7 @@ def make_kernel(anchors: Any, kind: object, **parameters: Any) -> Kernel | None:
     kind = "poly" if kind == "polynomial" else kind
     if not isinstance(kind, str) or kind not in KERNELS:
         return None
-    return Kernel(_dense(anchors), cast(KernelKind, kind), **parameters)
+    return Kernel(_dense(anchors), cast("KernelKind", kind), **parameters)
 
 
 def declined_kernel(kernel: object) -> str:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mlsys_windtunnel.convert.registry import Converted, Converters, Unsupported
 from mlsys_windtunnel.host.lookup import SEARCHABLE, CategoryLookup, HashLookup, Vocabulary
 from mlsys_windtunnel.modules.base import OperatorModule
-from mlsys_windtunnel.modules.columns.embedding import BinEmbedding, CategoryEmbedding
+from mlsys_windtunnel.modules.columns.columns import BinEmbedding, CategoryEmbedding
 
 CONVERTERS = Converters()
 

@@ -14,13 +14,13 @@ from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.kernel.covariance import (
     Combined,
     ConstantCovariance,
+    LaplaceClassifier,
     PosteriorMean,
     Powered,
     Shape,
     Stationary,
 )
 from mlsys_windtunnel.modules.kernel.decompose import KernelProjection
-from mlsys_windtunnel.modules.kernel.laplace import LaplaceClassifier
 from mlsys_windtunnel.modules.linear.linear import Affine
 
 CONVERTERS = Converters()

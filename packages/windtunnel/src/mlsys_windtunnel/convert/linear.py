@@ -1,4 +1,4 @@
-"""Linear models: an affine map, and for classifiers and generalised linear models a link."""
+"""Linear models (an affine map, and for classifiers and generalised linear models a link) and our factorisations."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 from torch import nn
 
-from mlsys_windtunnel.convert.registry import Converters, Unsupported
+from mlsys_windtunnel.convert.registry import Converted, Converters, Unsupported
+from mlsys_windtunnel.host.lookup import SEARCHABLE, CategoryLookup, Vocabulary
 from mlsys_windtunnel.modules.base import Classifier, Link, OperatorModule, OutlierDetector, Regressor
 from mlsys_windtunnel.modules.columns.preprocess import Elementwise
-from mlsys_windtunnel.modules.linear.linear import Affine, MultilabelMargins
+from mlsys_windtunnel.modules.linear.linear import Affine, FactorizationMachine, IdFactorization, MultilabelMargins
 from mlsys_windtunnel.modules.network import Network
 
 CONVERTERS = Converters()
@@ -154,3 +155,30 @@ def ransac_regressor(estimator: Any) -> OperatorModule | Unsupported:
     if network is None or not isinstance(network.output, Regressor):
         return Unsupported(f"estimator={type(estimator.estimator_).__name__}, a part of which stays on the host")
     return Regressor(network, is_flat=network.output.is_flat)
+
+
+@CONVERTERS.of("mlsys_windtunnel.estimators.factorization_machine", "FactorizationMachineClassifier")
+def machine_classifier(estimator: Any) -> OperatorModule:
+    """Convert a classifier: logistic for two classes, else a softmax."""
+    return Classifier(
+        FactorizationMachine(estimator.coef_, estimator.intercept_, estimator.factors_),
+        classes=estimator.classes_.tolist(),
+        link="logistic" if len(estimator.classes_) == 2 else "softmax",
+        answers=("predict", "predict_proba", "predict_log_proba", "decision_function"),
+    )
+
+
+@CONVERTERS.of("mlsys_windtunnel.estimators.factorization_machine", "FactorizationMachineRegressor")
+def machine_regressor(estimator: Any) -> OperatorModule:
+    """Convert a regressor of one output."""
+    return Regressor(FactorizationMachine(estimator.coef_, estimator.intercept_, estimator.factors_))
+
+
+@CONVERTERS.of("mlsys_windtunnel.estimators.matrix_factorization", "MatrixFactorizationRegressor")
+def matrix_factorization(estimator: Any) -> Converted | Unsupported:
+    """Convert ids to a look-up on the host; biases and factors are trainable."""
+    if not all(categories.dtype.kind in SEARCHABLE for categories in estimator.categories_):
+        return Unsupported("ids that are no numbers or texts of one kind; convert the column with astype(str)")
+    lookup = CategoryLookup([Vocabulary(categories) for categories in estimator.categories_])
+    body = IdFactorization(estimator.intercept_, estimator.tables_)
+    return Converted(Regressor(body), lookup, num_codes=len(estimator.tables_))

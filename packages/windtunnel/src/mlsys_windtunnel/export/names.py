@@ -100,29 +100,47 @@ def attribute_of(name: str, field: str) -> str:
 
 
 _MOVED = {
-    "backends.soft": {f"soft.{name}": name for name in ("columns", "native", "options", "plan", "trees")},
+    "backends.soft": {
+        **{f"soft.{name}": name for name in ("native", "options", "plan", "trees")},
+        **dict.fromkeys(("soft.columns", "backends.soft.columns"), "trees"),
+    },
     "convert": {"converters.trees_lookup": "trees_lookup"},
     "finetune": {"soft.residual": "residual"},
     "host": {"lookup": "lookup"},
-    "modules": {"network": "network"},
+    "modules": {
+        "network": "network",
+        **dict.fromkeys(
+            ("modules.linear_native", "modules.tree_native", "modules.linear.native", "modules.tree.native"), "native"
+        ),
+    },
     "modules.columns": {
-        **{f"modules.{name}": name for name in ("columns", "embedding", "preprocess", "scale")},
-        **dict.fromkeys(("modules.impute", "modules.columns.impute"), "columns"),
+        **{f"modules.{name}": name for name in ("columns", "preprocess", "scale")},
+        **dict.fromkeys(
+            (f"modules.{old}" for old in ("impute", "columns.impute", "embedding", "columns.embedding")), "columns"
+        ),
     },
     "modules.combine": {
-        f"modules.{name}": name for name in ("calibrate", "combine", "isotonic", "multiclass", "multioutput")
+        **{f"modules.{name}": name for name in ("calibrate", "combine", "isotonic", "multiclass")},
+        **dict.fromkeys(("modules.multioutput", "modules.combine.multioutput"), "multiclass"),
+        "modules.combine.beside": "combine",
     },
     "modules.kernel": {
-        f"modules.{name}": name
-        for name in ("cluster", "covariance", "decompose", "gaussians", "kernels", "neighbors", "svm")
+        **{
+            f"modules.{name}": name
+            for name in ("cluster", "covariance", "decompose", "gaussians", "kernels", "neighbors", "svm")
+        },
+        "modules.kernel.centroid": "neighbors",
+        "modules.kernel.laplace": "covariance",
+        "modules.linear.latent": "decompose",
     },
     "modules.linear": {
-        "modules.linear_native": "native",
-        **{f"modules.{name}": name for name in ("discriminant", "factorization", "linear", "naive_bayes", "neural")},
+        **{f"modules.{name}": name for name in ("discriminant", "linear", "neural")},
+        **dict.fromkeys(("modules.factorization", "modules.linear.factorization"), "linear"),
+        **dict.fromkeys(("modules.naive_bayes", "modules.linear.naive_bayes"), "discriminant"),
     },
     "modules.tree": {
         "modules.trees": "trees",
-        **{f"modules.tree_{name}": name for name in ("bits", "codes", "ensemble", "heads", "layout", "native", "walk")},
+        **{f"modules.tree_{name}": name for name in ("bits", "codes", "ensemble", "heads", "layout", "walk")},
     },
     "parse": {"graph": "graph"},
 }

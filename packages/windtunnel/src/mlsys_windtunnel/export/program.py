@@ -21,7 +21,7 @@ from mlsys_windtunnel.export.exported import FORMAT, MAIN, TIES, VERSION
 from mlsys_windtunnel.export.host_parts import Code, Codes, HostPlan
 from mlsys_windtunnel.export.plain import Writer
 from mlsys_windtunnel.module import METHODS, WindTunnelModule
-from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
+from mlsys_windtunnel.modules.columns.columns import CategoryEmbedding
 from mlsys_windtunnel.modules.network import Network, Refusal
 
 INPUT = "x"

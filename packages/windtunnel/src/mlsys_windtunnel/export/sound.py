@@ -17,7 +17,7 @@ from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.host.lookup import UNKNOWN, CategoryLookup, HashLookup, Vocabulary
 from mlsys_windtunnel.host.words import Words
 from mlsys_windtunnel.module import WindTunnelModule
-from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
+from mlsys_windtunnel.modules.columns.columns import CategoryEmbedding
 from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
 from mlsys_windtunnel.modules.tree.trees import Trees
 

@@ -22,7 +22,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor
 
-from mlsys_windtunnel.modules.combine.beside import Beside
+from mlsys_windtunnel.modules.combine.combine import Beside
 from mlsys_windtunnel.modules.linear.neural import Layers
 from mlsys_windtunnel.modules.tree.ensemble import Floats
 from mlsys_windtunnel.modules.tree.trees import Trees

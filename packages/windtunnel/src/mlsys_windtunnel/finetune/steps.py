@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from mlsys_windtunnel.backends.soft.trees import SoftGroupParameters, SoftTrees
-from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
-from mlsys_windtunnel.modules.linear.factorization import FactorizationMachine, IdFactorization
-from mlsys_windtunnel.modules.linear.linear import Affine
+from mlsys_windtunnel.modules.columns.columns import CategoryEmbedding
+from mlsys_windtunnel.modules.linear.linear import Affine, FactorizationMachine, IdFactorization
 from mlsys_windtunnel.modules.network import Network
 
 SMALLEST_DEVIATION = 1e-12

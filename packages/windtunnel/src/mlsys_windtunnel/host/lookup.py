@@ -1,7 +1,7 @@
 """Look-ups of categories: raw columns of text, objects or numbers to codes, on the host, before any tensor exists.
 
 ``convert/encode.py`` makes them of fitted encoders; ``Frontend`` calls them; the codes select rows of the tables of
-``modules/columns/embedding.py``. They hold plain Python values and numpy arrays, so they pickle without scikit-learn
+``modules/columns/columns.py``. They hold plain Python values and numpy arrays, so they pickle without scikit-learn
 or pandas.
 """
 

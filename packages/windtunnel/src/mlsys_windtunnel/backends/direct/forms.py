@@ -13,21 +13,19 @@ import numpy.typing as npt
 import torch
 from mlsys_windtunnel.checks.values import is_tame
 from mlsys_windtunnel.modules.base import Classifier, Regressor
-from mlsys_windtunnel.modules.columns.columns import Impute, Scale, Select
-from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
+from mlsys_windtunnel.modules.columns.columns import CategoryEmbedding, Impute, Scale, Select
 from mlsys_windtunnel.modules.columns.scale import Chain, ElementwiseAffine, Rescale
-from mlsys_windtunnel.modules.combine.beside import Beside
+from mlsys_windtunnel.modules.combine.combine import Beside
 from mlsys_windtunnel.modules.linear.linear import Affine
-from mlsys_windtunnel.modules.linear.native import Guard, NativeLinear, Weights
 from mlsys_windtunnel.modules.linear.neural import Layers, activate
-from mlsys_windtunnel.modules.native import kernel
+from mlsys_windtunnel.modules.native import Guard, NativeLinear, Weights, kernel
 from mlsys_windtunnel.modules.tree.heads import OUTPUTS, Mapped, TreeClassifier
 from mlsys_windtunnel.modules.tree.trees import Trees, native_form
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from mlsys_windtunnel.modules.linear.neural import Activation
-    from mlsys_windtunnel.modules.tree.native import NativeTrees
+    from mlsys_windtunnel.modules.native import NativeTrees
 
 Floats = npt.NDArray[np.float64]
 Form = Callable[..., Floats]

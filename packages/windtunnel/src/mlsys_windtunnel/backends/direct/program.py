@@ -17,13 +17,11 @@ from mlsys_windtunnel.backends.direct.forms import Floats, Form, TreesAndNetwork
 from mlsys_windtunnel.backends.direct.watch import Check, checks_of
 from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.modules.base import Classifier, PredictorModule, Regressor
-from mlsys_windtunnel.modules.columns.columns import Concatenate
-from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
+from mlsys_windtunnel.modules.columns.columns import CategoryEmbedding, Concatenate
 from mlsys_windtunnel.modules.linear.linear import Affine
-from mlsys_windtunnel.modules.linear.native import Guard, NativeLinear
+from mlsys_windtunnel.modules.native import Guard, NativeLinear, NativeTrees
 from mlsys_windtunnel.modules.network import DIRECT, Network
 from mlsys_windtunnel.modules.tree.heads import TreeClassifier
-from mlsys_windtunnel.modules.tree.native import NativeTrees
 from mlsys_windtunnel.modules.tree.trees import Trees
 from torch import Tensor, nn
 

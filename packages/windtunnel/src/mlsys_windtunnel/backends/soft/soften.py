@@ -10,9 +10,8 @@ import torch
 from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.backends.soft.plan import ColumnStatistics
 from mlsys_windtunnel.backends.soft.trees import SoftTrees
-from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
-from mlsys_windtunnel.modules.linear.factorization import FactorizationMachine, IdFactorization
-from mlsys_windtunnel.modules.linear.linear import Affine
+from mlsys_windtunnel.modules.columns.columns import CategoryEmbedding
+from mlsys_windtunnel.modules.linear.linear import Affine, FactorizationMachine, IdFactorization
 from mlsys_windtunnel.modules.network import Network
 from mlsys_windtunnel.modules.tree.trees import Trees
 from torch import Tensor, nn

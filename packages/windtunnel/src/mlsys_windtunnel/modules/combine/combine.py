@@ -1,7 +1,7 @@
 """Joins of members' answers: votes, means, medians, and answers that pass under other labels.
 
 Each join is a predictor that takes one table for each member: its answers side by side, as :class:`Layout` tells them
-apart. Calibration, one-vs-rest and its kin, and several outputs have files of their own.
+apart. Calibration, and one-vs-rest and its kin, have files of their own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule, Task
@@ -269,3 +270,42 @@ class Threshold(Passed):
             score = score[:, 0] if self.positive else -score[:, 0]
         below, above = self.pair
         return (score >= self.threshold).long() * (above - below) + below
+
+
+class Beside(OperatorModule):
+    """Scores of trees plus those of networks, whose last layers hold their weights.
+
+    Args:
+        trees: Columns in, scores ``[rows, outputs]`` out.
+        networks: Likewise.
+        fill: Value that networks read where a column has none, ``[columns]``.
+        low: Lowest value of each column that they read: what lies below counts as this.
+        high: Highest likewise.
+    """
+
+    fill: Tensor
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        trees: nn.Module,
+        networks: Sequence[nn.Module],
+        *,
+        fill: npt.NDArray[np.float64],
+        low: npt.NDArray[np.float64],
+        high: npt.NDArray[np.float64],
+    ) -> None:
+        super().__init__()
+        self.trees = trees
+        self.networks = nn.ModuleList(networks)
+        for name, values in (("fill", fill), ("low", low), ("high", high)):
+            self.register_buffer(name, torch.from_numpy(np.array(values, np.float64)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores, ``[rows, outputs]``."""
+        scores: Tensor = self.trees(x)
+        bounded = torch.minimum(torch.maximum(torch.where(x.isnan(), self.fill, x), self.low), self.high)
+        for network in self.networks:
+            scores = scores + network(bounded)
+        return scores

@@ -1,8 +1,9 @@
-"""Projections on fewer columns, linear and by kernels, and the Gaussian densities that factor models have with them."""
+"""Projections on fewer columns: linear, by kernels, with a regression (partial least squares) or a density."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -118,3 +119,49 @@ class RandomFourier(OperatorModule):
         """Return ``[rows, components]``."""
         x = x if self.skewedness is None else (x + self.skewedness).log()
         return math.sqrt(2 / len(self.offset)) * torch.cos(x @ self.weight + self.offset)
+
+
+class LatentRegressor(PredictorModule):
+    """Linear regressor that also projects; its scores are predictions and projected rows side by side.
+
+    Args:
+        mean: Mean of the features, ``[features]``.
+        scale: Divisor of the centred features before the projection, ``[features]``.
+        weight: Weights of the centred features, ``[outputs, features]``.
+        bias: ``[outputs]``.
+        rotations: Projection of the centred and scaled rows, ``[components, features]``.
+        is_flat: Whether the source answers ``[rows]``.
+        answers: The methods of the source.
+    """
+
+    task: Task = "regression"
+
+    def __init__(
+        self,
+        mean: npt.ArrayLike,
+        scale: npt.ArrayLike,
+        weight: npt.ArrayLike,
+        bias: npt.ArrayLike,
+        rotations: npt.ArrayLike,
+        *,
+        is_flat: bool,
+        answers: Sequence[str] = ("predict", "transform"),
+    ) -> None:
+        super().__init__(answers=answers)
+        self.mean, self.scale, self.weight = parameter(mean), parameter(scale), parameter(weight)
+        self.bias, self.rotations = parameter(bias), parameter(rotations)
+        self.is_flat = is_flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[rows, outputs + components]``."""
+        centred = x - self.mean
+        return torch.cat([centred @ self.weight.T + self.bias, centred / self.scale @ self.rotations.T], dim=1)
+
+    def features(self, scores: Tensor) -> Tensor:
+        """Return projected rows ``[rows, components]``."""
+        return scores[:, len(self.weight) :]
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """Return ``[rows]`` or ``[rows, outputs]``."""
+        values = scores[:, : len(self.weight)]
+        return values.squeeze(1) if self.is_flat and values.shape[1] == 1 else values

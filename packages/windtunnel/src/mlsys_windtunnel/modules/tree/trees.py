@@ -18,10 +18,9 @@ import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.modules.base import OperatorModule
-from mlsys_windtunnel.modules.native import kernel
+from mlsys_windtunnel.modules.native import ZERO, NativeTrees, kernel
 from mlsys_windtunnel.modules.tree.bits import BitTables, bin_edges, mask_bits
 from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
-from mlsys_windtunnel.modules.tree.native import ZERO, NativeTrees
 from mlsys_windtunnel.modules.tree.walk import Walk
 from torch import Tensor, nn
 
