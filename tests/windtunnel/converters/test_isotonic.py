@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
-from mlsys_windtunnel.modules.combine.isotonic import interp
+from mlsys_windtunnel.modules.combine.calibrate import interp
 from sklearn.isotonic import IsotonicRegression
 
 RNG = np.random.default_rng(3)

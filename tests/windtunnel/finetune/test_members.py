@@ -12,8 +12,7 @@ from mlsys_windtunnel import WindTunnelClassifier, WindTunnelRegressor, translat
 from mlsys_windtunnel.export.artifact import load, save
 from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
-from mlsys_windtunnel.finetune.beside import Scaling, fit_linear, fit_perceptron
-from mlsys_windtunnel.finetune.makers import drawn_options
+from mlsys_windtunnel.finetune.makers import Scaling, drawn_options, fit_linear, fit_perceptron
 from mlsys_windtunnel.finetune.members import weigh, with_members
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from scipy.sparse import csr_array
@@ -80,7 +79,7 @@ class _Weights:
 
 
 def _perceptron():
-    from mlsys_windtunnel.finetune.beside import _PERCEPTRON
+    from mlsys_windtunnel.finetune.makers import _PERCEPTRON
 
     return _PERCEPTRON
 

@@ -12,7 +12,7 @@ import numpy as np
 from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.kernel.cluster import CenterTree, Mixture, NearestCenter
-from mlsys_windtunnel.modules.kernel.gaussians import DiagonalGaussians, FullGaussians
+from mlsys_windtunnel.modules.linear.discriminant import DiagonalGaussians, FullGaussians
 
 CONVERTERS = Converters()
 

@@ -12,8 +12,15 @@ from mlsys_windtunnel.convert.linear import OUTLIERS, PROBABILISTIC, affine, cla
 from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.modules.base import Classifier, OperatorModule, OutlierDetector
 from mlsys_windtunnel.modules.kernel.decompose import Projection
-from mlsys_windtunnel.modules.kernel.gaussians import DiagonalGaussians, FullGaussians, Nearness
-from mlsys_windtunnel.modules.linear.discriminant import Binarize, CategoryLogLikelihood, LinearDiscriminant, Posterior
+from mlsys_windtunnel.modules.linear.discriminant import (
+    Binarize,
+    CategoryLogLikelihood,
+    DiagonalGaussians,
+    FullGaussians,
+    LinearDiscriminant,
+    Nearness,
+    Posterior,
+)
 from mlsys_windtunnel.modules.linear.linear import Affine
 
 CONVERTERS = Converters()

@@ -8,7 +8,7 @@ import numpy as np
 
 from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
-from mlsys_windtunnel.modules.combine.isotonic import Isotonic
+from mlsys_windtunnel.modules.combine.calibrate import Isotonic
 
 CONVERTERS = Converters()
 

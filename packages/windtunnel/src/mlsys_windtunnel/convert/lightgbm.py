@@ -20,8 +20,7 @@ from mlsys_windtunnel.convert.registry import Converted, Converters, Unsupported
 from mlsys_windtunnel.convert.trees_lookup import MixedLookup
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.tree.ensemble import Tree, TreeEnsemble, bitset_codes, join_trees
-from mlsys_windtunnel.modules.tree.heads import LeafIndicators, Mapped, Output, RawScores, TreeClassifier
-from mlsys_windtunnel.modules.tree.linear_leaves import LinearLeaves
+from mlsys_windtunnel.modules.tree.heads import LeafIndicators, LinearLeaves, Mapped, Output, RawScores, TreeClassifier
 from mlsys_windtunnel.modules.tree.trees import Trees
 
 CONVERTERS = Converters()

@@ -150,9 +150,6 @@ def _spelt(option: Any) -> str:
     return repr(option) if isinstance(option, str) else f"the function {getattr(option, '__name__', option)}"
 
 
-CONVERTERS = Converters()
-
-
 @CONVERTERS.of("sklearn.neighbors", "RadiusNeighborsClassifier")
 def radius_neighbors_classifier(estimator: Any) -> OperatorModule | Unsupported:
     """Convert to votes of the samples within the radius, for each output where there are several."""

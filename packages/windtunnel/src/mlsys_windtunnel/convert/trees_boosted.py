@@ -16,9 +16,8 @@ from mlsys_windtunnel.convert.trees_lookup import MixedLookup
 from mlsys_windtunnel.convert.trees_sklearn import tree_of
 from mlsys_windtunnel.host.lookup import is_missing
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
-from mlsys_windtunnel.modules.tree.codes import CategoryCodes, Coded
 from mlsys_windtunnel.modules.tree.ensemble import Tree, TreeEnsemble, bitset_codes, join_trees
-from mlsys_windtunnel.modules.tree.heads import Mapped, Output, TreeClassifier
+from mlsys_windtunnel.modules.tree.heads import CategoryCodes, Coded, Mapped, Output, TreeClassifier
 from mlsys_windtunnel.modules.tree.trees import Trees
 
 CONVERTERS = Converters()

@@ -14,8 +14,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.checks.table import no_rows
 from mlsys_windtunnel.checks.values import Contract, rounded
-from mlsys_windtunnel.export.plain import DAMAGE, Reader
-from mlsys_windtunnel.export.schema import check_schema
+from mlsys_windtunnel.export.plain import DAMAGE, Reader, check_schema
 from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import METHODS, ROWS_PER_CHUNK

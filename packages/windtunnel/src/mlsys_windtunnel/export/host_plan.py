@@ -28,10 +28,9 @@ from mlsys_windtunnel.export.host_parts import (
     cannot,
 )
 from mlsys_windtunnel.frontend import Frontend, FrontierValue
-from mlsys_windtunnel.host.fill import Filler
+from mlsys_windtunnel.host.fill import Filler, Words
 from mlsys_windtunnel.host.lookup import UNKNOWN, CategoryLookup, HashLookup, MissingLookup, Vocabulary, is_missing
 from mlsys_windtunnel.host.raw_table import is_polars
-from mlsys_windtunnel.host.words import Words
 from mlsys_windtunnel.parse.graph import Kind, Operator
 
 

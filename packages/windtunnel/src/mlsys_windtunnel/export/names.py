@@ -106,7 +106,7 @@ _MOVED = {
     },
     "convert": {"converters.trees_lookup": "trees_lookup"},
     "finetune": {"soft.residual": "residual"},
-    "host": {"lookup": "lookup"},
+    "host": {"lookup": "lookup", "host.words": "fill"},
     "modules": {
         "network": "network",
         **dict.fromkeys(
@@ -120,15 +120,13 @@ _MOVED = {
         ),
     },
     "modules.combine": {
-        **{f"modules.{name}": name for name in ("calibrate", "combine", "isotonic", "multiclass")},
+        **{f"modules.{name}": name for name in ("calibrate", "combine", "multiclass")},
         **dict.fromkeys(("modules.multioutput", "modules.combine.multioutput"), "multiclass"),
+        **dict.fromkeys(("modules.isotonic", "modules.combine.isotonic"), "calibrate"),
         "modules.combine.beside": "combine",
     },
     "modules.kernel": {
-        **{
-            f"modules.{name}": name
-            for name in ("cluster", "covariance", "decompose", "gaussians", "kernels", "neighbors", "svm")
-        },
+        **{f"modules.{name}": name for name in ("cluster", "covariance", "decompose", "kernels", "neighbors", "svm")},
         "modules.kernel.centroid": "neighbors",
         "modules.kernel.laplace": "covariance",
         "modules.linear.latent": "decompose",
@@ -136,11 +134,15 @@ _MOVED = {
     "modules.linear": {
         **{f"modules.{name}": name for name in ("discriminant", "linear", "neural")},
         **dict.fromkeys(("modules.factorization", "modules.linear.factorization"), "linear"),
-        **dict.fromkeys(("modules.naive_bayes", "modules.linear.naive_bayes"), "discriminant"),
+        **dict.fromkeys(
+            ("modules.naive_bayes", "modules.linear.naive_bayes", "modules.gaussians", "modules.kernel.gaussians"),
+            "discriminant",
+        ),
     },
     "modules.tree": {
         "modules.trees": "trees",
-        **{f"modules.tree_{name}": name for name in ("bits", "codes", "ensemble", "heads", "layout", "walk")},
+        **{f"modules.tree_{name}": name for name in ("bits", "ensemble", "heads", "layout", "walk")},
+        **dict.fromkeys(("modules.tree_codes", "modules.tree.codes", "modules.tree.linear_leaves"), "heads"),
     },
     "parse": {"graph": "graph"},
 }
@@ -180,7 +182,7 @@ def current_state(path: str, state: Any) -> Any:
     """
     if path == "mlsys_windtunnel.host.fill:Filler":
         return {"refuses_none": False} | state
-    if path == "mlsys_windtunnel.host.words:Words":  # its column and kind were for a loader of raw rows
+    if path == "mlsys_windtunnel.host.fill:Words":  # its column and kind were for a loader of raw rows
         return {name: value for name, value in state.items() if name not in ("column", "kind")}
     if path != "mlsys_windtunnel.checks.table:InputRules":
         return state

@@ -3,17 +3,23 @@
 What pickles as plain state (modules, look-ups, the front's records) is written as its type and that state, both by
 names of their own (``names.py``); no module class does anything for it. Reading makes an empty object of a class from
 an allow-list and fills it (``plain_reader.py``): no constructor and no untrusted code runs. ``artifact.py`` puts this
-in a folder, ``pt2.py`` beside an exported program.
+in a folder, ``pt2.py`` beside an exported program. JSON is looked at by ``graph.schema.json`` before anything is made.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
 
+import jsonschema_rs
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -165,3 +171,33 @@ def _state(value: Any) -> Any:
 
 def _join(where: str, name: object) -> str:
     return f"{where}.{name}" if where else str(name)
+
+
+_SURROGATE = re.compile(r"\\ud[89a-f][0-9a-f]{2}")
+FIRST = 3  # version from which on the schema holds
+
+
+def check_schema(found: dict[str, Any], what: Literal["graph", "program"], path: Path) -> None:
+    """Look at a file's JSON; files older than the schema are not looked at here.
+
+    Raises:
+        InvalidInputError: It is none by the schema; the message names the place.
+    """
+    version = found.get("version")
+    if isinstance(version, int) and version < FIRST:
+        return
+    try:
+        error = next(_validator(what).iter_errors(found), None)
+    except UnicodeEncodeError:  # half a surrogate pair, which categories may have and the validator cannot read
+        error = next(_validator(what).iter_errors(json.loads(_SURROGATE.sub("?", json.dumps(found)))), None)
+    if error is not None:
+        place = "/".join(map(str, error.instance_path)) or "the whole"
+        is_not = "it does not describe a module" if what == "graph" else "its description is damaged"
+        raise InvalidInputError(f"{path} is damaged: {is_not} ({place:.200}: {error.message:.200})")
+
+
+@lru_cache(maxsize=2)
+def _validator(what: str) -> Any:
+    text = resources.files("mlsys_windtunnel.export").joinpath("graph.schema.json").read_text(encoding="utf-8")
+    schema = json.loads(text)
+    return jsonschema_rs.Draft202012Validator({**schema, "$ref": f"#/$defs/{what}"})

@@ -17,9 +17,8 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.convert.translation import translate
-from mlsys_windtunnel.finetune.beside import refuse_ranker, weight_for
 from mlsys_windtunnel.finetune.choose import Choice, Teacher, choose_epochs, report, splits_of
-from mlsys_windtunnel.finetune.makers import check_members
+from mlsys_windtunnel.finetune.makers import check_members, refuse_ranker, weight_for
 from mlsys_windtunnel.finetune.members import with_members
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from mlsys_windtunnel.finetune.tune import FineTuned, fine_tune

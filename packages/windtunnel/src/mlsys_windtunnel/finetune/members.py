@@ -26,10 +26,19 @@ from sklearn.utils import _safe_indexing
 from torch import Tensor, nn
 
 from mlsys_windtunnel.convert.translation import translate
-from mlsys_windtunnel.finetune.beside import Scaling, floats, scores_of
 from mlsys_windtunnel.finetune.choose import FEWEST_ROWS, Split, say, splits_of
 from mlsys_windtunnel.finetune.losses import is_classifier, margins, row_loss
-from mlsys_windtunnel.finetune.makers import PRIOR, Maker, Part, answers_plain_scores, last_of, trees_of
+from mlsys_windtunnel.finetune.makers import (
+    PRIOR,
+    Maker,
+    Part,
+    Scaling,
+    answers_plain_scores,
+    floats,
+    last_of,
+    scores_of,
+    trees_of,
+)
 from mlsys_windtunnel.finetune.options import RowLoss, TrainingOptions
 from mlsys_windtunnel.finetune.residual import EXACT, Residual
 from mlsys_windtunnel.module import WindTunnelModule

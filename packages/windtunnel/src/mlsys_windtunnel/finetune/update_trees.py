@@ -23,8 +23,8 @@ from mlsys_windtunnel.finetune.refit_trees import Refitted, Slopes, refit_trees
 from mlsys_windtunnel.finetune.rows import ROWS_PER_CHUNK, Batch
 from mlsys_windtunnel.modules.base import Classifier, PredictorModule, Regressor
 from mlsys_windtunnel.modules.network import Network
-from mlsys_windtunnel.modules.tree.codes import Coded
 from mlsys_windtunnel.modules.tree.ensemble import Floats, stacked
+from mlsys_windtunnel.modules.tree.heads import Coded
 from mlsys_windtunnel.modules.tree.trees import Trees
 
 NUM_ANSWERS = 4  # as fitted; leaves corrected; leaves anew; thresholds and leaves anew

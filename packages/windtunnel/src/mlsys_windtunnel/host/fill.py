@@ -1,7 +1,13 @@
-"""Imputers of text and objects as plain data: they run before the look-ups that read what they fill."""
+"""Estimators of text and objects as plain data.
+
+Imputers run before the look-ups that read what they fill; vectorisers count n-grams, weight and normalise them.
+"""
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,3 +75,96 @@ def _cells(table: Any) -> npt.NDArray[Any]:
         table = table.to_numpy()
     cells = np.asarray(table)
     return cells.astype(object) if cells.dtype.kind in "USb" else cells
+
+
+_SPACES = re.compile(r"\s\s+")
+PATTERNS = (r"(?u)\b\w\w+\b", r"(?u)\b\w+\b", r"\b\w\w+\b", r"\b\w+\b", r"\w+", r"\S+")  # none takes long for any text
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A fitted ``CountVectorizer`` or ``TfidfVectorizer`` of a column's texts."""
+
+    vocabulary: dict[str, int]
+    analyzer: str  # word, char or char_wb
+    ngrams: tuple[int, int]
+    pattern: str  # of tokens; one of PATTERNS
+    stop_words: tuple[str, ...]
+    lowercase: bool
+    strip_accents: str | None
+    is_binary: bool
+    idf: tuple[float, ...] | None  # by column
+    norm: str | None
+    sublinear: bool
+
+    def transform(self, texts: Any) -> npt.NDArray[np.float64]:
+        """Return ``[rows, terms]`` from texts ``[rows]``.
+
+        Raises:
+            InvalidInputError: a cell is no text.
+        """
+        cells = np.asarray(texts, dtype=object)
+        if cells.ndim != 1:
+            raise InvalidInputError(f"texts of shape {cells.shape}; one column of texts is needed")
+        return self._weighted(self._counts(cells.tolist()))
+
+    def _counts(self, texts: Sequence[Any]) -> npt.NDArray[np.float64]:
+        counts = np.zeros((len(texts), len(self.vocabulary)))
+        for row, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise InvalidInputError(
+                    f"column the texts holds {text!r}, which is no text; np.nan is an invalid document, give text"
+                )
+            for term in self._terms(text):
+                if term in self.vocabulary:
+                    counts[row, self.vocabulary[term]] += 1
+        return counts
+
+    def _weighted(self, table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        if self.is_binary:
+            table = np.minimum(table, 1)
+        if self.sublinear:
+            table = np.where(table > 0, np.log(np.where(table > 0, table, 1)) + 1, 0)
+        if self.idf is not None:
+            table = table * np.array(self.idf)
+        if self.norm is not None:
+            size = np.abs(table).sum(axis=1) if self.norm == "l1" else np.sqrt((table * table).sum(axis=1))
+            table = table / np.where(size == 0, 1, size)[:, None]
+        return table
+
+    def _terms(self, text: str) -> list[str]:
+        """Return the n-grams of a text, one after another, as scikit-learn's analyzers do."""
+        if self.lowercase:
+            text = text.lower()
+        if self.strip_accents and not text.isascii():
+            apart = unicodedata.normalize("NFKD", text)
+            is_ascii = self.strip_accents == "ascii"
+            text = "".join(each for each in apart if (each.isascii() if is_ascii else not unicodedata.combining(each)))
+        low, high = self.ngrams
+        if self.analyzer == "word":
+            tokens = [each for each in re.findall(self.pattern, text) if each not in self.stop_words]
+            return [
+                " ".join(tokens[start : start + size])
+                for size in range(low, min(high, len(tokens)) + 1)
+                for start in range(len(tokens) - size + 1)
+            ]
+        text = _SPACES.sub(" ", text)
+        if self.analyzer == "char":
+            sizes = range(low, min(high, len(text)) + 1)
+            return [text[start : start + size] for size in sizes for start in range(len(text) - size + 1)]
+        found = []
+        for word in text.split():
+            padded = f" {word} "
+            for size in range(low, high + 1):
+                found += [padded[start : start + size] for start in range(max(1, len(padded) - size + 1))]
+                if size >= len(padded):  # a short word counts once
+                    break
+        return found
+
+    @property
+    def is_sound(self) -> bool:
+        """Return whether a file may hold this: columns within the table, and a pattern that takes no time."""
+        columns = set(self.vocabulary.values())
+        is_known = self.analyzer in ("char", "char_wb") or (self.analyzer == "word" and self.pattern in PATTERNS)
+        has_weights = self.idf is None or len(self.idf) == len(columns)
+        return is_known and columns == set(range(len(self.vocabulary))) and has_weights

@@ -1,9 +1,9 @@
-"""Heads of tree ensembles: what their sources make of sums of leaves."""
+"""Around tree ensembles: categories to codes before them, linear models in leaves, heads over sums of leaves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -253,3 +253,118 @@ class WeightedMedianOfTrees(OperatorModule):
         reached = self.weights[order].cumsum(dim=1)
         median = (reached >= 0.5 * reached[:, -1:]).long().argmax(dim=1, keepdim=True)
         return values.gather(1, median)
+
+
+class CategoryCodes(OperatorModule):
+    """Codes of some columns, then other columns as they are.
+
+    Args:
+        categories: Categories of each coded column, ascending and finite; the code is the index, NaN for any other.
+        columns: The coded columns.
+        others: The other columns.
+    """
+
+    categories: Tensor
+    columns: Tensor
+    others: Tensor
+
+    def __init__(
+        self, categories: Sequence[npt.NDArray[np.float64]], *, columns: npt.ArrayLike, others: npt.ArrayLike
+    ) -> None:
+        super().__init__()
+        padded = np.full((len(categories), max(map(len, categories)) + 1), np.inf)
+        for row, values in enumerate(categories):
+            padded[row, : len(values)] = values
+        self.register_buffer("categories", torch.from_numpy(padded))
+        self.register_buffer("columns", torch.from_numpy(np.array(columns, np.int64)))
+        self.register_buffer("others", torch.from_numpy(np.array(others, np.int64)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[rows, coded + others]``."""
+        values = x.detach().index_select(1, self.columns).t().contiguous()
+        index = torch.searchsorted(self.categories, values).clamp(max=self.categories.shape[1] - 1)
+        is_known = (self.categories.gather(1, index) == values) & values.isfinite()
+        codes = index.to(x.dtype).masked_fill(~is_known, torch.nan)
+        return torch.cat([codes.t(), x.index_select(1, self.others)], dim=1)
+
+
+class Coded(OperatorModule):
+    """Trees over codes and numbers."""
+
+    def __init__(self, codes: CategoryCodes, trees: Trees) -> None:
+        super().__init__()
+        self.codes = codes
+        self.trees = trees
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the trees' sums ``[rows, outputs]``."""
+        sums: Tensor = self.trees(self.codes(x))
+        return sums
+
+
+ROWS_PER_BLOCK = 512  # rows that are answered at once: bounds the table [rows, trees, features of a leaf]
+
+
+class LinearLeaves(OperatorModule):
+    """Sums of the linear models of the leaves that a row reaches; a leaf's own value where a feature is missing.
+
+    Args:
+        trees: Of one value a leaf; its values answer rows that lack a feature of the leaf's model.
+        constants: ``[leaves]``.
+        features: Features of each leaf's model.
+        coefficients: Coefficients of these.
+    """
+
+    features: Tensor
+    is_used: Tensor
+    group: Tensor  # [leaves]: the column of sums that a leaf adds to
+
+    def __init__(
+        self,
+        trees: Trees,
+        *,
+        constants: npt.ArrayLike,
+        features: Sequence[Sequence[int]],
+        coefficients: Sequence[Sequence[float]],
+    ) -> None:
+        super().__init__()
+        self.trees = trees
+        self.num_groups = trees.num_groups
+        most = max(1, *map(len, features))
+        table, weight = np.zeros((len(features), most), np.int64), np.zeros((len(features), most))
+        is_used = np.zeros((len(features), most), bool)
+        for leaf, (read, factors) in enumerate(zip(features, coefficients, strict=True)):
+            table[leaf, : len(read)], weight[leaf, : len(read)], is_used[leaf, : len(read)] = read, factors, True
+        self.constant = nn.Parameter(torch.from_numpy(np.array(constants, np.float64)))
+        self.coefficient = nn.Parameter(torch.from_numpy(weight))
+        self.register_buffer("features", torch.from_numpy(table))
+        self.register_buffer("is_used", torch.from_numpy(is_used))
+        sizes = np.diff(trees.leaf_start.numpy())
+        self.register_buffer("group", torch.from_numpy(np.repeat(np.arange(len(sizes)) % self.num_groups, sizes)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return sums ``[rows, groups]``."""
+        if not isinstance(cast(nn.Module, self.trees), Trees):
+            return self._soft(x)
+        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return self._exact(x)
+        return torch.cat([self._exact(block) for block in torch.split(x, ROWS_PER_BLOCK)])
+
+    def _exact(self, x: Tensor) -> Tensor:
+        leaves = self.trees.leaves(x)
+        features, is_used = self.features[leaves], self.is_used[leaves]
+        read = x.gather(1, features.flatten(1)).reshape(features.shape)
+        is_missing = (read.isnan() & is_used).any(dim=2)
+        products = torch.where(is_used & ~is_missing.unsqueeze(2), read, 0) * self.coefficient[leaves]
+        fallback = self.trees.leaf_value[:, 0][leaves]
+        values = torch.where(is_missing, fallback, self.constant[leaves] + products.sum(dim=2))
+        grouped = values.reshape(values.shape[0], -1, self.num_groups)
+        return grouped.sum(dim=1) if torch.is_grad_enabled() else grouped.cumsum(dim=1)[:, -1]
+
+    def _soft(self, x: Tensor) -> Tensor:
+        """Compute sums of all leaves' models, weighted: what soft trees answer."""
+        weights = self.trees.leaf_weights(x)
+        read = x[:, self.features.flatten()].reshape(x.shape[0], *self.features.shape)
+        read = torch.where(self.is_used & ~read.isnan(), read, 0)
+        values = weights * (self.constant + (read * self.coefficient).sum(dim=2))
+        return values.new_zeros(x.shape[0], self.num_groups).index_add(1, self.group, values)
