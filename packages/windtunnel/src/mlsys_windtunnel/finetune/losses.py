@@ -6,6 +6,8 @@ or a regressor's predictions ``[rows, outputs]``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
@@ -98,25 +100,14 @@ def focal(margin: Tensor, target: Tensor) -> Tensor:
     return loss * (1 - (-loss).exp()).square()
 
 
-def _of_rows(loss: Tensor) -> Tensor:
-    return loss.mean(dim=1)
-
-
-def _squared(margin: Tensor, target: Tensor) -> Tensor:
-    return _of_rows(functional.mse_loss(margin, _as(margin, target), reduction="none"))
-
-
-def _absolute(margin: Tensor, target: Tensor) -> Tensor:
-    return _of_rows(functional.l1_loss(margin, _as(margin, target), reduction="none"))
-
-
-def _huber(margin: Tensor, target: Tensor) -> Tensor:
-    return _of_rows(functional.huber_loss(margin, _as(margin, target), reduction="none"))
+def _of_numbers(loss: Callable[..., Tensor]) -> RowLoss:
+    """Return the mean over outputs of a loss of torch's."""
+    return lambda margin, target: loss(margin, _as(margin, target), reduction="none").mean(dim=1)
 
 
 def _poisson(margin: Tensor, target: Tensor) -> Tensor:
     mean = margin.clamp(min=SMALLEST)
-    return _of_rows(mean - _as(margin, target) * mean.log())
+    return (mean - _as(margin, target) * mean.log()).mean(dim=1)
 
 
 def _as(margin: Tensor, target: Tensor) -> Tensor:
@@ -125,8 +116,8 @@ def _as(margin: Tensor, target: Tensor) -> Tensor:
 
 _OF_CLASSES: dict[str, RowLoss] = {"log_loss": log_loss, "hinge": hinge, "focal": focal}
 _OF_NUMBERS: dict[str, RowLoss] = {
-    "squared_error": _squared,
-    "absolute_error": _absolute,
-    "huber": _huber,
+    "squared_error": _of_numbers(functional.mse_loss),
+    "absolute_error": _of_numbers(functional.l1_loss),
+    "huber": _of_numbers(functional.huber_loss),
     "poisson": _poisson,
 }

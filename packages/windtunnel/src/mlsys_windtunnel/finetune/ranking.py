@@ -120,9 +120,7 @@ class QueryRows:
         first = torch.full((int(place.max()) + 1,), len(rows)).scatter_reduce(0, place, number, "amin")
         of_batch = first[place[order]] // batch_size  # a query belongs to the batch in which it begins
         for index in torch.unique(of_batch):
-            chosen = order[of_batch == index]
-            offset = None if rows.offset is None else rows.offset[chosen]
-            yield Batch(rows.x[chosen], rows.target[chosen], rows.weight[chosen], offset)
+            yield rows[order[of_batch == index]]
 
     def sample(self, most: int) -> Tensor:
         """Return at most so many rows, for statistics."""

@@ -34,10 +34,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.x)
 
-    def slice(self, start: int, end: int) -> Batch:
-        """Return the rows from ``start`` to ``end``."""
-        offset = None if self.offset is None else self.offset[start:end]
-        return Batch(self.x[start:end], self.target[start:end], self.weight[start:end], offset)
+    def __getitem__(self, rows: slice | Tensor) -> Batch:
+        """Return a slice of the rows, or those of some indices."""
+        offset = None if self.offset is None else self.offset[rows]
+        return Batch(self.x[rows], self.target[rows], self.weight[rows], offset)
 
     def to(self, place: torch.device) -> Batch:
         """Return the rows on a device of torch."""
@@ -75,10 +75,9 @@ class TableRows:
 
     def batches(self, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
         """See :class:`Rows`."""
-        rows = self.rows
-        for indices in torch.split(torch.randperm(len(rows), generator=generator_of(seed, epoch)), batch_size):
-            offset = None if rows.offset is None else rows.offset[indices]
-            yield Batch(rows.x[indices], rows.target[indices], rows.weight[indices], offset)
+        order = torch.randperm(len(self.rows), generator=generator_of(seed, epoch))
+        for indices in torch.split(order, batch_size):
+            yield self.rows[indices]
 
     def sample(self, most: int) -> Tensor:
         """See :class:`Rows`."""

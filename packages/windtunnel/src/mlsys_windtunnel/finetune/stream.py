@@ -94,9 +94,9 @@ class StreamedRows:
             end = len(rows) if is_last else len(rows) // batch_size * batch_size
             for start in range(0, end, batch_size):
                 indices = shuffled[start : min(start + batch_size, end)]
-                batch = _chosen(rows, indices)
+                batch = rows[indices]
                 yield batch if self.tunable is None else with_offset(self.tunable, batch)
-            kept = [_chosen(rows, shuffled[end:])] if end < len(rows) else []
+            kept = [rows[shuffled[end:]]] if end < len(rows) else []
 
     def sample(self, most: int) -> Tensor:
         """See :class:`~.rows.Rows`: of the first groups."""
@@ -163,7 +163,3 @@ def _joined(parts: Sequence[Batch]) -> Batch:
         torch.cat([part.weight for part in parts]),
         None,
     )
-
-
-def _chosen(rows: Batch, indices: Tensor) -> Batch:
-    return Batch(rows.x[indices], rows.target[indices], rows.weight[indices], None)

@@ -121,14 +121,7 @@ class Trainer:
 
     def _begun(self) -> Progress:
         score, loss = self._evaluate()
-        first = {
-            "epoch": 0.0,
-            "train_loss": math.nan,
-            "valid_loss": loss,
-            "valid_score": score,
-            "lr": 0.0,
-            "seconds": 0.0,
-        }
+        first = _entry(0, math.nan, loss, score, lr=0.0, seconds=0.0)
         ema = [parameter.detach().clone() for parameter in self.optimizer.parameters] if self.options.ema else None
         return Progress(0, {}, {}, ema, self._state(), self._sharpness(), 0, score, [first])
 
@@ -177,16 +170,7 @@ class Trainer:
             if score > progress.best_score or self.evaluation is None:
                 progress.best, progress.best_sharpness = self._state(), self._sharpness()
                 progress.best_epoch, progress.best_score = progress.epoch, score
-        progress.history.append(
-            {
-                "epoch": float(progress.epoch),
-                "train_loss": mean,
-                "valid_loss": loss,
-                "valid_score": score,
-                "lr": options.lr * factor,
-                "seconds": seconds,
-            }
-        )
+        progress.history.append(_entry(progress.epoch, mean, loss, score, lr=options.lr * factor, seconds=seconds))
 
     def _step(self, batch: Batch, factor: float) -> tuple[float, float]:
         """Train on this process's share of a batch; the sum of its weighted losses, and the whole batch's weight."""
@@ -195,7 +179,7 @@ class Trainer:
         total = 0.0
         chunk_rows = self.options.chunk_rows or CHUNK_ROWS
         for at in range(start, end, chunk_rows):
-            chunk = batch.slice(at, min(at + chunk_rows, end)).to(self.place)
+            chunk = batch[at : min(at + chunk_rows, end)].to(self.place)
             losses = self.loss(margins(self.head, scores_of(self.tunable, chunk)), chunk.target)
             loss = (losses * chunk.weight).sum()
             torch.autograd.backward(loss / weight)
@@ -205,15 +189,12 @@ class Trainer:
         return total, weight
 
     def _evaluate(self) -> tuple[float, float]:
+        """Return score and loss in evaluation mode on the evaluation rows; NaN without any."""
         self.network.eval()
-        return self.evaluate(self.tunable)
-
-    def evaluate(self, tunable: Tunable) -> tuple[float, float]:
-        """Score and loss of networks in evaluation mode on the evaluation rows; NaN without any."""
         if self.evaluation is None:
             return math.nan, math.nan
         rows = self.evaluation
-        margin = self._margins(tunable, rows)
+        margin = self._margins(self.tunable, rows)
         if not margin.isfinite().all():
             return -math.inf, math.inf
         loss = (self.loss(margin, rows.target) * rows.weight).sum() / rows.weight.sum()
@@ -231,7 +212,7 @@ class Trainer:
         return self.metric.gain(before, self._margins(self.tunable, rows), rows.target, rows.weight)
 
     def _margins(self, tunable: Tunable, rows: Batch) -> Tensor:
-        chunks = [rows.slice(at, at + ROWS_PER_CHUNK) for at in range(0, len(rows), ROWS_PER_CHUNK)]
+        chunks = [rows[at : at + ROWS_PER_CHUNK] for at in range(0, len(rows), ROWS_PER_CHUNK)]
         with torch.no_grad():
             return torch.cat([margins(self.head, scores_of(tunable, chunk.to(self.place))).cpu() for chunk in chunks])
 
@@ -260,6 +241,13 @@ class Trainer:
         finally:
             for parameter, value in zip(parameters, kept, strict=True):
                 parameter.copy_(value)
+
+
+def _entry(
+    epoch: int, train_loss: float, valid_loss: float, valid_score: float, *, lr: float, seconds: float
+) -> dict[str, float]:
+    """Return an epoch's entry of the history."""
+    return {"epoch": float(epoch)} | {name: value for name, value in locals().items() if name != "epoch"}
 
 
 LOWEST_START, LOWEST_END = 1 / 25, 1e-4  # of the highest rate

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,16 +19,8 @@ from mlsys_windtunnel.backends.soft.soften import soften
 from mlsys_windtunnel.finetune.launch import together
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from mlsys_windtunnel.finetune.residual import Tunable
-from mlsys_windtunnel.finetune.rows import (
-    Batch,
-    Rows,
-    TableRows,
-    class_weights,
-    encode_rows,
-    with_offset,
-)
+from mlsys_windtunnel.finetune.rows import Batch, Rows, TableRows, class_weights, encode_rows, with_offset
 from mlsys_windtunnel.finetune.train import OnEpoch, Outcome, Trainer
-from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import WindTunnelModule
 from mlsys_windtunnel.modules.base import PredictorModule
@@ -93,10 +85,8 @@ def fine_tune(
 
     def work() -> FineTuned:
         tunable = tunable_of(module, TableRows(train), soft, options)
-        rows = TableRows(with_offset(tunable, train))
-        return run(
-            module, tunable, rows, None if evaluation is None else with_offset(tunable, evaluation), soft, options
-        )
+        held = None if evaluation is None else with_offset(tunable, evaluation)
+        return run(module, tunable, TableRows(with_offset(tunable, train)), held, soft, options)
 
     return on_device(work, options)
 
@@ -140,8 +130,6 @@ def with_changes(
     Raises:
         InvalidInputError: a name that neither has.
     """
-    from dataclasses import replace
-
     names = (SoftOptions.__dataclass_fields__, TrainingOptions.__dataclass_fields__)
     unknown = [name for name in changes if not any(name in fields for fields in names)]
     if unknown:
@@ -184,14 +172,10 @@ def _tunable_of(module: WindTunnelModule, rows: Rows, soft: SoftOptions, *, seed
         return copy.deepcopy(known)
     network = soften(module.network, rows.sample(100_000), soft, seed=seed)
     if soft.init != "residual":
-        return Tunable(_copied(module.frontend), network)
+        return Tunable(copy.deepcopy(module.frontend), network)
     start = copy.deepcopy(network).eval().requires_grad_(False)
     exact = copy.deepcopy(module.network).eval().requires_grad_(False)
-    return Tunable(_copied(module.frontend), network, exact, start)
-
-
-def _copied(frontend: Frontend) -> Frontend:
-    return copy.deepcopy(frontend)
+    return Tunable(copy.deepcopy(module.frontend), network, exact, start)
 
 
 @contextmanager

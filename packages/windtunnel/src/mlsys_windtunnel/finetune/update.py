@@ -247,7 +247,7 @@ def _epochs(
     curves, sizes = [], []
     for number, held in enumerate(parts):
         kept = torch.cat([part for index, part in enumerate(parts) if index != number])
-        trainer = Trainer(copy.deepcopy(tunable), TableRows(_taken(rows, kept)), _taken(rows, held), training)
+        trainer = Trainer(copy.deepcopy(tunable), TableRows(rows[kept]), rows[held], training)
         losses = np.array([epoch["valid_loss"] for epoch in trainer.run().history])
         curves.append(losses[0] - losses)
         sizes.append(float(rows.weight[held].sum()))
@@ -256,8 +256,3 @@ def _epochs(
     error = float(np.std([curve[best] for curve in curves], ddof=1) / math.sqrt(options.folds))
     is_sure = best > 0 and gains[best] > options.min_gain_se * error
     return (best if is_sure else 0), float(gains[best]), error
-
-
-def _taken(rows: Batch, indices: Tensor) -> Batch:
-    offset = None if rows.offset is None else rows.offset[indices]
-    return Batch(rows.x[indices], rows.target[indices], rows.weight[indices], offset)

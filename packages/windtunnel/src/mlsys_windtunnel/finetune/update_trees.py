@@ -157,8 +157,7 @@ def foretold(boosted: Boosted, known: Batch | None, new: Batch, *, folds: int, s
     parts = torch.tensor_split(order, min(folds, len(new)))
     for number, held in enumerate(parts):
         kept = torch.cat([part for index, part in enumerate(parts) if index != number] or [held])
-        rows = Batch(new.x[kept], new.target[kept], new.weight[kept], None)
-        result[held] = _margins(boosted, _answers(boosted, rows), new.x[held], clean[held.numpy()])
+        result[held] = _margins(boosted, _answers(boosted, new[kept]), new.x[held], clean[held.numpy()])
     return result
 
 

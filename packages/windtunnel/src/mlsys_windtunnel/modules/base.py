@@ -7,8 +7,10 @@ What a fit has left that can be trained is an ``nn.Parameter``; structure (indic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
@@ -19,6 +21,11 @@ Task = Literal["classification", "multilabel", "regression", "outlier", "cluster
 def has_ties(module: nn.Module) -> bool:
     """Return whether a module stores points that may be equally near to a row; ``judged`` tells where that matters."""
     return bool(getattr(module, "stores_points", False))
+
+
+def parameter(values: npt.ArrayLike) -> nn.Parameter:
+    """Return a trainable copy of an array, in float64."""
+    return nn.Parameter(torch.from_numpy(np.array(values, np.float64)))
 
 
 class OperatorModule(nn.Module):
@@ -36,10 +43,6 @@ class OperatorModule(nn.Module):
         """
         return self(*inputs), None
 
-    def judged_by(self, body: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Judge as :meth:`judged` does, for an operator that answers with its body's table."""
-        return body.judged(*inputs) if has_ties(body) else (body(*inputs), None)  # type: ignore[operator]
-
 
 class PredictorModule(OperatorModule):
     """A predictor: ``forward`` returns *scores*, from which the methods below derive what its source answers.
@@ -53,16 +56,28 @@ class PredictorModule(OperatorModule):
         outputs: the labels of each output of a classifier of several outputs; its ``probabilities`` are side by side.
         answers: the methods of the source that this module has: "predict", "predict_proba", ...
         ranks: whether the source ranks rows within queries: a number compares only with those of the same query.
+        body: tables in, scores out, of a predictor that does not compute its scores itself.
     """
 
     task: Task = "regression"
     outputs: tuple[tuple[object, ...], ...] = ()
     ranks = False
+    body: nn.Module
 
     def __init__(self, *, classes: Sequence[object] = (), answers: Sequence[str] = ("predict",)) -> None:
         super().__init__()
         self.classes = tuple(classes)
         self.answers = frozenset(answers)
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        """Return scores: the body's table, unless a subclass computes its own."""
+        scores: Tensor = self.body(*inputs, **options)
+        return scores
+
+    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """Judge as its body does, if that stores points."""
+        body = getattr(self, "body", None)
+        return body.judged(*inputs) if body is not None and has_ties(body) else (self(*inputs), None)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Return ``[rows, classes]`` from scores, as ``predict_proba``."""
@@ -126,15 +141,6 @@ class Regressor(PredictorModule):
             self.ranks = True
         self.is_flat = is_flat  # the source answers [rows], not [rows, 1]
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Return scores ``[rows, outputs]``."""
-        scores: Tensor = self.body(*inputs)
-        return scores
-
-    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """Judge as its body does."""
-        return self.judged_by(self.body, inputs)
-
     def prediction(self, scores: Tensor) -> Tensor:
         """See the class."""
         return scores.squeeze(1) if self.is_flat and scores.shape[1] == 1 else scores
@@ -161,15 +167,6 @@ class Classifier(PredictorModule):
         super().__init__(classes=classes, answers=answers)
         self.body = body
         self.link = link
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Return scores, ``[rows, 1]`` or ``[rows, classes]``."""
-        scores: Tensor = self.body(*inputs)
-        return scores
-
-    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """Judge as its body does."""
-        return self.judged_by(self.body, inputs)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Return probabilities ``[rows, classes]``."""
@@ -220,15 +217,6 @@ class OutlierDetector(PredictorModule):
         self.body = body
         self.includes_zero = includes_zero
         self.register_buffer("offset", torch.tensor(offset, dtype=torch.float64))
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Return decision values, ``[rows, 1]``."""
-        scores: Tensor = self.body(*inputs)
-        return scores
-
-    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """Judge as its body does."""
-        return self.judged_by(self.body, inputs)
 
     def decision(self, scores: Tensor) -> Tensor:
         """Return decision values, ``[rows]``."""

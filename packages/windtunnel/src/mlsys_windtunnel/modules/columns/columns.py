@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_windtunnel.modules.base import OperatorModule
+from mlsys_windtunnel.modules.base import OperatorModule, parameter
 from torch import Tensor, nn
 
 
@@ -66,7 +66,7 @@ class Impute(OperatorModule):
         self, fill: npt.ArrayLike, kept: Sequence[int], *, marker: float = np.nan, indicated: Sequence[int] = ()
     ) -> None:
         super().__init__()
-        self.fill = torch.nn.Parameter(torch.from_numpy(np.array(fill, np.float64)))
+        self.fill = parameter(fill)
         self.register_buffer("kept", torch.tensor(list(kept), dtype=torch.int64))
         self.register_buffer("indicated", torch.tensor(list(indicated), dtype=torch.int64))
         self.register_buffer("marker", torch.tensor(marker, dtype=torch.float64))

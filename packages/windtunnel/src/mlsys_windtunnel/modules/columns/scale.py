@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_windtunnel.modules.base import OperatorModule
+from mlsys_windtunnel.modules.base import OperatorModule, parameter
 from torch import Tensor, nn
 
 PowerMethod = Literal["yeo-johnson", "box-cox"]
@@ -26,10 +26,6 @@ def keeping_nan(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """
     missing = torch.isnan(x)
     return torch.where(missing, x, function(torch.where(missing, 1.0, x)))
-
-
-def _parameter(values: npt.ArrayLike) -> nn.Parameter:
-    return nn.Parameter(torch.from_numpy(np.array(values, np.float64)))
 
 
 class Chain(OperatorModule):
@@ -50,8 +46,8 @@ class ElementwiseAffine(OperatorModule):
 
     def __init__(self, shift: npt.ArrayLike, scale: npt.ArrayLike) -> None:
         super().__init__()
-        self.shift = _parameter(shift)
-        self.scale = _parameter(scale)
+        self.shift = parameter(shift)
+        self.scale = parameter(scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """Subtract the shift from ``x`` and divide by the scale; NaN stays."""
@@ -63,8 +59,8 @@ class Rescale(OperatorModule):
 
     def __init__(self, scale: npt.ArrayLike, offset: npt.ArrayLike) -> None:
         super().__init__()
-        self.scale = _parameter(scale)
-        self.offset = _parameter(offset)
+        self.scale = parameter(scale)
+        self.offset = parameter(offset)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply ``x`` by the scale and add the offset; NaN stays."""
@@ -93,7 +89,7 @@ class Power(OperatorModule):
     def __init__(self, method: PowerMethod, exponents: npt.ArrayLike) -> None:
         super().__init__()
         self.method = method
-        self.exponents = _parameter(exponents)
+        self.exponents = parameter(exponents)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each number of ``x``; NaN stays."""
@@ -122,7 +118,7 @@ class PowerInverse(OperatorModule):
     def __init__(self, method: PowerMethod, exponents: npt.ArrayLike) -> None:
         super().__init__()
         self.method = method
-        self.exponents = _parameter(exponents)
+        self.exponents = parameter(exponents)
 
     def forward(self, x: Tensor) -> Tensor:
         """Restore each number of ``x``; NaN beyond what the transformation can give."""
@@ -164,7 +160,7 @@ class PiecewiseLinear(OperatorModule):
     def __init__(self, knots: npt.ArrayLike, heights: npt.ArrayLike) -> None:
         super().__init__()
         self.register_buffer("knots", torch.from_numpy(np.array(knots, np.float64)))
-        self.heights = _parameter(heights)
+        self.heights = parameter(heights)
 
     def forward(self, x: Tensor) -> Tensor:
         """Interpolate each number of ``x``; NaN stays."""

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_windtunnel.modules.base import PredictorModule, Task
+from mlsys_windtunnel.modules.base import PredictorModule, Task, parameter
 from mlsys_windtunnel.modules.combine.combine import Layout
 from torch import Tensor, nn
 
@@ -57,7 +57,7 @@ class Isotonic(nn.Module):
     ) -> None:
         super().__init__()
         self.register_buffer("knots", torch.from_numpy(np.array(knots, np.float64)))
-        self.values = nn.Parameter(torch.from_numpy(np.array(values, np.float64)))
+        self.values = parameter(values)
         self.outside: Outside = outside
         self.rounds = rounds
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_windtunnel.modules.base import PredictorModule, Task
+from mlsys_windtunnel.modules.base import PredictorModule, Task, parameter
 from mlsys_windtunnel.modules.kernel.kernels import distances
 from mlsys_windtunnel.modules.ties import nearest_is_unsure, sizes, uncertainty
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ class NearestCenter(PredictorModule):
         answers: Sequence[str] = ("predict", "transform"),
     ) -> None:
         super().__init__(answers=answers)
-        self.centers = nn.Parameter(torch.from_numpy(np.array(centers, np.float64)))
+        self.centers = parameter(centers)
         numbers = np.arange(len(self.centers)) if labels is None else np.array(labels, np.int64)
         self.register_buffer("labels", torch.from_numpy(numbers))
 
@@ -71,8 +71,8 @@ class CenterTree(PredictorModule):
 
     def __init__(self, centers: npt.ArrayLike, *, pairs: npt.ArrayLike, paths: npt.ArrayLike) -> None:
         super().__init__(answers=("predict", "transform"))
-        self.centers = nn.Parameter(torch.from_numpy(np.array(centers, np.float64)))
-        self.pairs = nn.Parameter(torch.from_numpy(np.array(pairs, np.float64)))
+        self.centers = parameter(centers)
+        self.pairs = parameter(pairs)
         self.register_buffer("paths", torch.from_numpy(np.array(paths, np.float64)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,11 +114,6 @@ class Mixture(PredictorModule):
     def __init__(self, body: nn.Module) -> None:
         super().__init__(answers=("predict", "predict_proba", "score_samples"))
         self.body = body
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Return log-densities ``[rows, components]``."""
-        scores: Tensor = self.body(*inputs)
-        return scores
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Return responsibilities, ``[rows, components]``."""

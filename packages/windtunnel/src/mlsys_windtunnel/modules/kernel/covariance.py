@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_windtunnel.modules.base import PredictorModule, Task
+from mlsys_windtunnel.modules.base import PredictorModule, Task, parameter
 from mlsys_windtunnel.modules.kernel.kernels import distances, squared_distances
 from torch import Tensor, nn
 
@@ -28,7 +28,7 @@ class Stationary(nn.Module):
     def __init__(self, shape: Shape, length_scale: npt.ArrayLike, *, extra: float = 1.0) -> None:
         super().__init__()
         self.shape: Shape = shape
-        self.length_scale = nn.Parameter(torch.from_numpy(np.array(length_scale, np.float64)))
+        self.length_scale = parameter(length_scale)
         if shape in ("rational-quadratic", "periodic"):
             self.extra = nn.Parameter(torch.tensor(float(extra), dtype=torch.float64))
 
@@ -144,8 +144,8 @@ class PosteriorMean(nn.Module):
     ) -> None:
         super().__init__()
         self.covariance = covariance
-        self.samples = nn.Parameter(torch.from_numpy(np.array(samples, np.float64)))
-        self.weights = nn.Parameter(torch.from_numpy(np.array(weights, np.float64)))
+        self.samples = parameter(samples)
+        self.weights = parameter(weights)
         self.mean = nn.Parameter(torch.from_numpy(np.array(mean, np.float64).reshape(-1)))
         self.scale = nn.Parameter(torch.from_numpy(np.array(scale, np.float64).reshape(-1)))
 
@@ -192,8 +192,8 @@ class LaplaceClassifier(PredictorModule):
     ) -> None:
         super().__init__(classes=classes, answers=("predict", "predict_proba"))
         self.covariance = covariance
-        self.points = nn.Parameter(torch.from_numpy(np.array(points, np.float64)))
-        self.weights = nn.Parameter(torch.from_numpy(np.array(weights, np.float64)))
+        self.points = parameter(points)
+        self.weights = parameter(weights)
         for name, table in (("roots", roots), ("factor", factor), ("rates", rates), ("coefficients", coefficients)):
             self.register_buffer(name, torch.from_numpy(np.array(table, np.float64)))
 

@@ -5,17 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule, Task
+from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule, Task, parameter
 from mlsys_windtunnel.modules.kernel.kernels import Kernel
-from torch import Tensor, nn
-
-
-def parameter(values: npt.ArrayLike) -> nn.Parameter:
-    """Make a trainable copy in float64."""
-    return nn.Parameter(torch.from_numpy(np.array(values, np.float64)))
+from torch import Tensor
 
 
 class Projection(OperatorModule):

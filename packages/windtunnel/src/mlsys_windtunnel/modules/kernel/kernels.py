@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 import numpy.typing as npt
 import torch
+from mlsys_windtunnel.modules.base import parameter
 from torch import Tensor, nn
 
 KernelKind = Literal["linear", "poly", "rbf", "sigmoid", "cosine", "laplacian"]
@@ -58,7 +58,7 @@ class Kernel(nn.Module):
         degree: float = 3.0,
     ) -> None:
         super().__init__()
-        self.anchors = nn.Parameter(torch.from_numpy(np.array(anchors, np.float64)))
+        self.anchors = parameter(anchors)
         self.kind: KernelKind = kind
         if kind not in ("linear", "cosine"):
             start = 1.0 / self.anchors.shape[1] if gamma is None else float(gamma)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_windtunnel.modules.base import PredictorModule, Task, has_ties
+from mlsys_windtunnel.modules.base import PredictorModule, Task, has_ties, parameter
 from mlsys_windtunnel.modules.kernel.kernels import distances
 from mlsys_windtunnel.modules.kernel.metrics import Distance
 from mlsys_windtunnel.modules.linear.discriminant import Posterior
@@ -87,8 +87,8 @@ class NeighborAverage(nn.Module):
         distance: Distance | None = None,
     ) -> None:
         super().__init__()
-        self.samples = nn.Parameter(torch.from_numpy(np.array(samples, np.float64)))
-        self.values = nn.Parameter(torch.from_numpy(np.array(values, np.float64)))
+        self.samples = parameter(samples)
+        self.values = parameter(values)
         self.register_buffer("scale", None if scale is None else torch.from_numpy(np.array(scale, np.float64)))
         self.register_buffer("kinds", torch.unique(self.values.detach(), dim=0, return_inverse=True)[1])
         self.k, self.p, self.by_distance = k, p, by_distance
@@ -245,15 +245,6 @@ class OutputVotes(PredictorModule):
         self.body = body
         self.outputs = tuple(tuple(labels) for labels in outputs)
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Return ``[rows, sum of classes]``."""
-        scores: Tensor = self.body(*inputs)
-        return scores
-
-    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """Judge as its body does."""
-        return self.judged_by(self.body, inputs)
-
     def probabilities(self, scores: Tensor) -> Tensor:
         """Return probabilities ``[rows, sum of classes]``."""
         return scores
@@ -295,9 +286,9 @@ class NearestCentroid(PredictorModule):
         answers: Sequence[str],
     ) -> None:
         super().__init__(classes=classes, answers=answers)
-        self.centroids = nn.Parameter(torch.from_numpy(np.array(centroids, np.float64)))
-        self.deviations = nn.Parameter(torch.from_numpy(np.array(deviations, np.float64)))
-        self.log_priors = nn.Parameter(torch.from_numpy(np.array(log_priors, np.float64)))
+        self.centroids = parameter(centroids)
+        self.deviations = parameter(deviations)
+        self.log_priors = parameter(log_priors)
         self.p = p
         self.predicts_by_distance = predicts_by_distance
         self.head = Posterior(nn.Identity(), classes=classes, answers=answers)

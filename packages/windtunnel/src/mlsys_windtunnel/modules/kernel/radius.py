@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.modules.base import parameter
 from mlsys_windtunnel.modules.kernel import neighbors
 from mlsys_windtunnel.modules.kernel.kernels import distances
 from mlsys_windtunnel.modules.kernel.metrics import Distance
@@ -53,8 +54,8 @@ class RadiusAverage(nn.Module):
         distance: Distance | None,
     ) -> None:
         super().__init__()
-        self.samples = nn.Parameter(torch.from_numpy(np.array(samples, np.float64)))
-        self.values = nn.Parameter(torch.from_numpy(np.array(values, np.float64)))
+        self.samples = parameter(samples)
+        self.values = parameter(values)
         for name, table in (("scale", scale), ("lonely", lonely)):
             self.register_buffer(name, None if table is None else torch.from_numpy(np.array(table, np.float64)))
         self.register_buffer("kinds", torch.unique(self.values.detach(), dim=0, return_inverse=True)[1])

@@ -12,7 +12,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_windtunnel.modules.base import PredictorModule, Task
+from mlsys_windtunnel.modules.base import PredictorModule, Task, parameter
 from torch import Tensor, nn
 
 SMALLEST_PROBABILITY = 1e-7  # libsvm's bound for the probability within a pair
@@ -31,8 +31,8 @@ class KernelExpansion(nn.Module):
     def __init__(self, kernel: nn.Module, weights: npt.ArrayLike, intercept: npt.ArrayLike) -> None:
         super().__init__()
         self.kernel = kernel
-        self.weights = nn.Parameter(torch.from_numpy(np.array(weights, np.float64)))
-        self.intercept = nn.Parameter(torch.from_numpy(np.array(intercept, np.float64)))
+        self.weights = parameter(weights)
+        self.intercept = parameter(intercept)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return decision values ``[rows, outputs]``."""
@@ -65,8 +65,8 @@ class PairwiseExpansion(nn.Module):
     ) -> None:
         super().__init__()
         self.kernel = kernel
-        self.dual = nn.Parameter(torch.from_numpy(np.array(dual, np.float64)))
-        self.intercept = nn.Parameter(torch.from_numpy(np.array(intercept, np.float64)))
+        self.dual = parameter(dual)
+        self.intercept = parameter(intercept)
         self.register_buffer("rows", torch.from_numpy(rows))
         self.register_buffer("takes_part", torch.from_numpy(takes_part))
 
@@ -118,12 +118,7 @@ class SupportVectorClassifier(PredictorModule):
             indices[first, second], indices[second, first] = number, len(pairs) + number
         self.register_buffer("pairs", indices.flatten())
         if sigmoids is not None:
-            self.slope, self.shift = (nn.Parameter(torch.from_numpy(np.array(part, np.float64))) for part in sigmoids)
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Return decision values, ``[rows, pairs]``."""
-        scores: Tensor = self.body(*inputs)
-        return scores
+            self.slope, self.shift = (parameter(part) for part in sigmoids)
 
     def decision(self, scores: Tensor) -> Tensor:
         """Return decision values: ``[rows]`` for two classes, else ``[rows, classes]`` or ``[rows, pairs]``."""

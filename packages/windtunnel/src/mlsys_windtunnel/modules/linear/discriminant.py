@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.modules.base import Classifier, PredictorModule, Task
+from mlsys_windtunnel.modules.base import Classifier, PredictorModule, Task, parameter
 from torch import Tensor, nn
 
 
@@ -27,11 +27,6 @@ class Posterior(PredictorModule):
     def __init__(self, body: nn.Module, *, classes: Sequence[object], answers: Sequence[str]) -> None:
         super().__init__(classes=classes, answers=answers)
         self.body = body
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Return scores ``[rows, classes]``."""
-        scores: Tensor = self.body(*inputs)
-        return scores
 
     def log_probabilities(self, scores: Tensor) -> Tensor:
         """Return logarithms of probabilities ``[rows, classes]``: finite where probabilities underflow."""
@@ -123,7 +118,7 @@ class CategoryLogLikelihood(nn.Module):
         arrays = [np.asarray(table, np.float64) for table in tables]
         counts = np.array([array.shape[1] for array in arrays])
         self.weight = nn.Parameter(torch.from_numpy(np.concatenate(arrays, axis=1).T.copy()))
-        self.bias = nn.Parameter(torch.from_numpy(np.array(bias, np.float64)))
+        self.bias = parameter(bias)
         self.register_buffer("start", torch.from_numpy(np.cumsum(counts) - counts))
         self.register_buffer("num_categories", torch.from_numpy(counts))
 
@@ -161,9 +156,9 @@ class DiagonalGaussians(nn.Module):
 
     def __init__(self, means: npt.ArrayLike, scales: npt.ArrayLike, bias: npt.ArrayLike) -> None:
         super().__init__()
-        self.means = _parameter(means)
-        self.log_scales = _parameter(np.log(np.asarray(scales, np.float64)))
-        self.bias = _parameter(bias)
+        self.means = parameter(means)
+        self.log_scales = parameter(np.log(np.asarray(scales, np.float64)))
+        self.bias = parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return log-densities ``[rows, components]``."""
@@ -190,10 +185,10 @@ class FullGaussians(nn.Module):
         self, means: npt.ArrayLike, directions: npt.ArrayLike, log_scales: npt.ArrayLike, bias: npt.ArrayLike
     ) -> None:
         super().__init__()
-        self.means = _parameter(means)
-        self.directions = _parameter(directions)
-        self.log_scales = _parameter(log_scales)
-        self.bias = _parameter(bias)
+        self.means = parameter(means)
+        self.directions = parameter(directions)
+        self.log_scales = parameter(log_scales)
+        self.bias = parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return log-densities ``[rows, components]``."""
@@ -214,8 +209,8 @@ class Nearness(nn.Module):
 
     def __init__(self, mean: npt.ArrayLike, precision: npt.ArrayLike, offset: float) -> None:
         super().__init__()
-        self.mean, self.precision = _parameter(mean), _parameter(precision)
-        self.offset = _parameter(offset)
+        self.mean, self.precision = parameter(mean), parameter(precision)
+        self.offset = parameter(offset)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[rows, 1]``."""
@@ -227,7 +222,3 @@ class Nearness(nn.Module):
 def _log_density(squares: list[Tensor], offset: Tensor, num_features: int) -> Tensor:
     """Return log-densities from squared whitened distances, one ``[rows]`` per component."""
     return offset - 0.5 * (num_features * math.log(2 * math.pi) + torch.stack(squares, dim=1))
-
-
-def _parameter(values: npt.ArrayLike) -> nn.Parameter:
-    return nn.Parameter(torch.from_numpy(np.array(values, np.float64)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule, Task
+from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule, Task, parameter
 from torch import Tensor, nn
 
 
@@ -39,11 +39,6 @@ class MultilabelMargins(PredictorModule):
         super().__init__(answers=answers)
         self.body = body
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Return margins, ``[rows, labels]``."""
-        scores: Tensor = self.body(*inputs)
-        return scores
-
     def decision(self, scores: Tensor) -> Tensor:
         """Return margins, ``[rows, labels]``."""
         return scores
@@ -65,7 +60,7 @@ class FactorizationMachine(OperatorModule):
     def __init__(self, weight: npt.ArrayLike, bias: npt.ArrayLike, factors: npt.ArrayLike) -> None:
         super().__init__()
         self.affine = Affine(weight, bias)
-        self.factors = nn.Parameter(torch.from_numpy(np.array(factors, np.float64)))
+        self.factors = parameter(factors)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[rows, outputs]`` from ``[rows, features]``."""

@@ -58,11 +58,6 @@ class MultilabelProbabilities(PredictorModule):
         super().__init__(answers=("predict", "predict_proba", "predict_log_proba"))
         self.body = body
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Return margins, ``[rows, labels]``."""
-        scores: Tensor = self.body(*inputs)
-        return scores
-
     def probabilities(self, scores: Tensor) -> Tensor:
         """Return probabilities ``[rows, labels]``."""
         return scores.sigmoid()

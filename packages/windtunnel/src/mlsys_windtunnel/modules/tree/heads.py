@@ -8,7 +8,7 @@ from typing import Literal, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_windtunnel.modules.base import Classifier, Link, OperatorModule, PredictorModule, Regressor, Task
+from mlsys_windtunnel.modules.base import Classifier, Link, OperatorModule, PredictorModule, Regressor, Task, parameter
 from mlsys_windtunnel.modules.linear.linear import Affine
 from mlsys_windtunnel.modules.tree.trees import Trees
 from torch import Tensor, nn
@@ -335,7 +335,7 @@ class LinearLeaves(OperatorModule):
         is_used = np.zeros((len(features), most), bool)
         for leaf, (read, factors) in enumerate(zip(features, coefficients, strict=True)):
             table[leaf, : len(read)], weight[leaf, : len(read)], is_used[leaf, : len(read)] = read, factors, True
-        self.constant = nn.Parameter(torch.from_numpy(np.array(constants, np.float64)))
+        self.constant = parameter(constants)
         self.coefficient = nn.Parameter(torch.from_numpy(weight))
         self.register_buffer("features", torch.from_numpy(table))
         self.register_buffer("is_used", torch.from_numpy(is_used))
