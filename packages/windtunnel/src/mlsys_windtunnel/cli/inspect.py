@@ -45,7 +45,6 @@ def inspect(
         write_graph(graph.to_networkx(), graph_file)
         typer.echo(f"wrote {graph_file}", err=True)
     if html is not None:
-        from mlsys_windtunnel.cli.inspect import picture
         from mlsys_windtunnel.convert.translation import translate
 
         html.write_text(picture(graph, translate(source)), encoding="utf-8")

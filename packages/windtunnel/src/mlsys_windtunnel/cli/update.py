@@ -119,7 +119,6 @@ def moved(
     """
     from mlsys_core.plot import check_format, save
     from mlsys_windtunnel.cli.fine_tune import loaded_module
-    from mlsys_windtunnel.cli.update import START
     from mlsys_windtunnel.finetune.moved import draw_moved, what_moved
     from rich.box import SIMPLE
     from rich.console import Console

@@ -102,7 +102,6 @@ def _load_booster(path: Path, suffix: str, *, trust_code: bool) -> Any:
 def _load_skops(path: Path, *, trust_code: bool) -> Any:
     import skops.io
 
-    from mlsys_windtunnel.parse.load import checked_trees
     from mlsys_windtunnel.parse.tree_safety import check_trees
 
     with _damage_as_error(path):
