@@ -63,8 +63,8 @@ kernels: setup  ## Compile the kernels in all builds that the tests run, a core 
 test: setup  ## Run the tests in minutes: representatives of large grids, nothing slow
 	$(PYTEST) --quick -m "not gpu and not browser and not slow"
 
-test-all: setup kernels  ## Run all tests but those for a GPU or a browser, as CI does
-	$(PYTEST) -m "not gpu and not browser"
+test-all: setup kernels  ## Run all tests but those for a GPU or a browser, large grids by pairs, as CI does
+	$(PYTEST) --pairs -m "not gpu and not browser"
 
 lint: setup  ## Ruff, formatting, and the repository's own boundaries
 	$(VENV)/bin/ruff check $(CODE)
@@ -95,8 +95,9 @@ soak: setup  ## Run 200 clients against Orca's server for a minute, half of whom
 soak-dvabatch: setup  ## Ten minutes of DVABatch at 120 % load with cancellations; each answer checked
 	$(VENV)/bin/mlsys bench dvabatch-soak
 
-oracles: setup  ## Run each oracle whole, and print the tallies (ORACLES="nimble_opinfo ..." for some)
+oracles: setup  ## Run each oracle and every case of large grids, and print the tallies (ORACLES="nimble_opinfo ..." for some)
 	$(PY) tests/oracles $(ORACLES)
+	$(if $(ORACLES),,$(PYTEST) --grids -m "not gpu and not browser")
 
 mutants: setup  ## Change the pure modules one expression at a time; print how many changes a test notices (AREAS="..." for some)
 	$(PIP) install -q -r requirements/mutants.txt

@@ -29,6 +29,7 @@ settings.register_profile(
     "mutants", deadline=None, phases=(Phase.explicit, Phase.generate), derandomize=True, max_examples=25
 )
 MOST_CASES, MOST_EXAMPLES = 8, 10  # of one test, under --quick; @pytest.mark.quick_cases(n) sets fewer or more cases
+LARGE_GRID = 24  # cases of one test, above which --pairs and --grids choose
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=MOST_EXAMPLES)
 settings.load_profile("mlsys")
 STATM, GROWTH = Path("/proc/self/statm"), 300 << 20  # a process's pages; bytes
@@ -36,13 +37,15 @@ _OWN_SETTINGS = "_hypothesis_internal_use_settings"  # where @settings keeps the
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--quick``, which ``make test`` gives."""
+    """Add ``--quick`` (``make test`` gives it), ``--pairs`` (``make test-all``) and ``--grids`` (``make oracles``)."""
     parser.addoption(
         "--quick",
         action="store_true",
         help="few cases of large grids, few examples of properties, and none of the tests in tests/slow.txt",
     )
     parser.addoption("--keep-slow", action="store_true", help="with --quick: the tests in tests/slow.txt as well")
+    parser.addoption("--pairs", action="store_true", help="of large grids the cases that cover all pairs of values")
+    parser.addoption("--grids", action="store_true", help="nothing but the large grids, every case of them")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,28 +55,59 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under ``--quick`` keep few cases of a parametrised test, which cover pairs of its values, and no slow test."""
-    if not config.getoption("--quick"):
-        return
+    """Keep what ``--quick``, ``--pairs`` or ``--grids`` chooses."""
+    if config.getoption("--quick"):
+        _keep_quick(config, items)
+    elif config.getoption("--pairs") or config.getoption("--grids"):
+        _keep_pairs(config, items, only_grids=config.getoption("--grids"))
+
+
+def _keep_quick(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep few cases of a parametrised test, which cover pairs of its values, and no slow test."""
+    from tests.representatives import representatives, values_by_axis
+
     if not config.getoption("--keep-slow"):
         _leave_out_slow(config, items)
-    from tests.representatives import representatives
-
-    grids: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if hasattr(item, "callspec"):
-            grids.setdefault(_name(item), []).append(item)
     dropped: set[pytest.Item] = set()
-    for cases in grids.values():
+    for cases in _cases_by_test(items).values():
         marker = cases[0].get_closest_marker("quick_cases")
         most = marker.args[0] if marker else MOST_CASES
         own = _of_this_machine(cases)
-        kept = representatives([case.callspec.indices for case in own], most)
+        kept = representatives([values_by_axis(case) for case in own], most)
         dropped |= set(cases) - {own[index] for index in kept}
-    config.hook.pytest_deselected(items=[item for item in items if item in dropped])
-    items[:] = [item for item in items if item not in dropped]
+    _drop(config, items, dropped)
     for item in items:
         _bound_examples(item)
+
+
+def _keep_pairs(config: pytest.Config, items: list[pytest.Item], *, only_grids: bool) -> None:
+    """Keep the cases of large grids that cover all pairs of values; or drop what is in no large grid."""
+    from tests.representatives import representatives, values_by_axis
+
+    unneeded: set[pytest.Item] = set()
+    large: set[pytest.Item] = set()
+    for cases in _cases_by_test(items).values():
+        values = [values_by_axis(case) for case in cases]
+        if len(cases) <= LARGE_GRID or len(values[0]) < 2:
+            continue
+        kept = representatives(values, len(cases) - 1)
+        if len(kept) < len(cases) - 1:
+            unneeded |= set(cases) - {cases[index] for index in kept}
+            large.update(cases)
+    _drop(config, items, set(items) - large if only_grids else unneeded)
+
+
+def _drop(config: pytest.Config, items: list[pytest.Item], dropped: set[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+    items[:] = [item for item in items if item not in dropped]
+
+
+def _cases_by_test(items: list[pytest.Item]) -> dict[str, list[Any]]:
+    grids: dict[str, list[Any]] = {}
+    for item in items:
+        if hasattr(item, "callspec"):
+            grids.setdefault(_name(item), []).append(item)
+    return grids
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -88,9 +122,8 @@ def _leave_out_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Drop what tests/slow.txt lists, unless the command line names it."""
     listed = set((config.rootpath / "tests" / "slow.txt").read_text().splitlines())
     named = "\n".join(config.args)
-    slow = [item for item in items if (name := _name(item)) in listed and name not in named]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in set(slow)]
+    slow = {item for item in items if (name := _name(item)) in listed and name not in named}
+    _drop(config, items, slow)
 
 
 def _name(item: pytest.Item) -> str:

@@ -1,9 +1,10 @@
-"""Choose few cases of a large grid, so that pairs of values are covered. Pure; `pytest --quick` uses it."""
+"""Choose few cases of a large grid, so that pairs of values are covered; for `pytest --quick` and `--pairs`."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 
 def representatives(cases: Sequence[Mapping[str, Hashable]], most: int) -> list[int]:
@@ -35,3 +36,25 @@ def representatives(cases: Sequence[Mapping[str, Hashable]], most: int) -> list[
         chosen.append(best)
         covered |= pairs[best]
     return sorted(chosen)
+
+
+def values_by_axis(case: Any) -> dict[str, Hashable]:
+    """Return a value by axis of the grid for a collected test; the arguments of one ``parametrize`` are one axis.
+
+    ``callspec.indices`` are not these: pytest numbers arguments that are no fixtures by case.
+    """
+    params, axes = case.callspec.params, []
+    for marker in case.iter_markers("parametrize"):
+        names = marker.args[0] if marker.args else marker.kwargs["argnames"]
+        axes.append([each.strip() for each in names.split(",")] if isinstance(names, str) else list(names))
+    named = {name for axis in axes for name in axis}
+    axes += [[name] for name in params if name not in named]  # of fixtures
+    return {",".join(axis): tuple(_hashable(params[name]) for name in axis if name in params) for axis in axes}
+
+
+def _hashable(value: Any) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import combinations, product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.representatives import representatives
+from tests.representatives import representatives, values_by_axis
 
 GRIDS = st.lists(st.integers(1, 5), min_size=2, max_size=4).map(
     lambda sizes: [dict(zip("abcd", values, strict=False)) for values in product(*map(range, sizes))]
@@ -43,3 +44,18 @@ def test_a_grid_of_three_by_three_by_three_needs_nine():
     chosen = representatives(cases, 24)
     assert pairs_of(cases[index] for index in chosen) == pairs_of(cases)
     assert len(chosen) < 13
+
+
+@pytest.fixture(params=["x", "y"])
+def letter(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("number", [3, 4])
+@pytest.mark.parametrize(("flag", "items"), [(True, ["a"]), (False, ["a"])])
+def test_arguments_given_together_are_one_axis(number, flag, items, letter, request: pytest.FixtureRequest):
+    values = values_by_axis(request.node)
+    assert sorted(values) == ["flag,items", "letter", "number"]
+    assert values["number"] == ((int, number),)
+    assert values["letter"] == ((str, letter),)
+    assert values["flag,items"] == ((bool, flag), id(items))
