@@ -72,7 +72,6 @@ AREAS = {
         NIMBLE,
         (
             "planning/streams.py",
-            "planning/sync.py",
             "planning/storage.py",
             "planning/schedule.py",
             "ir/strides.py",

@@ -34,7 +34,7 @@ NIMBLE = """
 import sys, time
 start = time.perf_counter()
 from mlsys_nimble import Nimble
-from mlsys_nimble.nets.registry import net
+from mlsys_nimble.nets import net
 import torch
 torch.set_num_threads(1)
 found = net("resnet20-cifar")

@@ -17,7 +17,7 @@ def test_a_first_preparation_imports_no_compiler() -> None:
     code = f"""
 import sys
 from mlsys_nimble import Nimble
-from mlsys_nimble.nets.registry import net
+from mlsys_nimble.nets import net
 found = net("resnet20-cifar")
 Nimble(found.module).prepare(found.inputs)
 sys.exit(", ".join(name for name in {HEAVY} if name in sys.modules) or 0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.backends.cuda import pool as pools
+from mlsys_nimble.backends.cuda import executor as pools
 from mlsys_nimble.backends.cuda.convolutions import LAYOUTS, SelectedConvolution, fastest, layouts_of
 from mlsys_nimble.backends.cuda.executor import CudaExecutor
 from mlsys_nimble.capture import capture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.backends.cuda import pool as pools
+from mlsys_nimble.backends.cuda import executor as pools
 from mlsys_nimble.backends.cuda.executor import MAX_CAPTURES, CudaExecutor
 from mlsys_nimble.backends.cuda.plan import Record, Run, Wait
 from mlsys_nimble.capture import capture

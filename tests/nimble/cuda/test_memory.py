@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlsys_nimble.backends.cuda.memory import peak_nbytes, plan_releases
+from mlsys_nimble.backends.cuda.captured import peak_nbytes, plan_releases
 from mlsys_nimble.backends.cuda.plan import Run, happens_before, plan_streams
 from mlsys_nimble.ir.operators import Copy, Reshape
 from mlsys_nimble.ir.program import Operator, Program, ValueId, ValueType

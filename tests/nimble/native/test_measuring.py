@@ -9,7 +9,7 @@ import pytest
 import torch
 from mlsys_nimble import Nimble
 from mlsys_nimble.backends.cpu.decisions import Measuring
-from mlsys_nimble.backends.cpu.slots import Slots
+from mlsys_nimble.backends.cpu.replay import Slots
 from torch import nn
 
 

@@ -10,8 +10,8 @@ import torch
 from mlsys_nimble.backends.cpu import library
 from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.backends.cpu.replay import ReplayPlan, Team
-from mlsys_nimble.backends.operators.bf16 import pairs_kernel
-from mlsys_nimble.backends.reference.epilogue import with_epilogue
+from mlsys_nimble.backends.operators.convolution import pairs_kernel
+from mlsys_nimble.backends.reference.pointwise import with_epilogue
 from mlsys_nimble.ir.operators import NOTHING, Convolution, Epilogue
 from mlsys_nimble.planning.planner import Assignment, Piece
 from torch import Tensor

@@ -13,8 +13,7 @@ from mlsys_nimble.ir.operators import Concat, Convolution, Linear, MatMul, Point
 from mlsys_nimble.ir.program import Operator, Program, ValueType
 from mlsys_nimble.passes.affine import fold_affine
 from mlsys_nimble.passes.constants import fold_constants
-from mlsys_nimble.passes.elementwise import fuse_elementwise
-from mlsys_nimble.passes.epilogues import fuse_epilogues
+from mlsys_nimble.passes.fusion import fuse_elementwise, fuse_epilogues
 from torch import Tensor, nn
 
 FOLD = (fold_constants, fold_affine)

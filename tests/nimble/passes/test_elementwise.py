@@ -13,7 +13,7 @@ from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.capture import capture
 from mlsys_nimble.ir.operators import Pointwise, Step
 from mlsys_nimble.ir.program import Program, check_program
-from mlsys_nimble.passes.elementwise import MAX_STEPS, fuse_elementwise
+from mlsys_nimble.passes.fusion import MAX_STEPS, fuse_elementwise
 
 
 def fused(function: Callable[..., Any], *args: torch.Tensor) -> list[Pointwise]:

@@ -9,9 +9,8 @@ import torch
 from mlsys_nimble.ir.operators import Convolution, Linear, Separable
 from mlsys_nimble.ir.program import Operator, Program, ValueType
 from mlsys_nimble.passes.constants import fold_constants, remove_dead_code
-from mlsys_nimble.passes.epilogues import fuse_epilogues
+from mlsys_nimble.passes.fusion import LEAST_NBYTES, MOST_WEIGHTS_NBYTES, fuse_epilogues, fuse_separables
 from mlsys_nimble.passes.precision import round_weights
-from mlsys_nimble.passes.separable import LEAST_NBYTES, MOST_WEIGHTS_NBYTES, fuse_separables
 from torch.nn.functional import conv2d
 
 from tests.nimble.passes.programs import TWICE, kinds_of

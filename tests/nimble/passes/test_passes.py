@@ -14,8 +14,7 @@ from mlsys_nimble.passes import PASSES, Pass, optimise
 from mlsys_nimble.passes.affine import fold_affine
 from mlsys_nimble.passes.borders import fold_borders
 from mlsys_nimble.passes.constants import fold_constants, remove_dead_code, share_subexpressions
-from mlsys_nimble.passes.elementwise import fuse_elementwise
-from mlsys_nimble.passes.epilogues import fuse_epilogues
+from mlsys_nimble.passes.fusion import fuse_elementwise, fuse_epilogues
 from mlsys_nimble.passes.views import simplify_views
 from torch import nn
 from torch.nn.functional import avg_pool2d, leaky_relu, max_pool2d, pad, relu, silu

@@ -11,8 +11,7 @@ from mlsys_nimble.ir.operators import Epilogue, Pointwise, Step
 from mlsys_nimble.ir.program import Operator, Program, ValueType
 from mlsys_nimble.passes import PASSES, optimise
 from mlsys_nimble.passes.constants import MAX_GROWN_NBYTES, fold_constants, remove_dead_code, share_subexpressions
-from mlsys_nimble.passes.elementwise import MAX_INPUTS, fuse_elementwise
-from mlsys_nimble.passes.epilogues import fuse_epilogues
+from mlsys_nimble.passes.fusion import MAX_INPUTS, fuse_elementwise, fuse_epilogues
 from torch import nn
 from torch.nn.functional import elu, leaky_relu, linear, max_pool2d
 

@@ -10,7 +10,7 @@ from mlsys_nimble.backends.cpu.library import View
 from mlsys_nimble.ir.operators import Aten, Convolution, Input
 from mlsys_nimble.ir.program import Operator
 from mlsys_nimble.ir.strides import channels_last, dense
-from mlsys_nimble.training import convolutions, gemms
+from mlsys_nimble.training import convolutions
 from mlsys_nimble.training.convolutions import way_of, work_of
 from mlsys_nimble.training.kernels import KernelList
 from mlsys_nimble.training.passes import GRADIENT
@@ -74,7 +74,7 @@ def run(case: Case, role: str, num_threads: int) -> Tensor:
     work = work_of(operator, views, [View(0, "float32", tuple(case.exact[role].shape), ())])
     assert work is not None
     if way_of(work, LANES) == "gemm":
-        return gemms.pixels(work)(*inputs)
+        return convolutions.pixels(work)(*inputs)
     out = torch.empty_strided(case.exact[role].shape, convolutions.strides_of_result(work)).fill_(float("nan"))
     kernels = convolutions.make_kernels(work, views, View.of(out))
     assert kernels

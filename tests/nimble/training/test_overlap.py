@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mlsys_nimble import Nimble
-from mlsys_nimble.training.overlap import overlaps
+from mlsys_nimble.training.state import overlaps
 from torch import Tensor, nn
 
 

@@ -8,8 +8,7 @@ if TYPE_CHECKING:
     from mlsys_nimble.errors import CaptureError, InternalError
     from mlsys_nimble.ir.graph import OperatorGraph, build_graph, read_graph
     from mlsys_nimble.module import Nimble, compile  # noqa: A004
-    from mlsys_nimble.planning.streams import StreamAssignment, assign_streams
-    from mlsys_nimble.planning.sync import SyncEvent, plan_events
+    from mlsys_nimble.planning.streams import StreamAssignment, SyncEvent, assign_streams, plan_events
     from mlsys_nimble.saved.loading import SavedModel, load
 
 __version__ = "0.1.0"
@@ -36,8 +35,7 @@ __getattr__, __dir__ = lazy_exports(
         "errors": ["CaptureError", "InternalError"],
         "ir.graph": ["OperatorGraph", "build_graph", "read_graph"],
         "module": ["Nimble", "compile"],
-        "planning.streams": ["StreamAssignment", "assign_streams"],
-        "planning.sync": ["SyncEvent", "plan_events"],
+        "planning.streams": ["StreamAssignment", "SyncEvent", "assign_streams", "plan_events"],
         "saved.loading": ["SavedModel", "load"],
     },
 )

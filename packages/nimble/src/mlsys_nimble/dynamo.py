@@ -107,7 +107,7 @@ def _trained(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], options
 
     from mlsys_nimble.training.calls import executor_maker
     from mlsys_nimble.training.graphs import Partition, ReplayedGraph
-    from mlsys_nimble.training.overlap import copy_in_graph
+    from mlsys_nimble.training.state import copy_in_graph
 
     copy_in_graph(graph)
     partition = Partition(rematerialises=options.rematerialises)

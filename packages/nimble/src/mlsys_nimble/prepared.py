@@ -19,12 +19,12 @@ from mlsys_nimble.errors import CaptureError, refuse
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.operators import Aten, Convolution, Dequantise, Linear, Pointwise, Quantise
 from mlsys_nimble.ir.program import Program, ValueId
-from mlsys_nimble.ir.resized import split
+from mlsys_nimble.ir.sizes import split
 from mlsys_nimble.options import BF16, BF16_PAIRS, Options
 from mlsys_nimble.passes import PASSES, PassReport, optimise
+from mlsys_nimble.passes.fusion import fuse_separables
 from mlsys_nimble.passes.precision import multiply_pairs, round_weights
 from mlsys_nimble.passes.rewrite import is_random
-from mlsys_nimble.passes.separable import fuse_separables
 from mlsys_nimble.ranged import Ranged
 from mlsys_nimble.state.forks import renew_in_forks
 from mlsys_nimble.state.weights import Watch, copied_constants

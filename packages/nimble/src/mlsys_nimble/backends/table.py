@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mlsys_nimble.backends.cpu.library import Kernel, View
 
 FAMILIES = (
-    "batch_norm",
-    "bf16",
     "convolution",
     "indexing",
     "integers",

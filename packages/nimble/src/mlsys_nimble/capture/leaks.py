@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from mlsys_nimble.capture.cuts import ask_stops
 from mlsys_nimble.capture.layouts import ASKS_STRIDES, MAY_BE_VIEWS
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.tracer import BRANCH, CUSTOM, Tracer
-from mlsys_nimble.capture.watched import Questions, read_whole
+from mlsys_nimble.capture.watched import Questions, ask_stops, read_whole
 from mlsys_nimble.errors import call_external, refuse
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]

@@ -21,7 +21,6 @@ from mlsys_nimble.capture.builder import Builder, NoKindError
 Rule = Callable[..., Any]
 
 FAMILIES = (
-    "attention",
     "backward",
     "convolution",
     "indexing",

@@ -21,7 +21,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mlsys_nimble.capture.aliases import Group, Member, overlap, read, shares_memory, steps_between, write
 from mlsys_nimble.capture.builder import Builder, Ref, dtype_name, type_of
-from mlsys_nimble.capture.cuts import ask_cuts
 from mlsys_nimble.capture.dispatched import (
     STATIC_CHECKS,
     Written,
@@ -38,7 +37,7 @@ from mlsys_nimble.capture.layouts import Kin, depends_on_strides
 from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.statistics import checked, declared
-from mlsys_nimble.capture.watched import Questions
+from mlsys_nimble.capture.watched import Questions, ask_cuts
 from mlsys_nimble.errors import call_external, refuse
 from mlsys_nimble.ir.operators import Aten, Copy, Input
 

@@ -10,8 +10,7 @@ from mlsys_core.cli.trust import TrustCode
 from mlsys_nimble.cli.explain import GraphFile, explain, nets
 
 if TYPE_CHECKING:
-    from mlsys_nimble.planning.streams import StreamAssignment
-    from mlsys_nimble.planning.sync import SyncEvent
+    from mlsys_nimble.planning.streams import StreamAssignment, SyncEvent
 
 
 _REPLAYS = 20
@@ -102,8 +101,7 @@ def streams(
     """
     from mlsys_core.graphs import write_graph
     from mlsys_nimble.ir.graph import read_graph
-    from mlsys_nimble.planning.streams import assign_streams
-    from mlsys_nimble.planning.sync import plan_events
+    from mlsys_nimble.planning.streams import assign_streams, plan_events
 
     assignment = assign_streams(read_graph(graph_file))
     events = plan_events(assignment)

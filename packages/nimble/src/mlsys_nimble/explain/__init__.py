@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlsys_nimble.ir.graph import OperatorGraph
 from mlsys_nimble.ir.program import Program
-from mlsys_nimble.planning.streams import StreamAssignment, assign_streams
-from mlsys_nimble.planning.sync import SyncEvent, plan_events
+from mlsys_nimble.planning.streams import StreamAssignment, SyncEvent, assign_streams, plan_events
 
 if TYPE_CHECKING:
     from mlsys_core.graphs import Graph

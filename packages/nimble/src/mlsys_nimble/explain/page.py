@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlsys_nimble.ir.graph import build_graph
-from mlsys_nimble.planning.streams import StreamAssignment, assign_streams
-from mlsys_nimble.planning.sync import plan_events
+from mlsys_nimble.planning.streams import StreamAssignment, assign_streams, plan_events
 
 if TYPE_CHECKING:
     from mlsys_core.graphs import Graph

@@ -13,8 +13,8 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.pt2.program import load_program
 from torch import nn
 
+from mlsys_nimble.nets import find_net, net
 from mlsys_nimble.nets.blocks import Net
-from mlsys_nimble.nets.registry import find_net, net
 
 _NUM_TOKENS = 128
 

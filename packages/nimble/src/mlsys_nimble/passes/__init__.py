@@ -10,12 +10,9 @@ from mlsys_nimble.passes.affine import fold_affine
 from mlsys_nimble.passes.attention import find_attention
 from mlsys_nimble.passes.borders import fold_borders
 from mlsys_nimble.passes.constants import fold_constants, remove_dead_code, share_subexpressions
-from mlsys_nimble.passes.elementwise import fuse_elementwise
-from mlsys_nimble.passes.epilogues import fuse_epilogues
+from mlsys_nimble.passes.fusion import fuse_elementwise, fuse_epilogues, fuse_messages, fuse_separables
 from mlsys_nimble.passes.integers import find_integers, fuse_codes
-from mlsys_nimble.passes.messages import fuse_messages
 from mlsys_nimble.passes.points import find_points
-from mlsys_nimble.passes.separable import fuse_separables
 from mlsys_nimble.passes.views import simplify_views
 
 Pass = Callable[[Program], Program]

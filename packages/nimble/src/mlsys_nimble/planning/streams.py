@@ -1,8 +1,9 @@
-"""Stream assignment: Algorithm 1 of the Nimble paper (dissertation, section 3.3.2 and appendix A.1).
+"""Stream assignment and its synchronisations: Algorithm 1 of Nimble (dissertation, section 3.3.2, appendix A.1).
 
-Pure: an operator graph in, a stream for each operator out; :mod:`mlsys_nimble.planning.sync` then plans where streams
-wait. The assignment reaches maximum logical concurrency (independent operators never share a stream) with the fewest
-synchronisations possible.
+Pure: an operator graph in, a stream for each operator and the |E'| - |M| events of Theorem 3 out. The assignment
+reaches maximum logical concurrency (independent operators never share a stream) with the fewest synchronisations
+possible. An executor records each event on the producer's stream right after the producer, and makes the consumer's
+stream wait for it right before the consumer.
 
 Sets of operators are Python integers, one bit an operator: reachability takes n²/8 bytes, and an edge one OR of rows.
 The minimum equivalent graph of 10,000 operators takes 0.1 s so; ``networkx.transitive_reduction`` takes 1.4 s with
@@ -201,3 +202,33 @@ def _members(bits: Bits) -> Iterator[int]:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
         bits ^= lowest
+
+
+@dataclass(frozen=True, slots=True)
+class SyncEvent:
+    """Event for which the consumer's stream waits until the producer has run."""
+
+    producer: int  # operator after which the event is recorded
+    consumer: int  # operator before which the stream waits
+    producer_stream: int
+    consumer_stream: int  # never the producer's
+
+
+def plan_events(assignment: StreamAssignment) -> tuple[SyncEvent, ...]:
+    """Plan one event for each edge of the minimum equivalent graph that crosses streams, by producer and consumer.
+
+    This is a safe synchronisation plan, and no assignment of maximum logical concurrency has a smaller one (Theorem 4).
+
+    Example:
+        >>> from mlsys_nimble.ir.graph import build_graph
+        >>> from mlsys_nimble.planning.streams import assign_streams
+        >>> join = build_graph(["a", "b", "join"], [("a", "join"), ("b", "join")])
+        >>> [(event.producer, event.consumer) for event in plan_events(assign_streams(join))]
+        [(1, 2)]
+    """
+    stream_of = assignment.stream_of
+    return tuple(
+        SyncEvent(producer, consumer, stream_of[producer], stream_of[consumer])
+        for producer, consumer in assignment.meg_edges
+        if stream_of[producer] != stream_of[consumer]
+    )

@@ -17,7 +17,7 @@ from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.operators import BatchNormGradient, BatchNormTraining
 from mlsys_nimble.ir.program import Operator, ValueType
 from mlsys_nimble.ir.strides import Strides, dense, order_of, row_major
-from mlsys_nimble.training import attention, convolutions, gemms, kernels, layer_norm, linear
+from mlsys_nimble.training import attention, convolutions, kernels, layer_norm, linear
 from mlsys_nimble.training.attention import attention_of
 from mlsys_nimble.training.convolutions import images_of, way_of, work_of
 from mlsys_nimble.training.passes import GRADIENT
@@ -32,10 +32,10 @@ def torch_run(operator: Operator, values: Sequence[ValueType]) -> Run:
     kind = operator.kind
     work = work_of(operator, *([values[value] for value in group] for group in (operator.inputs, operator.outputs)))
     if work is not None and way_of(work, 1) == "gemm":
-        into = gemms.pixels(work)
+        into = convolutions.pixels(work)
         return replace(into, write=_with_channels_last(into.write, images_of(work), first=1))
     if isinstance(kind, kinds.MatMul) and kind.scale == 1 and _are_matrices(operator, values):
-        return gemms.gemm(values[operator.outputs[0]].shape)
+        return convolutions.gemm(values[operator.outputs[0]].shape)
     if isinstance(kind, kinds.Aten):
         run = _aten_run(kind) or compile_operator(operator, values)
         return _with_channels_last(run, 2) if kind.target == GRADIENT else run

@@ -1,16 +1,18 @@
 """Two-dimensional convolutions of training and their gradients: choice of the algorithm, and kernels.
 
-Weights change at each step, so none are packed ahead of time: kernels transform them within the step.
+Weights change at each step, so none are packed ahead of time: kernels transform them within the step. Products of
+matrices go to torch's GEMM, into planned memory: nothing is allocated, and memory is reused while it is cached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
 from mlsys_nimble.backends.cpu import library as native
 from mlsys_nimble.backends.cpu.library import Kernel, View
@@ -177,3 +179,52 @@ def _winograd(work: Work, way: Way, inputs: Sequence[View], out: View) -> list[K
 def _exact(image: View) -> View:
     """Return the image with dense strides for dimensions of size 1 too."""
     return image.reshaped(image.shape, dense(image.shape, channels_last(4)))
+
+
+@dataclass(frozen=True, slots=True)
+class Into:
+    """Function of torch for an operator that writes into given memory.
+
+    A call without ``out`` allocates its result.
+    """
+
+    shape: Shape
+    strides: Strides
+    write: Callable[..., Any]  # (out, *inputs)
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Return the result in new memory."""
+        out = torch.empty_strided(self.shape, self.strides)
+        self.write(out, *inputs)
+        return out
+
+
+def gemm(shape: Shape) -> Into:
+    """Return the product of a [M, K] and b [K, N] in float32."""
+    return Into(shape, dense(shape, row_major(2)), lambda out, a, b: torch.mm(a, b, out=out))
+
+
+def pixels(work: Work) -> Into:
+    """Return a convolution of single pixels, or a gradient of it, as a GEMM of rows of channels-last images."""
+
+    def rows(image: Tensor) -> Tensor:
+        return image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])
+
+    def forward(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+        matrix = weight.flatten(1).t()
+        if bias is None:
+            torch.mm(rows(x), matrix, out=rows(out))
+        else:
+            torch.addmm(bias, rows(x), matrix, out=rows(out))
+
+    def input_gradient(out: Tensor, dy: Tensor, _x: Tensor, weight: Tensor) -> None:
+        torch.mm(rows(dy), weight.flatten(1), out=rows(out))
+
+    def weight_gradient(out: Tensor, dy: Tensor, x: Tensor, _weight: Tensor) -> None:
+        torch.mm(rows(dy).t(), rows(x), out=out.flatten(1))
+
+    if work.role == "forward":
+        return Into(work.y, strides_of_result(work), forward)
+    if work.role == "input gradient":
+        return Into(work.x, strides_of_result(work), input_gradient)
+    return Into(work.weight, strides_of_result(work), weight_gradient)

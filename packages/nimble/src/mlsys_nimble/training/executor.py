@@ -24,7 +24,7 @@ from mlsys_nimble.ir.operators import VIEWS, Copy
 from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.ir.strides import Strides
 from mlsys_nimble.training.binding import image_inputs, make_kernels, strides_by_kernel, torch_run
-from mlsys_nimble.training.gemms import Into
+from mlsys_nimble.training.convolutions import Into
 from mlsys_nimble.training.kernels import KernelList, load
 from mlsys_nimble.training.rows import join_rows
 

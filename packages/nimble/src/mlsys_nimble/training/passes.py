@@ -19,7 +19,7 @@ from mlsys_nimble.ir.operators import (
 from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.passes import Pass
 from mlsys_nimble.passes.constants import remove_dead_code, share_subexpressions
-from mlsys_nimble.passes.elementwise import fuse_elementwise
+from mlsys_nimble.passes.fusion import fuse_elementwise
 from mlsys_nimble.passes.views import simplify_views
 
 GRADIENT = "aten.convolution_backward.default"

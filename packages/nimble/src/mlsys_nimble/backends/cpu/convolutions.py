@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Literal
 
-from mlsys_nimble.backends.cpu.images import image, in_space, window
 from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View, load
+from mlsys_nimble.backends.cpu.loops import image, in_space, window
 from mlsys_nimble.backends.cpu.own_weights import Own, is_readable
 from mlsys_nimble.backends.cpu.packing import (
     pack_bias,

@@ -16,8 +16,7 @@ from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.backends.cpu.lowering import IN_PLACE, named_kernel, packed_inputs, readers_of
 from mlsys_nimble.backends.cpu.own_weights import operators_in_place
 from mlsys_nimble.backends.cpu.packing import given_weights, shared_weights
-from mlsys_nimble.backends.cpu.replay import Comparison, ReplayPlan, Team
-from mlsys_nimble.backends.cpu.slots import Slots
+from mlsys_nimble.backends.cpu.replay import Comparison, ReplayPlan, Slots, Team
 from mlsys_nimble.backends.reference.operators import compile_operator
 from mlsys_nimble.backends.table import Run
 from mlsys_nimble.ir.program import Operator, Program, ValueId

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from mlsys_nimble.backends.cpu import loops, packing
-from mlsys_nimble.backends.cpu.images import image, in_space, window
 from mlsys_nimble.backends.cpu.library import Kernel, View, load_int8
+from mlsys_nimble.backends.cpu.loops import image, in_space, window
 from mlsys_nimble.ir import operators
 from torch import Tensor
 

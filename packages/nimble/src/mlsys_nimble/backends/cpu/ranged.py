@@ -24,8 +24,7 @@ from mlsys_nimble.backends.cpu.library import Kernel
 from mlsys_nimble.backends.cpu.replay import PIECE_S, load_executor
 from mlsys_nimble.backends.reference.operators import ReferenceExecutor, compile_operator
 from mlsys_nimble.ir.program import Operator, Program, ValueId
-from mlsys_nimble.ir.resized import AtSizes, at_sizes, has_sizes
-from mlsys_nimble.ir.sizes import Atom, Sheet, Size, evaluate, poly_of, symbol
+from mlsys_nimble.ir.sizes import Atom, AtSizes, Sheet, Size, at_sizes, evaluate, has_sizes, poly_of, symbol
 from mlsys_nimble.planning.schedule import Segment
 from mlsys_nimble.planning.storage import ALIGNMENT, Storage, stack_of
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Worker teams, replay plans, and comparisons of memory by a team: the bindings of ``executor.cpp``."""
+"""Worker teams, replay plans and comparisons of memory: bindings of ``executor.cpp``; pointers set at each call."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import ctypes
 import math
 import weakref
 from collections.abc import Mapping, Sequence
+from copy import copy
+from ctypes import addressof, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from mlsys_core.native import Kernel as Source
 from mlsys_core.native import bind, new
 from mlsys_nimble.backends.cpu.library import Kernel, load
+from mlsys_nimble.ir.program import Program, ValueId, ValueType
 from mlsys_nimble.planning.planner import Assignment, Piece
 from mlsys_nimble.state.digest import address_arrays
 from mlsys_nimble.state.forks import renew_in_forks
 from mlsys_nimble.state.pages import Piece as Memory
+from torch import Tensor
 
 PIECE_S = 20e-6  # of a task that one claim takes at least, seconds
 SPINS = 3_000  # pauses that a worker waits before it sleeps: some tens of microseconds
@@ -143,3 +148,52 @@ class Comparison:
         elif self.nbytes:
             self._kernel.run()
         return not self._has_changed.value
+
+
+class Slots:
+    """Table of one pointer for each input and each copied output.
+
+    Args:
+        program: Program after the layout; each output is an input, a constant, or a copy made for the caller.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.inputs = {value: number for number, value in enumerate(program.inputs)}
+        self._results = [  # each with a template: empty_like is three times as fast as empty
+            (value, torch.empty(program.values[value].shape, dtype=getattr(torch, program.values[value].dtype)))
+            for value in dict.fromkeys(program.outputs)
+            if value not in self.inputs and value not in program.constants
+        ]
+        self.makes_all = [value for value, _ in self._results] == list(program.outputs)  # in this order, each once
+        self.input_types = [program.values[value] for value in program.inputs]
+        owners = [*program.inputs, *(value for value, _ in self._results)]
+        self._pointers = (c_void_p * max(len(owners), 1))()
+        base = addressof(self._pointers)
+        self.addresses = {value: base + 8 * number for number, value in enumerate(owners)}
+
+    def resized(self, values: Sequence[ValueType]) -> Slots:
+        """Return the same table for results of other sizes, by ValueId."""
+        made = copy(self)
+        made._results = [(value, like.new_empty(values[value].shape)) for value, like in self._results]
+        return made
+
+    def bind(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Point at a call's inputs; return the tensors that must be kept alive until it is over."""
+        pointers = self._pointers
+        kept: list[Tensor] = []
+        for tensor in inputs:
+            if tensor.is_conj() or tensor.is_neg():  # views that torch reads with another sign
+                tensor = tensor.resolve_conj().resolve_neg()
+            if not tensor.is_contiguous():
+                tensor = tensor.contiguous()
+            pointers[len(kept)] = tensor.data_ptr()
+            kept.append(tensor)
+        return kept
+
+    def results(self) -> dict[ValueId, Tensor]:
+        """Allocate a call's outputs, and point at them."""
+        made: dict[ValueId, Tensor] = {}
+        for number, (value, like) in enumerate(self._results, len(self.inputs)):
+            made[value] = tensor = torch.empty_like(like)
+            self._pointers[number] = tensor.data_ptr()
+        return made

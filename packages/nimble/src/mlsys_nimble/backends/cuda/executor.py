@@ -9,7 +9,9 @@ it, another capture runs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,10 +22,9 @@ from mlsys_core.device.cuda_graphs import current_device, is_usable
 from mlsys_core.errors import InvalidInputError
 from mlsys_nimble.backends.cuda.captured import CapturedSchedule, Location, Recorder, is_result, location_of
 from mlsys_nimble.backends.cuda.convolutions import fastest, layouts_of
-from mlsys_nimble.backends.cuda.driver import CoreDriver, Driver
+from mlsys_nimble.backends.cuda.driver import CoreDriver, Driver, Handle
 from mlsys_nimble.backends.cuda.functions import is_kept_out, make_functions
 from mlsys_nimble.backends.cuda.plan import plan_streams
-from mlsys_nimble.backends.cuda.pool import Pool, shared_pool
 from mlsys_nimble.ir.program import Program, ValueId
 from torch import Tensor
 
@@ -192,6 +193,44 @@ class CudaExecutor:
             return inputs[program.inputs.index(value)]
         constant: Tensor = program.constants[value]
         return constant
+
+
+class Pool:
+    """Memory of schedules that never run at once: a replay begins when the pool's previous one is over.
+
+    Results are copied out of it, so it is as large as the largest schedule, not as their sum.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self.handle: Handle = driver.new_pool()
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._event = driver.new_event()
+        self._stream: Handle = None  # of the last replay
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Order the caller's stream after the previous turn's stream within the context.
+
+        That is all work put on it until now: what follows a replay may read results that this turn overwrites.
+        """
+        with self._lock:
+            stream, last = self._driver.current_stream(), self._stream
+            self._stream = stream
+            if last is not None and last != stream:
+                self._driver.record(self._event, last)
+                self._driver.wait(self._event, stream)
+            yield
+
+
+_SHARED: dict[torch.device, Pool] = {}
+
+
+def shared_pool(driver: Driver) -> Pool:
+    """Return the pool of the driver's device."""
+    if driver.device not in _SHARED:
+        _SHARED[driver.device] = Pool(driver)
+    return _SHARED[driver.device]
 
 
 def _with_scalars_on(program: Program, device: torch.device) -> Program:

@@ -1,6 +1,6 @@
 """Commands for CUDA, planned ahead of time: operators on streams, events between them (sections 3.3.1 and 3.3.2).
 
-Follows :mod:`mlsys_nimble.planning.streams` and :mod:`mlsys_nimble.planning.sync`, before the executor. Pure. The
+Follows :mod:`mlsys_nimble.planning.streams` and :mod:`mlsys_nimble.planning.streams`, before the executor. Pure. The
 streams of Algorithm 1 are folded onto few queues of CUDA: a stream takes a queue in which everything has run before,
 so no two independent operators wait for each other while there are enough queues.
 """
@@ -13,8 +13,7 @@ from typing import TypeAlias
 
 from mlsys_core.graphs import Graph, new_graph
 from mlsys_nimble.ir.graph import OperatorGraph
-from mlsys_nimble.planning.streams import Bits, StreamAssignment, assign_streams
-from mlsys_nimble.planning.sync import plan_events
+from mlsys_nimble.planning.streams import Bits, StreamAssignment, assign_streams, plan_events
 
 ORIGIN = 0  # the stream that a capture begins and ends on
 MAX_STREAMS = 32  # size of torch's pool of streams

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from mlsys_nimble.backends.cpu import loops
 from mlsys_nimble.backends.cpu.library import Kernel, View, load
-from mlsys_nimble.backends.reference.epilogue import with_epilogue
+from mlsys_nimble.backends.reference.pointwise import with_epilogue
 from mlsys_nimble.backends.table import FLOAT32, Call, Family, Run
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import ValueType

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from mlsys_nimble.backends.cpu import integers
-from mlsys_nimble.backends.cpu.images import image, window
 from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View, load
-from mlsys_nimble.backends.reference.epilogue import with_epilogue
+from mlsys_nimble.backends.cpu.loops import image, window
+from mlsys_nimble.backends.reference.pointwise import with_epilogue
 from mlsys_nimble.backends.table import FLOAT32, Call, Family, Run, dtype_of
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import ValueType

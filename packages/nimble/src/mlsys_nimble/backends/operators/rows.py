@@ -1,4 +1,4 @@
-"""Reductions, softmax, layer norm and gathers (rows.h)."""
+"""Reductions, softmax, layer norm and gathers (rows.h); batch norm of training where nothing fuses it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from mlsys_nimble.backends.cpu import loops
 from mlsys_nimble.backends.cpu.library import Kernel, View, load
 from mlsys_nimble.backends.cpu.packing import pack_row, pack_table
+from mlsys_nimble.backends.reference.pointwise import with_epilogue
 from mlsys_nimble.backends.table import FLOAT32, Call, Family, Run, dtype_of, weights_of
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import Operator, ValueId, ValueType
@@ -146,3 +147,24 @@ def embedding(table: Tensor, indices: View, out: View, *, library: Any = None) -
         "fault": ctypes.addressof(fault),
     }
     return Kernel(library or load(), "embedding", arguments, rows, fault=fault)
+
+
+@FAMILY.meaning(kinds.BatchNormTraining)
+def _batch_norm_training(kind: kinds.BatchNormTraining, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    finish = with_epilogue(kind.epilogue, lambda y: y)
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *residual: Tensor) -> Any:
+        normalise = torch.ops.aten._native_batch_norm_legit_functional.default
+        y, *statistics = normalise(x, weight, bias, mean, var, True, kind.momentum, kind.eps)
+        return (finish(y, *residual), *statistics)
+
+    return run
+
+
+@FAMILY.meaning(kinds.BatchNormGradient)
+def _batch_norm_gradient(kind: kinds.BatchNormGradient, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    def run(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor) -> Any:
+        gradient = torch.ops.aten.native_batch_norm_backward.default
+        return gradient(dy, x, weight, None, None, mean, rstd, True, 0.0, [True] * 3)
+
+    return run

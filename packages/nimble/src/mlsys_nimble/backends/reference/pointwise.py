@@ -1,4 +1,4 @@
-"""Meaning of every step of a Pointwise in torch."""
+"""Meaning in torch of the steps of a Pointwise, and of epilogues: what a kind applies to its result."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from mlsys_nimble.ir.operators import Pointwise
+from mlsys_nimble.backends.table import Run
+from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import ValueType
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-Tensor: TypeAlias = torch.Tensor
 _Function: TypeAlias = Callable[..., Tensor]
 
 FUNCTIONS: dict[str, _Function] = {
@@ -25,14 +26,14 @@ FUNCTIONS: dict[str, _Function] = {
     },
     **{name: getattr(F, name) for name in ("relu6", "silu", "gelu", "hardswish", "hardsigmoid")},
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "leaky_relu": lambda x, slope: F.leaky_relu(x, slope.item()),
-    "elu": lambda x, alpha: F.elu(x, alpha.item()),
+    "leaky_relu": lambda x, slope: F.leaky_relu(x, float(slope)),
+    "elu": lambda x, alpha: F.elu(x, float(alpha)),
     "where": lambda condition, x, y: torch.where(condition != 0, x, y),
     "clamp": lambda x, low, high: torch.clamp(x, low.item(), high.item()),
 }
 
 
-def compile_pointwise(kind: Pointwise, inputs: tuple[ValueType, ...], result: ValueType) -> Callable[..., Tensor]:
+def compile_pointwise(kind: kinds.Pointwise, inputs: tuple[ValueType, ...], result: ValueType) -> Callable[..., Tensor]:
     """Return a function from the input tensors to the result that computes the steps in order."""
     dtype: torch.dtype = getattr(torch, kind.dtype)
     result_dtype: torch.dtype = getattr(torch, result.dtype)
@@ -59,5 +60,26 @@ def compile_pointwise(kind: Pointwise, inputs: tuple[ValueType, ...], result: Va
         y = values[-1]
         y = y if y.dtype == result_dtype else y.to(result_dtype)
         return y if y.shape == result.shape else y.expand(result.shape).contiguous()
+
+    return run
+
+
+def with_epilogue(epilogue: kinds.Epilogue, main: Run) -> Run:
+    """Return ``main`` followed by the epilogue."""
+    if epilogue == kinds.NOTHING:
+        return main
+    activation = FUNCTIONS[epilogue.activation] if epilogue.activation else None
+    extra = (epilogue.slope,) if epilogue.activation in ("leaky_relu", "elu") else ()
+
+    def run(*inputs: Tensor) -> Tensor:
+        residual = None
+        if epilogue.has_residual:
+            *rest, residual = inputs
+            inputs = tuple(rest)
+        y: Tensor = main(*inputs)
+        if residual is not None and not epilogue.activates_first:
+            y = y + residual
+        y = activation(y, *extra) if activation else y
+        return y + residual if residual is not None and epilogue.activates_first else y
 
     return run
