@@ -18,7 +18,7 @@ from mlsys_nimble.errors import CaptureError, first_line
 from mlsys_nimble.options import Options, make_options
 from mlsys_nimble.ranged import MAX_SYMBOLS, Ranges, VaryingDim
 
-MOST = 4096  # of a size whose range dynamo leaves open; larger ones are prepared one by one
+MOST = 4096  # largest size where dynamo leaves the range open; larger ones are prepared one by one
 
 _LOG = logging.getLogger("mlsys_nimble")
 

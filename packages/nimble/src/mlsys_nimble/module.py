@@ -189,7 +189,7 @@ class Nimble(nn.Module):
     def _disarm(self) -> None:
         self._calls: PreparedCalls | TrainingCalls | None = None
         self._eager: Callable[..., Any] | None = None
-        self._parts: list[PreparedCalls] = []  # of the graphs that run beside what is eager
+        self._parts: list[PreparedCalls] = []  # graphs that run between eager parts
 
     def _arm(self, how: How) -> None:
         """Get ready for calls, each of which is prepared on first use."""
@@ -232,7 +232,7 @@ class How:
 
     options: Options
     training: bool
-    falls_back: bool  # to torch.compile, where no schedule can hold the model
+    falls_back: bool  # use torch.compile where no schedule can hold the model
     ranges: Ranges | None = None  # sizes that one preparation serves
 
 

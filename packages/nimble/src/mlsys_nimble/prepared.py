@@ -29,7 +29,7 @@ from mlsys_nimble.ranged import Ranged
 from mlsys_nimble.state.forks import renew_in_forks
 from mlsys_nimble.state.weights import Watch, copied_constants
 
-_BY_DEVICE = {"cpu": "auto", "cuda": "cuda"}  # on other devices torch runs the operators
+_BY_DEVICE = {"cpu": "auto", "cuda": "cuda"}  # other devices: torch runs the operators
 _ONE_TENSOR = trees.flatten((0, [])).spec
 _QUANTISED = (
     "the model is quantised, but %d of its products run in float32 on rounded values%s. Products of whole numbers need "
@@ -89,14 +89,14 @@ class Prepared:
         self._writes = Writes(captured)
         if isinstance(self.executor, Releasing) and options.max_concurrency == 1:  # others are to be made of them
             self.executor.release(captured.program.constants.values())
-        return_freed_memory()  # of the capture, and of kernels that were tried and not taken
+        return_freed_memory()  # freed by the capture and by kernels that were not chosen
         self.strides = captured.strides
-        self.made_for = layout  # of the example's tensors
+        self.made_for = layout  # layout of the example's tensors
         self._returns_memory = ReturnsMemory()  # last
 
     def renew(self) -> None:
         """Make new locks: no call is running."""
-        self._turn = threading.Lock()  # of the executor that serves a single caller
+        self._turn = threading.Lock()  # held by the one caller that the executor serves
         self._others: SimpleQueue[Executor | None] | None = None  # idle ones beside it; None: to be made
         if self._options.max_concurrency > 1 and not self.program.mutations:  # buffers are shared: one call at a time
             self._others = SimpleQueue()

@@ -29,7 +29,7 @@ P = TypeVar("P")
 MAX_SYMBOLS = 3
 MAX_SERVED = 65_536  # signatures that are remembered
 STEPS = (1, 2, 4, 7)  # sizes tried, counted from the range's begin: even and odd ones
-MORE_STEPS = (1, 2, 4, 7, 10, 13)  # where its ends are not
+MORE_STEPS = (1, 2, 4, 7, 10, 13)  # steps tried where the ends of the range are not given
 _ADVICE = (
     "Give {argument: {dimension: (least, most)}}, such as {'x': {0: (1, 512)}}; sizes that are always equal share a "
     "name: ('length', 1, 512), or torch.export.Dim('length', min=1, max=512)."
@@ -54,7 +54,7 @@ class Ranges:
     """Sizes that vary, and their bounds."""
 
     dims: tuple[VaryingDim, ...]
-    bounds: Mapping[str, tuple[int, int]]  # by symbol: least and most
+    bounds: Mapping[str, tuple[int, int]]  # (least, most) by symbol
     tries_ends: bool = True  # False: the model was captured before, with guards on sizes, and the range is open
 
     def sizes_of(self, leaves: Sequence[Any]) -> dict[str, int] | None:
@@ -269,10 +269,10 @@ def _following(ranges: Ranges, found: General) -> General:
 
 @dataclass(frozen=True, slots=True)
 class Ranged:
-    """Where a program for many sizes finds them, for its executor."""
+    """Places from which an executor reads the sizes of a program for many sizes."""
 
     places: tuple[SizePlace, ...]
-    largest: tuple[int, ...]  # of each, in the order of the places
+    largest: tuple[int, ...]  # by place: largest size
 
 
 class RangedCalls(Generic[P]):

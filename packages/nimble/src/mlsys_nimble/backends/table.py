@@ -28,7 +28,7 @@ FAMILIES = (
     "rows",
     "shapes",
 )
-FLOAT32 = frozenset({"float32"})  # of kernels that compute in single precision
+FLOAT32 = frozenset({"float32"})  # dtypes of single-precision kernels
 
 Run: TypeAlias = Callable[..., Any]  # inputs -> the result (a sequence of them, for an operator of several)
 Meaning: TypeAlias = Callable[[Any, tuple[ValueType, ...], ValueType], Run]  # kind, inputs, result
@@ -44,7 +44,7 @@ class Call:
 
     kind: Any
     inputs: Sequence[View]
-    weights: Sequence[torch.Tensor | None]  # by input; None for those that are not constants
+    weights: Sequence[torch.Tensor | None]  # by input; None: not a constant
     out: View
     library: Any = None  # None: the default library
     in_place: bool = False  # read the weight of a linear of one row where it lies (cpu/own_weights.py)
@@ -56,7 +56,7 @@ class Implementation:
 
     meaning: Meaning | None = None  # a function of tensors; the reference backend, and where there is no kernel
     lower: Lowering | None = None  # binds the kernel; gives None for a use that it does not cover
-    dtypes: frozenset[str] | None = None  # of every tensor of the kernel; None: any that kernels know
+    dtypes: frozenset[str] | None = None  # dtypes of the kernel's tensors; None: any that kernels know
     packs: Packs | None = None  # inputs that the kernel packs if they are constants
 
 

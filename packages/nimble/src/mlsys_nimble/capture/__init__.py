@@ -34,7 +34,7 @@ class Captured:
     results: Results
     device: torch.device
     reads_values: bool  # the model's Python code read values of constants
-    strides: Literal["any", "rows", "exact"]  # of the inputs that it is for: rows, if these lie row by row
+    strides: Literal["any", "rows", "exact"]  # input strides it is valid for; "rows": row-major ones
     draws: Draws  # random numbers that the run drew
 
 

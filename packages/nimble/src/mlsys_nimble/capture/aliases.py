@@ -22,7 +22,7 @@ class ViewStep:
     """Operator between a base and its view."""
 
     kind: Kind
-    type: ValueType  # of the operator's result
+    type: ValueType  # the operator's result
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class Member:
     """Tensor of a group, with its value when last read."""
 
     group: Group
-    steps: tuple[ViewStep, ...]  # from the base to this tensor
+    steps: tuple[ViewStep, ...]  # views between the base and this tensor
     ref: Ref  # its value at `version` of the group
     version: int = 0
 

@@ -105,8 +105,8 @@ class Builder:
         self.values: list[ValueType] = []
         self.operators: list[Operator] = []
         self.constants: dict[ValueId, torch.Tensor] = {}
-        self.site = Site()  # of the operators being emitted
-        self.parameters: dict[tuple[ValueId, ValueId], Ref] = {}  # by scale and zero point: both, as float32
+        self.site = Site()  # source of the operators being emitted
+        self.parameters: dict[tuple[ValueId, ValueId], Ref] = {}  # float32 [2] by (scale, zero point)
         self._fixed: set[ValueId] = set()
         self._num_named: dict[str, int] = {}
         self._producer: dict[ValueId, Operator] = {}

@@ -16,7 +16,7 @@ from mlsys_core.device.generators import default_generator
 from mlsys_nimble.errors import CaptureError, refuse
 
 _ADVICE = "Pass the random numbers as an argument of forward, or prepare with fallback='eager'."
-_OTHER_SEED = 0x5EED_0F_0BAD  # of a second run: no model draws from it by itself
+_OTHER_SEED = 0x5EED_0F_0BAD  # seed of the second run; no model uses it by chance
 
 
 class Draws:

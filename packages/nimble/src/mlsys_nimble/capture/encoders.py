@@ -44,7 +44,7 @@ def _forward(
         return _EAGER(self, src, mask, src_key_padding_mask, is_causal)
     kept = src_key_padding_mask.logical_not() if src_key_padding_mask.dtype == torch.bool else src_key_padding_mask == 0
     positions = torch.arange(src.shape[1], device=src.device)
-    begins = positions < kept.sum(1, keepdim=True)  # as many positions as are kept, from the left: the nested rows
+    begins = positions < kept.sum(1, keepdim=True)  # [B, L]: the first n positions, n unmasked ones in the row
     is_padding = begins.logical_not()
     is_nested = getattr(self, "use_nested_tensor", False)
     if not is_nested:

@@ -113,7 +113,7 @@ class Fitter:
 
     def __init__(self, sizes: Sequence[Mapping[str, int]]) -> None:
         self._number = len(sizes)
-        self.windows: list[tuple[Poly, Poly]] = []  # what windows make of an input, and what it was at the captures
+        self.windows: list[tuple[Poly, Poly]] = []  # window's result, and its value at the captures
         self._known: dict[tuple[int, ...], Size] = {}
         self._bases: list[tuple[int, tuple[int, ...]]] = [(1, (1,) * self._number)]
         for name in sizes[0]:

@@ -22,7 +22,7 @@ class LeakGuard(TorchFunctionMode):
     """Function mode that refuses calls by which values leave torch without a dispatched operator."""
 
     _LEAKS = frozenset({"tolist", "numpy", "__array__", "__dlpack__"})
-    _ADDRESS = "data_ptr"  # of which a kernel outside of torch, written in Triton, say, reads and writes
+    _ADDRESS = "data_ptr"  # kernels outside torch, such as Triton's, read and write there
 
     def __init__(self, tracer: Tracer, site: Callable[[], Site], questions: Questions | None = None) -> None:
         super().__init__()

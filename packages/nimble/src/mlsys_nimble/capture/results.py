@@ -35,10 +35,10 @@ class Origin:
 class Results:
     """Recipe for a call's results from a program's outputs."""
 
-    spec: trees.Spec  # of (what forward returns, attributes of each changed argument)
+    spec: trees.Spec  # pytree of (result of forward, attributes of each changed argument)
     leaves: tuple[Any, ...]  # None where tensors go ...
     tensor_indices: tuple[int, ...]  # ... and their indices
-    origins: tuple[Origin, ...]  # of each of these tensors
+    origins: tuple[Origin, ...]  # one for each of these tensors
     changed: tuple[int, ...]  # numbers of the objects among the arguments that forward has changed
     is_plain: bool  # the tensors are the program's outputs, in order
 

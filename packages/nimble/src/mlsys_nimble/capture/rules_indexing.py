@@ -1,4 +1,4 @@
-"""Indexing by tensors of whole numbers: rows taken, rows added to; and tensors made from numbers."""
+"""Indexing by integer tensors: gathered rows, rows added to; and tensors made from numbers."""
 
 from __future__ import annotations
 

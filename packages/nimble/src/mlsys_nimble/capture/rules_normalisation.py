@@ -150,7 +150,7 @@ def _vector_norm(
 ) -> Any:
     if order not in (None, 2) or x.dtype != result.dtype:
         return NotImplemented
-    is_short = x.dtype in ("float16", "bfloat16")  # whose squares may not fit in them: torch sums in float32
+    is_short = x.dtype in ("float16", "bfloat16")  # squares may overflow: torch sums in float32
     wide = ValueType(result.shape, "float32") if is_short else result
     total = reduce(b, wide, "sum", b.pointwise("square", b.cast(x, wide.dtype)), dims, keepdim)
     return b.cast(b.pointwise("sqrt", total), result.dtype) if total is not NotImplemented else NotImplemented

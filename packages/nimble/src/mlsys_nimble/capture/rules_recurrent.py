@@ -14,7 +14,7 @@ from mlsys_nimble.capture.rules_matmul import linear
 from mlsys_nimble.ir.operators import Pointwise, Step
 from mlsys_nimble.ir.program import ValueType
 
-MAX_STEPS = 256  # of all layers and directions together
+MAX_STEPS = 256  # unrolled steps, summed over layers and directions
 
 State = tuple[Ref, ...]  # the hidden state and, for an LSTM, the cell state; [B, H] each
 Cell = Callable[[Builder, Ref, Ref, State], State]  # builder, gates of input, of hidden, state -> next state

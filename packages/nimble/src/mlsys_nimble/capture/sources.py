@@ -20,7 +20,7 @@ _OWN = str(Path(__file__).parent.parent)
 class Site:
     """Source of an operator in the model."""
 
-    path: str = ""  # of the innermost module, "layer1.0.conv1"; "" for the model itself
+    path: str = ""  # path of the innermost module, "layer1.0.conv1"; "": the model itself
     source: str = ""  # "net.py:12, in forward: x = self.conv(x)"
 
 

@@ -86,7 +86,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.asks_strides = False  # Python code read strides of a tensor computed from inputs
         self._unsure: list[Kin] = []  # kin of tensors that are views for some strides alone
         self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []  # constants written in place, with their old content
-        self.beside: list[torch.Tensor] = []  # what operators make on the CPU beside results on the device
+        self.beside: list[torch.Tensor] = []  # CPU tensors made by operators whose results lie on the device
         self._is_lifting = False  # torch.tensor(numbers) is at work: its tensor appears here first
 
     def add_input(self, tensor: torch.Tensor) -> Ref:

@@ -38,7 +38,7 @@ class Question:
 class Questions:
     """Reads of sizes in one run, and what was asked about them."""
 
-    reads: list[int] = field(default_factory=list)  # what each read gave
+    reads: list[int] = field(default_factory=list)  # value of each read
     asked: dict[Question, None] = field(default_factory=dict)  # each once, in order
     divided: dict[Term, None] = field(default_factory=dict)  # quotients and remainders, and what was made of them
 

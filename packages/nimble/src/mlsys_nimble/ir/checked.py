@@ -28,8 +28,8 @@ OPS: dict[str, int] = {  # name: number of arguments
 
 _CASTING = (kinds.Cast, kinds.Pointwise, kinds.Embedding, kinds.Gather, kinds.ScatterAdd, kinds.Reduce, kinds.Softmax)
 _INDICES = ("int64", "int32")
-MAX_NUMEL = 1 << 40  # of one value
-MAX_TERMS = (2**31 - 1) // (255 * 128) // 2  # products of codes in an int32: half, as the zero point is taken off apart
+MAX_NUMEL = 1 << 40  # elements of one value
+MAX_TERMS = (2**31 - 1) // (255 * 128) // 2  # products in an int32 sum; half, as the zero point is subtracted apart
 Shape = tuple[int, ...]
 
 
@@ -168,7 +168,7 @@ def _fits(operator: Operator, inputs: Sequence[ValueType], out: ValueType) -> bo
             return padded == out.shape
         case kinds.Cast() | kinds.Copy():
             return x == out.shape
-    return False  # of training
+    return False  # kinds of training
 
 
 _PARAMETERS = ValueType((2,), "float32")
@@ -192,7 +192,7 @@ def _is_range(codes: kinds.Codes, lowest: int) -> bool:
 
 
 def _integers(kind: kinds.IntegerProduct, inputs: Sequence[ValueType], out: ValueType) -> bool:
-    """Return whether codes fit a product, and no sum leaves int32."""
+    """Return whether quantised values fit a product, and no sum overflows int32."""
     every = [each for each in (kind.x, kind.residual, kind.result) if each is not None]
     if not all(_is_range(each, 0) for each in every):
         return False

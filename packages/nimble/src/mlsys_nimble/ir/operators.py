@@ -20,7 +20,7 @@ class Epilogue:
     """Operation on a result ``y`` before it is stored: ``activation(y + residual)``."""
 
     activation: Activation | None = None
-    slope: float = 0.0  # of leaky_relu; alpha of elu
+    slope: float = 0.0  # slope of leaky_relu, alpha of elu
     has_residual: bool = False  # the operator's last input, of the result's shape, is added before the activation
     activates_first: bool = False  # activation(y) + residual instead
 
@@ -84,7 +84,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class Quantise:
-    """Rounding to codes: x float32, parameters? (scale, zero point) float32 [2]; -> uint8 or int8."""
+    """Quantisation: x float32, parameters? (scale, zero point) float32 [2]; -> uint8 or int8."""
 
     codes: Codes
     is_dynamic: bool = False  # scale and zero point are the parameters, the range that of ``codes``
@@ -92,7 +92,7 @@ class Quantise:
 
 @dataclass(frozen=True, slots=True)
 class Dequantise:
-    """Floats of codes: x uint8 or int8, parameters? float32 [2]; -> float32."""
+    """Dequantisation: x uint8 or int8, parameters? float32 [2]; -> float32."""
 
     codes: Codes
     is_dynamic: bool = False
@@ -109,7 +109,7 @@ class ChooseScale:
 
 @dataclass(frozen=True, slots=True)
 class IntegerProduct:
-    """Convolution or linear of codes, with exact sums in int32; the epilogue is in float32.
+    """Convolution or linear of quantised values, with exact sums in int32; the epilogue is in float32.
 
     x uint8, weight int8 and scales float32 [O] (constants), bias? [O], parameters? of x float32 [2], residual?;
     -> codes of ``result``, or float32. The scales are the weight's.
@@ -238,7 +238,7 @@ class BatchNormTraining:
 
     momentum: float
     eps: float
-    epilogue: Epilogue = NOTHING  # of y: a residual, relu, or both
+    epilogue: Epilogue = NOTHING  # applied to y: a residual, relu, or both
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,5 +385,5 @@ Kind: TypeAlias = (
     | Aten
 )
 VIEWS = (Reshape, Permute, Slice, Expand)  # may share their input's memory where strides allow it
-ROW_MAJOR = (Linear, MatMul, Embedding, Gather, ScatterAdd, Aten, LayerNorm)  # of their results, whatever goes in
+ROW_MAJOR = (Linear, MatMul, Embedding, Gather, ScatterAdd, Aten, LayerNorm)  # results are row-major for any input
 FUSABLE = (Pointwise, Reduce, Softmax, LayerNorm, BatchNormTraining, BatchNormGradient)  # worth a compiled GPU kernel

@@ -68,17 +68,17 @@ class Operator:
 
     name: str  # unique in its program; a fused operator has the name of its main part
     kind: Kind
-    inputs: tuple[ValueId, ...]  # in the order that the kind's docstring gives
+    inputs: tuple[ValueId, ...]  # order: the kind's docstring
     outputs: tuple[ValueId, ...]  # one, but for Aten operators with several results
-    source: str = ""  # where the model asks for it, "net.py:12, in forward: x = self.conv(x)"; for messages
+    source: str = ""  # line of the model, "net.py:12, in forward: x = self.conv(x)"; for messages
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """Whole model for one set of input shapes."""
 
-    values: Sequence[ValueType]  # by ValueId
-    operators: tuple[Operator, ...]  # in a valid order of execution
+    values: Sequence[ValueType]  # type by ValueId
+    operators: tuple[Operator, ...]  # topological order
     inputs: tuple[ValueId, ...]  # tensors of a call, in flattened order
     outputs: tuple[ValueId, ...]  # an input or constant (as a call leaves it), or one value twice, may be among them
     constants: Mapping[ValueId, Any] = field(default_factory=dict)  # torch tensors: parameters, buffers, folded results

@@ -33,7 +33,7 @@ class NotGeneral(Exception):  # noqa: N818 - a decision, not a fault: the sizes 
 class Atom:
     """Number that is known when the sizes are: a symbol, the address of a value's memory, or a floor."""
 
-    name: str  # of a floor: its text, which makes it unique
+    name: str  # a floor has its text for a name, which makes it unique
     dividend: Poly = ()  # floors only
     divisor: int = 0
 

@@ -43,9 +43,9 @@ class Reference:
 class Spec:
     """Hashable structure around leaves."""
 
-    tree: TreeSpec  # of registered containers
+    tree: TreeSpec  # pytree of registered containers
     objects: tuple[tuple[int, type, Spec], ...]  # (index of the tree's leaf, its class, the spec of its attributes)
-    num_leaves: int  # in all, those inside objects included
+    num_leaves: int  # total, with those inside objects
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ def flatten(tree: Any, known: Mapping[int, int] | None = None) -> Flat:
 
 
 def _flatten(tree: Any, known: dict[int, int], found: list[Any]) -> Flat:
-    leaves, spec = tree_flatten(tree, is_leaf=_is_size)  # which a registered tuple is not
+    leaves, spec = tree_flatten(tree, is_leaf=_is_size)  # torch.Size is a leaf, a registered tuple is not
     made: list[Any] = []
     objects: list[tuple[int, type, Spec]] = []
     for index, leaf in enumerate(leaves):

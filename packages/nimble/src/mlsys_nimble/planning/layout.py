@@ -47,7 +47,7 @@ from mlsys_nimble.ir.strides import (
     row_major,
 )
 
-BAND_CHANNELS = 7  # of images up to here, convolutions copy bands of rows (backends/cpu/convolution.h)
+BAND_CHANNELS = 7  # images with at most as many: convolutions copy bands of rows (backends/cpu/convolution.h)
 
 Test: TypeAlias = Callable[[Shape, Strides], bool]
 
@@ -66,7 +66,7 @@ class Layout:
     """Program whose operators get their inputs in the order that they need, and the place of each value."""
 
     program: Program  # its inputs and outputs are the caller's tensors; operators copy them
-    places: Sequence[Place]  # by ValueId; constants and the caller's tensors are row-major
+    places: Sequence[Place]  # place by ValueId; constants and the caller's tensors are row-major
     in_place: frozenset[
         int
     ]  # indices of operators that need not run: views, and concatenations (parts may be copied by others)
@@ -126,7 +126,7 @@ class _Walk:
         self.operators: list[Operator] = []
         self.in_place: set[int] = set()
         self.copies: dict[tuple[ValueId, Order], ValueId] = {}
-        self.stands_for: dict[ValueId, ValueId] = {}  # for each of the caller's tensors its copy
+        self.stands_for: dict[ValueId, ValueId] = {}  # copy of each of the caller's tensors
 
     def own(self, value: ValueId, order: Order) -> None:
         """Give a value memory of its own."""
@@ -254,7 +254,7 @@ class _Joining:
         self.program = program
         self.places = dict(places)
         self.in_place = set(in_place)
-        self.apart: dict[int, list[tuple[int, Place]]] = {}  # by concatenation: parts that must be copied, and where to
+        self.apart: dict[int, list[tuple[int, Place]]] = {}  # by concatenation: parts to copy, with their places
         self.producers = program.producers()
         self.consumers = program.consumers()
         self.views: dict[ValueId, list[int]] = {}  # view operators by the value that they read

@@ -29,7 +29,7 @@ RULES = (  # slack and longest_s of :func:`assign`, by which candidates differ; 
 class Job:
     """Operator to be scheduled."""
 
-    seconds: float  # on one worker
+    seconds: float  # measured time on one worker
     units: int  # number of parts that it can be cut into at most
     dependencies: tuple[int, ...]  # jobs, all with smaller numbers
 
@@ -110,7 +110,7 @@ class _State:
         self.sync_s = sync_s
         self.free = [0.0] * num_workers
         self.lists: list[list[Piece]] = [[] for _ in range(num_workers)]
-        self.spots: list[dict[int, int]] = [{} for _ in jobs]  # by worker: number of its pieces done when the job is
+        self.spots: list[dict[int, int]] = [{} for _ in jobs]  # [job][worker]: pieces done when the job is done
         self.ends = [0.0] * len(jobs)
         self.waited = [[0] * num_workers for _ in range(num_workers)]  # [worker][other]: pieces already waited for
         before = ancestors([job.dependencies for job in jobs])

@@ -20,8 +20,8 @@ NOTHING = Assignment((), 0.0)
 class Segment:
     """Operators that run natively in one go, and those that torch runs after them."""
 
-    operators: tuple[int, ...]  # by index in the layout's program; a job of the assignment is an index of this tuple
-    then_torch: tuple[int, ...]  # in order
+    operators: tuple[int, ...]  # indices in the layout's program; a job of the assignment indexes this tuple
+    then_torch: tuple[int, ...]  # run by torch after the segment, in order
     assignment: Assignment = NOTHING
 
 
@@ -53,9 +53,7 @@ class Schedule:
         """
         known = self.layout.program.to_networkx()
         names = [operator.name for operator in self.layout.program.operators]
-        for index in sorted(
-            self.layout.in_place
-        ):  # in an order that may be run: a source that is a view is gone by now
+        for index in sorted(self.layout.in_place):  # topological order; views are resolved by now
             view = names[index]
             for source, reader in product([*known.predecessors(view)], [*known.successors(view)]):
                 before = known.edges[source, reader]["nbytes"] if known.has_edge(source, reader) else 0

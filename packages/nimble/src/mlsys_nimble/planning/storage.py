@@ -24,7 +24,7 @@ class Storage:
 
     plan: MemoryPlan
     offsets: dict[ValueId, int]  # bytes, by root; without constants and the caller's tensors
-    conflicts: tuple[Bits, ...] = ()  # of the roots, in the order of `offsets`: those that may not share memory
+    conflicts: tuple[Bits, ...] = ()  # by root, in the order of `offsets`: roots that may not share its memory
 
 
 def dependencies(layout: Layout) -> list[tuple[int, ...]]:
@@ -91,10 +91,10 @@ def plan_storage(layout: Layout, before: Sequence[Bits]) -> Storage:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Which values lie below which, in one arena."""
+    """Order of the values by offset in one arena: those below each."""
 
     order: tuple[int, ...]  # all values, each after those below it
-    below: tuple[tuple[int, ...], ...]  # by value: those on which it may lie directly
+    below: tuple[tuple[int, ...], ...]  # by value: those directly below it
     alignment: int  # bytes
 
     def offsets(self, nbytes: Sequence[int]) -> tuple[list[int], int]:

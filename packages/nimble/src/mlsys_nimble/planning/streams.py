@@ -32,7 +32,7 @@ class MinimumEquivalentGraph:
     """Smallest set of edges with the reachability of the original graph; unique for a DAG."""
 
     edges: tuple[Edge, ...]  # E', sorted
-    reachable: tuple[Bits, ...]  # for each operator, all that depend on it, itself not included
+    reachable: tuple[Bits, ...]  # by operator: its descendants, without itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def assign_streams(graph: OperatorGraph) -> StreamAssignment:
     producer_of = maximum_matching(consumers)  # step 3
     stream_of: list[int] = []  # steps 4 and 5: matched pairs form paths, and a path is a stream
     num_streams = 0
-    for producer_or_none in producer_of:  # in topological order, so the producer has its stream already
+    for producer_or_none in producer_of:  # topological order: the producer has its stream
         if producer_or_none is None:
             stream_of.append(num_streams)
             num_streams += 1

@@ -55,7 +55,7 @@ class Choices:
 
 
 MEASURED = 4  # assignments that are tried by the clock
-MEASURE_S = 0.15  # for each of them, and for the times of single kernels
+MEASURE_S = 0.15  # seconds for each of them, and for the times of single kernels
 USUAL = "usual"
 
 
@@ -76,10 +76,10 @@ class Decisions:
     """Decisions of one executor, by which another is made without measuring."""
 
     num_threads: int
-    kernels: Mapping[str, str]  # by operator: a kernel that is not the usual one
-    seconds: Mapping[str, float]  # by operator: of its kernel on one thread
-    assignments: tuple[int, ...]  # by segment: rule of its assignment (planner.RULES), for `num_threads` only
-    packed: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)  # by operator: weights in the kernel's order
+    kernels: Mapping[str, str]  # by operator: kernel other than the default
+    seconds: Mapping[str, float]  # by operator: time of its kernel on one thread
+    assignments: tuple[int, ...]  # by segment: rule of its assignment (planner.RULES); valid for `num_threads`
+    packed: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)  # by operator: weights in the kernel's layout
 
     def rule(self, segment: int, num_threads: int) -> int:
         """Return the rule of a segment's assignment; the first one where it was decided for other threads."""

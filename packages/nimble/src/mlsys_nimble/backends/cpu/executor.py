@@ -26,7 +26,7 @@ from mlsys_nimble.planning.schedule import Schedule, Segment, segments_of
 from mlsys_nimble.planning.storage import ancestors, dependencies, plan_storage
 from torch import Tensor
 
-_UNKNOWN_S = 1e-6  # of a kernel without a time among given decisions
+_UNKNOWN_S = 1e-6  # assumed for a kernel without a time in the given decisions
 
 
 class NativeExecutor:
@@ -82,7 +82,7 @@ class NativeExecutor:
             if self._constants[value] is not self._program.constants[value]
         ]
         self._kernels: dict[int, Kernel] = {}
-        self._seconds: dict[int, float] = {}  # of each kernel on one thread
+        self._seconds: dict[int, float] = {}  # time of each kernel on one thread
         self._torch: dict[int, tuple[Run, Operator]] = {}
         self._team = Team(self.num_threads)
         self._tensors: dict[ValueId, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Kernels of codes: products (integers.h, integer_depthwise.h), rounding and maxima (coding.h)."""
+"""Kernels of int8 and uint8 values: products (integers.h, integer_depthwise.h), quantisation and maxima (coding.h)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def product(
     residual: View | None = None,
     library: Any = None,
 ) -> Kernel:
-    """Bind a convolution of codes; a linear is one over pixels of one line.
+    """Bind a convolution of quantised values; a linear is one over pixels of one line.
 
     Shapes: x [N, C, *space], weight int8 [O, C/groups, *kernel], scales and bias [O], residual and out [N, O, *space'].
     Channels of ``out`` and ``residual`` are side by side; those of ``x`` too where there are groups.
@@ -67,9 +67,9 @@ def product(
 
 
 def _codes(kind: operators.IntegerProduct) -> tuple[dict[str, float], float]:
-    """Return the codes of residual and result for a kernel, and the factor of scales and biases.
+    """Return how residual and result are quantised, as a kernel reads it, and the factor of scales and biases.
 
-    Where a clamp is all that follows, it is one of codes, and scales and biases are in units of the result's scale.
+    Where only a clamp follows, it is applied to quantised values; scales and biases are in units of the result's scale.
     """
     epilogue, result, residual = kind.epilogue, kind.result, kind.residual
     if result is None:
@@ -107,7 +107,7 @@ def is_channelwise(main: operators.Convolution, weight: Tensor) -> bool:
 def coding(
     codes: operators.Codes, x: View, out: View, *, parameters: View | None = None, library: Any = None
 ) -> Kernel:
-    """Bind the rounding of floats to codes, or the floats of codes, by the dtype of ``out``."""
+    """Bind quantisation or dequantisation, by the dtype of ``out``."""
     source, target = loops.merged([x, out])
     arguments = {
         "x": source,
@@ -135,7 +135,7 @@ def choose_scale(kind: operators.ChooseScale, x: View, out: View, *, library: An
 
 
 def codes_pool(kind: operators.Pool, x: View, out: View, *, library: Any = None) -> Kernel:
-    """Bind the maximum over windows of codes; channels are side by side."""
+    """Bind the maximum over windows of quantised values; channels are side by side."""
     arguments = {
         "x": image(x),
         "out": image(out),

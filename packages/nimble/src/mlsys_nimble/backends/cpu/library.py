@@ -21,7 +21,7 @@ from torch import Tensor
 # Needed before a library is loaded, which has them too: `load` compares.
 MAX_RANK = 6
 SPACE = 3  # depth, height, width
-ROW_VECS = 8  # of a panel of `gemv`
+ROW_VECS = 8  # vectors of a panel of `gemv`
 DTYPES = ("float32", "bfloat16", "int64", "int32", "uint8", "bool", "float64")
 # Square roots and roundings become single instructions; comparisons and sums stay as they are written.
 FLAGS = ("-fno-math-errno", "-fno-trapping-math")
@@ -36,12 +36,12 @@ KERNELS_INT8 = Source(_HERE / "kernels_int8.cpp", headers=_HEADERS, flags=FLAGS,
 class View:
     """Strided window on memory (kernel.h: View). Shapes are logical (images are N, C, H, W)."""
 
-    address: int | None  # of element (0, 0, ...); None: read from `slot` at each run
+    address: int | None  # address of element (0, 0, ...); None: read from `slot` at each run
     dtype: str  # one of DTYPES
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements; 0: broadcast
     slot: int | None = None  # the address of a pointer, for tensors that are the caller's
-    slot_offset_nbytes: int = 0  # from where it points to element (0, 0, ...)
+    slot_offset_nbytes: int = 0  # from the slot's pointer to element (0, 0, ...)
 
     @classmethod
     def of(cls, tensor: Tensor) -> View:
@@ -96,8 +96,8 @@ class Blueprint:
 
     maker: int  # address of its function
     arguments: Any  # the struct
-    fields: Any  # of which it was made
-    arrays: tuple[Any, ...]  # that it points to, of :func:`array_of`
+    fields: Any  # arguments of the kernel
+    arrays: tuple[Any, ...]  # memory that it points to, from :func:`array_of`
 
     def varying(self) -> list[Varying]:
         """Return its numbers that depend on sizes, in the struct and in the arrays."""
@@ -153,7 +153,7 @@ def load_bf16(flags: tuple[str, ...] = ()) -> Any:
 
 @cache
 def load_int8(flags: tuple[str, ...] = ()) -> Any:
-    """Load the library of kernels of codes; see :func:`load`."""
+    """Load the library of int8 kernels; see :func:`load`."""
     library = bind(KERNELS_INT8.load(flags))
     expect(library, MAX_RANK=MAX_RANK, SPACE=SPACE, Dtype=DTYPES)
     return library
@@ -179,7 +179,7 @@ class Kernel:
         *keep: object,
         fault: ctypes.c_int32 | None = None,
     ) -> None:
-        self.blueprint: Blueprint | None = None  # of a kernel that is made of arguments
+        self.blueprint: Blueprint | None = None  # set if the kernel was made from arguments
         make = getattr(library, f"make_{name}")
         if isinstance(arguments, Kernel):
             self.address: int = make(arguments.address)

@@ -36,7 +36,7 @@ def kernel_for(operator: Operator, views: Mapping[ValueId, View], constants: Map
         views[operator.outputs[0]],
     )
     found = find(type(operator.kind))
-    integers = (kinds.IntegerProduct,)  # whose weights are packed, and have a dtype that no kernel reads
+    integers = (kinds.IntegerProduct,)  # weights are packed; no kernel reads their dtype
     every = (*call.inputs[: 1 if isinstance(operator.kind, integers) else None], call.out)
     if found.lower is None or any(view.dtype not in DTYPES or len(view.shape) > MAX_RANK for view in every):
         return None

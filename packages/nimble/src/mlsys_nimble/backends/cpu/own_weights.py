@@ -15,8 +15,8 @@ import torch
 from mlsys_nimble.ir.program import ValueId
 from torch import Tensor
 
-ALIGNMENT = 16  # of weights that are read in place, in bytes
-LEAST_NBYTES = 1 << 20  # of a weight: below, packed panels are read faster, from the second-level cache
+ALIGNMENT = 16  # bytes; weights that are read in place
+LEAST_NBYTES = 1 << 20  # least weight; smaller ones are read faster as packed panels in the L2 cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Reader:
 
     operator: int
     weight: ValueId
-    nbytes: int  # of the weight
+    nbytes: int  # size of the weight
     can_be_in_place: bool  # whether this is a linear of one row, and its kernel can read the weight
 
 

@@ -30,7 +30,7 @@ class LargePages:
     """
 
     def __init__(self) -> None:
-        self._rest: Tensor | None = None  # of the region, uint8
+        self._rest: Tensor | None = None  # rest of the region, uint8
 
     def place(self, tensor: Tensor) -> Tensor:
         """Return a contiguous copy in a region, or the tensor itself where it is small."""
@@ -247,7 +247,7 @@ def pack_table(table: Tensor) -> Tensor:
 
 
 def _words(matrix: Tensor, words: int) -> Tensor:
-    """Lay out int8 codes [..., LANES, 4] as the exact sums read them (mlsys/dot.h); flat bytes."""
+    """Lay out int8 values [..., LANES, 4] as the exact sums read them (mlsys/dot.h); flat bytes."""
     if words == 1:
         return matrix.contiguous().reshape(-1)
     pairs: Tensor = matrix[..., [0, 2, 1, 3]].to(torch.int16).reshape(*matrix.shape[:-1], words, 2)
@@ -261,7 +261,7 @@ def _integers_size(weight: Tensor, groups: int, lanes: int, words: int, run: int
 
 @_packs(_integers_size)
 def pack_integers(weight: Tensor, groups: int, lanes: int, words: int, run: int) -> Tensor:
-    """Pack codes [O, C/groups, *kernel] as flat [groups][panels][K / 4][vectors][words][lanes]; panels of 2 vectors.
+    """Pack int8 [O, C/groups, *kernel] as flat [groups][panels][K / 4][vectors][words][lanes]; panels of 2 vectors.
 
     Each run of ``run`` terms, of which channels are the closest, ends with a whole word.
     """
@@ -311,7 +311,7 @@ def _depthwise_size(weight: Tensor, lanes: int, words: int) -> tuple[int, torch.
 
 @_packs(_depthwise_size)
 def pack_integer_depthwise(weight: Tensor, lanes: int, words: int) -> Tensor:
-    """Pack codes [C, 1, H, W] as flat [blocks][H / 4][W][4][words][lanes]."""
+    """Pack int8 values [C, 1, H, W] as flat [blocks][H / 4][W][4][words][lanes]."""
     channels, _, height, width = weight.shape
     padded = torch.zeros(channels, -(-height // 4) * 4, width, dtype=torch.int8)
     padded[:, :height] = weight.detach()[:, 0]

@@ -29,7 +29,7 @@ from mlsys_nimble.planning.schedule import Segment
 from mlsys_nimble.planning.storage import ALIGNMENT, Storage, stack_of
 from torch import Tensor
 
-KEPT = 1024  # sizes whose kernels and plans are kept; the one unused for longest makes room
+KEPT = 1024  # cached sizes, each with kernels and plans; least recently used goes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class SizePlace:
     """Where a call shows one of the sizes that vary."""
 
     symbol: str
-    number: int  # of the input
+    number: int  # index of the input
     dim: int
 
 

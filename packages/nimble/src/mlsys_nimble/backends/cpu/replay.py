@@ -23,7 +23,7 @@ from mlsys_nimble.state.forks import renew_in_forks
 from mlsys_nimble.state.pages import Piece as Memory
 from torch import Tensor
 
-PIECE_S = 20e-6  # of a task that one claim takes at least, seconds
+PIECE_S = 20e-6  # least work of one claim, seconds
 SPINS = 3_000  # pauses that a worker waits before it sleeps: some tens of microseconds
 
 _HERE = Path(__file__).parent
@@ -107,8 +107,8 @@ class Team:
         return handle
 
 
-_NBYTES_PER_S = 10e9  # that a thread reads: what one claim takes follows from it
-_WORTH_NBYTES = 256 * 1024  # from which on a second worker is woken
+_NBYTES_PER_S = 10e9  # read by one thread; sizes a claim
+_WORTH_NBYTES = 256 * 1024  # least size for which a second worker is woken
 
 
 class Comparison:
@@ -164,7 +164,7 @@ class Slots:
             for value in dict.fromkeys(program.outputs)
             if value not in self.inputs and value not in program.constants
         ]
-        self.makes_all = [value for value, _ in self._results] == list(program.outputs)  # in this order, each once
+        self.makes_all = [value for value, _ in self._results] == list(program.outputs)  # same order, each once
         self.input_types = [program.values[value] for value in program.inputs]
         owners = [*program.inputs, *(value for value, _ in self._results)]
         self._pointers = (c_void_p * max(len(owners), 1))()

@@ -31,7 +31,7 @@ ALIGNMENT = 512  # bytes; torch rounds its blocks up to it
 class Released:
     """Values to release; all that share a block are released at once."""
 
-    before: tuple[tuple[ValueId, ...], ...]  # by operator: values released before it runs
+    before: tuple[tuple[ValueId, ...], ...]  # [operator]: values released before it runs
     never: tuple[ValueId, ...]  # roots that are held as long as the schedule
 
 
@@ -57,7 +57,7 @@ def plan_releases(
             made_on.setdefault(root[value], stream_of[index])
         for value in (*operator.inputs, *operator.outputs):
             uses[root[value]] = uses.get(root[value], 0) | 1 << index
-    waiting: dict[int, list[ValueId]] = {}  # by stream: roots not released yet
+    waiting: dict[int, list[ValueId]] = {}  # [stream]: roots not released yet
     for made, stream in made_on.items():
         if made not in held:
             waiting.setdefault(stream, []).append(made)
@@ -112,7 +112,7 @@ class CapturedSchedule:
     graph: Handle
     locations: list[Location]  # addresses and strides at which it reads each input
     copies: dict[int, Tensor]  # own memory for inputs that calls copy, by input number
-    results: dict[ValueId, Tensor]  # of a replay, and new values of tensors that the call changes
+    results: dict[ValueId, Tensor]  # a replay's results, and new values of tensors that the call changes
     held: list[Tensor]  # memory that no operator may reuse
     counts: list[tuple[int, int]] = field(default_factory=list)  # storages that callers get: handle, count when free
 
@@ -236,7 +236,7 @@ class Recorder:
         program = self._program
         owner: dict[int, ValueId] = {}
         root = {}
-        for value, tensor in looked.items():  # in the order in which they were made
+        for value, tensor in looked.items():  # order of creation
             root[value] = owner.setdefault(tensor.untyped_storage()._cdata, value)
         held = {root[value] for value in (*program.inputs, *program.constants, *self._kept)}
         return plan_releases(program, self._plan, root, held)

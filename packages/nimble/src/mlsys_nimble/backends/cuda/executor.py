@@ -29,7 +29,7 @@ from mlsys_nimble.ir.program import Program, ValueId
 from torch import Tensor
 
 _LOG = logging.getLogger("mlsys_nimble")
-MAX_CAPTURES = 4  # of one program; when the results of all are held, a call runs without a graph
+MAX_CAPTURES = 4  # captures of one program; when the caller holds all results, a call runs without a graph
 
 
 class CudaExecutor:
@@ -82,7 +82,7 @@ class CudaExecutor:
             )
             for layout in layouts_of(program)
         }
-        self.layout = next(iter(self._recorders))  # of images between convolutions; measured by the first call
+        self.layout = next(iter(self._recorders))  # layout of images between convolutions; measured by the first call
         self._copied: set[int] = set()  # inputs that came from several addresses
         self._captures: list[CapturedSchedule] = []
         self._runs_alone = any(is_kept_out(operator.kind) for operator in program.operators)  # without a graph
@@ -206,7 +206,7 @@ class Pool:
         self._driver = driver
         self._lock = threading.Lock()
         self._event = driver.new_event()
-        self._stream: Handle = None  # of the last replay
+        self._stream: Handle = None  # stream of the last replay
 
     @contextmanager
     def turn(self) -> Iterator[None]:

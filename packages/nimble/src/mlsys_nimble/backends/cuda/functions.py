@@ -32,7 +32,9 @@ def make_pointwise(kind: Pointwise, inputs: tuple[ValueType, ...], result: Value
     if not can_print(kind) or result.numel == 0 or any(type_.dtype not in (*_FLOATS, "bool") for type_ in types):
         return None
     dtype: torch.dtype = getattr(torch, result.dtype)
-    known: dict[tuple[tuple[int, ...], ...], tuple[Any, tuple[int, ...]]] = {}  # by strides: kernel, the result's
+    known: dict[
+        tuple[tuple[int, ...], ...], tuple[Any, tuple[int, ...]]
+    ] = {}  # kernel and result's strides, by input strides
 
     def run(*tensors: Tensor) -> Tensor:
         strides = tuple([tensor.stride() for tensor in tensors])

@@ -73,9 +73,9 @@ class StreamPlan:
         graph.add_nodes_from(operators.nodes(data=True))
         graph.add_edges_from(operators.edges(data=True), synchronises=False)
         names = list(operators)
-        last: dict[int, str] = {}  # by stream: the operator that it ran last
-        event_of: dict[int, str | None] = {}  # by event: the operator it follows; None: the fork from the origin
-        awaited: dict[int, list[str | None]] = {}  # by stream: what its next operator waits for
+        last: dict[int, str] = {}  # by stream: its last operator
+        event_of: dict[int, str | None] = {}  # by event: the operator before it; None: the fork from the origin
+        awaited: dict[int, list[str | None]] = {}  # by stream: operators that its next one waits for
         for command in self.commands:
             match command:
                 case Run(operator, stream):
@@ -170,9 +170,9 @@ def fold_streams(assignment: StreamAssignment, *, max_streams: int) -> tuple[int
     it takes the queue whose last operator is earliest, which costs concurrency but no correctness.
     """
     before = ancestors(assignment)
-    queue_of: dict[int, int] = {}  # by stream
-    last_of: list[int] = []  # by queue: the last operator of its last stream
-    for stream, members in enumerate(assignment.streams()):  # in the order of their first operators
+    queue_of: dict[int, int] = {}  # queue by stream
+    last_of: list[int] = []  # by queue: last operator of its last stream
+    for stream, members in enumerate(assignment.streams()):  # ordered by first operator
         free = [queue for queue, last in enumerate(last_of) if before[members[0]] >> last & 1]
         if not free and len(last_of) < max_streams:
             last_of.append(members[-1])

@@ -15,7 +15,7 @@ from mlsys_nimble.ir.program import ValueType
 
 FAMILY = Family()
 
-_WIDTHS = {"bool": 0, "uint8": 1, "int32": 4, "int64": 8}  # of dtypes that are computed in whole numbers
+_WIDTHS = {"bool": 0, "uint8": 1, "int32": 4, "int64": 8}  # bytes of dtypes computed in integers; bool: 0
 _OF_INTEGERS = frozenset(
     {
         *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"),

@@ -32,7 +32,7 @@ def _pool(kind: kinds.Pool, inputs: tuple[ValueType, ...], result: ValueType) ->
     if kind.op == "average" and not symmetric and not kind.counts_padding:
         ones = torch.ones((1, 1, *inputs[0].shape[2:]), dtype=dtype_of(result))
         shares = average(F.pad(ones, around), kind.kernel, kind.stride)  # share of each window that is not padding
-    shares_on: dict[torch.device, Tensor] = {}  # by device; filled by its first call, as a capture allows no copy
+    shares_on: dict[torch.device, Tensor] = {}  # by device; filled by the first call, as a capture allows no copy
 
     def run_max(x: Tensor) -> Tensor:
         x = x if symmetric else F.pad(x, around, value=float("-inf"))
