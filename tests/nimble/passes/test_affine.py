@@ -11,8 +11,8 @@ import torch
 from mlsys_nimble.capture import capture
 from mlsys_nimble.ir.operators import Concat, Convolution, Linear, MatMul, Pointwise, Step
 from mlsys_nimble.ir.program import Operator, Program, ValueType
-from mlsys_nimble.passes.affine import fold_affine
 from mlsys_nimble.passes.constants import fold_constants
+from mlsys_nimble.passes.folding import fold_affine
 from mlsys_nimble.passes.fusion import fuse_elementwise, fuse_epilogues
 from torch import Tensor, nn
 

@@ -13,8 +13,8 @@ from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.capture import capture
 from mlsys_nimble.ir.operators import Convolution, Epilogue, Pad, Pool, Slice
 from mlsys_nimble.ir.program import Operator, Program, ValueType, check_program
-from mlsys_nimble.passes.borders import fold_borders
 from mlsys_nimble.passes.constants import remove_dead_code
+from mlsys_nimble.passes.folding import fold_borders
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, pad
 
 from tests.nimble.passes.programs import kinds_of

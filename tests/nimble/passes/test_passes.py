@@ -11,9 +11,8 @@ from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.capture import capture
 from mlsys_nimble.ir.operators import Convolution, Copy, Linear, Pointwise
 from mlsys_nimble.passes import PASSES, Pass, optimise
-from mlsys_nimble.passes.affine import fold_affine
-from mlsys_nimble.passes.borders import fold_borders
 from mlsys_nimble.passes.constants import fold_constants, remove_dead_code, share_subexpressions
+from mlsys_nimble.passes.folding import fold_affine, fold_borders
 from mlsys_nimble.passes.fusion import fuse_elementwise, fuse_epilogues
 from mlsys_nimble.passes.views import simplify_views
 from torch import nn

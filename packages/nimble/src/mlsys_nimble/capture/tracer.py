@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlsys_nimble.capture.aliases import Group, Member, overlap, read, shares_memory, steps_between, write
@@ -25,18 +25,21 @@ from mlsys_nimble.capture.dispatched import (
     STATIC_CHECKS,
     Written,
     as_functional,
+    checked,
+    declared,
     is_row_by_row,
+    is_tensor,
     is_whole,
     is_write,
     read_values,
     takes_any_strides,
+    tensors_of,
     view_of,
 )
 from mlsys_nimble.capture.draws import Draws
 from mlsys_nimble.capture.layouts import Kin, depends_on_strides
 from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
-from mlsys_nimble.capture.statistics import checked, declared
 from mlsys_nimble.capture.watched import Questions, ask_cuts
 from mlsys_nimble.errors import call_external, refuse
 from mlsys_nimble.ir.operators import Aten, Copy, Input
@@ -145,12 +148,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def kept(self) -> list[str]:
         """Return the sources of the tensors, computed from inputs, that something else still holds."""
         given = {id(tensor) for tensor, _, _ in self._roots}
-        alive = [tensor for tensor in self._members if id(tensor) not in given]
-        return [self._source(each) for each in alive if self.is_computed(each)]
-
-    def _source(self, tensor: torch.Tensor) -> str:
-        producer = self.builder.producer(self._members[tensor].ref)
-        return producer.source if producer else ""
+        alive = [tensor for tensor in self._members if id(tensor) not in given and self.is_computed(tensor)]
+        producers = [self.builder.producer(self._members[tensor].ref) for tensor in alive]
+        return [producer.source if producer else "" for producer in producers]
 
     def mutations(self) -> list[tuple[Ref, Ref]]:
         """Return inputs and constants that were written in place, each with the value that it holds now."""
@@ -204,7 +204,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return call_external(func.decompose, *args, **kwargs)
         self._is_lifting = name.startswith("aten.lift_fresh")
         refs = self._refs(args), self._refs(kwargs)
-        tensors = _tensors_of((args, kwargs))
+        tensors = tensors_of((args, kwargs))
         if self._questions is not None and tensors:
             ask_cuts(self._questions, name, tuple(tensors[0].shape), args[1:])
         if rule is None:
@@ -296,13 +296,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if find_rule(str(function)) is None and function._can_decompose() and not is_whole(function):
             with self:
                 results = call_external(function, *call.args, **call.kwargs)
-            return [self.ref(result) for result in ([results] if _is_tensor(results) else results)]
+            return [self.ref(result) for result in ([results] if is_tensor(results) else results)]
         refs = self._refs(call.args), self._refs(call.kwargs)
         made = call_external(function, *call.args, **call.kwargs)
-        results = [made] if _is_tensor(made) else list(made)
+        results = [made] if is_tensor(made) else list(made)
         types = [type_of(result, self.builder.site.source) for result in results]
-        tensors = _tensors_of((call.args, call.kwargs))
-        return self._emit(function, types, refs, tensors, single=_is_tensor(made))
+        tensors = tensors_of((call.args, call.kwargs))
+        return self._emit(function, types, refs, tensors, single=is_tensor(made))
 
     def _track(self, tensor: torch.Tensor, ref: Ref, arguments: list[torch.Tensor]) -> None:
         """Record which value a result is, and which argument's memory it shares."""
@@ -373,14 +373,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         site = self.builder.site.source
         if torch.Tag.data_dependent_output in func.tags:
-            raise refuse(
-                f"{name}: the model's Python code asks for the value of a tensor computed from inputs", site, BRANCH
-            )
+            what = f"{name}: the model's Python code asks for the value of a tensor computed from inputs"
+            raise refuse(what, site, BRANCH)
         raise refuse(f"{name}: the shape of its result depends on values", site, _SHAPE)
 
     def _refuse_elsewhere(self, func: Any, name: str, result: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Refuse what lies on another device; what constants alone give there is made on the program's own."""
-        parts = _tensors_of(result)
+        parts = tensors_of(result)
         away = [part for part in parts if part.device != self._device]
         if len(away) < len(parts) or not away:
             self.beside += away  # attention on CUDA keeps its seeds on the CPU; a graph, on the device
@@ -398,11 +397,3 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _keep_dynamo_out() -> None:
     """Have TorchDynamo never compile the recording of an operator, from now on."""
     Tracer.__torch_dispatch__ = torch._disable_dynamo(Tracer.__torch_dispatch__)  # type: ignore[method-assign, attr-defined]
-
-
-def _is_tensor(item: Any) -> bool:
-    return isinstance(item, torch.Tensor)
-
-
-def _tensors_of(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if _is_tensor(leaf)]
