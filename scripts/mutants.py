@@ -77,7 +77,7 @@ AREAS = {
             "ir/strides.py",
             "ir/graph.py",
         ),
-        _paths("tests/nimble", "test_streams test_sync test_storage test_strides test_graph test_schedule"),
+        _paths("tests/nimble", "test_streams test_storage test_strides test_graph test_schedule"),
         ("tests/graph_checks.py",),
     ),
     "nimble-passes": Area(NIMBLE, ("passes/*.py",), ("tests/nimble/passes",)),

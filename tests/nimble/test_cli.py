@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import networkx as nx
 import pytest
+import torch
 from mlsys_core.cli.main import run
+from mlsys_core.demo import DemoContext
+from mlsys_core.report import Figure, Table
+from mlsys_nimble.cli import demo
+from rich.console import Console
 
 DIAMOND = {
     "nodes": ["in", "left<1>", "right", "out"],
@@ -77,3 +83,17 @@ def test_a_graph_too_large_to_draw_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert run(["nimble", "streams", str(file), "--graph", str(tmp_path / "large.svg")]) == 2
     assert "cannot draw 1001 nodes" in capsys.readouterr().err
     assert not (tmp_path / "large.svg").exists()
+
+
+def test_it_compares_times_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(demo, "NETS", ("six-branch",))
+    monkeypatch.setattr(demo, "BUDGET_S", 0.0)
+    console = Console(file=io.StringIO(), width=200)
+    threads = torch.get_num_threads()
+    section = demo.run(DemoContext(console, tmp_path, num_threads=1, output_dir=tmp_path))
+    assert torch.get_num_threads() == threads
+    assert section.status == "ok"
+    assert section.data["difference"] <= 1e-5
+    assert section.data["six-branch"]["degree_of_logical_concurrency"] == 6
+    assert any(isinstance(item, Table) for item in section.body)
+    assert sum(isinstance(item, Figure) for item in section.body) == 1

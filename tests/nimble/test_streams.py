@@ -1,4 +1,4 @@
-"""Algorithm 1 against brute force: Theorems 1 to 4, and the degree of concurrency."""
+"""Algorithm 1 and its events against brute force: Theorems 1 to 4, and the degree of concurrency."""
 
 from __future__ import annotations
 
@@ -214,3 +214,27 @@ def test_too_many_operators_are_refused(decide: Any, monkeypatch: pytest.MonkeyP
     decide(graph_of(5, {(0, 1)}))
     with pytest.raises(InvalidInputError, match="the graph has 6 operators; at most 5 are taken, so schedule it in"):
         decide(graph_of(6, set()))
+
+
+@settings(max_examples=80)
+@given(st.integers(1, 9), st.randoms(use_true_random=False))
+def test_stream_order_and_events_imply_every_edge_and_none_is_spare(num_nodes: int, rng):
+    edges = tuple(edge for edge in combinations(range(num_nodes), 2) if rng.random() < 0.4)
+    assignment = assign_streams(OperatorGraph(tuple(f"op{i}" for i in range(num_nodes)), edges))
+    events = plan_events(assignment)
+    in_order = [pair for stream in assignment.streams() for pair in pairwise(stream)]
+
+    def enforced(pairs: list[tuple[int, int]]) -> set[tuple[int, int]]:
+        digraph = nx.DiGraph(in_order + pairs)
+        digraph.add_nodes_from(range(num_nodes))
+        return set(nx.transitive_closure(digraph).edges)
+
+    pairs = [(event.producer, event.consumer) for event in events]
+    assert set(edges) <= enforced(pairs)
+    for spare in pairs:
+        assert not set(edges) <= enforced([pair for pair in pairs if pair != spare])
+    for event in events:
+        assert event.producer_stream == assignment.stream_of[event.producer]
+        assert event.consumer_stream == assignment.stream_of[event.consumer]
+        assert event.producer_stream != event.consumer_stream
+    assert len(events) == len(assignment.meg_edges) - len(assignment.matching)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +21,7 @@ def native(request: pytest.FixtureRequest) -> Any:
     return library.load(BUILDS[request.param])
 
 
-def run_in_pieces(kernel: Kernel, out: Tensor) -> Tensor:
+def in_pieces(kernel: Kernel, out: Tensor) -> Tensor:
     """Return what ``kernel`` writes to ``out``; check that it is the same however its units are cut."""
     before = out.clone()
     kernel.run()
@@ -35,21 +34,9 @@ def run_in_pieces(kernel: Kernel, out: Tensor) -> Tensor:
     return out
 
 
-def relative_error(actual: Tensor, expected: Tensor) -> float:
+def error_of(actual: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the scale of the result."""
     assert actual.shape == expected.shape
     if not expected.numel():
         return 0.0
     return float((actual.double() - expected.double()).abs().max() / expected.double().abs().max().clamp_min(1e-30))
-
-
-@pytest.fixture
-def pieces() -> Callable[[Kernel, Tensor], Tensor]:
-    """:func:`run_in_pieces`."""
-    return run_in_pieces
-
-
-@pytest.fixture
-def error() -> Callable[[Tensor, Tensor], float]:
-    """:func:`relative_error`."""
-    return relative_error

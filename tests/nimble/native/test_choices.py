@@ -1,19 +1,24 @@
-"""Kernel selection: measured once, kept on disk, never beyond the tile that is allowed."""
+"""Kernel selection: measured once on inputs that live so long, kept on disk, never beyond the tile that is allowed."""
 
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_nimble import Nimble
+from mlsys_nimble.backends.cpu.decisions import Measuring
 from mlsys_nimble.backends.cpu.executor import NativeExecutor
+from mlsys_nimble.backends.cpu.replay import Slots
 from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.ir.operators import Convolution
 from mlsys_nimble.ir.program import Operator, Program, ValueType
+from torch import nn
 
 
 def convolution() -> Program:
@@ -74,3 +79,26 @@ def test_the_facade_hands_its_tile_on(cache_dir: Path) -> None:
         assert sum(f"winograd {winograd}: " in text for text in found) == kept
     with pytest.raises(InvalidInputError, match="winograd is 3"):
         Nimble(net).prepare(torch.randn(1, 32, 14, 14), winograd=3)
+
+
+def test_sample_inputs_live_while_kernels_are_measured(monkeypatch: pytest.MonkeyPatch):
+    bound: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+    bind, measure = Slots.bind, Measuring._measured
+
+    def watched_bind(self: Slots, inputs: Any) -> list[torch.Tensor]:
+        kept = bind(self, inputs)
+        bound.extend(weakref.ref(tensor) for tensor in kept)
+        return kept
+
+    def watched_measure(self: Measuring, segments: Any) -> dict[int, float]:
+        seconds = measure(self, segments)
+        alive.extend(each() is not None for each in bound)
+        return seconds
+
+    monkeypatch.setattr(Slots, "bind", watched_bind)
+    monkeypatch.setattr(Measuring, "_measured", watched_measure)
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+    Nimble(net).prepare((torch.zeros(2, 8),))
+    assert alive
+    assert all(alive)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import prod
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
 from mlsys_nimble.backends.cpu import convolutions
-from mlsys_nimble.backends.cpu.library import Kernel, View
+from mlsys_nimble.backends.cpu.library import View
 from mlsys_nimble.ir.operators import Activation, Convolution, Epilogue, Linear
 from torch import Tensor
 from torch.nn import functional
 
-Pieces = Callable[[Kernel, Tensor], Tensor]
-Error = Callable[[Tensor, Tensor], float]
+from tests.nimble.native.conftest import error_of, in_pieces
+
 TOLERANCE = 5e-6  # in the scale of the result, for sums of up to 3600 products
 
 
@@ -97,7 +96,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Convolution]] = {  # x,
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_convolutions_are_torchs(case: str, native: Any, pieces: Pieces, error: Error):
+def test_convolutions_are_torchs(case: str, native: Any):
     torch.manual_seed(0)
     shape, weight_shape, kind = CASES[case]
     x, weight = channels_last(shape, extra=3), torch.randn(weight_shape)
@@ -107,16 +106,14 @@ def test_convolutions_are_torchs(case: str, native: Any, pieces: Pieces, error: 
     outside = out.as_strided((out.numel() // out.shape[1], 5), (out.shape[1] + 5, 1), out.shape[1])
     before = outside.clone()
     kernel = convolutions.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
-    assert error(pieces(kernel, out), expected) < TOLERANCE
+    assert error_of(in_pieces(kernel, out), expected) < TOLERANCE
     assert torch.equal(outside, before), "written beyond the channels of the result"
 
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("activation", [None, *get_args(Activation)])
 @pytest.mark.parametrize("case", ["1x1", "1x1 deep and wide", "3x3 deep", "image 3x3", "groups", "narrow groups"])
-def test_epilogues_also_in_place(
-    case: str, activation: Activation | None, first: bool, native: Any, pieces: Pieces, error: Error
-):
+def test_epilogues_also_in_place(case: str, activation: Activation | None, first: bool, native: Any):
     torch.manual_seed(1)
     shape, weight_shape, kind = CASES[case]
     kind = replace(kind, epilogue=Epilogue(activation, 0.2, has_residual=True, activates_first=first))
@@ -127,13 +124,13 @@ def test_epilogues_also_in_place(
     expected = convolved(x, weight, bias, kind, out)
     view = View.of(out)
     kernel = convolutions.convolution(kind, View.of(x), weight, bias, view, residual=view, library=native)
-    assert error(pieces(kernel, out), expected) < TOLERANCE
+    assert error_of(in_pieces(kernel, out), expected) < TOLERANCE
     kernel = convolutions.convolution(without, View.of(x), weight, bias, view, library=native)
-    assert error(pieces(kernel, out), convolved(x, weight, bias, without, None)) < TOLERANCE
+    assert error_of(in_pieces(kernel, out), convolved(x, weight, bias, without, None)) < TOLERANCE
 
 
 @pytest.mark.parametrize("case", ["1x1", "3x3", "image"])
-def test_callers_tensors_are_found_at_each_run(case: str, native: Any, error: Error):
+def test_callers_tensors_are_found_at_each_run(case: str, native: Any):
     shape, weight_shape, kind = CASES[case]
     images = [channels_last(shape), channels_last(shape)]
     weight, bias = torch.randn(weight_shape), torch.randn(weight_shape[0])
@@ -147,30 +144,30 @@ def test_callers_tensors_are_found_at_each_run(case: str, native: Any, error: Er
     for image, result, expected in zip(images, outs, wanted, strict=True):
         slots[0], slots[1] = image.data_ptr(), result.data_ptr()
         kernel.run()
-        assert error(result, expected) < TOLERANCE
+        assert error_of(result, expected) < TOLERANCE
 
 
-def test_an_image_of_planes_is_taken_as_it_is(native: Any, pieces: Pieces, error: Error):
+def test_an_image_of_planes_is_taken_as_it_is(native: Any):
     shape, weight_shape, kind = CASES["image"]
     x, weight, bias = torch.randn(shape), torch.randn(weight_shape), torch.randn(weight_shape[0])
     expected = convolved(x, weight, bias, kind, None)
     out = channels_last(tuple(expected.shape))
     kernel = convolutions.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
-    assert error(pieces(kernel, out), expected) < TOLERANCE
+    assert error_of(in_pieces(kernel, out), expected) < TOLERANCE
 
 
-def test_a_window_of_rows_is_read_and_written_where_it_lies(native: Any, pieces: Pieces, error: Error):
+def test_a_window_of_rows_is_read_and_written_where_it_lies(native: Any):
     kind = plain()
     x, weight, bias = channels_last((2, 16, 12, 14))[:, :, 2:9, 3:12], torch.randn(20, 16, 1, 1), torch.randn(20)
     whole = channels_last((2, 20, 9, 11))
     out = whole[:, :, 1:8, 2:11]
     kernel = convolutions.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
-    assert error(pieces(kernel, out), convolved(x, weight, bias, kind, None)) < TOLERANCE
+    assert error_of(in_pieces(kernel, out), convolved(x, weight, bias, kind, None)) < TOLERANCE
 
 
 @pytest.mark.parametrize("columns", [1, 8, 17, 24, 100])
 @pytest.mark.parametrize("rows", [(1,), (2,), (3,), (7,), (128,), (2, 3, 5)], ids=str)
-def test_linears_are_torchs(rows: tuple[int, ...], columns: int, native: Any, pieces: Pieces, error: Error):
+def test_linears_are_torchs(rows: tuple[int, ...], columns: int, native: Any):
     torch.manual_seed(2)
     x, weight, bias = torch.randn(*rows, 355), torch.randn(columns, 355), torch.randn(columns)
     out, residual = torch.zeros(*rows, columns), torch.randn(*rows, columns)
@@ -179,4 +176,54 @@ def test_linears_are_torchs(rows: tuple[int, ...], columns: int, native: Any, pi
         kind, View.of(x), weight, bias, View.of(out), residual=View.of(residual), library=native
     )
     product = functional.linear(x.double(), weight.double(), bias.double())
-    assert error(pieces(kernel, out), activated(product, kind.epilogue, residual.double())) < TOLERANCE
+    assert error_of(in_pieces(kernel, out), activated(product, kind.epilogue, residual.double())) < TOLERANCE
+
+
+SHAPES = {  # N, C, H, W, O
+    "one tile": (1, 16, 2, 2, 16),
+    "ragged": (2, 48, 13, 11, 64),
+    "deep": (1, 400, 9, 9, 32),
+    "wide": (1, 32, 28, 30, 80),
+    "many panels": (1, 16, 7, 7, 208),
+}
+
+
+def pixels_apart(shape: tuple[int, ...], extra: int) -> Tensor:
+    return torch.randn(shape[0], *shape[2:], shape[1] + extra)[..., : shape[1]].movedim(-1, 1)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+@pytest.mark.parametrize("padding", [((1, 1), (1, 1)), ((0, 2), (2, 1))], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_winograd_is_torchs(
+    shape: str,
+    padding: tuple[tuple[int, int], ...],
+    activation: Literal["relu", "silu"],
+    size: Literal[2, 4],
+    native: Any,
+):
+    torch.manual_seed(0)
+    n, channels, height, width, columns = SHAPES[shape]
+    x = pixels_apart((n, channels, height, width), 3)
+    weight, bias = torch.randn(columns, channels, 3, 3) / (9 * channels) ** 0.5, torch.randn(columns)
+    padded = functional.pad(x.double(), [*padding[1], *padding[0]])
+    product = functional.conv2d(padded, weight.double(), bias.double())
+    out = pixels_apart(tuple(product.shape), 5)
+    outside = out.as_strided((out.numel() // columns, 5), (columns + 5, 1), columns)
+    before = outside.clone()
+    epilogue = Epilogue(activation, has_residual=True)
+    expected = getattr(functional, activation)(product + out.double())
+    kind, view = Convolution((1, 1), padding, (1, 1), 1, has_bias=True, epilogue=epilogue), View.of(out)
+    kernel = convolutions.winograd(kind, View.of(x), weight, bias, view, size=size, residual=view, library=native)
+    assert error_of(in_pieces(kernel, out), expected) < (5e-6 if size == 4 else 2e-6)
+    assert torch.equal(outside, before), "written beyond the channels of the result"
+
+
+def test_unsupported_convolutions_are_not_taken(native: Any):
+    kind = Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), 1, has_bias=False)
+    assert convolutions.is_winograd(kind, torch.zeros(32, 16, 3, 3), library=native)
+    assert not convolutions.is_winograd(kind, torch.zeros(33, 16, 3, 3), library=native)
+    assert not convolutions.is_winograd(kind, torch.zeros(32, 16, 1, 1), library=native)
+    strided = Convolution((2, 2), ((1, 1), (1, 1)), (1, 1), 1, has_bias=False)
+    assert not convolutions.is_winograd(strided, torch.zeros(32, 16, 3, 3), library=native)

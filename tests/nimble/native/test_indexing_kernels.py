@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 import torch
 from mlsys_nimble import Nimble
-from mlsys_nimble.backends.cpu.library import Kernel, View
+from mlsys_nimble.backends.cpu.library import View
 from mlsys_nimble.backends.operators import indexing
 from mlsys_nimble.ir.operators import Aten, Gather, Pointwise, ScatterAdd
 from torch import Tensor
 
-Pieces = Callable[[Kernel, Tensor], Tensor]
+from tests.nimble.native.conftest import in_pieces
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
 @pytest.mark.parametrize("width", [1, 5, 300])
-def test_rows_are_taken(dtype: torch.dtype, width: int, native: Any, pieces: Pieces):
+def test_rows_are_taken(dtype: torch.dtype, width: int, native: Any):
     x = torch.randn(40, 2 * width).to(dtype)[:, :width]  # rows with gaps between them
     indices = torch.randint(-40, 40, (7, 30)).t()
     out = torch.zeros(30, 7, width, dtype=dtype)
     kernel = indexing.gather(Gather(wraps=True), View.of(x), View.of(indices), View.of(out), library=native)
-    assert torch.equal(pieces(kernel, out), x[indices])
+    assert torch.equal(in_pieces(kernel, out), x[indices])
     assert kernel.fault is not None
     assert not kernel.fault.value
     strict = indexing.gather(Gather(wraps=False), View.of(x), View.of(indices), View.of(out), library=native)
@@ -33,12 +33,12 @@ def test_rows_are_taken(dtype: torch.dtype, width: int, native: Any, pieces: Pie
 
 
 @pytest.mark.parametrize("width", [1, 70, 130])
-def test_rows_are_added_in_order(width: int, native: Any, pieces: Pieces):
+def test_rows_are_added_in_order(width: int, native: Any):
     x, source, indices = torch.randn(9, width), torch.randn(500, width), torch.randint(0, 9, (500,), dtype=torch.int32)
     out = torch.zeros(9, width)
     views = [View.of(tensor) for tensor in (x, indices, source, out)]
     kernel = indexing.scatter_add(ScatterAdd(), *views, library=native)
-    assert torch.equal(pieces(kernel, out), torch.index_add(x, 0, indices, source))
+    assert torch.equal(in_pieces(kernel, out), torch.index_add(x, 0, indices, source))
     indices[3] = 9
     kernel.run()
     assert kernel.fault is not None
@@ -47,14 +47,14 @@ def test_rows_are_added_in_order(width: int, native: Any, pieces: Pieces):
 
 @pytest.mark.parametrize("width", [1, 7, 40])
 @pytest.mark.parametrize("has_scale", [False, True])
-def test_rows_are_taken_scaled_and_added(width: int, has_scale: bool, native: Any, pieces: Pieces):
+def test_rows_are_taken_scaled_and_added(width: int, has_scale: bool, native: Any):
     x, source, scale = torch.randn(9, width), torch.randn(30, width), torch.randn(50, 2)[:, :1]
     indices, taken = torch.randint(0, 9, (50,)), torch.randint(-30, 30, (50,))
     out = torch.zeros(9, width)
     views = [View.of(tensor) for tensor in (x, indices, source, out, taken, *([scale] if has_scale else []))]
     kernel = indexing.scatter_add(ScatterAdd(Gather(wraps=True), has_scale), *views, library=native)
     expected = x.double().index_add(0, indices, (source[taken] * (scale if has_scale else 1)).double())
-    torch.testing.assert_close(pieces(kernel, out).double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(in_pieces(kernel, out).double(), expected, rtol=1e-5, atol=1e-5)
     taken[3] = 30
     kernel.run()
     assert kernel.fault is not None

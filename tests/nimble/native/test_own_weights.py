@@ -23,7 +23,7 @@ from mlsys_nimble.backends.cpu.own_weights import (
 from mlsys_nimble.ir.operators import Epilogue
 from torch import Tensor, nn
 
-from tests.nimble.native.conftest import BUILDS, relative_error, run_in_pieces
+from tests.nimble.native.conftest import BUILDS, error_of, in_pieces
 
 
 def reader(operator: int, *, weight: int = 9, nbytes: int = LEAST_NBYTES, can_be_in_place: bool = True) -> Reader:
@@ -69,7 +69,7 @@ def test_results_are_those_of_packed_weights(built: Any, features: int, columns:
     tensors = x, weight, bias if has_bias else None, residual
     kernel, out = bound(convolutions.dots, *tensors, built)
     assert kernel.is_in_place
-    run_in_pieces(kernel, out)
+    in_pieces(kernel, out)
     packed, expected = bound(convolutions.gemv, *tensors, built)
     assert not packed.is_in_place
     packed.run()
@@ -134,7 +134,7 @@ def prepared(request: pytest.FixtureRequest, x: Tensor) -> tuple[Nimble, Head]:
 
 def check(model: Nimble, head: nn.Module, x: Tensor) -> None:
     with torch.no_grad():
-        assert relative_error(model(x), head(x)) < 1e-5
+        assert error_of(model(x), head(x)) < 1e-5
 
 
 def test_a_write_to_a_part_is_seen_at_once_and_prepares_nothing(prepared: tuple[Nimble, Head], x: Tensor):

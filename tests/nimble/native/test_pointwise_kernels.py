@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.backends.cpu.library import Kernel, View
+from mlsys_nimble.backends.cpu.library import View
 from mlsys_nimble.backends.operators import pointwise
 from mlsys_nimble.backends.reference.pointwise import compile_pointwise
 from mlsys_nimble.ir.checked import OPS
@@ -15,7 +14,8 @@ from mlsys_nimble.ir.operators import Pointwise, Step
 from mlsys_nimble.ir.program import ValueType
 from torch import Tensor
 
-Pieces = Callable[[Kernel, Tensor], Tensor]
+from tests.nimble.native.conftest import in_pieces
+
 CONSTANTS = {"leaky_relu": (0.1,), "elu": (1.5,), "clamp": (-0.75, 1.25)}
 SPECIAL = torch.tensor(
     [0.0, -0.0, 1.0, -1.0, torch.inf, -torch.inf, torch.nan, 1e-20, 3e-39, 88.5, -88.0, -100.0, 1e30]
@@ -42,13 +42,13 @@ def operands(op: str, values: Tensor) -> tuple[list[Tensor], tuple[int | float, 
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_every_operation_is_torchs(op: str, native: Any, pieces: Pieces):
+def test_every_operation_is_torchs(op: str, native: Any):
     torch.manual_seed(0)
     values = torch.cat([torch.randn(3000) * 3, torch.randn(300) * 1e-3, torch.arange(-40, 41) / 2])
     inputs, arguments = operands(op, values)
     out = torch.zeros_like(values)
     kind = Pointwise((Step(op, arguments),))
-    pieces(pointwise.pointwise(kind, [View.of(x) for x in inputs], View.of(out), library=native), out)
+    in_pieces(pointwise.pointwise(kind, [View.of(x) for x in inputs], View.of(out), library=native), out)
     expected = reference(kind, inputs, out, torch.float64)
     atol = 8e-7 if op == "gelu" else 2e-7  # where an error function of 2.9e-7 is half of a factor of up to 5
     torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=atol)
@@ -88,29 +88,31 @@ CHAIN = Pointwise((  # silu(x * scale + shift) * gate + x, clamped
 
 @pytest.mark.parametrize("shape", [(2, 40, 5, 7), (1, 16, 9, 9), (3, 600, 2, 2), (1, 11, 3, 3), (2, 3, 4, 5)], ids=str)
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_chains_broadcast(shape: tuple[int, ...], channels_last: bool, native: Any, pieces: Pieces):
+def test_chains_broadcast(shape: tuple[int, ...], channels_last: bool, native: Any):
     torch.manual_seed(1)
     x, out = torch.randn(shape), torch.zeros(shape)
     if channels_last:
         x, out = (y.contiguous(memory_format=torch.channels_last) for y in (x, out))
     inputs = [x, torch.randn(1, shape[1], 1, 1), torch.randn(()), torch.rand(shape[0], 1, *shape[2:])]
     kernel = pointwise.pointwise(CHAIN, [View.of(y) for y in inputs], View.of(out), library=native)
-    torch.testing.assert_close(pieces(kernel, out), reference(CHAIN, inputs, out, torch.float32), rtol=2e-6, atol=1e-6)
+    torch.testing.assert_close(
+        in_pieces(kernel, out), reference(CHAIN, inputs, out, torch.float32), rtol=2e-6, atol=1e-6
+    )
 
 
-def test_in_place_and_on_windows(native: Any, pieces: Pieces):
+def test_in_place_and_on_windows(native: Any):
     whole = torch.randn(2, 6, 7, 50)
     out = whole[..., 3:36]
     other = torch.randn(2, 6, 7, 33)
     kind = Pointwise((Step("add", (0, 1)), Step("relu", (-1,))))
     expected, outside = (out + other).relu(), whole[..., 36:].clone()
-    pieces(pointwise.pointwise(kind, [View.of(out), View.of(other)], View.of(out), library=native), out)
+    in_pieces(pointwise.pointwise(kind, [View.of(out), View.of(other)], View.of(out), library=native), out)
     assert torch.equal(out, expected)
     assert torch.equal(whole[..., 36:], outside)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "float64", "bool"])
-def test_other_dtypes(dtype: str, native: Any, pieces: Pieces):
+def test_other_dtypes(dtype: str, native: Any):
     torch.manual_seed(3)
     values = [torch.randint(-9, 10, (5, 77)).to(getattr(torch, dtype)) for _ in range(2)]
     kind = Pointwise((Step("mul", (0, 1)), Step("add", (-1, 3.0)), Step("gt", (-2, 1))), dtype)
@@ -119,7 +121,7 @@ def test_other_dtypes(dtype: str, native: Any, pieces: Pieces):
     out = torch.zeros(5, 77, dtype=torch.bool)
     kernel = pointwise.pointwise(kind, [View.of(x) for x in values], View.of(out), library=native)
     expected = reference(kind, values, out, torch.float32)
-    assert torch.equal(pieces(kernel, out), expected)
+    assert torch.equal(in_pieces(kernel, out), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8], ids=str)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from mlsys_nimble.backends.reference.operators import ReferenceExecutor, compile_operator
 from mlsys_nimble.capture import capture
-from mlsys_nimble.ir.program import Program, ValueType, check_program
+from mlsys_nimble.ir.operators import Pointwise, Step
+from mlsys_nimble.ir.program import Operator, Program, ValueType, check_program
 from mlsys_nimble.passes import Pass
 from torch import nn
 
@@ -61,3 +62,20 @@ def _check_types(program: Program, inputs: list[torch.Tensor]) -> None:
 def rewritten() -> Rewrite:
     """See :class:`Rewrite`."""
     return rewrite
+
+
+TWICE, NEGATED = Pointwise((Step("mul", (0, 2.0)),)), Pointwise((Step("neg", (0,)),))
+ADD = Pointwise((Step("add", (0, 1)),))
+ROW = ValueType((4,), "float32")
+
+
+def kinds_of(program: Program) -> list[str]:
+    """Return the names of the operators' kinds, in order."""
+    return [type(operator.kind).__name__ for operator in program.operators]
+
+
+def program_of(*operators: Operator, inputs: tuple[int, ...] = (0,), **fields: Any) -> Program:
+    """Return a program over rows of four; the last result is the caller's."""
+    num_values = 1 + max(value for operator in operators for value in (*operator.inputs, *operator.outputs))
+    outputs = fields.pop("outputs", operators[-1].outputs)
+    return Program(fields.pop("values", (ROW,) * num_values), operators, inputs, outputs, **fields)

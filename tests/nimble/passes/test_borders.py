@@ -17,7 +17,7 @@ from mlsys_nimble.passes.constants import remove_dead_code
 from mlsys_nimble.passes.folding import fold_borders
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, pad
 
-from tests.nimble.passes.programs import kinds_of
+from tests.nimble.passes.conftest import kinds_of
 
 FOLD = (fold_borders, remove_dead_code)
 Pairs = tuple[tuple[int, int], ...]

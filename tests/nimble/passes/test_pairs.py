@@ -13,7 +13,7 @@ from mlsys_nimble.passes.fusion import LEAST_NBYTES, MOST_WEIGHTS_NBYTES, fuse_e
 from mlsys_nimble.passes.precision import round_weights
 from torch.nn.functional import conv2d
 
-from tests.nimble.passes.programs import TWICE, kinds_of
+from tests.nimble.passes.conftest import TWICE, kinds_of
 
 # Separable convolutions, at the edge of what gains.
 

@@ -16,7 +16,7 @@ from mlsys_nimble.passes.points import find_points
 from torch import nn
 from torch.nn.functional import interpolate
 
-from tests.nimble.passes.programs import kinds_of
+from tests.nimble.passes.conftest import kinds_of
 
 ROWS, COLUMNS = torch.tensor([[0], [4], [1]]), torch.tensor([5, 0, 2, -1])
 

@@ -7,7 +7,7 @@ from mlsys_nimble.ir.operators import Aten, Copy, Input, Kind, Slice
 from mlsys_nimble.ir.program import Operator, Program
 from mlsys_nimble.passes.rewrite import Rewriter
 
-from tests.nimble.passes.programs import ADD, NEGATED, ROW, TWICE, program_of
+from tests.nimble.passes.conftest import ADD, NEGATED, ROW, TWICE, program_of
 
 # The rewriter.
 

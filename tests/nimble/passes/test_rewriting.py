@@ -15,7 +15,7 @@ from mlsys_nimble.passes.fusion import MAX_INPUTS, fuse_elementwise, fuse_epilog
 from torch import nn
 from torch.nn.functional import elu, leaky_relu, linear, max_pool2d
 
-from tests.nimble.passes.programs import ADD, NEGATED, ROW, TWICE, kinds_of, program_of
+from tests.nimble.passes.conftest import ADD, NEGATED, ROW, TWICE, kinds_of, program_of
 
 # Constants.
 
