@@ -29,6 +29,8 @@ from mlsys_nimble.ir.operators import (
 from mlsys_nimble.ir.program import ITEMSIZE, Operator, ValueId, ValueType
 from mlsys_nimble.ir.sizes import is_varying
 
+FLOATS = ("float32", "float64", "float16", "bfloat16")  # dtypes for which kinds have a floating form
+
 
 class NoKindError(Exception):
     """Error in a rule that no kind of operator can express; torch then runs the operator. Never leaves capture."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlsys_nimble.capture.builder import Builder, Ref
+from mlsys_nimble.capture.builder import FLOATS, Builder, Ref
 from mlsys_nimble.capture.rules import rule
 from mlsys_nimble.ir.operators import Convolution, Pool, Reduce
 from mlsys_nimble.ir.program import ValueType
@@ -66,9 +66,6 @@ def spread(amount: int | Sequence[int], num_dims: int) -> tuple[int, ...]:
     return amounts * num_dims if len(amounts) == 1 else amounts
 
 
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
-
-
 def _windows(x: Ref, result: ValueType, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Any:
     """Return kernel, stride, padding and dilation for each dimension of space; pad the end as far as windows reach."""
     num_dims = len(kernel)
@@ -84,7 +81,7 @@ def _windows(x: Ref, result: ValueType, kernel: Any, stride: Any, padding: Any, 
 
 def _pool(b: Builder, result: ValueType, x: Ref, kind: Pool) -> Any:
     num_dims = len(kind.kernel)
-    if x.type.numel == 0 or result.numel == 0 or result.dtype not in _FLOATS:
+    if x.type.numel == 0 or result.numel == 0 or result.dtype not in FLOATS:
         return NotImplemented
     if num_dims == 3 and kind.op == "average" and result.dtype in ("float16", "bfloat16"):  # torch has none on a CPU
         return NotImplemented

@@ -6,17 +6,15 @@ import math
 from math import prod
 from typing import Any
 
-from mlsys_nimble.capture.builder import Builder, Ref, broadcast
+from mlsys_nimble.capture.builder import FLOATS, Builder, Ref, broadcast
 from mlsys_nimble.capture.rules import rule
 from mlsys_nimble.ir.operators import Attention, Embedding, Gather, Linear, MatMul
 from mlsys_nimble.ir.program import ValueType
 
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
-
 
 @rule("aten.linear")
 def _linear(b: Builder, result: ValueType, x: Ref, weight: Ref, bias: Ref | None = None) -> Any:
-    if weight.rank != 2 or result.dtype not in _FLOATS:
+    if weight.rank != 2 or result.dtype not in FLOATS:
         return NotImplemented
     return linear(b, x, weight, bias)
 
@@ -55,12 +53,12 @@ def matmul(b: Builder, x: Ref, y: Ref) -> Ref:
 
 @rule("aten.matmul", "aten.mm.default", "aten.bmm.default", "aten.mv")
 def _matmul(b: Builder, result: ValueType, x: Ref, y: Ref) -> Any:
-    return matmul(b, x, y) if result.dtype in _FLOATS else NotImplemented
+    return matmul(b, x, y) if result.dtype in FLOATS else NotImplemented
 
 
 @rule("aten.addmm.default", "aten.baddbmm.default")
 def _addmm(b: Builder, result: ValueType, bias: Ref, x: Ref, y: Ref, *, beta: float = 1, alpha: float = 1) -> Any:
-    if result.dtype not in _FLOATS or alpha != 1 or beta != 1:
+    if result.dtype not in FLOATS or alpha != 1 or beta != 1:
         return NotImplemented
     if y.rank == 2 and b.is_fixed(y):
         return linear(b, x, b.permute(y, (1, 0)), bias)
@@ -88,7 +86,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    if dropout or result.numel == 0 or result.dtype not in _FLOATS or k.shape[-2] == 0 or min(q.rank, k.rank) < 3:
+    if dropout or result.numel == 0 or result.dtype not in FLOATS or k.shape[-2] == 0 or min(q.rank, k.rank) < 3:
         return NotImplemented
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if enable_gqa and k.shape[-3] != q.shape[-3]:

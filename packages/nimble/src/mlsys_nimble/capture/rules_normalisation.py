@@ -5,12 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from mlsys_nimble.capture.builder import Builder, Ref
+from mlsys_nimble.capture.builder import FLOATS, Builder, Ref
 from mlsys_nimble.capture.rules import Rule, rule
 from mlsys_nimble.ir.operators import LayerNorm, Pointwise, Reduce, Softmax, Step
 from mlsys_nimble.ir.program import ValueType
-
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 @rule("aten.batch_norm")
@@ -59,7 +57,7 @@ def _layer_norm(
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Any:
-    if result.dtype not in _FLOATS or any(ref is not None and ref.dtype != x.dtype for ref in (weight, bias)):
+    if result.dtype not in FLOATS or any(ref is not None and ref.dtype != x.dtype for ref in (weight, bias)):
         return NotImplemented
     kind = LayerNorm(len(shape), eps, has_weight=weight is not None, has_bias=bias is not None)
     return b.emit(kind, [ref for ref in (x, weight, bias) if ref is not None], result)
@@ -115,7 +113,7 @@ def _log_softmax(b: Builder, result: ValueType, x: Ref, dim: int, dtype: Any = N
 
 
 def _soft(b: Builder, result: ValueType, x: Ref, dim: int, *, is_log: bool) -> Any:
-    if x.rank == 0 or result.dtype not in _FLOATS:
+    if x.rank == 0 or result.dtype not in FLOATS:
         return NotImplemented
     return b.emit(Softmax(dim % x.rank, is_log), [b.cast(x, result.dtype)], result)
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from mlsys_nimble.capture.builder import Builder, Ref, dtype_name
+from mlsys_nimble.capture.builder import FLOATS, Builder, Ref, dtype_name
 from mlsys_nimble.capture.rules import Rule, rule
 from mlsys_nimble.ir.operators import Copy, Pointwise, Step
 from mlsys_nimble.ir.program import ValueType
 
 Operand = Ref | int | float | bool
 
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
 _FLOAT_UNARY = (
     *("exp", "log", "sqrt", "rsqrt", "reciprocal", "erf", "sin", "cos"),
     *("silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "relu6"),
@@ -45,7 +44,7 @@ def elementwise(b: Builder, result: ValueType, op: str, *operands: Operand) -> A
 
 def _unary(op: str, *, floats_only: bool) -> Rule:
     def unary(b: Builder, result: ValueType, x: Ref) -> Any:
-        if floats_only and result.dtype not in _FLOATS:
+        if floats_only and result.dtype not in FLOATS:
             return NotImplemented
         return elementwise(b, result, op, x)
 
@@ -57,7 +56,7 @@ def _binary(op: str) -> Rule:
 
 
 def _rounding(op: str) -> Rule:
-    return lambda b, result, x: elementwise(b, result, op, x) if x.dtype in _FLOATS else x
+    return lambda b, result, x: elementwise(b, result, op, x) if x.dtype in FLOATS else x
 
 
 for _name in _FLOAT_UNARY:
@@ -94,7 +93,7 @@ def _added(op: str) -> Rule:
     """Return a rule for x + value * op(y, z)."""
 
     def add(b: Builder, result: ValueType, x: Ref, y: Ref, z: Ref, *, value: float = 1) -> Any:
-        if result.dtype not in _FLOATS:
+        if result.dtype not in FLOATS:
             return NotImplemented
         term = b.pointwise(op, y, z, dtype=result.dtype)
         return _sum("add")(b, result, x, term, value)
@@ -108,7 +107,7 @@ rule("aten.addcdiv")(_added("div"))
 
 @rule("aten.pow")
 def _pow(b: Builder, result: ValueType, x: Operand, y: Operand) -> Any:
-    if result.dtype not in _FLOATS:
+    if result.dtype not in FLOATS:
         return NotImplemented
     short = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
     if not isinstance(y, Ref) and y in short:
@@ -133,12 +132,12 @@ def _or(b: Builder, result: ValueType, x: Operand, y: Operand) -> Any:
 
 @rule("aten.sign")
 def _sign(b: Builder, result: ValueType, x: Ref) -> Any:
-    return elementwise(b, result, "sign", x) if result.dtype in _FLOATS else NotImplemented
+    return elementwise(b, result, "sign", x) if result.dtype in FLOATS else NotImplemented
 
 
 @rule("aten.round.default")
 def _round(b: Builder, result: ValueType, x: Ref) -> Any:
-    return elementwise(b, result, "round", x) if x.dtype in _FLOATS else x
+    return elementwise(b, result, "round", x) if x.dtype in FLOATS else x
 
 
 @rule("aten.gelu")
@@ -182,7 +181,7 @@ def _clamp(b: Builder, result: ValueType, x: Ref, low: Operand | None = None, hi
         return NotImplemented
     both = low is not None and high is not None
     if both and not isinstance(low, Ref) and not isinstance(high, Ref):
-        if (low, high) == (0, 6) and result.dtype in _FLOATS:
+        if (low, high) == (0, 6) and result.dtype in FLOATS:
             return elementwise(b, result, "relu6", x)
         return elementwise(b, result, "clamp", x, low, high)  # type: ignore[arg-type]
     y: Any = x
