@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mlsys_core.cli.graph import HELP, check_graph_file
@@ -14,6 +14,7 @@ from mlsys_core.cli.registered import Device
 from mlsys_core.cli.trust import TrustCode
 
 if TYPE_CHECKING:
+    from mlsys_nimble.backends.cpu.decisions import TaskTime
     from mlsys_nimble.backends.cpu.executor import NativeExecutor
     from mlsys_nimble.explain import Explanation
     from mlsys_nimble.nets.blocks import Net
@@ -23,25 +24,6 @@ GraphFile = Annotated[
     Path | None,
     typer.Option("--graph", "--svg", metavar="FILE", callback=check_graph_file, help=f"{HELP} --svg is its old name."),
 ]
-
-
-class Task(Protocol):
-    """Times of one task of a replay, such as :class:`mlsys_nimble.backends.cpu.decisions.TaskTime`."""
-
-    @property
-    def operator(self) -> str:
-        """Return the name of its operator."""
-        ...
-
-    @property
-    def begin_ns(self) -> int:
-        """Return the begin on a steady clock, in nanoseconds."""
-        ...
-
-    @property
-    def end_ns(self) -> int:
-        """Return the end on the same clock."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +56,7 @@ class Profile:
         return dict(sorted(totals.items(), key=lambda pair: -pair[1]))
 
 
-def profile(replays: Iterable[Sequence[Task]]) -> Profile:
+def profile(replays: Iterable[Sequence[TaskTime]]) -> Profile:
     """Return medians over replays of the same schedule.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mlsys_nimble.ir.graph import build_graph
 from mlsys_nimble.planning.streams import StreamAssignment, assign_streams, plan_events
@@ -16,27 +16,8 @@ from mlsys_nimble.planning.streams import StreamAssignment, assign_streams, plan
 if TYPE_CHECKING:
     from mlsys_core.graphs import Graph
 
+    from mlsys_nimble.backends.cpu.decisions import TaskTime
     from mlsys_nimble.explain import Explanation
-
-
-class Task(Protocol):
-    """Task of a replay: one operator, or a part of it, on one worker."""
-
-    @property
-    def operator(self) -> str:
-        """Name of the operator."""
-
-    @property
-    def worker(self) -> int:
-        """Number of the worker."""
-
-    @property
-    def begin_ns(self) -> int:
-        """Begin, in nanoseconds."""
-
-    @property
-    def end_ns(self) -> int:
-        """End, in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +28,7 @@ class Link:
     waited_ns: int  # from the end of the task before it in the path (of the replay's begin) to its own begin
 
 
-def critical_path(tasks: Sequence[Task], needs: Mapping[str, Sequence[str]]) -> list[Link]:
+def critical_path(tasks: Sequence[TaskTime], needs: Mapping[str, Sequence[str]]) -> list[Link]:
     """Return the chain of tasks that ends last, from the first task on.
 
     Before each task stands the one that it waited for, which ended last: of the operators that it reads, of its
@@ -118,7 +99,7 @@ def places(assignment: StreamAssignment) -> list[tuple[int, int]]:
 _TEMPLATE = Path(__file__).with_name("page.html")
 
 
-def page(title: str, found: Explanation, replayed: Graph, tasks: Sequence[Task]) -> str:
+def page(title: str, found: Explanation, replayed: Graph, tasks: Sequence[TaskTime]) -> str:
     """Return a page that needs nothing beside itself.
 
     Args:
@@ -131,7 +112,7 @@ def page(title: str, found: Explanation, replayed: Graph, tasks: Sequence[Task])
     return _TEMPLATE.read_text().replace("{{title}}", escape(title)).replace("{{data}}", data)
 
 
-def page_data(found: Explanation, replayed: Graph, tasks: Sequence[Task]) -> dict[str, Any]:
+def page_data(found: Explanation, replayed: Graph, tasks: Sequence[TaskTime]) -> dict[str, Any]:
     """Return all that the page shows as JSON values; times are in microseconds from the replay's begin."""
     graph = build_graph(list(replayed), list(replayed.edges))
     assignment = assign_streams(graph)
