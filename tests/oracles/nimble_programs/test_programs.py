@@ -11,7 +11,7 @@ from mlsys_nimble.backends import table
 from mlsys_nimble.backends.operators.shapes import copy
 from mlsys_nimble.ir.operators import Reshape
 from mlsys_nimble.ir.strides import dense, row_major
-from mlsys_nimble.passes import affine
+from mlsys_nimble.passes import folding
 
 from tests.oracles.nimble_programs.programs import Program
 from tests.oracles.nimble_programs.run import draw, judged
@@ -47,14 +47,14 @@ DIFFERENCE = Program(
 
 
 def test_a_fault_of_a_pass_is_wrong(monkeypatch: pytest.MonkeyPatch):
-    applied = affine._applied
+    applied = folding._applied
 
     def without_sign(op: str, arguments: list[Any]) -> Any:
         found = applied(op, arguments)
         return (-found[0], found[1]) if op == "sub" and isinstance(arguments[1], tuple) else found
 
     assert judged(DIFFERENCE, "reference").verdict == "equal"
-    monkeypatch.setattr(affine, "_applied", without_sign)
+    monkeypatch.setattr(folding, "_applied", without_sign)
     assert judged(DIFFERENCE, "reference").verdict == "wrong"
 
 
