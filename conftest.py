@@ -81,16 +81,17 @@ def _keep_quick(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _keep_pairs(config: pytest.Config, items: list[pytest.Item], *, only_grids: bool) -> None:
-    """Keep the cases of large grids that cover all pairs of values; or drop what is in no large grid."""
+    """Keep the cases of large grids that cover all pairs of values, or ``some_cases``; or drop all but large grids."""
     from tests.representatives import representatives, values_by_axis
 
     unneeded: set[pytest.Item] = set()
     large: set[pytest.Item] = set()
     for cases in _cases_by_test(items).values():
         values = [values_by_axis(case) for case in cases]
-        if len(cases) <= LARGE_GRID or len(values[0]) < 2:
+        marker = cases[0].get_closest_marker("some_cases")
+        if not marker and (len(cases) <= LARGE_GRID or len(values[0]) < 2):
             continue
-        kept = representatives(values, len(cases) - 1)
+        kept = representatives(values, marker.args[0] if marker else len(cases) - 1)
         if len(kept) < len(cases) - 1:
             unneeded |= set(cases) - {cases[index] for index in kept}
             large.update(cases)

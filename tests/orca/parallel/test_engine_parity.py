@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ NUM_BLOCKS = 5  # few: requests are preempted
 POLICIES = {"orca": 0, "paged": 3, "chunked": 2, "request-level": 0}  # with so many guesses
 
 
+@cache
 def answers_of_one(path: Path, policy: str, *, exactly: bool, kv_dtype: str | None, **options: Any) -> Any:
     """By one process."""
     model = load_model(path, **options).model

@@ -166,12 +166,12 @@ def test_a_rank_reads_and_holds_its_part(make_gguf: Any) -> None:
         shard_of(num_ranks=3)
 
 
-@pytest.mark.parametrize(("ranks", "stages"), [(3, 1), (1, 2), (3, 2)])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_smollm2_in_parts(smollm2_path: Path, dtype: str, ranks: int, stages: int) -> None:
+def test_smollm2_in_parts(smollm2_path: Path, dtype: str) -> None:
     batches = some_batches(49152)
     expected = run_whole(smollm2_path, batches, dtype=dtype)
-    assert_equal(run_places(smollm2_path, batches, ranks=ranks, stages=stages, dtype=dtype), expected)
+    for ranks, stages in ((3, 1), (1, 2), (3, 2)):
+        assert_equal(run_places(smollm2_path, batches, ranks=ranks, stages=stages, dtype=dtype), expected)
 
 
 def test_a_rank_whose_peer_is_gone_ends_with_an_error(checkpoints: Any) -> None:

@@ -24,7 +24,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "bf16": {"dtype": "bf16", "weights": "float"},
     "int8": {"dtype": "fp32", "weights": "int8"},
 }
-DEGREES = [(2, 1), (4, 1), (1, 2), (1, 3), (2, 2)]
+DEGREES = [(2, 1), (4, 1), (1, 2), (1, 3), (2, 2)]  # of floats; two of them in the other forms
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,7 +40,7 @@ def test_parts_in_torch_give_the_bits_of_one_sliced_process(checkpoints: Any, na
     path, options = checkpoints(name), FORMS[form] | {"backend": "torch"}
     batches = some_translations() if name in SEQ2SEQ else some_batches()
     expected = run_sliced(path, batches, **options)
-    for ranks, stages in DEGREES:
+    for ranks, stages in DEGREES if form == "fp32" else ((4, 1), (2, 2)):
         assert_equal(run_places(path, batches, ranks=ranks, stages=stages, slices=True, **options), expected)
 
 
