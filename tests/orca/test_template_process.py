@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.text.chat_template import ChatTemplate
-from mlsys_orca.text.template_process import TemplateProcess, renderer
+from mlsys_orca.text.chat_template import ChatTemplate, TemplateProcess, renderer
 
 HI = [{"role": "user", "content": "Hi"}]
 LONG = "{% for a in range(99999) %}"

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
-from mlsys_orca.api.answers import STREAMED
-from mlsys_orca.api.generation import owner_of
+from mlsys_orca.api.answers import STREAMED, owner_of
 from mlsys_orca.api.intake import intake_route
 from mlsys_orca.api.service import ModelService
 from mlsys_serving.extensions import Extension, Service

@@ -10,13 +10,12 @@ from mlsys_serving.http.bodies import Neutral
 from pydantic import Field, model_validator
 
 from mlsys_orca.api.answer_reader import AnswerForm
-from mlsys_orca.api.answers import STREAMED, collect, num_values
+from mlsys_orca.api.answers import STREAMED, GenerationParameters, collect, identity_of, num_values
 from mlsys_orca.api.chat_answer import ChatCompletion, chat_completion, chat_events
 from mlsys_orca.api.chat_messages import Message, NamedTool, Tool
 from mlsys_orca.api.conversation import Conversation, ToolUse, prepare
 from mlsys_orca.api.fields import MAX_MESSAGES, Generating, ResponseFormat
 from mlsys_orca.api.front import body_size
-from mlsys_orca.api.generation import GenerationParameters, identity_of
 from mlsys_orca.api.reasoning import Effort
 from mlsys_orca.api.service import ModelService, text_options
 from mlsys_orca.scheduling.batch import MAX_LOGPROBS

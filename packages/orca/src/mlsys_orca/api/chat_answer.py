@@ -10,13 +10,14 @@ from pydantic import BaseModel, SerializerFunctionWrapHandler, model_serializer
 from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader, read_whole
 from mlsys_orca.api.answers import (
     DONE,
+    Choice,
+    Generation,
     Spent,
     Usage,
     Whole,
     event,
     merged,
 )
-from mlsys_orca.api.generation import Choice, Generation
 from mlsys_orca.api.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
 from mlsys_orca.api.parts import Part, call_id, calls_of, text_of
 from mlsys_orca.scheduling.batch import SampledToken

@@ -15,17 +15,19 @@ from pydantic import BaseModel, Field, model_validator
 from mlsys_orca.api.answers import (
     DONE,
     STREAMED,
+    Generation,
+    GenerationParameters,
     Spent,
     Usage,
     Whole,
     collect,
     event,
+    identity_of,
     merged,
     num_values,
 )
 from mlsys_orca.api.fields import MAX_CHOICES, Generating, ResponseFormat, grammar_from
 from mlsys_orca.api.front import body_size
-from mlsys_orca.api.generation import Generation, GenerationParameters, identity_of
 from mlsys_orca.api.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,

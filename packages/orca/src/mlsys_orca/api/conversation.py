@@ -13,7 +13,7 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.api.answer_reader import AnswerForm
-from mlsys_orca.api.generation import GenerationParameters
+from mlsys_orca.api.answers import GenerationParameters
 from mlsys_orca.api.images import Prompt, SentImage, lift_images, place_images, read_images
 from mlsys_orca.api.reasoning import Effort, effort_variables, marks_of
 from mlsys_orca.api.service import ModelService, num_chars, too_long

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from mlsys_orca.api import chat, completions
 from mlsys_orca.api.answer_reader import AnswerForm
-from mlsys_orca.api.generation import GenerationParameters
+from mlsys_orca.api.answers import GenerationParameters
 from mlsys_orca.api.service import ModelService
 
 

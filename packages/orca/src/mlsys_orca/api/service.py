@@ -15,10 +15,9 @@ import structlog
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.http import HttpError
 
-from mlsys_orca.api.answers import Streams
+from mlsys_orca.api.answers import Choice, Generation, GenerationParameters, Identity, Streams
 from mlsys_orca.api.fields import MAX_PROMPTS, Generating
 from mlsys_orca.api.front import Front
-from mlsys_orca.api.generation import Choice, Generation, GenerationParameters, Identity
 from mlsys_orca.api.text_stream import TextOptions, stream_text
 from mlsys_orca.engine.client import EngineClient
 from mlsys_orca.loading.loaded import LoadedModel

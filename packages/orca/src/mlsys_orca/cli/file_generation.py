@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.api.answers import collect
-from mlsys_orca.api.generation import Identity
+from mlsys_orca.api.answers import Identity, collect
 from mlsys_orca.api.items import parameters_of
 from mlsys_orca.api.service import ModelService
 

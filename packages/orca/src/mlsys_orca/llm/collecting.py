@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncGenerator
 
 from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader
-from mlsys_orca.api.generation import Choice as RunningChoice
-from mlsys_orca.api.generation import GenerationParameters
+from mlsys_orca.api.answers import Choice as RunningChoice
+from mlsys_orca.api.answers import GenerationParameters
 from mlsys_orca.api.parts import Part, calls_of, joined, text_of
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.llm.answers import Answer, Choice, FinishReason, Piece, ToolCall

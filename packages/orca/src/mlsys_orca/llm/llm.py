@@ -24,7 +24,7 @@ from mlsys_orca.loading.named import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from mlsys_orca.api.answer_reader import AnswerForm
-    from mlsys_orca.api.generation import GenerationParameters
+    from mlsys_orca.api.answers import GenerationParameters
 
 Prompt: TypeAlias = str | Sequence[int]  # a text, or token ids
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}, as OpenAI's clients write it

@@ -224,7 +224,7 @@ class RequestPool:
         draft = self._draft(sequence) if self.num_draft_tokens and stop == len(sequence.token_ids) == start + 1 else []
         details = None
         needs_past = not sampling.is_plain or sampling.num_prompt_logprobs is not None
-        images = images_between(request.images, start, stop)
+        images = images_between(request.images, start, stop) if request.images else ()
         if needs_past or draft or images or request.adapter is not None:
             details = SliceDetails(
                 past=tuple(sequence.token_ids) if needs_past else (),

@@ -2,7 +2,7 @@
 
 A template is a program that came with a model. Jinja's sandbox keeps it from the interpreter's inside, but not from
 ``'a' * 10**10`` or from loops in loops; only a process can be stopped in the middle of those. So this file runs by
-itself, below :mod:`mlsys_orca.text.template_process`: a frame in, a frame out, until its input ends. It imports Jinja
+itself, below :mod:`mlsys_orca.text.chat_template`: a frame in, a frame out, until its input ends. It imports Jinja
 and nothing of this project.
 
 A frame is 8 bytes of length, little-endian, and so much JSON. A request has ``source`` and ``what``: ``"variables"``,

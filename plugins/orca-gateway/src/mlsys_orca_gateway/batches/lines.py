@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from mlsys_orca.api.generation import Identity
+from mlsys_orca.api.answers import Identity
 from mlsys_serving.http import HttpError
 from mlsys_serving.http.json_body import parse_json
 

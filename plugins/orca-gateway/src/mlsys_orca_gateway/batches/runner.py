@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from mlsys_orca.api.answers import given
 from mlsys_orca.api.front import Front
-from mlsys_orca.api.generation import given
 from mlsys_orca.engine.client import EngineClient
 from mlsys_serving.http.inside import InsideAnswer, InsideClient
 from mlsys_serving.http.json_body import parse_json

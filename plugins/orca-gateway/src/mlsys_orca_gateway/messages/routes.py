@@ -7,10 +7,18 @@ from typing import Any, Literal
 
 from fastapi import Request, Response
 from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader, read_whole
-from mlsys_orca.api.answers import STREAMED, Whole, collect, merged, named_event
+from mlsys_orca.api.answers import (
+    STREAMED,
+    Generation,
+    GenerationParameters,
+    Whole,
+    collect,
+    identity_of,
+    merged,
+    named_event,
+)
 from mlsys_orca.api.conversation import prepare
 from mlsys_orca.api.front import body_size
-from mlsys_orca.api.generation import Generation, GenerationParameters, identity_of
 from mlsys_orca.api.parts import Part, call_id
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.text_stream import TextOptions

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from mlsys_orca.api.answers import Spent, TokenDetails, Whole, named_event
-from mlsys_orca.api.generation import Generation
+from mlsys_orca.api.answers import Generation, Spent, TokenDetails, Whole, named_event
 from mlsys_orca.api.parts import Part, call_id
 from pydantic import BaseModel, ConfigDict, Field
 

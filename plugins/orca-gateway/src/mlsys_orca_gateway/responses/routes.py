@@ -8,10 +8,19 @@ from typing import Annotated, Literal
 
 from fastapi import Query, Request, Response
 from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader
-from mlsys_orca.api.answers import STREAMED, Whole, collect, merged, named_event
+from mlsys_orca.api.answers import (
+    STREAMED,
+    Generation,
+    GenerationParameters,
+    Whole,
+    collect,
+    identity_of,
+    merged,
+    named_event,
+    owner_of,
+)
 from mlsys_orca.api.conversation import prepare
 from mlsys_orca.api.front import body_size, to_json
-from mlsys_orca.api.generation import Generation, GenerationParameters, identity_of, owner_of
 from mlsys_orca.api.parts import Part, joined
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.scheduling.batch import SamplingParams

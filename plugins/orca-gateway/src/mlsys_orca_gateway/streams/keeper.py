@@ -10,8 +10,7 @@ from contextlib import aclosing
 
 from fastapi import FastAPI, Request, Response
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_orca.api.answers import Streams
-from mlsys_orca.api.generation import Generation, Identity, given, identity_of, owner_of
+from mlsys_orca.api.answers import Generation, Identity, Streams, given, identity_of, owner_of
 from mlsys_orca.engine.streams import PoisonedRequestError
 from mlsys_serving.http import ClosingStreamingResponse, HttpError, runtime_of
 from mlsys_serving.http.inside import InsideClient

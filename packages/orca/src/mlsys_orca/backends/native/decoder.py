@@ -76,6 +76,7 @@ class NativeDecoder:
         if decoder.device.type != "cpu" or decoder.dtype not in _DTYPES:
             raise LoweringError(f"{decoder.dtype} on {decoder.device}")
         self.config = decoder.config
+        self._num_layers = decoder.config.num_kv_layers  # layers with keys and values
         self.dtype = decoder.dtype
         self.device = decoder.device
         self.plan = lower(decoder, **part)
@@ -165,9 +166,7 @@ class NativeDecoder:
 
     def _run_rows(self, iteration: Iteration, first: int, stop: int) -> bool:
         """Run rows ``first`` to ``stop`` of the iteration through all layers; those before them have been run."""
-        batch, _held = iteration.batch(
-            first, stop, self._native, num_layers=self.config.num_kv_layers, seconds=self.seconds
-        )
+        batch, _held = iteration.batch(first, stop, self._native, num_layers=self._num_layers, seconds=self.seconds)
         return bool(self._native.orca_run(self._program, byref(batch)))
 
     def _new_program(self, num_threads: int) -> _Program:
