@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse
 import torch
@@ -13,7 +12,7 @@ from mlsys_windtunnel.modules.kernel.kernels import Kernel, distances, squared_d
 from sklearn import decomposition, kernel_approximation, random_projection
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics.pairwise import pairwise_kernels
-from sklearn.pipeline import FeatureUnion, make_pipeline
+from sklearn.pipeline import make_pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -24,24 +23,16 @@ LABELS = np.array(["a", "b", "c"])[np.digitize(X[:, 0], np.quantile(X[:, 0], [0.
 
 
 LINEAR = [
-    decomposition.PCA(),
-    decomposition.PCA(2),
     decomposition.PCA(0.8, svd_solver="full"),
     decomposition.PCA(3, whiten=True),
-    decomposition.PCA(2, svd_solver="randomized", random_state=0),
-    decomposition.PCA(1),
-    decomposition.IncrementalPCA(2),
     decomposition.IncrementalPCA(3, whiten=True, batch_size=20),
-    decomposition.TruncatedSVD(3, random_state=0),
     decomposition.TruncatedSVD(2, algorithm="arpack", random_state=0),
     decomposition.FastICA(3, random_state=0, whiten="unit-variance"),
     decomposition.FastICA(random_state=0, whiten="arbitrary-variance"),
     decomposition.FastICA(random_state=0, whiten=False, max_iter=3),
     decomposition.FactorAnalysis(2),
     decomposition.FactorAnalysis(rotation="varimax", n_components=2),
-    decomposition.FactorAnalysis(),
     random_projection.GaussianRandomProjection(3, random_state=0),
-    random_projection.SparseRandomProjection(3, random_state=0, density=0.5),
     random_projection.SparseRandomProjection(3, random_state=0, density=0.5, dense_output=True),
 ]
 
@@ -160,25 +151,6 @@ def test_a_density_without_covariance_leaves_the_transform(monkeypatch):
     module = translate(source)
     np.testing.assert_allclose(module.transform(FRESH), source.transform(FRESH), atol=1e-12)
     assert not hasattr(module, "score_samples")
-
-
-def test_one_feature_and_named_columns(same_answers):
-    same_answers(decomposition.PCA().fit(X[:, :1]), FRESH[:, :1])
-    names = list("abcde")
-    same_answers(decomposition.KernelPCA(2).fit(pd.DataFrame(X, columns=names)), pd.DataFrame(FRESH, columns=names))
-
-
-def test_float32_input_is_the_same_numbers(same_answers):
-    rows = FRESH.astype(np.float32).astype(np.float64)
-    for source in (decomposition.PCA(2), decomposition.KernelPCA(2, kernel="rbf", gamma=0.01)):
-        module = translate(source.fit(X))
-        np.testing.assert_array_equal(module.transform(FRESH.astype(np.float32)), module.transform(rows))
-        same_answers(source, rows)
-
-
-def test_a_union_of_projections_feeds_a_classifier(same_answers):
-    union = FeatureUnion([("p", decomposition.PCA(2)), ("k", kernel_approximation.RBFSampler(random_state=0))])
-    same_answers(make_pipeline(union, LogisticRegression()).fit(X, LABELS), FRESH)
 
 
 def _own_kernel(a, b):

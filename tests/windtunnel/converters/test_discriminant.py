@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
@@ -11,7 +10,6 @@ from sklearn.covariance import LedoitWolf
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -68,13 +66,9 @@ def test_there_is_no_transform_by_least_squares():
 
 
 @pytest.mark.parametrize("source", [LDA[0], QDA[0]], ids=repr)
-def test_one_feature_priors_and_named_columns(same_answers, source):
+def test_priors_and_one_feature(same_answers, source):
     source.set_params(priors=[0.1, 0.2, 0.7])
     same_answers(source.fit(X[:, :1], LABELS["three"]), FRESH[:, :1])
-    names = list("abcd")
-    piped = make_pipeline(StandardScaler(), source).fit(pd.DataFrame(X, columns=names), LABELS["three"])
-    same_answers(piped, pd.DataFrame(FRESH, columns=names))
-    same_answers(source.fit(X, LABELS["three"]), FRESH.astype(np.float32).astype(float))
     source.set_params(priors=None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse
 from mlsys_core.errors import InvalidInputError
@@ -30,56 +29,23 @@ LABELS = {
 
 
 REGRESSORS = [
-    linear_model.LinearRegression(),
     linear_model.LinearRegression(fit_intercept=False),
     linear_model.LinearRegression(positive=True),
-    linear_model.Ridge(),
-    linear_model.RidgeCV(),
-    linear_model.Lasso(0.01),
-    linear_model.LassoCV(cv=3),
-    linear_model.ElasticNet(0.01),
-    linear_model.ElasticNetCV(cv=3),
-    linear_model.Lars(),
-    linear_model.LarsCV(cv=3),
-    linear_model.LassoLars(0.01),
-    linear_model.LassoLarsCV(cv=3),
-    linear_model.LassoLarsIC(),
-    linear_model.OrthogonalMatchingPursuit(n_nonzero_coefs=2),
-    linear_model.OrthogonalMatchingPursuitCV(cv=3),
-    linear_model.BayesianRidge(),
-    linear_model.ARDRegression(),
-    linear_model.HuberRegressor(),
-    linear_model.TheilSenRegressor(random_state=0, max_subpopulation=100),
-    linear_model.QuantileRegressor(alpha=0.01),
-    linear_model.SGDRegressor(random_state=0),
     linear_model.SGDRegressor(random_state=0, average=True),
-    linear_model.PassiveAggressiveRegressor(random_state=0),
-    LinearSVR(),
     LinearSVR(fit_intercept=False),
 ]
 
 
 @pytest.mark.parametrize("source", REGRESSORS, ids=repr)
 def test_regressors(same_answers, source):
-    source.fit(X, Y)
-    same_answers(source, FRESH)
-    same_answers(source, FRESH[:1])
-    same_answers(source, FRESH.astype(np.float32))
+    same_answers(source.fit(X, Y), FRESH)
 
 
 @pytest.mark.parametrize(
     "source",
     [
         linear_model.LinearRegression(),
-        linear_model.Ridge(fit_intercept=False),
-        linear_model.RidgeCV(),
-        linear_model.Lasso(0.01),
-        linear_model.ElasticNet(0.01),
         linear_model.MultiTaskLasso(0.01),
-        linear_model.MultiTaskLassoCV(cv=3),
-        linear_model.MultiTaskElasticNet(0.01),
-        linear_model.MultiTaskElasticNetCV(cv=3),
-        linear_model.Lars(),
         linear_model.OrthogonalMatchingPursuit(n_nonzero_coefs=2),
     ],
     ids=repr,
@@ -113,14 +79,9 @@ def test_generalised_linear_regressors(same_answers, source):
         linear_model.LogisticRegression(solver="saga", l1_ratio=1.0, C=0.5, fit_intercept=False),
         linear_model.LogisticRegressionCV(Cs=2, cv=2, l1_ratios=(0.0,), use_legacy_attributes=False),
         linear_model.RidgeClassifier(),
-        linear_model.RidgeClassifierCV(),
-        linear_model.SGDClassifier(random_state=0),
         linear_model.SGDClassifier(random_state=0, loss="log_loss", penalty="l1"),
         linear_model.SGDClassifier(random_state=0, loss="modified_huber", average=True, alpha=1.0),
         linear_model.SGDClassifier(random_state=0, loss="squared_error", alpha=1.0),
-        linear_model.Perceptron(random_state=0),
-        linear_model.PassiveAggressiveClassifier(random_state=0),
-        LinearSVC(),
         LinearSVC(multi_class="crammer_singer", fit_intercept=False),
     ],
     ids=repr,
@@ -197,14 +158,6 @@ def test_sparse_coefficients_and_sparse_input(same_answers):
     source = linear_model.SGDClassifier(random_state=0).fit(rows, LABELS["strings"]).sparsify()
     same_answers(source, rows)
     same_answers(linear_model.Lasso(0.01).fit(rows, Y), rows)
-
-
-def test_one_feature_and_named_columns(same_answers):
-    frame = pd.DataFrame(X, columns=list("abcde"))
-    same_answers(
-        linear_model.LogisticRegression().fit(frame, LABELS["two"]), pd.DataFrame(FRESH, columns=list("abcde"))
-    )
-    same_answers(linear_model.Ridge().fit(X[:, :1], Y), FRESH[:, :1])
 
 
 def test_outliers_by_sgd(same_answers):

@@ -11,7 +11,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from sklearn import naive_bayes
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OrdinalEncoder, StandardScaler
+from sklearn.preprocessing import OrdinalEncoder
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -112,10 +112,3 @@ def test_certain_features_and_absent_classes(same_answers):
     same_answers(naive_bayes.MultinomialNB(alpha=1e-10).fit(rows, labels), rows + 1)
     prior = naive_bayes.GaussianNB(priors=[0.0, 1.0]).fit(X, LABELS["two"])
     same_answers(prior, FRESH, trained=False)
-
-
-def test_one_feature_and_named_columns(same_answers):
-    same_answers(naive_bayes.GaussianNB().fit(X[:, :1], LABELS["two"]), FRESH[:, :1])
-    names = list("abcde")
-    source = make_pipeline(StandardScaler(), naive_bayes.GaussianNB())
-    same_answers(source.fit(pd.DataFrame(X, columns=names), LABELS["three"]), pd.DataFrame(FRESH, columns=names))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse
 from mlsys_windtunnel.convert.translation import translate
@@ -47,10 +46,7 @@ def test_selectors(same_answers, source):
     same_answers(pipeline, FRESH[:1])
 
 
-def test_named_sparse_and_missing_values(same_answers):
-    frame = pd.DataFrame(X, columns=list("abcdef"))
-    source = feature_selection.SelectKBest(k=2).fit(frame, LABELS)
-    same_answers(source, frame[list("fedcba")][list("abcdef")], trained=False)
+def test_sparse_and_missing_values(same_answers):
     sparse = scipy.sparse.csr_matrix(np.where(X > 0, X, 0))
     same_answers(feature_selection.VarianceThreshold(0.1).fit(sparse), sparse, trained=False)
     holes = np.where(X > 1, np.nan, X)

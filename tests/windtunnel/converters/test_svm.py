@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse
 import torch
@@ -127,16 +126,13 @@ def test_far_and_large_data_keep_their_digits(same_answers):
     same_answers(make_pipeline(StandardScaler(), SVR()).fit(far, Y), far[::2] + 0.1)
 
 
-def test_sparse_named_and_single_feature(same_answers):
+def test_a_fit_on_sparse_rows(same_answers):
     rows = scipy.sparse.csr_matrix(np.where(X > 0, X, 0))
     for kernel in ("linear", "rbf"):
         for num_classes in (2, 3):
             same_answers(SVC(kernel=kernel).fit(rows, LABELS[num_classes]), rows)
         same_answers(SVR(kernel=kernel).fit(rows, Y), rows)
     same_answers(SVC(probability=True, random_state=0).fit(rows, LABELS[3]), rows)
-    frame = pd.DataFrame(X, columns=list("abc"))
-    same_answers(SVC().fit(frame, LABELS[3]), frame)
-    same_answers(SVC(class_weight="balanced").fit(X[:, :1], LABELS[3] == "low"), FRESH[:, :1])
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
-import scipy.sparse
 from mlsys_windtunnel.convert.registry import Unsupported
 from mlsys_windtunnel.convert.trees_ensembles import (
     ada_boost_classifier,
@@ -51,15 +49,9 @@ def test_isolation_forests(same_answers, x, fresh, options):
     assert module.predict(fresh).dtype == source.predict(fresh).dtype
 
 
-def test_isolation_forests_on_missing_values_and_inputs_of_other_kinds(same_answers, x, fresh):
+def test_isolation_forests_on_missing_values(same_answers, x, fresh):
     x[::5, 1] = fresh[::3, 1] = np.nan
-    source = IsolationForest(**SMALL).fit(x)
-    same_answers(source, fresh)
-    same_answers(source, fresh[:1])
-    source = IsolationForest(**SMALL).fit(np.maximum(np.nan_to_num(x), 0))
-    same_answers(source, scipy.sparse.csr_matrix(np.maximum(np.nan_to_num(fresh), 0)))
-    named = pd.DataFrame(x, columns=list("abcde"))
-    same_answers(IsolationForest(contamination=0.2, **SMALL).fit(named), named)
+    same_answers(IsolationForest(contamination=0.2, **SMALL).fit(x), fresh)
 
 
 @pytest.mark.parametrize("names", ["ab", "abc"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
-import scipy.sparse
 import torch
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.modules.tree.trees import Trees
@@ -89,16 +87,6 @@ def test_missing_values_whether_they_were_seen_or_not(same_answers, x, fresh, ki
 def test_one_row_one_feature_one_leaf(same_answers, kind):
     same_answers(_made(kind).fit([[0.0], [1.0], [2.0]], [0, 0, 1]), np.array([[1.5]]))
     same_answers(_made(kind, max_depth=1, min_samples_leaf=3).fit([[0.0], [1.0], [2.0]], [0, 0, 1]), np.array([[1.5]]))
-
-
-@pytest.mark.parametrize("kind", [*ONE_TREE, *FORESTS])
-def test_input_of_other_kinds(same_answers, x, fresh, kind):
-    source = _made(kind, max_depth=4).fit(np.maximum(x, 0), _labels(x, [0, 1]))
-    fresh = np.maximum(fresh, 0)
-    same_answers(source, fresh.astype(np.float32))
-    same_answers(source, scipy.sparse.csr_matrix(fresh))
-    named = pd.DataFrame(x, columns=list("abcde"))
-    same_answers(_made(kind).fit(named, _labels(x, [0, 1])), pd.DataFrame(fresh, columns=list("abcde")))
 
 
 def test_float32_is_exact_too(x, fresh):
