@@ -47,7 +47,7 @@ from mlsys_windtunnel.modules.linear.linear import Affine
 from mlsys_windtunnel.modules.linear.neural import Layers
 from mlsys_windtunnel.modules.network import Network
 from mlsys_windtunnel.modules.tree.ensemble import Floats, stacked
-from mlsys_windtunnel.modules.tree.trees import Trees
+from mlsys_windtunnel.modules.tree.trees import Trees, tree_parts
 
 FOLDS = 5
 FEW = 2  # refits of a kind that are fitted on each split, in place of all
@@ -131,7 +131,7 @@ def _summed(maker: Maker, own: Trees, shares: dict[str, float], prepared: Any, y
     scaled = [
         part.ensemble.with_numbers(part.ensemble.threshold, share * part.ensemble.leaf_value) for share, part in trees
     ]
-    bias = sum(share * _bias(part) for share, part in trees)
+    bias = sum(share * part.bias_values for share, part in trees)
     together = Trees(stacked(scaled), bias=bias, num_groups=own.num_groups)
     networks = [_scaled(part, share) for share, part in parts if isinstance(part, Layers)]
     return scaling.beside(together, networks) if networks else together
@@ -227,22 +227,15 @@ def _scaled(layers: Layers, share: float) -> Layers:
     return layers
 
 
-def _bias(trees: Trees) -> Floats:
-    zeros = np.zeros(trees.num_groups)
-    return zeros if trees.bias is None else zeros + trees.bias.double().numpy(force=True)
-
-
 def _replace(network: Network, prefix: str, together: nn.Module) -> bool:
     """Put trees in place of those of the operators under a prefix; return whether there were any."""
     is_replaced = False
     for wire, operator in zip(network.wires, network.operators, strict=True):
         if not wire.name.startswith(prefix):
             continue
-        for owner in list(operator.modules()):
-            for name, part in owner.named_children():
-                if type(part) is Trees:
-                    setattr(owner, name, together)
-                    is_replaced = True
+        for owner, name, _ in tree_parts(operator):
+            setattr(owner, name, together)
+            is_replaced = True
     return is_replaced
 
 

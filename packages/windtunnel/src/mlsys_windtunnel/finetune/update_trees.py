@@ -25,7 +25,7 @@ from mlsys_windtunnel.modules.base import Classifier, PredictorModule, Regressor
 from mlsys_windtunnel.modules.network import Network
 from mlsys_windtunnel.modules.tree.ensemble import Floats, stacked
 from mlsys_windtunnel.modules.tree.heads import Coded
-from mlsys_windtunnel.modules.tree.trees import Trees
+from mlsys_windtunnel.modules.tree.trees import Trees, tree_parts
 
 NUM_ANSWERS = 4  # as fitted; leaves corrected; leaves anew; thresholds and leaves anew
 CORRECTED = 1  # the answer that weights are drawn towards: best or near it on flights and films alike
@@ -71,12 +71,6 @@ class Boosted:
             (read,) = tree_inputs(self.network, chunk).values()
             parts.append(self.trees._clean(read).double().numpy())
         return np.concatenate(parts)
-
-    def bias(self) -> Floats:
-        """Return what is added to sums of leaves, ``[outputs]``."""
-        bias = self.trees.bias
-        zeros = np.zeros(self.trees.num_groups)
-        return zeros if bias is None else zeros + bias.double().numpy(force=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,17 +170,15 @@ def blended(boosted: Boosted, rows: Batch, weights: Blend) -> Network:
     *same, (last, moved) = zip(others, answers, strict=True)
     value = first * ensemble.leaf_value + sum(share * each.leaf_value for share, each in same) / slope
     base = weights.shift + sum(share * each.base for share, each in zip(others, answers, strict=True))
-    bias = first * boosted.bias() + base / slope
+    bias = first * boosted.trees.bias_values + base / slope
     parts = [ensemble.with_numbers(ensemble.threshold, value)]
     if last > NEGLIGIBLE:
         parts.append(ensemble.with_numbers(moved.threshold, last * moved.leaf_value / slope))
     network = copy.deepcopy(boosted.network)
     network.origin = None
     trees = Trees(stacked(parts), bias=bias, num_groups=boosted.trees.num_groups)
-    for owner in list(network.modules()):
-        for name, part in owner.named_children():
-            if isinstance(part, Trees):
-                setattr(owner, name, trees)
+    for owner, name, _ in tree_parts(network):
+        setattr(owner, name, trees)
     return network
 
 
@@ -197,7 +189,7 @@ def _answers(boosted: Boosted, rows: Batch) -> tuple[Refitted, ...]:
         fitted = boosted.network(rows.x) * boosted.slope
     task = Task.of(boosted, rows, fitted)
     base, slopes = task.base(rows), task.slopes(rows)
-    fitted_base, leaf_value = boosted.bias() * boosted.slope, ensemble.leaf_value * boosted.slope
+    fitted_base, leaf_value = boosted.trees.bias_values * boosted.slope, ensemble.leaf_value * boosted.slope
     return (
         refit_trees(ensemble, clean, slopes, fitted_base, leaf_value=leaf_value),
         refit_trees(ensemble, clean, slopes, base),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 
 import torch
 from mlsys_windtunnel.backends.soft.options import SoftOptions
@@ -13,7 +12,7 @@ from mlsys_windtunnel.backends.soft.trees import SoftTrees
 from mlsys_windtunnel.modules.columns.columns import CategoryEmbedding
 from mlsys_windtunnel.modules.linear.linear import Affine, FactorizationMachine, IdFactorization
 from mlsys_windtunnel.modules.network import Network
-from mlsys_windtunnel.modules.tree.trees import Trees
+from mlsys_windtunnel.modules.tree.trees import Trees, tree_parts
 from torch import Tensor, nn
 
 MOST_ROWS = 100_000  # of the sample that statistics are taken of
@@ -33,7 +32,7 @@ def soften(network: Network, x: Tensor, options: SoftOptions, *, seed: int = 0) 
     reads = tree_inputs(network, x)
     soft = copy.deepcopy(network)
     vars(soft).pop("_direct", None)
-    for owner, name, trees in list(_tree_parts(soft)):
+    for owner, name, trees in tree_parts(soft):
         path = next(path for path, part in soft.named_modules() if part is trees)
         smooth = SoftTrees(trees, ColumnStatistics.of(reads[path].numpy(force=True)), options)
         if options.init == "source":
@@ -80,15 +79,6 @@ def tree_inputs(network: Network, x: Tensor) -> dict[str, Tensor]:
         for _, part in parts:
             del vars(part)["_clean"]
     return reads
-
-
-def _tree_parts(network: Network) -> Sequence[tuple[nn.Module, str, Trees]]:
-    return [
-        (owner, name, part)
-        for owner in network.modules()
-        for name, part in owner.named_children()
-        if isinstance(part, Trees)
-    ]
 
 
 def _is_within_trees(network: Network, part: nn.Module) -> bool:

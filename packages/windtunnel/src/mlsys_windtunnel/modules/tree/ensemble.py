@@ -127,6 +127,24 @@ class TreeEnsemble:
             depths[tree[level]] = depth
         return depths
 
+    def nodes(self, child: Integers) -> Integers:
+        """Return indices of nodes for those of children: splits keep theirs, leaves stand behind all splits."""
+        found: Integers = np.where(child >= 0, child, len(self.feature) + ~child)
+        return found
+
+    def category_bins(self) -> tuple[Integers, Integers, Booleans]:
+        """Return where each split's set begins and its size, ``[splits]`` (0: numeric), and what goes left, set by set.
+
+        A set's entries are what is missing, its codes, and the codes beyond them.
+        """
+        start, size = np.zeros((2, len(self.feature)), np.int64)
+        members = [np.zeros(0, bool)]
+        for split in np.flatnonzero(self.category_set >= 0):
+            first, last = self.category_start[self.category_set[split] :][:2]
+            start[split], size[split] = sum(map(len, members)), last - first + 2
+            members.append(np.array([self.missing_left[split], *self.category_left[first:last], False]))
+        return start, size, np.concatenate(members)
+
     def with_numbers(self, threshold: Floats, leaf_value: Floats) -> TreeEnsemble:
         """Return the same structure with other thresholds and leaf values."""
         return replace(self, threshold=threshold, leaf_value=leaf_value)

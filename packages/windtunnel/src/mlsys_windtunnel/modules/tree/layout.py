@@ -9,7 +9,6 @@ missing values come after all edges, one in which they come before, or both, as 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,12 +68,15 @@ def lay_out(ensemble: TreeEnsemble) -> TreeLayout:
     nodes["child"] = np.arange(len(order))
     nodes["bin"][split_at] = bins
     nodes["column"][split_at] = column * LANES
-    nodes["child"][split_at] = place[_node(ensemble.left, num_splits)]
+    nodes["child"][split_at] = place[ensemble.nodes(ensemble.left)]
     leaf = np.zeros(len(order), np.uint32)
     leaf[place[num_splits:]] = np.arange(len(ensemble.leaf_value))
-    root = place[_node(ensemble.root, num_splits)]
+    root = place[ensemble.nodes(ensemble.root)]
     roots = np.append(root, np.repeat(root[-1:], -len(root) % LANES)).astype(np.uint32)
-    return TreeLayout(nodes, features, num_columns, edges, roots, leaf, *_category_sets(ensemble, place))
+    start, size, member = ensemble.category_bins()
+    set_start, set_size = np.zeros((2, len(place)), np.int32)
+    set_start[split_at], set_size[split_at] = start, size
+    return TreeLayout(nodes, features, num_columns, edges, roots, leaf, set_start, set_size, member.astype(np.uint8))
 
 
 def _columns(features: npt.NDArray[np.void], feature: Integers, wants_left: Booleans) -> tuple[Integers, int]:
@@ -106,25 +108,6 @@ def _edges(
     return threshold[is_new], bins
 
 
-def _category_sets(ensemble: TreeEnsemble, place: Integers) -> tuple[Any, Any, Any]:
-    """Start and size of each node's set of bins (size 0: numeric), and the sets' bytes."""
-    set_start, set_size = np.zeros((2, len(place)), np.int32)
-    members = [np.zeros(0, bool)]
-    start = 0
-    for split in np.flatnonzero(ensemble.category_set >= 0):
-        first, last = ensemble.category_start[ensemble.category_set[split] :][:2]
-        members.append(np.array([ensemble.missing_left[split], *ensemble.category_left[first:last], False]))
-        set_start[place[split]], set_size[place[split]] = start, len(members[-1])
-        start += len(members[-1])
-    return set_start, set_size, np.concatenate(members).astype(np.uint8)
-
-
-def _node(child: Integers, num_splits: int) -> Integers:
-    """Return the places of nodes: splits keep theirs, leaves stand behind all splits."""
-    nodes: Integers = np.where(child >= 0, child, num_splits + ~child)
-    return nodes
-
-
 def _siblings_together(ensemble: TreeEnsemble) -> tuple[Integers, Integers]:
     """Order nodes tree by tree and level by level, so that children stand side by side, the left one first.
 
@@ -132,12 +115,12 @@ def _siblings_together(ensemble: TreeEnsemble) -> tuple[Integers, Integers]:
         The node at each place, and the place of each node.
     """
     num_splits = len(ensemble.feature)
-    level, tree = _node(ensemble.root, num_splits), np.arange(ensemble.num_trees)
+    level, tree = ensemble.nodes(ensemble.root), np.arange(ensemble.num_trees)
     nodes, trees = [level], [tree]
     while len(level):
         is_split = level < num_splits
         split, tree = level[is_split], np.repeat(tree[is_split], 2)
-        level = _node(np.stack([ensemble.left[split], ensemble.right[split]], axis=1).ravel(), num_splits)
+        level = ensemble.nodes(np.stack([ensemble.left[split], ensemble.right[split]], axis=1).ravel())
         nodes.append(level)
         trees.append(tree)
     order = np.concatenate(nodes)[np.argsort(np.concatenate(trees), kind="stable")]

@@ -20,7 +20,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.native import ZERO, NativeTrees, kernel
 from mlsys_windtunnel.modules.tree.bits import BitTables, bin_edges, mask_bits
-from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
+from mlsys_windtunnel.modules.tree.ensemble import Floats, TreeEnsemble
 from mlsys_windtunnel.modules.tree.walk import Walk
 from torch import Tensor, nn
 
@@ -113,6 +113,12 @@ class Trees(OperatorModule):
             zero_is_missing=self.zero_is_missing,
         )
 
+    @property
+    def bias_values(self) -> Floats:
+        """What is added to sums of leaves, ``[groups]``."""
+        zeros = np.zeros(self.num_groups)
+        return zeros if self.bias is None else zeros + self.bias.double().numpy(force=True)
+
     def use_layout(self, layout: Layout) -> None:
         """Find leaves in this way from now on; builds what it needs from the thresholds."""
         finder = BitTables(self.ensemble) if layout == "bits" else Walk(self.ensemble)
@@ -178,6 +184,16 @@ class Trees(OperatorModule):
 
     def _values(self, leaves: Tensor) -> Tensor:
         return self.leaf_value.index_select(0, leaves.reshape(-1)).reshape(*leaves.shape, self.leaf_value.shape[1])
+
+
+def tree_parts(module: nn.Module) -> list[tuple[nn.Module, str, Trees]]:
+    """Return all trees within a module, each with its owner and its name there."""
+    return [
+        (owner, name, part)
+        for owner in module.modules()
+        for name, part in owner.named_children()
+        if isinstance(part, Trees)
+    ]
 
 
 def _rounded_to_float32(x: Tensor) -> Tensor:

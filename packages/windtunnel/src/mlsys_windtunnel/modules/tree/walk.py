@@ -6,9 +6,8 @@ Trees stand in order of depth and drop out of the walk when they have ended, so 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from mlsys_windtunnel.modules.tree.ensemble import Integers, TreeEnsemble
+from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
 from torch import Tensor, nn
 
 
@@ -42,22 +41,22 @@ class Walk(nn.Module):
         self.has_missing_left = bool(ensemble.missing_left.any())
         self.has_categories = bool((ensemble.category_set >= 0).any())
 
-        def node(child: Integers) -> Integers:
-            return np.where(child >= 0, child, self.num_splits + ~child)
-
         # A view is a feature, with missing values put where a split wants them: -inf goes left, NaN goes right.
         key = ensemble.feature * 2 + ensemble.missing_left
         views, view = np.unique(key, return_inverse=True)
         leaves = self.num_splits + np.arange(len(ensemble.leaf_value))
-        left, right = (np.concatenate([node(child), leaves]) for child in (ensemble.left, ensemble.right))
+        left, right = (np.concatenate([ensemble.nodes(child), leaves]) for child in (ensemble.left, ensemble.right))
+        set_start, set_size, member = ensemble.category_bins()
         buffers = {
             "view_feature": views // 2,
             "view_missing_left": (views % 2 == 1)[:, None],
             "view": view,
             "child": np.stack([left, right], axis=1).ravel(),
-            "root": node(ensemble.root[order]),
+            "root": ensemble.nodes(ensemble.root[order]),
             "order": np.argsort(order),
-            **_category_buffers(ensemble),
+            "set_start": np.where(set_size > 0, set_start + 1, 0),
+            "set_size": set_size,
+            "member": np.append(False, member),  # the first is read, and not used, where a split is numeric
         }
         for name, array in buffers.items():
             self.register_buffer(name, torch.from_numpy(np.ascontiguousarray(array)), persistent=False)
@@ -96,14 +95,3 @@ class Walk(nn.Module):
         entry = code.nan_to_num(nan=-1.0).clamp(-1.0, 1e9).long() + 1
         entry = torch.minimum(entry, size - 1).clamp(min=0)
         return self.member.index_select(0, self.set_start.index_select(0, split) + entry)
-
-
-def _category_buffers(ensemble: TreeEnsemble) -> dict[str, npt.NDArray[np.int64] | npt.NDArray[np.bool_]]:
-    """Return for each split the start of its set and its entries: missing, the codes, codes beyond. 0: numeric."""
-    start, size = np.zeros((2, len(ensemble.feature)), np.int64)
-    members = [np.zeros(1, bool)]  # read, and not used, where a split is numeric
-    for split in np.flatnonzero(ensemble.category_set >= 0):
-        begin, end = ensemble.category_start[ensemble.category_set[split] :][:2]
-        start[split], size[split] = sum(map(len, members)), end - begin + 2
-        members.append(np.array([ensemble.missing_left[split], *ensemble.category_left[begin:end], False]))
-    return {"set_start": start, "set_size": size, "member": np.concatenate(members)}
