@@ -194,12 +194,18 @@ def test_onnx_files_answer_named_columns_in_a_bare_process(names: list[str], tmp
             assert "column city has categories that the encoder was not fitted on" in found[f"{name}.onnx"][1]
 
 
+@pytest.fixture(scope="module")
+def logistic_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with named columns."""
+    module = translate(fitted("logistic", SOURCES["logistic"]))
+    return export_onnx(module, tmp_path_factory.mktemp("logistic") / "m.onnx", columns=True)
+
+
 @needs_onnx
-def test_inputs_have_types_of_their_own_and_answers_have_the_sources_names(tmp_path: Path):
+def test_inputs_have_types_of_their_own_and_answers_have_the_sources_names(logistic_file: Path, tmp_path: Path):
     import onnxruntime
 
-    path = export_onnx(translate(fitted("logistic", SOURCES["logistic"])), tmp_path / "m.onnx", columns=True)
-    session = onnxruntime.InferenceSession(path)
+    session = onnxruntime.InferenceSession(logistic_file)
     kinds = {each.name: each.type for each in session.get_inputs()}
     assert kinds == {
         "age": "tensor(double)",
@@ -210,18 +216,16 @@ def test_inputs_have_types_of_their_own_and_answers_have_the_sources_names(tmp_p
     assert [each.name for each in session.get_outputs()] == ["label", "probabilities"]
     metadata = session.get_modelmeta().custom_metadata_map
     assert json.loads(metadata["classes"]) == ["hoch", "låg"]
-    typed = export_onnx(
-        translate(fitted("logistic", SOURCES["logistic"])), tmp_path / "n.onnx", columns=True, X_example=TRAIN
-    )
-    assert {each.name: each.type for each in onnxruntime.InferenceSession(typed).get_inputs()}[
-        "rooms"
-    ] == "tensor(int64)"
+    rooms = TRAIN[["rooms"]]
+    module = translate(make_pipeline(StandardScaler(), LogisticRegression()).fit(rooms, LABELS))
+    typed = export_onnx(module, tmp_path / "n.onnx", columns=True, X_example=rooms)
+    assert [each.type for each in onnxruntime.InferenceSession(typed).get_inputs()] == ["tensor(int64)"]
 
 
 @needs_onnx
-def test_load_onnx_reads_such_a_file(tmp_path: Path):
+def test_load_onnx_reads_such_a_file(logistic_file: Path):
     source = fitted("logistic", SOURCES["logistic"])
-    file = load_onnx(export_onnx(translate(source), tmp_path / "m.onnx", columns=True))
+    file = load_onnx(logistic_file)
     same([file.predict(FRESH), file.predict_proba(FRESH)], expected(source, FRESH))
     assert file.answers == ("predict", "predict_proba")
     assert file.classes_.tolist() == source.classes_.tolist()

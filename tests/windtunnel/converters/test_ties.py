@@ -155,7 +155,7 @@ def test_centres(model):
 def test_code_words():
     """Whole numbers are summed exactly; thirds are not."""
     rows, classes = RNG.normal(size=(100, 4)), RNG.integers(0, 7, 100)
-    fresh = RNG.normal(size=(200, 4))
+    fresh = RNG.normal(size=(100, 4))
     for member in (DecisionTreeClassifier(random_state=0), RandomForestClassifier(3, random_state=0)):
         source = OutputCodeClassifier(member, code_size=0.7, random_state=0).fit(rows, classes)
         module = translate(source)
@@ -212,13 +212,13 @@ def test_the_source_is_not_asked_without_ties():
 def test_blocks_of_samples_and_of_rows(monkeypatch):
     source = _bins(KNeighborsClassifier(3)).fit(X, CLASSES)
     module = translate(source)
-    rows = np.tile(FRESH, (30, 1))
+    few = FRESH[:50]
     with pytest.raises(UndecidedError) as whole:
-        _alone(module).predict(rows)
-    refused = {number for number, row in enumerate(FRESH) if _refused(source, _alone(module), row[None])}
-    assert {row % len(FRESH) for row in whole.value.rows} <= refused
+        _alone(module).predict(np.tile(few, (90, 1)))
+    refused = {number for number, row in enumerate(few) if _refused(source, _alone(module), row[None])}
+    assert {row % len(few) for row in whole.value.rows} <= refused
     monkeypatch.setattr(neighbors, "SAMPLES_PER_BLOCK", 16)
-    assert {number for number, row in enumerate(FRESH) if _refused(source, _alone(module), row[None])} == refused
+    assert {number for number, row in enumerate(few) if _refused(source, _alone(module), row[None])} == refused
 
 
 @pytest.mark.quick_cases(1)

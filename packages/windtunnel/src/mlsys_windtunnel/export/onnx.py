@@ -95,6 +95,8 @@ def _standalone(module: WindTunnelModule, methods: Sequence[str] | None, example
 
     plan = plan_host(module.frontend, types_of(rows) if is_frame(rows) else None)
     predictor = module.predictor
+    if predictor is not None and predictor.outputs:
+        raise InvalidInputError("labels of several outputs do not go to ONNX; export with columns=False (--packed)")
     methods = list(methods or program.default_methods(module))
     packed = program.example(module, example_rows)
     widths = [width for _, width in module.network.frontier]
@@ -109,8 +111,6 @@ def _standalone(module: WindTunnelModule, methods: Sequence[str] | None, example
     outputs = []
     for name in methods:
         labels = predictor.classes if predictor is not None and name == "predict" else ()
-        if predictor is not None and predictor.outputs:
-            raise InvalidInputError("labels of several outputs do not go to ONNX; export with columns=False (--packed)")
         called = "label" if labels else NAMES[name]
         outputs.append(Output(f"{called}_" if called in taken else called, name in flat, tuple(labels)))
     messages = [contract.refusal for _, contract in answers.refusals]
