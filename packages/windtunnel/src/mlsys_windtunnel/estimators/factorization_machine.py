@@ -13,19 +13,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from torch.nn import functional
 
-from mlsys_windtunnel.estimators.training import check_parameters, minimise, seeded_generator
+from mlsys_windtunnel.estimators.training import Factorization, minimise, seeded_generator
 
 Values = npt.NDArray[np.float64]
 
 
-class FactorizationMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class FactorizationMachine(Factorization):
     """Base of the classifier and the regressor.
 
     Attributes:
@@ -34,29 +34,6 @@ class FactorizationMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         factors_: ``[outputs, features, n_factors]``.
         n_iter_: Epochs run.
     """
-
-    def __init__(
-        self,
-        n_factors: int = 8,
-        *,
-        learning_rate: float = 0.02,
-        max_iter: int = 100,
-        batch_size: int = 256,
-        alpha: float = 1e-6,
-        tol: float = 1e-4,
-        init_std: float = 0.01,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.n_factors = n_factors
-        self.learning_rate = learning_rate
-        self.max_iter = max_iter
-        self.batch_size = batch_size
-        self.alpha = alpha
-        self.tol = tol
-        self.init_std = init_std
-        self.random_state = random_state
-        self.verbose = verbose
 
     def _fit(self, x: Any, loss: Callable[[Tensor, Tensor], Tensor], num_outputs: int) -> None:
         """Train on ``x``; ``loss`` is of scores ``[batch, outputs]`` and the indices of their rows."""
@@ -133,7 +110,7 @@ class FactorizationMachineRegressor(RegressorMixin, FactorizationMachine):  # ty
             InvalidInputError: a parameter is out of range, or training diverged.
             ValueError: bad data (scikit-learn's own checks).
         """
-        check_parameters(self)
+        self.check_parameters()
         x, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=True)
         mean, scale = y.mean(), y.std() or 1.0
         target = torch.from_numpy(((y - mean) / scale).astype(np.float32))
@@ -171,7 +148,7 @@ class FactorizationMachineClassifier(ClassifierMixin, FactorizationMachine):  # 
             InvalidInputError: a parameter is out of range, there is one class only, or training diverged.
             ValueError: bad data (scikit-learn's own checks).
         """
-        check_parameters(self)
+        self.check_parameters()
         x, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.preprocessing import OrdinalEncoder
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from mlsys_windtunnel.estimators.training import check_parameters, minimise, seeded_generator
+from mlsys_windtunnel.estimators.training import Factorization, minimise, seeded_generator
 
 UNSEEN, MISSING = -1, -2  # what the inner ordinal encoder answers for these
 
 
-class MatrixFactorizationRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+@dataclass(repr=False, eq=False)
+class MatrixFactorizationRegressor(RegressorMixin, Factorization):  # type: ignore[misc]
     """Ratings of two columns of ids, users and items: mean + bias of the user + bias of the item + <user, item>.
 
     With more columns (time, place) the inner products of all pairs are added, the pairwise tensor factorisation of
@@ -48,28 +50,10 @@ class MatrixFactorizationRegressor(RegressorMixin, BaseEstimator):  # type: igno
         [5.0, 2.0]
     """
 
-    def __init__(
-        self,
-        n_factors: int = 8,
-        *,
-        learning_rate: float = 0.02,
-        max_iter: int = 200,
-        batch_size: int = 1024,
-        alpha: float = 1e-6,
-        tol: float = 1e-4,
-        init_std: float = 0.1,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.n_factors = n_factors
-        self.learning_rate = learning_rate
-        self.max_iter = max_iter
-        self.batch_size = batch_size
-        self.alpha = alpha
-        self.tol = tol
-        self.init_std = init_std
-        self.random_state = random_state
-        self.verbose = verbose
+    _: KW_ONLY
+    max_iter: int = 200
+    batch_size: int = 1024
+    init_std: float = 0.1
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - scikit-learn's name
         """Fit ids ``X`` ``[ratings, columns]``, text or numbers, to ratings ``y`` ``[ratings]``.
@@ -78,7 +62,7 @@ class MatrixFactorizationRegressor(RegressorMixin, BaseEstimator):  # type: igno
             InvalidInputError: a parameter is out of range, or training diverged.
             ValueError: bad data (scikit-learn's own checks).
         """
-        check_parameters(self)
+        self.check_parameters()
         _, y = validate_data(self, X, y, dtype=None, ensure_all_finite="allow-nan", y_numeric=True)
         self.ordinal_ = OrdinalEncoder(
             handle_unknown="use_encoded_value", unknown_value=UNSEEN, encoded_missing_value=MISSING

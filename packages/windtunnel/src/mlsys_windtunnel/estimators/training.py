@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
+from sklearn.base import BaseEstimator
 from torch import Tensor
 
 PATIENCE = 5  # epochs without progress after which training stops
@@ -24,23 +26,38 @@ LEAST = {  # what each parameter may be at least; whole numbers where these are
 }
 
 
-def check_parameters(estimator: Any) -> None:
-    """Refuse parameters out of their range.
+@dataclass(repr=False, eq=False)
+class Factorization(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Base of the factorisation estimators, which document the parameters."""
 
-    Raises:
-        InvalidInputError: names the parameter, what it is and what is allowed.
-    """
-    for name, least in LEAST.items():
-        value: Any = getattr(estimator, name)
-        kind, word = (Integral, "a whole number") if isinstance(least, int) else (Real, "a finite number")
-        is_number = isinstance(value, kind) and not isinstance(value, bool)
-        if not is_number or not least <= float(value) < math.inf or (name == "learning_rate" and value == 0):
-            bound = "above" if name == "learning_rate" else "from"
-            raise InvalidInputError(f"{name} is {value!r}; {word} {bound} {least} is needed")
+    n_factors: int = 8
+    _: KW_ONLY
+    learning_rate: float = 0.02
+    max_iter: int = 100
+    batch_size: int = 256
+    alpha: float = 1e-6
+    tol: float = 1e-4
+    init_std: float = 0.01
+    random_state: Any = None
+    verbose: bool = False
+
+    def check_parameters(self) -> None:
+        """Refuse parameters out of their range.
+
+        Raises:
+            InvalidInputError: names the parameter, what it is and what is allowed.
+        """
+        for name, least in LEAST.items():
+            value: Any = getattr(self, name)
+            kind, word = (Integral, "a whole number") if isinstance(least, int) else (Real, "a finite number")
+            is_number = isinstance(value, kind) and not isinstance(value, bool)
+            if not is_number or not least <= float(value) < math.inf or (name == "learning_rate" and value == 0):
+                bound = "above" if name == "learning_rate" else "from"
+                raise InvalidInputError(f"{name} is {value!r}; {word} {bound} {least} is needed")
 
 
 def minimise(
-    estimator: Any,
+    estimator: Factorization,
     parameters: Sequence[Tensor],
     loss: Callable[[Tensor], Tensor],
     num_rows: int,
@@ -50,8 +67,7 @@ def minimise(
     """Train ``parameters`` in place.
 
     Args:
-        estimator: Holds ``learning_rate``, ``max_iter`` (epochs), ``batch_size``, ``alpha`` (weight decay), ``tol``
-            and ``verbose`` (shows a progress bar on the error stream).
+        estimator: Holds the options.
         parameters: Leaves that require gradients.
         loss: The mean loss of the rows whose indices, ``[batch]`` int64, it is given.
         num_rows: Rows of the data.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -27,77 +27,43 @@ from mlsys_windtunnel.module import WindTunnelModule
 FEW_ROWS = 100  # with which fallback operators tell how wide they are
 
 
+@dataclass(repr=False, eq=False)
 class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
     """Base of both estimators; the parameters are documented there."""
 
-    def __init__(
-        self,
-        pipeline: Any = None,
-        level: str = "L2",
-        *,
-        gate: str = "softmax",
-        init: str = "residual",
-        scope: str = "pipeline",
-        temperature: float = 0.1,
-        leaf_temperature: float | None = None,
-        final_sharpness: float = 1.0,
-        dropout: float = 0.0,
-        rank: int | None = None,
-        epochs: int = 10,
-        lr: float = 2e-3,
-        batch_size: int = 1024,
-        schedule: str = "onecycle",
-        loss: Any = "auto",
-        metric: str = "auto",
-        patience: int | None = None,
-        min_gain_se: float = 2.0,
-        ema: float | None = None,
-        weight_decay: float = 1e-6,
-        leaf_decay: float | None = None,
-        embedding_rate: float = 2.5,
-        validation_fraction: float = 0.1,
-        cv: Any = None,
-        members: int = 0,
-        warm_start: bool = False,
-        checkpoint_dir: Any = None,
-        random_state: Any = None,
-        n_threads: int | None = None,
-        n_processes: int = 1,
-        launcher: str = "local",
-        verbose: bool | None = None,
-    ) -> None:
-        self.pipeline = pipeline
-        self.level = level
-        self.gate = gate
-        self.init = init
-        self.scope = scope
-        self.temperature = temperature
-        self.leaf_temperature = leaf_temperature
-        self.final_sharpness = final_sharpness
-        self.dropout = dropout
-        self.rank = rank
-        self.epochs = epochs
-        self.lr = lr
-        self.batch_size = batch_size
-        self.schedule = schedule
-        self.loss = loss
-        self.metric = metric
-        self.patience = patience
-        self.min_gain_se = min_gain_se
-        self.ema = ema
-        self.weight_decay = weight_decay
-        self.leaf_decay = leaf_decay
-        self.embedding_rate = embedding_rate
-        self.validation_fraction = validation_fraction
-        self.cv = cv
-        self.members = members
-        self.warm_start = warm_start
-        self.checkpoint_dir = checkpoint_dir
-        self.random_state = random_state
-        self.n_threads = n_threads
-        self.n_processes = n_processes
-        self.launcher = launcher
-        self.verbose = verbose
+    pipeline: Any = None
+    level: str = "L2"
+    _: KW_ONLY
+    gate: str = "softmax"
+    init: str = "residual"
+    scope: str = "pipeline"
+    temperature: float = 0.1
+    leaf_temperature: float | None = None
+    final_sharpness: float = 1.0
+    dropout: float = 0.0
+    rank: int | None = None
+    epochs: int = 10
+    lr: float = 2e-3
+    batch_size: int = 1024
+    schedule: str = "onecycle"
+    loss: Any = "auto"
+    metric: str = "auto"
+    patience: int | None = None
+    min_gain_se: float = 2.0
+    ema: float | None = None
+    weight_decay: float = 1e-6
+    leaf_decay: float | None = None
+    embedding_rate: float = 2.5
+    validation_fraction: float = 0.1
+    cv: Any = None
+    members: int = 0
+    warm_start: bool = False
+    checkpoint_dir: Any = None
+    random_state: Any = None
+    n_threads: int | None = None
+    n_processes: int = 1
+    launcher: str = "local"
+    verbose: bool | None = None
 
     def fit(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ def _has(method: str) -> Any:
     return available_if(check)
 
 
+@dataclass(repr=False, eq=False)
 class WindTunnelClassifier(ClassifierMixin, FineTunedBase):  # type: ignore[misc]
     """A classification pipeline, fitted, translated to a network and trained further as a whole (section 5.2.4).
 
@@ -64,46 +66,8 @@ class WindTunnelClassifier(ClassifierMixin, FineTunedBase):  # type: ignore[misc
         >>> model.predict_proba(X_test)  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        pipeline: Any = None,
-        level: str = "L2",
-        *,
-        gate: str = "softmax",
-        init: str = "residual",
-        scope: str = "pipeline",
-        temperature: float = 0.1,
-        leaf_temperature: float | None = None,
-        final_sharpness: float = 1.0,
-        dropout: float = 0.0,
-        rank: int | None = None,
-        epochs: int = 10,
-        lr: float = 2e-3,
-        batch_size: int = 1024,
-        schedule: str = "onecycle",
-        loss: Any = "auto",
-        metric: str = "auto",
-        class_weight: Any = None,
-        patience: int | None = None,
-        min_gain_se: float = 2.0,
-        ema: float | None = None,
-        weight_decay: float = 1e-6,
-        leaf_decay: float | None = None,
-        embedding_rate: float = 2.5,
-        validation_fraction: float = 0.1,
-        cv: Any = None,
-        members: int = 0,
-        warm_start: bool = False,
-        checkpoint_dir: Any = None,
-        random_state: Any = None,
-        n_threads: int | None = None,
-        n_processes: int = 1,
-        launcher: str = "local",
-        verbose: bool | None = None,
-    ) -> None:
-        options = {name: value for name, value in locals().items() if name not in ("self", "__class__", "class_weight")}
-        super().__init__(**options)
-        self.class_weight = class_weight
+    _: KW_ONLY
+    class_weight: Any = None
 
     @_has("predict_proba")  # type: ignore[untyped-decorator]  # scikit-learn has no types
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
