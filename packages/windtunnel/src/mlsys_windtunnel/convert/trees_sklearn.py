@@ -44,36 +44,18 @@ def leaf_values(estimator: Any) -> npt.NDArray[np.float64]:
     return np.concatenate([values[:, output, :count] for output, count in enumerate(np.ravel(estimator.n_classes_))], 1)
 
 
-@CONVERTERS.of("sklearn.tree", "DecisionTreeRegressor", "ExtraTreeRegressor")
-def tree_regressor(estimator: Any) -> OperatorModule:
-    """Convert one tree, one or several outputs."""
-    return _regressor([estimator], estimator)
-
-
 @CONVERTERS.of("sklearn.ensemble", "ExtraTreesRegressor", "RandomForestRegressor")
-def forest_regressor(estimator: Any) -> OperatorModule:
-    """Convert to the mean of trees."""
-    return _regressor(estimator.estimators_, estimator)
-
-
-@CONVERTERS.of("sklearn.tree", "DecisionTreeClassifier", "ExtraTreeClassifier")
-def tree_classifier(estimator: Any) -> OperatorModule:
-    """Convert one tree, one or several outputs."""
-    return _classifier([estimator], estimator)
+@CONVERTERS.of("sklearn.tree", "DecisionTreeRegressor", "ExtraTreeRegressor")
+def regressor(estimator: Any) -> OperatorModule:
+    """Convert one tree, or the mean of trees; one or several outputs."""
+    return Regressor(_mean(estimator))
 
 
 @CONVERTERS.of("sklearn.ensemble", "ExtraTreesClassifier", "RandomForestClassifier")
-def forest_classifier(estimator: Any) -> OperatorModule:
-    """Convert to the mean of trees' probabilities."""
-    return _classifier(estimator.estimators_, estimator)
-
-
-def _regressor(members: Any, estimator: Any) -> OperatorModule:
-    return Regressor(_mean(members, estimator))
-
-
-def _classifier(members: Any, estimator: Any) -> OperatorModule:
-    trees = _mean(members, estimator)
+@CONVERTERS.of("sklearn.tree", "DecisionTreeClassifier", "ExtraTreeClassifier")
+def classifier(estimator: Any) -> OperatorModule:
+    """Convert one tree, or the mean of trees' probabilities; one or several outputs."""
+    trees = _mean(estimator)
     if estimator.n_outputs_ > 1:
         return TreeOutputs(
             trees, outputs=[class_labels(labels) for labels in estimator.classes_], answers=PROBABILISTIC
@@ -82,7 +64,7 @@ def _classifier(members: Any, estimator: Any) -> OperatorModule:
     return TreeClassifier(trees, classes=classes, link="identity", answers=PROBABILISTIC)
 
 
-def _mean(members: Any, estimator: Any) -> Trees:
-    trees = [tree_of(member) for member in members]
+def _mean(estimator: Any) -> Trees:
+    trees = [tree_of(member) for member in getattr(estimator, "estimators_", [estimator])]
     ensemble = join_trees(trees, num_features=estimator.n_features_in_, rounds_to_float32=True)
     return Trees(ensemble, divisor=len(trees))

@@ -7,13 +7,12 @@ that each pair of a query's rows is seen.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
-from torch import Tensor
 
 from mlsys_windtunnel.backends.direct.watch import column_checks
 from mlsys_windtunnel.backends.soft.options import SoftOptions
@@ -99,16 +98,8 @@ def targets_of(relevance: Any, query: Any) -> np.ndarray[Any, np.dtype[np.float6
     return np.column_stack([levels.astype(np.float64), numbers.astype(np.float64)])
 
 
-@dataclass(frozen=True, slots=True)
-class QueryRows:
-    """Rows in memory, in batches of whole queries: see :class:`~mlsys_windtunnel.finetune.rows.Rows`."""
-
-    rows: Batch
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        return len(self.rows)
+class QueryRows(TableRows):
+    """Rows in memory, in batches of whole queries."""
 
     def batches(self, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
         """Yield batches of about ``batch_size`` rows, as many as of single rows; empty ones are left out."""
@@ -121,7 +112,3 @@ class QueryRows:
         of_batch = first[place[order]] // batch_size  # a query belongs to the batch in which it begins
         for index in torch.unique(of_batch):
             yield rows[order[of_batch == index]]
-
-    def sample(self, most: int) -> Tensor:
-        """Return at most so many rows, for statistics."""
-        return self.rows.x[:: max(1, -(-len(self.rows) // most))]

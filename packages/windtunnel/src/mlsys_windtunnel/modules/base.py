@@ -47,8 +47,8 @@ class OperatorModule(nn.Module):
 class PredictorModule(OperatorModule):
     """A predictor: ``forward`` returns *scores*, from which the methods below derive what its source answers.
 
-    Subclasses set ``task`` and override what their source has; a method that the source lacks stays as it is here and
-    is not offered (``answers`` says which are).
+    Subclasses set ``task``, take ``classes`` and ``answers`` by name, and override what their source has; a method that
+    the source lacks stays as it is here and is not offered (``answers`` says which are).
 
     Attributes:
         task: kind of the prediction.
@@ -154,11 +154,9 @@ class Classifier(PredictorModule):
 
     Args:
         body: Tables in, ``[rows, 1]`` margins of the second class or ``[rows, classes]`` scores out.
-        classes: The labels.
         link: Scores to probabilities: ``logistic`` (one margin), ``softmax``, ``identity`` (the scores are
             probabilities), ``one-vs-rest`` (a logistic each, then normalised, as liblinear does), ``modified-huber``
             (margins cut to [-1, 1] and mapped to [0, 1], then normalised: Zhang, COLT 2004, appendix B).
-        answers: The methods of the source.
     """
 
     task: Task = "classification"
@@ -205,7 +203,6 @@ class OutlierDetector(PredictorModule):
     Args:
         body: Tables in, ``[rows, 1]`` decision values out.
         includes_zero: True makes a decision value of exactly 0 an inlier.
-        answers: The methods of the source.
         offset: Difference of ``score_samples`` from the decision value.
     """
 

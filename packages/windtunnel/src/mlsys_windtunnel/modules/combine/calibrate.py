@@ -154,8 +154,6 @@ class Calibrated(PredictorModule):
 
     Args:
         calibrations: A member's table to ``[rows, classes]``, one for each member.
-        classes: The labels.
-        answers: The methods of the source.
     """
 
     task: Task = "classification"

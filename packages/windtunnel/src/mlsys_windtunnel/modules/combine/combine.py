@@ -78,7 +78,6 @@ class Vote(PredictorModule):
     Args:
         ballots: One for each member.
         weights: One for each member; trained where the members vote by probabilities.
-        classes: The labels.
         answers: The methods of the source; ``decision_function`` is the mean of the members'.
     """
 
@@ -126,7 +125,6 @@ class BoostedVote(PredictorModule):
         ballots: One for each member.
         weights: One for each member.
         classes: The labels, at least two.
-        answers: The methods of the source.
     """
 
     task: Task = "classification"
@@ -238,8 +236,6 @@ class Threshold(Passed):
         threshold: With what.
         positive: The index of the positive class, which the score is for: 0 or 1.
         pair: Indices of the classes named below the threshold, and from it on.
-        classes: The labels.
-        answers: The methods of the source.
     """
 
     threshold: Tensor

@@ -49,7 +49,6 @@ class OneVsRest(PredictorModule):
         members: See :class:`BinaryMembers`.
         threshold: A single member's score, or a label's, is for it beyond this.
         classes: The labels; none for several labels at once.
-        answers: The methods of the source.
     """
 
     def __init__(
@@ -99,8 +98,6 @@ class OneVsOne(PredictorModule):
     Args:
         members: Pairs in lexical order; see :class:`BinaryMembers`.
         threshold: For two classes, the second is answered where its decision value is beyond this.
-        classes: The labels.
-        answers: The methods of the source.
     """
 
     task: Task = "classification"
@@ -141,8 +138,6 @@ class OutputCode(PredictorModule):
     Args:
         members: See :class:`BinaryMembers`.
         code_book: ``[classes, members]``.
-        classes: The labels.
-        answers: The methods of the source.
     """
 
     task: Task = "classification"
@@ -195,7 +190,6 @@ class Outputs(PredictorModule):
     Args:
         layouts: Layout of each member's table.
         outputs: The labels of each member.
-        answers: The methods of the source.
     """
 
     task: Task = "multilabel"
@@ -233,7 +227,6 @@ class Chain(PredictorModule):
 
     Args:
         layouts: Layout of each member's table, in the order of targets.
-        answers: The methods of the source.
     """
 
     task: Task = "multilabel"

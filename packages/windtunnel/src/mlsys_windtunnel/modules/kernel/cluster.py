@@ -19,7 +19,6 @@ class NearestCenter(PredictorModule):
     Args:
         centers: ``[centers, features]``.
         labels: The cluster of each centre, ``[centers]``; None: each is its own.
-        answers: The methods of the source.
     """
 
     task: Task = "clustering"

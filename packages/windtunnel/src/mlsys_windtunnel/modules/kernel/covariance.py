@@ -169,7 +169,6 @@ class LaplaceClassifier(PredictorModule):
         factor: Inverse of the Cholesky factor of B, ``[samples, samples]``.
         rates: Of the error functions.
         coefficients: Of the error functions.
-        classes: The two labels.
     """
 
     task: Task = "classification"

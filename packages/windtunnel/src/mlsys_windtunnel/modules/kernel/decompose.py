@@ -125,7 +125,6 @@ class LatentRegressor(PredictorModule):
         bias: ``[outputs]``.
         rotations: Projection of the centred and scaled rows, ``[components, features]``.
         is_flat: Whether the source answers ``[rows]``.
-        answers: The methods of the source.
     """
 
     task: Task = "regression"

@@ -265,10 +265,8 @@ class NearestCentroid(PredictorModule):
         centroids: ``[classes, features]``.
         deviations: Within-class standard deviations, ``[features]``, none of them zero.
         log_priors: ``[classes]``.
-        classes: The labels.
         p: Order of the Minkowski distance.
         predicts_by_distance: True if all classes are as frequent.
-        answers: The methods of the source.
     """
 
     task: Task = "classification"

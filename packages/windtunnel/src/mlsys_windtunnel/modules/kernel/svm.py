@@ -82,8 +82,6 @@ class SupportVectorClassifier(PredictorModule):
 
     Args:
         body: Tables in, ``[rows, pairs]`` out, positive for the first class of a pair.
-        classes: The labels.
-        answers: The methods of the source.
         is_one_vs_rest: ``decision_function`` gives one value per class; else, one per pair.
         breaks_ties: ``predict`` takes the largest of these; else the first class with most votes.
         sigmoids: Slopes and offsets of Platt's sigmoids (Advances in Large Margin Classifiers, 1999), each ``[pairs]``.

@@ -18,7 +18,6 @@ class Posterior(PredictorModule):
 
     Args:
         body: Tables in, ``[rows, classes]`` out.
-        classes: The labels.
         answers: The methods of the source; ``decision_function`` of two classes is the difference of their scores.
     """
 

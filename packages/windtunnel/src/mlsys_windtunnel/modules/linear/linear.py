@@ -30,7 +30,6 @@ class MultilabelMargins(PredictorModule):
 
     Args:
         body: Tables in, margins ``[rows, labels]`` out.
-        answers: The methods of the source.
     """
 
     task: Task = "multilabel"

@@ -35,7 +35,6 @@ class TreeClassifier(Classifier):
         body: See :class:`Classifier`.
         classes: The labels; of a single one all rows are.
         link: See :class:`Classifier`.
-        answers: The methods of the source.
         slope: Multiplies scores before the link.
         is_normalised: True divides probabilities of several classes by their sum (one-vs-rest).
         decides: For one margin: whether it must be ``positive`` or ``non-negative`` for the second class, or the class
@@ -81,7 +80,6 @@ class TreeOutputs(PredictorModule):
     Args:
         trees: ``[rows, classes of all outputs]`` probabilities.
         outputs: The labels of each target.
-        answers: The methods of the source.
     """
 
     task: Task = "multilabel"
@@ -131,7 +129,6 @@ class RawScores(Regressor):
 
     Args:
         body: Tables in, ``[rows, groups]`` out.
-        answers: The methods of the source.
     """
 
     def __init__(self, body: nn.Module, *, answers: Sequence[str]) -> None:
