@@ -9,8 +9,7 @@ import torch
 from mlsys_nimble.backends.cpu.library import View
 from mlsys_nimble.ir.operators import Aten, Input
 from mlsys_nimble.ir.program import Operator
-from mlsys_nimble.training import attention
-from mlsys_nimble.training.attention import attention_of
+from mlsys_nimble.training import transformer
 from mlsys_nimble.training.kernels import KernelList
 from torch import Tensor
 
@@ -39,13 +38,13 @@ def operator(inputs: list[Tensor], *arguments: Any, **keywords: Any) -> Operator
 
 def run(attention_operator: Operator, inputs: list[Tensor], shapes: list[torch.Size], num_threads: int) -> list[Tensor]:
     views = [View.of(tensor) for tensor in inputs]
-    work = attention_of(attention_operator, views)
+    work = transformer.attention_of(attention_operator, views)
     assert work is not None
-    strides = attention.strides_of_results(work, views)
+    strides = transformer.attention_strides(work, views)
     outputs = [
         torch.empty_strided(shape, step).fill_(float("nan")) for shape, step in zip(shapes, strides, strict=True)
     ]
-    KernelList(attention.make_kernels(work, views, [View.of(tensor) for tensor in outputs]), num_threads).run()
+    KernelList(transformer.attention_kernels(work, views, [View.of(tensor) for tensor in outputs]), num_threads).run()
     return outputs
 
 
@@ -73,10 +72,10 @@ def test_they_compute_what_torch_does(shape: tuple[int, ...], is_causal: bool, s
 
 def test_others_are_torchs():
     def work_of(q: Tensor, *arguments: Any, **keywords: Any) -> object:
-        return attention_of(operator([q, q, q], *arguments, **keywords), [View.of(q)] * 3)
+        return transformer.attention_of(operator([q, q, q], *arguments, **keywords), [View.of(q)] * 3)
 
     q = rows(2, 2, 8, LANES)
-    assert work_of(q) == work_of(q, 0.0, False) == attention.AttentionWork(False, False, None)
+    assert work_of(q) == work_of(q, 0.0, False) == transformer.AttentionWork(False, False, None)
     assert work_of(q, 0.1, False) is None
     assert work_of(q.double()) is None
     assert work_of(rows(2, 2, 8, LANES + 1)) is None

@@ -8,7 +8,7 @@ from mlsys_nimble import Nimble
 from mlsys_nimble.backends.cpu.library import View
 from mlsys_nimble.ir.operators import Aten, Epilogue, Gemm, Input, WeightGradient
 from mlsys_nimble.ir.program import Operator
-from mlsys_nimble.training import layer_norm, linear
+from mlsys_nimble.training import transformer
 from mlsys_nimble.training.kernels import KernelList
 from torch import Tensor, nn
 from torch.nn import functional
@@ -28,13 +28,13 @@ def rows(*shape: int, is_transposed: bool) -> Tensor:
 
 def run(operator: Operator, inputs: list[Tensor], shapes: list[tuple[int, ...]], num_threads: int) -> list[Tensor]:
     views = [View.of(tensor) for tensor in inputs]
-    strides = linear.strides_of_results(operator, views)
+    strides = transformer.linear_strides(operator, views)
     assert strides is not None
     outputs = [
         torch.empty_strided(shape, step).fill_(float("nan")) for shape, step in zip(shapes, strides, strict=True)
     ]
     assert isinstance(operator.kind, Gemm | WeightGradient)
-    kernels = linear.make_kernels(operator.kind, views, [View.of(tensor) for tensor in outputs])
+    kernels = transformer.linear_kernels(operator.kind, views, [View.of(tensor) for tensor in outputs])
     KernelList(kernels, num_threads).run()
     return outputs
 
@@ -87,7 +87,7 @@ def test_gradients_of_weights_and_biases(
 
 def test_other_dtypes_and_strides_are_left_to_torch():
     def takes(a: Tensor, b: Tensor) -> bool:
-        return linear.strides_of_results(Operator("p", Gemm(), (0, 1), (2,)), [View.of(a), View.of(b)]) is not None
+        return transformer.linear_strides(Operator("p", Gemm(), (0, 1), (2,)), [View.of(a), View.of(b)]) is not None
 
     a, b = torch.randn(7, 5), torch.randn(5, LANES)
     assert takes(a, b)
@@ -95,7 +95,7 @@ def test_other_dtypes_and_strides_are_left_to_torch():
     assert not takes(torch.randn(5, 7).t(), b)
     assert not takes(a, torch.randn(5, LANES + 1))
     views = [View.of(tensor) for tensor in (a, b, torch.randn(2 * LANES)[::2])]
-    assert linear.strides_of_results(Operator("p", Gemm(has_bias=True), (0, 1, 2), (3,)), views) is None
+    assert transformer.linear_strides(Operator("p", Gemm(has_bias=True), (0, 1, 2), (3,)), views) is None
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])
@@ -111,12 +111,12 @@ def test_layer_norms_and_their_gradients(is_transposed: bool, num_threads: int):
     def run_norm(name: str, arguments: tuple[object, ...], inputs: list[Tensor], shapes: list[torch.Size]):
         operator = Operator("norm", Aten(name, arguments), tuple(range(len(inputs))), (7, 8, 9))
         views = [View.of(tensor) for tensor in inputs]
-        strides = layer_norm.strides_of_results(operator, views)
+        strides = transformer.norm_strides(operator, views)
         assert strides is not None
         outputs = [
             torch.empty_strided(shape, step).fill_(float("nan")) for shape, step in zip(shapes, strides, strict=True)
         ]
-        KernelList(layer_norm.make_kernels(operator, views, list(map(View.of, outputs))), num_threads).run()
+        KernelList(transformer.norm_kernels(operator, views, list(map(View.of, outputs))), num_threads).run()
         return outputs
 
     name = "aten.native_layer_norm"

@@ -17,8 +17,7 @@ from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.operators import BatchNormGradient, BatchNormTraining
 from mlsys_nimble.ir.program import Operator, ValueType
 from mlsys_nimble.ir.strides import Strides, dense, order_of, row_major
-from mlsys_nimble.training import attention, convolutions, kernels, layer_norm, linear
-from mlsys_nimble.training.attention import attention_of
+from mlsys_nimble.training import convolutions, kernels, transformer
 from mlsys_nimble.training.convolutions import images_of, way_of, work_of
 from mlsys_nimble.training.passes import GRADIENT
 
@@ -101,12 +100,12 @@ def strides_by_kernel(
         strides = convolutions.strides_of_result(work)
         out = View(0, "float32", results[0].shape, strides)
         return [strides] if convolutions.make_kernels(work, views, out) else None
-    attention_work = attention_of(operator, views)
+    attention_work = transformer.attention_of(operator, views)
     if attention_work is not None:
-        return attention.strides_of_results(attention_work, views)
+        return transformer.attention_strides(attention_work, views)
     if isinstance(operator.kind, _LINEAR):
-        return linear.strides_of_results(operator, views)
-    found = layer_norm.strides_of_results(operator, views)
+        return transformer.linear_strides(operator, views)
+    found = transformer.norm_strides(operator, views)
     if found is not None:
         return found
     if not isinstance(operator.kind, _BY_KERNEL) or results[0].numel == 0:
@@ -153,13 +152,13 @@ def make_kernels(operator: Operator, inputs: Sequence[View], outputs: Sequence[V
     work = work_of(operator, inputs, outputs)
     if work is not None:
         return convolutions.make_kernels(work, inputs, outputs[0])
-    attention_work = attention_of(operator, inputs)
+    attention_work = transformer.attention_of(operator, inputs)
     if attention_work is not None:
-        return attention.make_kernels(attention_work, inputs, outputs)
+        return transformer.attention_kernels(attention_work, inputs, outputs)
     if isinstance(operator.kind, _LINEAR):
-        return linear.make_kernels(operator.kind, inputs, outputs)
-    if layer_norm.strides_of_results(operator, inputs) is not None:
-        return layer_norm.make_kernels(operator, inputs, outputs)
+        return transformer.linear_kernels(operator.kind, inputs, outputs)
+    if transformer.norm_strides(operator, inputs) is not None:
+        return transformer.norm_kernels(operator, inputs, outputs)
     views = dict(zip((*operator.inputs, *operator.outputs), (*inputs, *outputs), strict=True))
     kernel = kernel_for(operator, views, {})
     return [kernel] if kernel is not None else []
