@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlsys_bench.nimble.papers import NETS, net
 from mlsys_core.lazy import resolve
 from mlsys_nimble.capture import capture
-from mlsys_nimble.explain import assign, explain, graph_of_inputs
+from mlsys_nimble.explain import Explanation, assign, explain, graph_of_inputs
 from mlsys_nimble.explain.page import Link, critical_path, places
 from mlsys_nimble.ir.graph import build_graph
 from mlsys_nimble.ir.program import Program
@@ -52,11 +52,17 @@ def test_operators_of_constants_alone_are_not_counted():
     assert assign(program).assignment.degree == 2  # a block and its shortcut
 
 
-def test_explanation_of_a_real_net():
+@pytest.fixture(scope="module")
+def found() -> Explanation:
+    """The explanation of a real net."""
     module, inputs = net("resnet20-cifar")
     steps: list[str] = []
-    found = explain(module, inputs, progress=steps.append)
+    made = explain(module, inputs, progress=steps.append)
     assert steps == ["capturing", "assigning streams", "running passes", "planning memory"]
+    return made
+
+
+def test_explanation_of_a_real_net(found: Explanation):
     record = json.loads(json.dumps(found.record()))
     assert record["captured"]["operators"] > record["optimised"]["operators"] >= 21  # convolutions and the linear
     assert record["passes"][-1]["after"] == len(record["operators"])
@@ -66,9 +72,7 @@ def test_explanation_of_a_real_net():
     assert any("Convolution" in one["kind"] for one in record["operators"])
 
 
-def test_the_graph_has_streams_and_tensors(tmp_path: Path):
-    module, inputs = net("resnet20-cifar")
-    found = explain(module, inputs)
+def test_the_graph_has_streams_and_tensors(found: Explanation, tmp_path: Path):
     graph = found.to_networkx()
     check_graph(graph, tmp_path)
     assert list(graph) == [operator.name for operator in found.program.operators]

@@ -30,7 +30,7 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 held = []
-for turn in range(10):
+for turn in range(6):
     before = resident()
     prepared = Nimble(model).prepare((x,), winograd=0)
     prepared(x)
@@ -41,7 +41,7 @@ for turn in range(10):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
-def test_ten_models_prepared_and_deleted_leave_resident_memory_flat() -> None:
+def test_models_prepared_and_deleted_leave_resident_memory_flat() -> None:
     try:
         load()
     except KernelUnavailableError as error:
@@ -49,7 +49,7 @@ def test_ten_models_prepared_and_deleted_leave_resident_memory_flat() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     rows = [[float(cell) for cell in line.split()] for line in done.stdout.splitlines()]
     weights, kept, left = rows[0][1], [row[2] for row in rows], [row[3] for row in rows]
-    assert len(rows) == 10
+    assert len(rows) == 6
     assert weights > 25  # MiB
     assert max(left[1:]) - min(left[1:]) < 0.25 * weights, left
     assert max(kept[1:]) < 1.6 * weights, kept  # the packed weights, and neither the folded ones nor another copy

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlsys_bench.nimble.papers import net
 from mlsys_nimble import OperatorGraph, assign_streams, build_graph, plan_events
 from mlsys_nimble.backends.cuda.plan import (
     ORIGIN,
@@ -22,6 +22,7 @@ from mlsys_nimble.backends.cuda.plan import (
     plan_streams,
 )
 from mlsys_nimble.explain import explain
+from torch import nn
 
 from tests.graph_checks import check_graph
 
@@ -142,7 +143,8 @@ def test_the_graph_has_each_operators_stream_and_each_wait(graph: OperatorGraph,
 
 
 def test_a_programs_graph_keeps_its_attributes(tmp_path: Path):
-    program = explain(*net("six-branch")).program
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    program = explain(model, (torch.zeros(1, 4),)).program
     drawn = plan_streams(program.graph()).to_networkx(program.to_networkx())
     check_graph(drawn, tmp_path)
     node, (*_, edge) = drawn.nodes[program.operators[-1].name], list(drawn.edges(data=True))[-1]
