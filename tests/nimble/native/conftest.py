@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from mlsys_core.native.testing import builds_to_test
+from mlsys_core.native.testing import builds_to_test, compiled_with
 from mlsys_nimble.backends.cpu import library
 from mlsys_nimble.backends.cpu.library import Kernel
 from torch import Tensor
@@ -15,10 +16,11 @@ from torch import Tensor
 BUILDS = builds_to_test()
 
 
-@pytest.fixture(scope="session", params=BUILDS)
-def native(request: pytest.FixtureRequest) -> Any:
-    """The library in one of its builds."""
-    return library.load(BUILDS[request.param])
+@pytest.fixture(scope="module", params=BUILDS)
+def native(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Compile the kernels for one level; the library of most of them."""
+    with compiled_with(BUILDS[request.param], library.load, library.load_bf16, library.load_int8):
+        yield library.load()
 
 
 def in_pieces(kernel: Kernel, out: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ def test_convolutions_are_torchs(case: str, native: Any):
     out = channels_last(tuple(expected.shape), extra=5)
     outside = out.as_strided((out.numel() // out.shape[1], 5), (out.shape[1] + 5, 1), out.shape[1])
     before = outside.clone()
-    kernel = convolutions.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
+    kernel = convolutions.convolution(kind, View.of(x), weight, bias, View.of(out))
     assert error_of(in_pieces(kernel, out), expected) < TOLERANCE
     assert torch.equal(outside, before), "written beyond the channels of the result"
 
@@ -123,9 +123,9 @@ def test_epilogues_also_in_place(case: str, activation: Activation | None, first
     out = channels_last(tuple(convolved(x, weight, bias, without, None).shape))
     expected = convolved(x, weight, bias, kind, out)
     view = View.of(out)
-    kernel = convolutions.convolution(kind, View.of(x), weight, bias, view, residual=view, library=native)
+    kernel = convolutions.convolution(kind, View.of(x), weight, bias, view, residual=view)
     assert error_of(in_pieces(kernel, out), expected) < TOLERANCE
-    kernel = convolutions.convolution(without, View.of(x), weight, bias, view, library=native)
+    kernel = convolutions.convolution(without, View.of(x), weight, bias, view)
     assert error_of(in_pieces(kernel, out), convolved(x, weight, bias, without, None)) < TOLERANCE
 
 
@@ -140,7 +140,7 @@ def test_callers_tensors_are_found_at_each_run(case: str, native: Any):
     x, out = View.of(images[0]), View.of(outs[0])
     x = View(None, x.dtype, x.shape, x.strides, slot=slots.data_ptr())
     out = View(None, out.dtype, out.shape, out.strides, slot=slots.data_ptr() + 8)
-    kernel = convolutions.convolution(kind, x, weight, bias, out, library=native)
+    kernel = convolutions.convolution(kind, x, weight, bias, out)
     for image, result, expected in zip(images, outs, wanted, strict=True):
         slots[0], slots[1] = image.data_ptr(), result.data_ptr()
         kernel.run()
@@ -152,7 +152,7 @@ def test_an_image_of_planes_is_taken_as_it_is(native: Any):
     x, weight, bias = torch.randn(shape), torch.randn(weight_shape), torch.randn(weight_shape[0])
     expected = convolved(x, weight, bias, kind, None)
     out = channels_last(tuple(expected.shape))
-    kernel = convolutions.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
+    kernel = convolutions.convolution(kind, View.of(x), weight, bias, View.of(out))
     assert error_of(in_pieces(kernel, out), expected) < TOLERANCE
 
 
@@ -161,7 +161,7 @@ def test_a_window_of_rows_is_read_and_written_where_it_lies(native: Any):
     x, weight, bias = channels_last((2, 16, 12, 14))[:, :, 2:9, 3:12], torch.randn(20, 16, 1, 1), torch.randn(20)
     whole = channels_last((2, 20, 9, 11))
     out = whole[:, :, 1:8, 2:11]
-    kernel = convolutions.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
+    kernel = convolutions.convolution(kind, View.of(x), weight, bias, View.of(out))
     assert error_of(in_pieces(kernel, out), convolved(x, weight, bias, kind, None)) < TOLERANCE
 
 
@@ -172,9 +172,7 @@ def test_linears_are_torchs(rows: tuple[int, ...], columns: int, native: Any):
     x, weight, bias = torch.randn(*rows, 355), torch.randn(columns, 355), torch.randn(columns)
     out, residual = torch.zeros(*rows, columns), torch.randn(*rows, columns)
     kind = Linear(has_bias=True, epilogue=Epilogue("gelu", has_residual=True))
-    kernel = convolutions.linear(
-        kind, View.of(x), weight, bias, View.of(out), residual=View.of(residual), library=native
-    )
+    kernel = convolutions.linear(kind, View.of(x), weight, bias, View.of(out), residual=View.of(residual))
     product = functional.linear(x.double(), weight.double(), bias.double())
     assert error_of(in_pieces(kernel, out), activated(product, kind.epilogue, residual.double())) < TOLERANCE
 
@@ -215,15 +213,15 @@ def test_winograd_is_torchs(
     epilogue = Epilogue(activation, has_residual=True)
     expected = getattr(functional, activation)(product + out.double())
     kind, view = Convolution((1, 1), padding, (1, 1), 1, has_bias=True, epilogue=epilogue), View.of(out)
-    kernel = convolutions.winograd(kind, View.of(x), weight, bias, view, size=size, residual=view, library=native)
+    kernel = convolutions.winograd(kind, View.of(x), weight, bias, view, size=size, residual=view)
     assert error_of(in_pieces(kernel, out), expected) < (5e-6 if size == 4 else 2e-6)
     assert torch.equal(outside, before), "written beyond the channels of the result"
 
 
 def test_unsupported_convolutions_are_not_taken(native: Any):
     kind = Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), 1, has_bias=False)
-    assert convolutions.is_winograd(kind, torch.zeros(32, 16, 3, 3), library=native)
-    assert not convolutions.is_winograd(kind, torch.zeros(33, 16, 3, 3), library=native)
-    assert not convolutions.is_winograd(kind, torch.zeros(32, 16, 1, 1), library=native)
+    assert convolutions.is_winograd(kind, torch.zeros(32, 16, 3, 3))
+    assert not convolutions.is_winograd(kind, torch.zeros(33, 16, 3, 3))
+    assert not convolutions.is_winograd(kind, torch.zeros(32, 16, 1, 1))
     strided = Convolution((2, 2), ((1, 1), (1, 1)), (1, 1), 1, has_bias=False)
-    assert not convolutions.is_winograd(strided, torch.zeros(32, 16, 3, 3), library=native)
+    assert not convolutions.is_winograd(strided, torch.zeros(32, 16, 3, 3))

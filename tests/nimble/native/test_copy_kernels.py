@@ -19,7 +19,7 @@ from tests.nimble.native.conftest import in_pieces
 def test_every_order_of_dimensions(dims: tuple[int, ...], native: Any):
     x = torch.randn(3, 5, 70, 18).permute(dims)
     for out in (torch.zeros(x.shape), torch.zeros(*x.shape[:3], x.shape[3] + 3)[..., :-3]):
-        in_pieces(shapes.copy(View.of(x), View.of(out), library=native), out)
+        in_pieces(shapes.copy(View.of(x), View.of(out)), out)
         assert torch.equal(out, x)
 
 
@@ -32,13 +32,13 @@ def test_casts_are_torchs(of: str, to: str, native: Any):
     if to == "uint8" and of not in ("bool", "uint8"):
         x = x.abs().clamp_max(255)
     out = torch.zeros(7, 2, dtype=getattr(torch, to)).T
-    in_pieces(shapes.copy(View.of(x), View.of(out), library=native), out)
+    in_pieces(shapes.copy(View.of(x), View.of(out)), out)
     assert torch.equal(out, x.to(out.dtype))
 
 
 def test_a_long_row_is_cut(native: Any):
     x, out = torch.arange(100_003), torch.zeros(100_003, dtype=torch.int64)
-    kernel = shapes.copy(View.of(x), View.of(out), library=native)
+    kernel = shapes.copy(View.of(x), View.of(out))
     assert kernel.units > 4
     assert torch.equal(in_pieces(kernel, out), x)
 
@@ -46,13 +46,13 @@ def test_a_long_row_is_cut(native: Any):
 @pytest.mark.parametrize("shape", [(), (0, 3), (1, 1, 1), (2, 1, 3, 1, 2, 2)], ids=str)
 def test_few_elements_or_none(shape: tuple[int, ...], native: Any):
     x, out = torch.randn(shape), torch.zeros(shape)
-    shapes.copy(View.of(x), View.of(out), library=native).run()
+    shapes.copy(View.of(x), View.of(out)).run()
     assert torch.equal(out, x)
 
 
 def test_expanded(native: Any):
     x, out = torch.randn(4, 1, 6).expand(4, 50, 6), torch.zeros(4, 50, 6)
-    assert torch.equal(in_pieces(shapes.copy(View.of(x), View.of(out), library=native), out), x)
+    assert torch.equal(in_pieces(shapes.copy(View.of(x), View.of(out)), out), x)
 
 
 @pytest.mark.parametrize("amounts", [((0, 0), (0, 0), (1, 2), (3, 0)), ((1, 0), (-2, 3), (-1, -1), (0, 2))], ids=str)
@@ -64,5 +64,5 @@ def test_borders(amounts: tuple[tuple[int, int], ...], last: bool, native: Any):
     out = torch.zeros(expected.shape)
     if last:
         x, out = x.contiguous(memory_format=torch.channels_last), out.contiguous(memory_format=torch.channels_last)
-    in_pieces(shapes.pad(Pad(amounts, -1.5), View.of(x), View.of(out), library=native), out)
+    in_pieces(shapes.pad(Pad(amounts, -1.5), View.of(x), View.of(out)), out)
     assert torch.equal(out, expected)

@@ -44,7 +44,7 @@ def test_depthwise_is_torchs(size: int, stride: int, dilation: int, channels: in
         epilogue=Epilogue("relu6" if stride == 1 else "silu", has_residual=True),
     )
     view = View.of(out)
-    kernel = convolutions.depthwise(kind, View.of(x), weight, bias, view, residual=view, library=native)
+    kernel = convolutions.depthwise(kind, View.of(x), weight, bias, view, residual=view)
     activated = (functional.relu6 if stride == 1 else functional.silu)(expected + residual.double())
     assert error_of(in_pieces(kernel, out), activated) < 2e-6
 
@@ -53,7 +53,7 @@ def test_a_line_of_samples(native: Any):
     x, weight = pixels_apart((2, 20, 150), 0), torch.randn(20, 1, 5)
     kind = Convolution((1,), ((2, 2),), (1,), 20, has_bias=False)
     out = pixels_apart((2, 20, 150), 0)
-    kernel = convolutions.depthwise(kind, View.of(x), weight, None, View.of(out), library=native)
+    kernel = convolutions.depthwise(kind, View.of(x), weight, None, View.of(out))
     expected = functional.conv1d(x.double(), weight.double(), padding=2, groups=20)
     assert error_of(in_pieces(kernel, out), expected) < 2e-6
 
@@ -65,7 +65,7 @@ def test_widths_that_are_no_multiples_of_a_tile(width: int, stride: int, native:
     expected = functional.conv2d(x.double(), weight.double(), padding=1, stride=stride, groups=40)
     out = pixels_apart(tuple(expected.shape), 1)
     kind = Convolution((stride, stride), ((1, 1), (1, 1)), (1, 1), 40, has_bias=False)
-    kernel = convolutions.depthwise(kind, View.of(x), weight, None, View.of(out), library=native)
+    kernel = convolutions.depthwise(kind, View.of(x), weight, None, View.of(out))
     assert error_of(in_pieces(kernel, out), expected) < 2e-6
 
 
@@ -87,7 +87,7 @@ def test_pixels_that_share_sets_of_the_cache_are_copied_side_by_side(
     apart = 2 * dilation
     kind = Convolution((1, 1), ((apart, apart),) * 2, (dilation,) * 2, 512, has_bias=True, epilogue=epilogue)
     view = View.of(out)
-    kernel = convolutions.depthwise(kind, View.of(x), weight, bias, view, residual=view, library=native)
+    kernel = convolutions.depthwise(kind, View.of(x), weight, bias, view, residual=view)
     assert kernel.units == images * height * ((width + 63) // 64) * 16  # rows, spans, and pieces of 32 channels
     assert error_of(in_pieces(kernel, out), functional.relu(expected + residual.double())) < 2e-6
 
@@ -115,13 +115,7 @@ def test_separables_are_two_convolutions(
     product = functional.conv2d(between, weights[1].double(), biases[1].double())
     residual, out = channels_last(*product.shape), channels_last(*product.shape)
     kernel_ = convolutions.separable(
-        Separable(depthwise, pointwise),
-        View.of(x),
-        weights,
-        biases,
-        View.of(out),
-        residual=View.of(residual),
-        library=native,
+        Separable(depthwise, pointwise), View.of(x), weights, biases, View.of(out), residual=View.of(residual)
     )
     expected = functional.silu(product + residual.double())
     assert error_of(in_pieces(kernel_, out), expected) < 3e-6
@@ -142,9 +136,9 @@ def test_groups_are_torchs(groups: int, each: int, stride: int, width: int, nati
     residual = out.clone()
     epilogue = Epilogue("relu6" if stride == 1 else "silu", has_residual=True)
     kind = Convolution((stride, stride), ((1, 1), (1, 1)), (1, 1), groups, has_bias=True, epilogue=epilogue)
-    assert convolutions.is_grouped(kind, weight, library=native)
+    assert convolutions.is_grouped(kind, weight)
     view = View.of(out)
-    kernel = convolutions.grouped(kind, View.of(x), weight, bias, view, residual=view, library=native)
+    kernel = convolutions.grouped(kind, View.of(x), weight, bias, view, residual=view)
     activated = (functional.relu6 if stride == 1 else functional.silu)(expected + residual.double())
     assert error_of(in_pieces(kernel, out), activated) < 2e-6
 
@@ -155,7 +149,7 @@ def test_windows_of_other_heights(height: int, native: Any):
     expected = functional.conv2d(x.double(), weight.double(), None, 1, (2, 0), (2, 1), groups=6)
     kind = Convolution((1, 1), ((2, 2), (0, 0)), (2, 1), 6, has_bias=False)
     out = pixels_apart(tuple(expected.shape), 1)
-    kernel = convolutions.grouped(kind, View.of(x), weight, None, View.of(out), library=native)
+    kernel = convolutions.grouped(kind, View.of(x), weight, None, View.of(out))
     assert error_of(in_pieces(kernel, out), expected) < 2e-6
 
 
@@ -164,7 +158,7 @@ def test_a_neighbours_nan_stays_its_own(native: Any):
     x[:, :4] = torch.nan  # of the first group
     out = pixels_apart((1, 12, 6, 9), 0)
     kind = Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), 3, has_bias=False)
-    convolutions.grouped(kind, View.of(x), weight, None, View.of(out), library=native).run()
+    convolutions.grouped(kind, View.of(x), weight, None, View.of(out)).run()
     assert out[:, :4].isnan().all()
     assert out[:, 4:].isfinite().all()
 

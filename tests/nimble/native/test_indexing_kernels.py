@@ -22,11 +22,11 @@ def test_rows_are_taken(dtype: torch.dtype, width: int, native: Any):
     x = torch.randn(40, 2 * width).to(dtype)[:, :width]  # rows with gaps between them
     indices = torch.randint(-40, 40, (7, 30)).t()
     out = torch.zeros(30, 7, width, dtype=dtype)
-    kernel = indexing.gather(Gather(wraps=True), View.of(x), View.of(indices), View.of(out), library=native)
+    kernel = indexing.gather(Gather(wraps=True), View.of(x), View.of(indices), View.of(out))
     assert torch.equal(in_pieces(kernel, out), x[indices])
     assert kernel.fault is not None
     assert not kernel.fault.value
-    strict = indexing.gather(Gather(wraps=False), View.of(x), View.of(indices), View.of(out), library=native)
+    strict = indexing.gather(Gather(wraps=False), View.of(x), View.of(indices), View.of(out))
     strict.run()
     assert strict.fault is not None
     assert strict.fault.value
@@ -37,7 +37,7 @@ def test_rows_are_added_in_order(width: int, native: Any):
     x, source, indices = torch.randn(9, width), torch.randn(500, width), torch.randint(0, 9, (500,), dtype=torch.int32)
     out = torch.zeros(9, width)
     views = [View.of(tensor) for tensor in (x, indices, source, out)]
-    kernel = indexing.scatter_add(ScatterAdd(), *views, library=native)
+    kernel = indexing.scatter_add(ScatterAdd(), *views)
     assert torch.equal(in_pieces(kernel, out), torch.index_add(x, 0, indices, source))
     indices[3] = 9
     kernel.run()
@@ -52,7 +52,7 @@ def test_rows_are_taken_scaled_and_added(width: int, has_scale: bool, native: An
     indices, taken = torch.randint(0, 9, (50,)), torch.randint(-30, 30, (50,))
     out = torch.zeros(9, width)
     views = [View.of(tensor) for tensor in (x, indices, source, out, taken, *([scale] if has_scale else []))]
-    kernel = indexing.scatter_add(ScatterAdd(Gather(wraps=True), has_scale), *views, library=native)
+    kernel = indexing.scatter_add(ScatterAdd(Gather(wraps=True), has_scale), *views)
     expected = x.double().index_add(0, indices, (source[taken] * (scale if has_scale else 1)).double())
     torch.testing.assert_close(in_pieces(kernel, out).double(), expected, rtol=1e-5, atol=1e-5)
     taken[3] = 30

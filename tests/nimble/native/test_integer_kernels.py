@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
-from mlsys_core.native.testing import builds_to_test
-from mlsys_nimble.backends.cpu import integers, library
+from mlsys_nimble.backends.cpu import integers
 from mlsys_nimble.backends.cpu.library import View
 from mlsys_nimble.backends.operators.integers import FAMILY
 from mlsys_nimble.ir.operators import NOTHING, ChooseScale, Codes, Convolution, Epilogue, IntegerProduct, Pool
@@ -19,14 +18,7 @@ from torch.nn import functional
 
 from tests.nimble.native.conftest import in_pieces
 
-BUILDS = builds_to_test()
 X, UNIT = Codes(0.05, 131, 0, 255), Codes(1.0, 131, 0, 255)
-
-
-@pytest.fixture(scope="session", params=BUILDS)
-def int8(request: pytest.FixtureRequest) -> Any:
-    """The library in one of its builds."""
-    return library.load_int8(BUILDS[request.param])
 
 
 def last(tensor: Tensor, extra: int = 0) -> Tensor:
@@ -80,7 +72,7 @@ def exact(kind: IntegerProduct, x: Tensor, weight: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sums_are_exact(case: str, int8: Any):
+def test_sums_are_exact(case: str, native: Any):
     torch.manual_seed(len(case))
     kind, x, weight = product_of(case)
     kind = replace(kind, x=UNIT)
@@ -88,20 +80,20 @@ def test_sums_are_exact(case: str, int8: Any):
     assert expected.abs().max() < 2**24, "floats hold the sums, so results are equal, not near"
     out = last(torch.zeros_like(expected, dtype=torch.float32), extra=3)
     scales, bias = torch.ones(weight.shape[0]), torch.arange(weight.shape[0]).float()
-    kernel = integers.product(kind, View.of(x), weight, scales, bias, View.of(out), library=int8)
+    kernel = integers.product(kind, View.of(x), weight, scales, bias, View.of(out))
     shape = (-1, *(1,) * (expected.dim() - 2))
     assert torch.equal(in_pieces(kernel, out).double(), expected + bias.double().reshape(shape))
 
 
 @pytest.mark.parametrize("case", ["image", "line of planes", "wide"])
-def test_features_may_lie_apart(case: str, int8: Any):
+def test_features_may_lie_apart(case: str, native: Any):
     torch.manual_seed(7)
     kind, x, weight = product_of(case)
     kind = replace(kind, x=UNIT)
     expected = exact(kind, x, weight)
     out = last(torch.zeros_like(expected, dtype=torch.float32))
     scales, planes = torch.ones(weight.shape[0]), x.contiguous()
-    kernel = integers.product(kind, View.of(planes), weight, scales, None, View.of(out), library=int8)
+    kernel = integers.product(kind, View.of(planes), weight, scales, None, View.of(out))
     assert torch.equal(in_pieces(kernel, out).double(), expected)
 
 
@@ -118,7 +110,7 @@ EPILOGUES = {
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("case", ["odd linear", "window", "many pixels", "depthwise", "depthwise, halved"])
-def test_results_in_codes_are_torchs_to_a_step(case: str, epilogue: str, int8: Any):
+def test_results_in_codes_are_torchs_to_a_step(case: str, epilogue: str, native: Any):
     torch.manual_seed(3)
     how, residual_codes = EPILOGUES[epilogue]
     kind, x, weight = product_of(case, how, result=Codes(0.11, 90, 3, 250), residual=residual_codes)
@@ -131,26 +123,26 @@ def test_results_in_codes_are_torchs_to_a_step(case: str, epilogue: str, int8: A
     expected = meaning(kind, (), ValueType(tuple(shape), "uint8"))(x, weight, scales, bias, *given)
     out = last(torch.zeros(shape, dtype=torch.uint8), extra=1)
     view = View.of(residual) if given else None
-    kernel = integers.product(kind, View.of(x), weight, scales, bias, View.of(out), residual=view, library=int8)
+    kernel = integers.product(kind, View.of(x), weight, scales, bias, View.of(out), residual=view)
     off = (in_pieces(kernel, out).int() - expected.int()).abs()
     assert int(off.max()) <= 1  # a sum on the border of two steps, where torch's order of floats rounds to the other
     assert int((off > 0).sum()) <= out.numel() // 200 + 1
 
 
 @pytest.mark.parametrize("case", ["linear", "grouped", "depthwise, strided"])
-def test_scales_of_the_call(case: str, int8: Any):
+def test_scales_of_the_call(case: str, native: Any):
     torch.manual_seed(5)
     kind, x, weight = product_of(case, is_dynamic=True)
     parameters, scales = torch.tensor([0.25, 77.0]), torch.full((weight.shape[0],), 0.5)
     expected = exact(replace(kind, x=Codes(0.25, 77, 0, 255)), x, weight) * 0.125
     out = last(torch.zeros(expected.shape))
     view = View.of(parameters)
-    kernel = integers.product(kind, View.of(x), weight, scales, None, View.of(out), parameters=view, library=int8)
+    kernel = integers.product(kind, View.of(x), weight, scales, None, View.of(out), parameters=view)
     assert torch.equal(in_pieces(kernel, out).double(), expected)
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (2, 3, 4099)])
-def test_codes_and_floats_are_torchs_to_the_bit(shape: tuple[int, ...], int8: Any):
+def test_codes_and_floats_are_torchs_to_the_bit(shape: tuple[int, ...], native: Any):
     how = (0.037, 131, 2, 250, torch.uint8)
     ops = torch.ops.quantized_decomposed
     x = torch.randn(shape) * 4
@@ -158,24 +150,24 @@ def test_codes_and_floats_are_torchs_to_the_bit(shape: tuple[int, ...], int8: An
     out, floats = torch.zeros(shape, dtype=torch.uint8), torch.zeros(shape)
     codes = Codes(*how[:4])
     assert torch.equal(
-        in_pieces(integers.coding(codes, View.of(x), View.of(out), library=int8), out), ops.quantize_per_tensor(x, *how)
+        in_pieces(integers.coding(codes, View.of(x), View.of(out)), out), ops.quantize_per_tensor(x, *how)
     )
     turned = random_codes(*reversed(shape)).permute(*reversed(range(len(shape))))
-    kernel = integers.coding(codes, View.of(turned), View.of(floats), library=int8)
+    kernel = integers.coding(codes, View.of(turned), View.of(floats))
     assert torch.equal(in_pieces(kernel, floats), ops.dequantize_per_tensor(turned, *how))
 
 
 @pytest.mark.parametrize("factor", [3.0, -2.0, 0.0])
-def test_a_scale_is_chosen_as_torch_does(factor: float, int8: Any):
+def test_a_scale_is_chosen_as_torch_does(factor: float, native: Any):
     x, out = (torch.rand(4, 61) - 0.3)[:, :57] * factor, torch.zeros(2)
-    integers.choose_scale(ChooseScale(0, 255, 1e-4), View.of(x), View.of(out), library=int8).run()
+    integers.choose_scale(ChooseScale(0, 255, 1e-4), View.of(x), View.of(out)).run()
     scale, zero_point = torch.ops.quantized_decomposed.choose_qparams.tensor(x, 0, 255, 1e-4, torch.uint8)
     assert out.tolist() == [float(scale), float(zero_point)]
 
 
-def test_maxima_of_codes(int8: Any):
+def test_maxima_of_codes(native: Any):
     x, out = last(random_codes(2, 70, 9, 8), extra=2), last(torch.zeros(2, 70, 5, 4, dtype=torch.uint8))
     kind = Pool("max", (3, 3), (2, 2), ((1, 1), (1, 0)), (1, 1))
-    kernel = integers.codes_pool(kind, View.of(x), View.of(out), library=int8)
+    kernel = integers.codes_pool(kind, View.of(x), View.of(out))
     padded = functional.pad(x.float(), (1, 0, 1, 1), value=-1.0)
     assert torch.equal(in_pieces(kernel, out).float(), functional.max_pool2d(padded, 3, 2))

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_nimble import Nimble, load
-from mlsys_nimble.backends.cpu import convolutions, library
+from mlsys_nimble.backends.cpu import convolutions
 from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.backends.cpu.own_weights import (
     LEAST_NBYTES,
@@ -23,7 +23,7 @@ from mlsys_nimble.backends.cpu.own_weights import (
 from mlsys_nimble.ir.operators import Epilogue
 from torch import Tensor, nn
 
-from tests.nimble.native.conftest import BUILDS, error_of, in_pieces
+from tests.nimble.native.conftest import error_of, in_pieces
 
 
 def reader(operator: int, *, weight: int = 9, nbytes: int = LEAST_NBYTES, can_be_in_place: bool = True) -> Reader:
@@ -42,18 +42,11 @@ def test_a_weight_is_in_place_for_all_its_readers_or_for_none():
     assert operators_in_place(others) == {1}
 
 
-def bound(
-    bind: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, native: Any
-) -> tuple[Kernel, Tensor]:
+def bound(bind: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> tuple[Kernel, Tensor]:
     out = torch.zeros(len(weight))
     epilogue = Epilogue("relu", has_residual=True)
     views = View.of(x), weight, bias, View.of(out)
-    return bind(epilogue, *views, residual=View.of(residual), library=native), out
-
-
-@pytest.fixture(scope="module", params=BUILDS)
-def built(request: pytest.FixtureRequest) -> Any:
-    return library.load(BUILDS[request.param])
+    return bind(epilogue, *views, residual=View.of(residual)), out
 
 
 @given(
@@ -62,29 +55,29 @@ def built(request: pytest.FixtureRequest) -> Any:
     has_bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_results_are_those_of_packed_weights(built: Any, features: int, columns: int, has_bias: bool, seed: int):
+def test_results_are_those_of_packed_weights(native: Any, features: int, columns: int, has_bias: bool, seed: int):
     generator = torch.Generator().manual_seed(seed)
     x, weight = (torch.randn(*shape, generator=generator) for shape in ((features,), (columns, features)))
     bias, residual = (torch.randn(columns, generator=generator) for _ in range(2))
     tensors = x, weight, bias if has_bias else None, residual
-    kernel, out = bound(convolutions.dots, *tensors, built)
+    kernel, out = bound(convolutions.dots, *tensors)
     assert kernel.is_in_place
     in_pieces(kernel, out)
-    packed, expected = bound(convolutions.gemv, *tensors, built)
+    packed, expected = bound(convolutions.gemv, *tensors)
     assert not packed.is_in_place
     packed.run()
     terms = (weight.double() * x.double()).abs().sum(1) + bias.abs() + residual.abs()
     assert bool(((out.double() - expected.double()).abs() <= (features + 4) * 2.0**-23 * terms).all())
     exact = torch.relu(weight.double() @ x.double() + (bias if has_bias else 0) + residual)
-    rounded = features / built.kernel_lanes() + built.kernel_lanes() + 4  # additions behind one another
+    rounded = features / native.kernel_lanes() + native.kernel_lanes() + 4  # additions behind one another
     assert bool(((out.double() - exact).abs() <= rounded * 2.0**-24 * terms).all())
 
 
-def test_values_that_are_not_finite_stay_in_their_column(built: Any):
+def test_values_that_are_not_finite_stay_in_their_column(native: Any):
     weight = torch.ones(33, 40)
     weight[31, 5], weight[32, 7] = float("nan"), float("inf")
     x, nothing = torch.ones(40), torch.zeros(33)
-    kernel, out = bound(convolutions.dots, x, weight, None, nothing, built)
+    kernel, out = bound(convolutions.dots, x, weight, None, nothing)
     kernel.run()
     assert torch.equal(out[:31], torch.full((31,), 40.0))
     assert out[31].isnan()
@@ -100,7 +93,7 @@ def test_weights_that_no_kernel_reads_in_place_are_refused():
     assert not is_readable(torch.zeros(64, 64, dtype=torch.float64))
     assert not is_readable(torch.zeros(64, 64, device="meta"))
     with pytest.raises(AssertionError, match="in place"):
-        bound(convolutions.dots, torch.zeros(64), memory[1:4097].view(64, 64), None, torch.zeros(64), None)
+        bound(convolutions.dots, torch.zeros(64), memory[1:4097].view(64, 64), None, torch.zeros(64))
 
 
 class Head(nn.Module):

@@ -16,15 +16,9 @@ from mlsys_nimble.planning.planner import Assignment, Piece
 from torch import Tensor
 from torch.nn import functional
 
-from tests.nimble.native.conftest import BUILDS, in_pieces
+from tests.nimble.native.conftest import in_pieces
 
 UNIT = 2.0**-24  # of float32: the most that one addition rounds, over its result
-
-
-@pytest.fixture(scope="module", params=BUILDS)
-def bf16(request: pytest.FixtureRequest) -> Any:
-    """The library in one of its builds."""
-    return library.load_bf16(BUILDS[request.param])
 
 
 CASES = {  # channels, columns, groups, kernel, stride, padding, dilation, space
@@ -66,13 +60,13 @@ def convolved(kind: Convolution, x: Tensor, weight: Tensor, bias: Tensor) -> Ten
 
 @pytest.mark.parametrize("order", ["pixels", "planes"])
 @pytest.mark.parametrize("case", CASES)
-def test_sums_are_those_of_rounded_operands(case: str, order: str, bf16: Any) -> None:
+def test_sums_are_those_of_rounded_operands(case: str, order: str, native: Any) -> None:
     kind, x, weight, bias = drawn(case)
     x = last(x, extra=4) if order == "pixels" else x
     exact = convolved(kind, x.bfloat16().double(), weight.double(), bias.double())
     sizes = convolved(kind, x.bfloat16().double().abs(), weight.double().abs(), bias.double().abs())
     out = last(torch.zeros_like(exact, dtype=torch.float32), extra=3)
-    got = in_pieces(pairs_kernel(kind, View.of(x), weight, bias, View.of(out), library=bf16), out)
+    got = in_pieces(pairs_kernel(kind, View.of(x), weight, bias, View.of(out)), out)
     num_terms = weight[0].numel() + 4  # bias, a padded pair, and up to four partial sums
     bound = num_terms * UNIT / (1 - num_terms * UNIT) * sizes
     assert bool(((got.double() - exact).abs() <= bound).all())
@@ -91,7 +85,7 @@ EPILOGUES = {
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("case", ["odd linear", "window"])
-def test_epilogues_are_in_floats(case: str, epilogue: str, bf16: Any) -> None:
+def test_epilogues_are_in_floats(case: str, epilogue: str, native: Any) -> None:
     how = EPILOGUES[epilogue]
     kind, x, weight, bias = drawn(case, how)
     plain = convolved(kind, x.bfloat16().double(), weight.double(), bias.double())
@@ -99,11 +93,11 @@ def test_epilogues_are_in_floats(case: str, epilogue: str, bf16: Any) -> None:
     given = [] if residual is None else [residual.double()]
     expected = with_epilogue(how, lambda: plain)(*given)
     x, out, view = last(x), last(torch.zeros(plain.shape), extra=1), None if residual is None else View.of(residual)
-    kernel = pairs_kernel(kind, View.of(x), weight, bias, View.of(out), residual=view, library=bf16)
+    kernel = pairs_kernel(kind, View.of(x), weight, bias, View.of(out), residual=view)
     torch.testing.assert_close(in_pieces(kernel, out).double(), expected, rtol=3e-6, atol=2e-5)
 
 
-def test_pixels_round_as_torch_does(bf16: Any) -> None:
+def test_pixels_round_as_torch_does(native: Any) -> None:
     ties = torch.tensor([1.00390625, 1.01171875, -1.00390625, 3.4e38, float("inf"), float("-inf"), float("nan"), 0.1])
     odd_nan = torch.tensor([0x7FFFFFFF, 0x7F800001], dtype=torch.int32).view(torch.float32)
     x = torch.cat([ties, odd_nan, torch.randn(27) * 1e3])[:, None]
@@ -111,7 +105,7 @@ def test_pixels_round_as_torch_does(bf16: Any) -> None:
     kind = Convolution((1,), ((0, 0),), (1,), 1, False)
     shape = (1, 1, x.numel())
     views = (View.of(x.reshape(shape)), View.of(out.reshape(shape)))
-    pairs_kernel(kind, views[0], torch.ones(1, 1, 1), None, views[1], library=bf16).run()
+    pairs_kernel(kind, views[0], torch.ones(1, 1, 1), None, views[1]).run()
     assert torch.equal(out.isnan(), x.isnan())
     assert torch.equal(out.nan_to_num(7.0), x.bfloat16().float().nan_to_num(7.0))
 
@@ -141,21 +135,15 @@ def test_rows_that_a_thread_gathered_are_those_of_the_replay(workers: int, jobs:
             torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-4)
 
 
-@pytest.fixture(scope="module", params=BUILDS)
-def libraries(request: pytest.FixtureRequest) -> tuple[Any, Any]:
-    flags = BUILDS[request.param]
-    return library.load(flags), library.load_bf16(flags)
-
-
 @pytest.mark.parametrize("columns", [1, 17, 64, 100])
 @pytest.mark.parametrize("rows", [1, 2, 13])
-def test_linears(rows: int, columns: int, libraries: tuple[Any, Any]):
+def test_linears(rows: int, columns: int, native: Any):
     torch.manual_seed(0)
     x, bias, residual = torch.randn(rows, 131), torch.randn(columns), torch.randn(rows, columns)
     weight = torch.randn(columns, 131).bfloat16().float()
     kind = Linear(has_bias=True, epilogue=Epilogue("silu", has_residual=True))
     results = []
-    for one in libraries:
+    for one in (library.load(), library.load_bf16()):
         out = torch.zeros(rows, columns)
         views = View.of(x), weight, bias, View.of(out)
         results.append(in_pieces(convolutions.linear(kind, *views, residual=View.of(residual), library=one), out))
@@ -164,13 +152,13 @@ def test_linears(rows: int, columns: int, libraries: tuple[Any, Any]):
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("channels", [6, 24])
-def test_convolutions(channels: int, groups: int, libraries: tuple[Any, Any]):
+def test_convolutions(channels: int, groups: int, native: Any):
     torch.manual_seed(1)
     x = torch.randn(2, channels, 9, 7).contiguous(memory_format=torch.channels_last)
     weight, bias = torch.randn(20, channels // groups, 3, 3).bfloat16().float(), torch.randn(20)
     kind = Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), groups, True, Epilogue("relu"))
     results = []
-    for one in libraries:
+    for one in (library.load(), library.load_bf16()):
         out = torch.zeros(2, 20, 9, 7).contiguous(memory_format=torch.channels_last)
         results.append(
             in_pieces(convolutions.convolution(kind, View.of(x), weight, bias, View.of(out), library=one), out)

@@ -48,7 +48,7 @@ def test_every_operation_is_torchs(op: str, native: Any):
     inputs, arguments = operands(op, values)
     out = torch.zeros_like(values)
     kind = Pointwise((Step(op, arguments),))
-    in_pieces(pointwise.pointwise(kind, [View.of(x) for x in inputs], View.of(out), library=native), out)
+    in_pieces(pointwise.pointwise(kind, [View.of(x) for x in inputs], View.of(out)), out)
     expected = reference(kind, inputs, out, torch.float64)
     atol = 8e-7 if op == "gelu" else 2e-7  # where an error function of 2.9e-7 is half of a factor of up to 5
     torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=atol)
@@ -62,7 +62,7 @@ def test_special_values_are_torchs(op: str, native: Any):
     inputs = [SPECIAL, SPECIAL.roll(3)][: OPS[op] - len(CONSTANTS.get(op, ()))]
     out = torch.zeros_like(SPECIAL)
     kind = Pointwise((Step(op, arguments),))
-    pointwise.pointwise(kind, [View.of(x) for x in inputs], View.of(out), library=native).run()
+    pointwise.pointwise(kind, [View.of(x) for x in inputs], View.of(out)).run()
     # In float64: torch's vectors of float32 give gelu(inf) as nan where they are 16 wide, as inf where they are 8.
     expected = reference(kind, inputs, out, torch.float64).float()
     torch.testing.assert_close(out, expected, rtol=2e-6, atol=2e-7, equal_nan=True)
@@ -72,7 +72,7 @@ def test_large_angles(native: Any):
     x = torch.cat([torch.linspace(-9000, 9000, 4001), torch.tensor([1e6, -1e9, 8191.9])])
     for op in ("sin", "cos"):
         out = torch.zeros_like(x)
-        pointwise.pointwise(Pointwise((Step(op, (0,)),)), [View.of(x)], View.of(out), library=native).run()
+        pointwise.pointwise(Pointwise((Step(op, (0,)),)), [View.of(x)], View.of(out)).run()
         torch.testing.assert_close(out.double(), getattr(torch, op)(x.double()), rtol=0, atol=5e-7)
 
 
@@ -94,7 +94,7 @@ def test_chains_broadcast(shape: tuple[int, ...], channels_last: bool, native: A
     if channels_last:
         x, out = (y.contiguous(memory_format=torch.channels_last) for y in (x, out))
     inputs = [x, torch.randn(1, shape[1], 1, 1), torch.randn(()), torch.rand(shape[0], 1, *shape[2:])]
-    kernel = pointwise.pointwise(CHAIN, [View.of(y) for y in inputs], View.of(out), library=native)
+    kernel = pointwise.pointwise(CHAIN, [View.of(y) for y in inputs], View.of(out))
     torch.testing.assert_close(
         in_pieces(kernel, out), reference(CHAIN, inputs, out, torch.float32), rtol=2e-6, atol=1e-6
     )
@@ -106,7 +106,7 @@ def test_in_place_and_on_windows(native: Any):
     other = torch.randn(2, 6, 7, 33)
     kind = Pointwise((Step("add", (0, 1)), Step("relu", (-1,))))
     expected, outside = (out + other).relu(), whole[..., 36:].clone()
-    in_pieces(pointwise.pointwise(kind, [View.of(out), View.of(other)], View.of(out), library=native), out)
+    in_pieces(pointwise.pointwise(kind, [View.of(out), View.of(other)], View.of(out)), out)
     assert torch.equal(out, expected)
     assert torch.equal(whole[..., 36:], outside)
 
@@ -119,7 +119,7 @@ def test_other_dtypes(dtype: str, native: Any):
     if dtype == "bool":
         kind = Pointwise((Step("logical_and", (0, 1)),))
     out = torch.zeros(5, 77, dtype=torch.bool)
-    kernel = pointwise.pointwise(kind, [View.of(x) for x in values], View.of(out), library=native)
+    kernel = pointwise.pointwise(kind, [View.of(x) for x in values], View.of(out))
     expected = reference(kind, values, out, torch.float32)
     assert torch.equal(in_pieces(kernel, out), expected)
 
@@ -133,8 +133,8 @@ def test_whole_numbers_wrap_around(dtype: torch.dtype, native: Any):
     name = str(dtype).removeprefix("torch.")
     steps = (Step("mul", (0, 1)), Step("add", (-1, 0)), Step("neg", (-2,)), Step("abs", (-3,)), Step("sub", (-4, 3.0)))
     out = torch.zeros_like(x)
-    pointwise.pointwise(Pointwise(steps, name), [View.of(x), View.of(y)], View.of(out), library=native).run()
+    pointwise.pointwise(Pointwise(steps, name), [View.of(x), View.of(y)], View.of(out)).run()
     assert torch.equal(out, (-(x * y + x)).abs() - 3)
     chosen = Pointwise((Step("lt", (0, 1)), Step("where", (-1, 0, 1)), Step("clamp", (-2, 5.0, 90.0))), name)
-    pointwise.pointwise(chosen, [View.of(x), View.of(y)], View.of(out), library=native).run()
+    pointwise.pointwise(chosen, [View.of(x), View.of(y)], View.of(out)).run()
     assert torch.equal(out, torch.minimum(x, y).clamp(5, 90))

@@ -58,17 +58,17 @@ def test_pools_are_torchs(case: str, channels: int, native: Any):
     x = channels_last((2, channels, 10, 8), 3)
     expected = pooled(kind, x.double())
     out = channels_last(tuple(expected.shape), 2)
-    assert error_of(in_pieces(pool.pool(kind, View.of(x), View.of(out), library=native), out), expected) < 1e-6
+    assert error_of(in_pieces(pool.pool(kind, View.of(x), View.of(out)), out), expected) < 1e-6
     kind = replace(kind, epilogue=Epilogue("relu", has_residual=True))
     expected, view = (expected + out).relu(), View.of(out)
-    assert error_of(in_pieces(pool.pool(kind, View.of(x), view, residual=view, library=native), out), expected) < 1e-6
+    assert error_of(in_pieces(pool.pool(kind, View.of(x), view, residual=view), out), expected) < 1e-6
 
 
 def test_a_maximum_keeps_nan(native: Any):
     x = torch.zeros(1, 8, 1, 5).contiguous(memory_format=torch.channels_last)
     x[0, 3, 0, 2] = torch.nan
     out = torch.zeros(1, 8, 1, 3).contiguous(memory_format=torch.channels_last)
-    pool.pool(Pool("max", (1, 3), (1, 1), ((0, 0), (0, 0)), (1, 1)), View.of(x), View.of(out), library=native).run()
+    pool.pool(Pool("max", (1, 3), (1, 1), ((0, 0), (0, 0)), (1, 1)), View.of(x), View.of(out)).run()
     assert out[0, 3].isnan().all()
     assert not out[0, 4].isnan().any()
 
@@ -90,7 +90,7 @@ def test_reductions_are_torchs(
     function = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}[op]
     expected = function(x.double(), dims, keeps)
     out = torch.zeros(expected.shape)
-    in_pieces(rows.reduce(Reduce(op, dims, keeps), View.of(x), View.of(out), library=native), out)
+    in_pieces(rows.reduce(Reduce(op, dims, keeps), View.of(x), View.of(out)), out)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=2e-5 if op == "sum" else 1e-6)
 
 
@@ -101,7 +101,7 @@ def test_squares_are_reduced(op: Literal["sum", "mean"], dims: tuple[int, ...], 
     expected = (torch.sum if op == "sum" else torch.mean)(x.double().square(), dims, True)
     out = torch.zeros(expected.shape)
     kind = Reduce(op, dims, keeps_dims=True, squares=True)
-    in_pieces(rows.reduce(kind, View.of(x), View.of(out), library=native), out)
+    in_pieces(rows.reduce(kind, View.of(x), View.of(out)), out)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -112,7 +112,7 @@ def test_softmax_is_torchs(shape: tuple[int, ...], dim: int, is_log: bool, nativ
     x = torch.randn(shape) * 5
     expected = (torch.log_softmax if is_log else torch.softmax)(x.double(), dim)
     view = View.of(x)
-    in_pieces(rows.softmax(Softmax(dim, is_log), view, view, library=native), x)
+    in_pieces(rows.softmax(Softmax(dim, is_log), view, view), x)
     torch.testing.assert_close(x.double(), expected, rtol=2e-6, atol=2e-6)
 
 
@@ -121,7 +121,7 @@ def test_a_softmax_over_tokens_reads_heads_where_they_lie(heads: int, native: An
     qkv = torch.randn(2, 70, 3, heads, 19) * 5  # of which keys are one part
     x, out = qkv[:, :, 1].permute(0, 2, 1, 3), torch.zeros(2, 70, heads, 19).permute(0, 2, 1, 3)
     x[1, 0, 5, 0] = -torch.inf
-    in_pieces(rows.softmax(Softmax(2), View.of(x), View.of(out), library=native), out)
+    in_pieces(rows.softmax(Softmax(2), View.of(x), View.of(out)), out)
     torch.testing.assert_close(out.double(), torch.softmax(x.double(), 2), rtol=2e-6, atol=2e-6)
 
 
@@ -132,7 +132,7 @@ def test_a_layer_norm_of_any_size_keeps_to_its_row(size: int, native: Any):
     expected = functional.layer_norm(x.double(), (size,), weight.double(), bias.double(), 1e-5)
     out = torch.full((7, size), 7.0)
     kind = LayerNorm(1, 1e-5, has_weight=True, has_bias=True)
-    in_pieces(rows.layer_norm(kind, View.of(x), weight, bias, View.of(out[1:6]), library=native), out)
+    in_pieces(rows.layer_norm(kind, View.of(x), weight, bias, View.of(out[1:6])), out)
     torch.testing.assert_close(out[1:6].double(), expected, rtol=1e-5, atol=3e-6)
     assert (out[[0, 6]] == 7).all()
 
@@ -149,7 +149,7 @@ def test_layer_norms_are_torchs(num_dims: int, affine: bool, transposed: bool, n
     expected = functional.layer_norm(x.double(), shape, *doubles, 1e-5)
     out = torch.zeros(3, 19, 44)
     kind = LayerNorm(num_dims, 1e-5, affine, affine)
-    in_pieces(rows.layer_norm(kind, View.of(x), weight, bias, View.of(out), library=native), out)
+    in_pieces(rows.layer_norm(kind, View.of(x), weight, bias, View.of(out)), out)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=3e-6)
 
 
@@ -160,14 +160,14 @@ def test_products_are_torchs(sizes: tuple[int, int, int], orders: tuple[bool, bo
     a = torch.randn(2, 3, k, m).mT if orders[0] else torch.randn(2, 3, m, k)
     b = torch.randn(2, n, 3, k).permute(0, 2, 3, 1) if orders[1] else torch.randn(2, k, 3, n).transpose(1, 2)
     out = torch.zeros(2, m, 3, n).transpose(1, 2)
-    in_pieces(matmul.matmul(MatMul(0.125), View.of(a), View.of(b), View.of(out), library=native), out)
+    in_pieces(matmul.matmul(MatMul(0.125), View.of(a), View.of(b), View.of(out)), out)
     assert error_of(out, a.double() @ b.double() * 0.125) < 3e-6
 
 
 @pytest.mark.parametrize("batch", [(), (5,), (2, 3, 4)], ids=str)
 def test_products_of_any_rank(batch: tuple[int, ...], native: Any):
     a, b, out = torch.randn(*batch, 4, 9), torch.randn(*batch, 9, 6), torch.zeros(*batch, 4, 6)
-    in_pieces(matmul.matmul(MatMul(), View.of(a), View.of(b), View.of(out), library=native), out)
+    in_pieces(matmul.matmul(MatMul(), View.of(a), View.of(b), View.of(out)), out)
     assert error_of(out, a.double() @ b.double()) < 3e-6
 
 
@@ -186,13 +186,7 @@ def test_attention_is_torchs(sizes: tuple[int, int, int, int], masked: str, nati
     out = torch.zeros(2, length, 3, width).transpose(1, 2)
     kind = Attention(depth**-0.5, is_causal=masked == "causal", has_mask=mask is not None)
     kernel = matmul.attention(
-        kind,
-        View.of(q),
-        View.of(k),
-        View.of(v),
-        View.of(out),
-        mask=None if mask is None else View.of(mask),
-        library=native,
+        kind, View.of(q), View.of(k), View.of(v), View.of(out), mask=None if mask is None else View.of(mask)
     )
     expected = functional.scaled_dot_product_attention(
         q.double(), k.double(), v.double(), None if mask is None else mask.double(), is_causal=kind.is_causal
@@ -204,7 +198,7 @@ def test_attention_is_torchs(sizes: tuple[int, int, int, int], masked: str, nati
 def test_embeddings_are_torchs(dtype: torch.dtype, native: Any):
     table, indices = torch.randn(30, 21), torch.randint(0, 30, (4, 50), dtype=dtype)
     out = torch.zeros(4, 50, 21)
-    kernel = rows.embedding(table, View.of(indices), View.of(out), library=native)
+    kernel = rows.embedding(table, View.of(indices), View.of(out))
     in_pieces(kernel, out)
     assert torch.equal(out, table[indices])
     assert kernel.fault is not None

@@ -90,16 +90,13 @@ def dots(
     out: View,
     *,
     residual: View | None = None,
-    library: Any = None,
 ) -> Kernel:
     """Bind a linear of one row that reads its weight (:func:`is_readable`) where it lies; see :func:`gemv`.
 
     Each result is the sum of as many partial sums as vectors have lanes, so its rounding is not that of :func:`gemv`.
     """
     assert is_readable(weight), "a weight that no kernel reads in place"
-    return _of_one_row(
-        "dots", library or load(), epilogue, x, weight, bias, out, residual, read=weight, keep=Own(weight)
-    )
+    return _of_one_row("dots", load(), epilogue, x, weight, bias, out, residual, read=weight, keep=Own(weight))
 
 
 def _of_one_row(
@@ -175,13 +172,11 @@ def depthwise(
     out: View,
     *,
     residual: View | None = None,
-    library: Any = None,
 ) -> Kernel:
     """Bind a depthwise convolution (:func:`is_depthwise`); channels of all tensors are side by side."""
-    library = library or load()
     assert is_depthwise(kind, weight)
-    arguments, *packed = _channelwise_arguments(kind, x, weight, bias, out, residual, library)
-    return Kernel(library, "depthwise", arguments, *packed)
+    arguments, *packed = _channelwise_arguments(kind, x, weight, bias, out, residual)
+    return Kernel(load(), "depthwise", arguments, *packed)
 
 
 def _channelwise_arguments(
@@ -191,9 +186,9 @@ def _channelwise_arguments(
     bias: Tensor | None,
     out: View | None,
     residual: View | None,
-    library: Any,
     pack: Callable[[Tensor, int], Tensor] = pack_depthwise,
 ) -> tuple[dict[str, Any], Tensor, Tensor]:
+    library = load()
     assert all(view is None or view.shape[1] == 1 or view.strides[1] == 1 for view in (x, out, residual))
     packed = pack(weight, library.kernel_lanes())
     shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
@@ -212,9 +207,9 @@ def _channelwise_arguments(
     return arguments, packed, shift
 
 
-def is_grouped(kind: operators.Convolution, weight: Tensor, *, library: Any = None) -> bool:
+def is_grouped(kind: operators.Convolution, weight: Tensor) -> bool:
     """Return whether :func:`grouped` takes a convolution: groups as wide as they give, which share a vector's lanes."""
-    lanes, width = (library or load()).kernel_lanes(), weight.shape[1]
+    lanes, width = load().kernel_lanes(), weight.shape[1]
     if kind.groups == 1 or width == 1 or lanes % width or weight.shape[0] != kind.groups * width or weight.dim() != 4:
         return False
     return weight.shape[3] == 3 and kind.stride[1] <= 2 and kind.dilation[1] == 1
@@ -228,13 +223,11 @@ def grouped(
     out: View,
     *,
     residual: View | None = None,
-    library: Any = None,
 ) -> Kernel:
     """Bind a convolution of narrow groups (:func:`is_grouped`); channels of all tensors are side by side."""
-    library = library or load()
-    assert is_grouped(kind, weight, library=library)
-    arguments, *packed = _channelwise_arguments(kind, x, weight, bias, out, residual, library, pack_grouped)
-    return Kernel(library, "grouped", {"convolution": arguments, "width": weight.shape[1]}, *packed)
+    assert is_grouped(kind, weight)
+    arguments, *packed = _channelwise_arguments(kind, x, weight, bias, out, residual, pack_grouped)
+    return Kernel(load(), "grouped", {"convolution": arguments, "width": weight.shape[1]}, *packed)
 
 
 def separable(
@@ -245,17 +238,16 @@ def separable(
     out: View,
     *,
     residual: View | None = None,
-    library: Any = None,
 ) -> Kernel:
     """Bind a separable convolution: x [N, C, H, W], residual and out [N, O, H', W'], channels side by side.
 
     ``weights`` and ``biases`` are those of the depthwise and of the 1x1 convolution.
     """
-    library = library or load()
+    library = load()
     assert is_depthwise(kind.depthwise, weights[0])
     assert all(view is None or view.shape[1] == 1 or view.strides[1] == 1 for view in (x, out, residual))
     between = View(None, "float32", (x.shape[0], x.shape[1], *out.shape[2:]), (0, 1, 0, 0))
-    first, *kept = _channelwise_arguments(kind.depthwise, x, weights[0], biases[0], between, None, library)
+    first, *kept = _channelwise_arguments(kind.depthwise, x, weights[0], biases[0], between, None)
     packed = pack_convolution(weights[1], 1, library.kernel_lanes())
     shift = pack_bias(biases[1], weights[1].shape[0], 1, library.kernel_lanes())
     arguments = {
@@ -278,9 +270,9 @@ def _plane(view: View | None) -> View | None:
     return found.reshaped(found.shape[:2] + found.shape[3:], found.strides[:2] + found.strides[3:])
 
 
-def is_winograd(kind: operators.Convolution, weight: Tensor, *, library: Any = None) -> bool:
+def is_winograd(kind: operators.Convolution, weight: Tensor) -> bool:
     """Return whether :func:`winograd` takes a convolution: 3x3, stride 1, channels that fill whole vectors."""
-    lanes = (library or load()).kernel_lanes()
+    lanes = load().kernel_lanes()
     whole = weight.shape[0] % lanes == 0 and weight.shape[1] % lanes == 0
     return kind.groups == 1 and weight.shape[2:] == (3, 3) and {*kind.stride, *kind.dilation} == {1} and whole
 
@@ -294,15 +286,14 @@ def winograd(
     *,
     size: Literal[2, 4],
     residual: View | None = None,
-    library: Any = None,
 ) -> Kernel:
     """Bind a convolution by Winograd's tiles of ``size`` x ``size`` results (:func:`is_winograd`).
 
     It needs 2.25 (size 4: 4) times fewer multiplications, rounds more (size 4: about 4e-6 of the result's scale) and
     reads larger weights, so measurement decides. Channels of all tensors are side by side.
     """
-    library = library or load()
-    assert is_winograd(kind, weight, library=library)
+    library = load()
+    assert is_winograd(kind, weight)
     assert all(view is None or view.strides[1] == 1 for view in (x, out, residual))
     packed = pack_winograd(weight, size, library.kernel_lanes())
     shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from mlsys_nimble.backends.cpu import loops, packing
@@ -25,7 +24,6 @@ def product(
     *,
     parameters: View | None = None,
     residual: View | None = None,
-    library: Any = None,
 ) -> Kernel:
     """Bind a convolution of quantised values; a linear is one over pixels of one line.
 
@@ -34,7 +32,7 @@ def product(
     """
     main = kind.main
     assert isinstance(main, operators.Convolution)
-    library = library or load_int8()
+    library = load_int8()
     lanes, words = library.kernel_lanes(), library.constants["DOT_WORDS"]
     factor = 1.0 if kind.is_dynamic else kind.x.scale
     shift = torch.zeros(weight.shape[0]) if bias is None else bias.detach()
@@ -104,9 +102,7 @@ def is_channelwise(main: operators.Convolution, weight: Tensor) -> bool:
     return main.groups == weight.shape[0] and weight.shape[1] == 1 and 3 <= weight.dim() <= 4
 
 
-def coding(
-    codes: operators.Codes, x: View, out: View, *, parameters: View | None = None, library: Any = None
-) -> Kernel:
+def coding(codes: operators.Codes, x: View, out: View, *, parameters: View | None = None) -> Kernel:
     """Bind quantisation or dequantisation, by the dtype of ``out``."""
     source, target = loops.merged([x, out])
     arguments = {
@@ -116,10 +112,10 @@ def coding(
         "scale": codes.scale,
         "codes": _record(None, codes, 1.0, 1.0 / codes.scale),
     }
-    return Kernel(library or load_int8(), "coding", arguments)
+    return Kernel(load_int8(), "coding", arguments)
 
 
-def choose_scale(kind: operators.ChooseScale, x: View, out: View, *, library: Any = None) -> Kernel:
+def choose_scale(kind: operators.ChooseScale, x: View, out: View) -> Kernel:
     """Bind the choice of scale and zero point for x of any shape; None of its elements is not a number."""
     source = loops.merged([x, x])[0]
     elements = source if source.strides[-1] == 1 else source.reshaped((*source.shape, 1), (*source.strides, 1))
@@ -128,17 +124,17 @@ def choose_scale(kind: operators.ChooseScale, x: View, out: View, *, library: An
     assert len(rows.shape) == 1, "elements in more than rows"
     flat = elements.reshaped((rows.shape[0], count), (rows.strides[0], 1))
     return Kernel(
-        library or load_int8(),
+        load_int8(),
         "choose_scale",
         {"x": flat, "out": out, "least": kind.least, "most": kind.most, "eps": kind.eps},
     )
 
 
-def codes_pool(kind: operators.Pool, x: View, out: View, *, library: Any = None) -> Kernel:
+def codes_pool(kind: operators.Pool, x: View, out: View) -> Kernel:
     """Bind the maximum over windows of quantised values; channels are side by side."""
     arguments = {
         "x": image(x),
         "out": image(out),
         **window(kind, kind.kernel),
     }
-    return Kernel(library or load_int8(), "codes_pool", arguments)
+    return Kernel(load_int8(), "codes_pool", arguments)

@@ -126,35 +126,34 @@ def array_of(struct: type[Struct], values: Sequence[View | dict[str, Any]]) -> c
 
 
 @cache
-def load(flags: tuple[str, ...] = (), *, source: Source = KERNELS) -> Any:
+def load(source: Source = KERNELS) -> Any:
     """Load a library of kernels; without the wheel's, the first call ever compiles it for this machine.
 
     Args:
-        flags: For the compiler, beside the usual ones: a test may ask for another machine's paths.
         source: :data:`KERNELS` has all kernels but those of bf16 weights.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
         MlsysError: the compiler refuses the source.
     """
-    library = bind(source.load(flags))
+    library = bind(source.load())
     expect(library, MAX_RANK=MAX_RANK, SPACE=SPACE, ROW_VECS=ROW_VECS, BAND_CHANNELS=BAND_CHANNELS, Dtype=DTYPES)
     library.weight_dtype = torch.float32
     return library
 
 
 @cache
-def load_bf16(flags: tuple[str, ...] = ()) -> Any:
+def load_bf16() -> Any:
     """Load the library whose linears and convolutions keep their weights in bf16; see :func:`load`."""
-    library = load(flags, source=KERNELS_BF16)
+    library = load(KERNELS_BF16)
     library.weight_dtype = torch.bfloat16
     return library
 
 
 @cache
-def load_int8(flags: tuple[str, ...] = ()) -> Any:
+def load_int8() -> Any:
     """Load the library of int8 kernels; see :func:`load`."""
-    library = bind(KERNELS_INT8.load(flags))
+    library = bind(KERNELS_INT8.load())
     expect(library, MAX_RANK=MAX_RANK, SPACE=SPACE, Dtype=DTYPES)
     return library
 

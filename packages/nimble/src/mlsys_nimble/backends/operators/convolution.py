@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from mlsys_nimble.backends.cpu import convolutions
 from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View, load_bf16
@@ -145,14 +144,13 @@ def pairs_kernel(
     out: View,
     *,
     residual: View | None = None,
-    library: Any = None,
 ) -> Kernel:
     """Bind a convolution whose input is rounded to bf16; a linear is one over pixels of one line.
 
     Shapes: x [N, C, *space], weight [O, C/groups, *kernel] of values that bf16 holds, bias [O], residual and out
     [N, O, *space'], all float32. Channels of ``out`` and ``residual`` are side by side.
     """
-    library = library or load_bf16()
+    library = load_bf16()
     assert out.strides[1] == 1 or out.shape[1] == 1, "channels of the result are not side by side"
     packed = pack_pairs(weight, kind.groups, library.kernel_lanes())
     shift = pack_bias(bias, weight.shape[0], kind.groups, library.kernel_lanes())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from math import prod
-from typing import Any
 
 import torch
 from mlsys_nimble.backends.cpu.library import Kernel, View, load
@@ -34,7 +33,7 @@ def _lower_gather(call: Call) -> Kernel | None:
     return gather(call.kind, x, indices, call.out)
 
 
-def gather(kind: kinds.Gather, x: View, indices: View, out: View, *, library: Any = None) -> Kernel:
+def gather(kind: kinds.Gather, x: View, indices: View, out: View) -> Kernel:
     """Bind a gather of rows of x [N, *row] by indices [*] to out [*, *row]; elements of a row lie side by side.
 
     An index outside of x sets ``fault``.
@@ -48,7 +47,7 @@ def gather(kind: kinds.Gather, x: View, indices: View, out: View, *, library: An
         "wraps": kind.wraps,
         "fault": ctypes.addressof(fault),
     }
-    return Kernel(library or load(), "gather", arguments, fault=fault)
+    return Kernel(load(), "gather", arguments, fault=fault)
 
 
 @FAMILY.meaning(kinds.ScatterAdd)
@@ -73,9 +72,7 @@ def _lower_scatter_add(call: Call) -> Kernel | None:
     return scatter_add(call.kind, x, indices, source, call.out, *rest) if has_rows else None
 
 
-def scatter_add(
-    kind: kinds.ScatterAdd, x: View, indices: View, source: View, out: View, *rest: View, library: Any = None
-) -> Kernel:
+def scatter_add(kind: kinds.ScatterAdd, x: View, indices: View, source: View, out: View, *rest: View) -> Kernel:
     """Bind out = x, with rows of source added at indices [E] in order, float32; out may be x.
 
     ``rest`` are the indices of the rows and their factors, as ``kind`` has them. An index outside of x or of the
@@ -93,7 +90,7 @@ def scatter_add(
         "wraps": kind.taken is not None and kind.taken.wraps,
         "fault": ctypes.addressof(fault),
     }
-    return Kernel(library or load(), "scatter_add", arguments, fault=fault)
+    return Kernel(load(), "scatter_add", arguments, fault=fault)
 
 
 def _has_rows(view: View, dim: int) -> bool:

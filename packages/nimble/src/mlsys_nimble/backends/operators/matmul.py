@@ -30,7 +30,7 @@ def _lower_matmul(call: Call) -> Kernel | None:
     return matmul(call.kind, call.inputs[0], call.inputs[1], call.out)
 
 
-def matmul(kind: kinds.MatMul, a: View, b: View, out: View, *, library: Any = None) -> Kernel:
+def matmul(kind: kinds.MatMul, a: View, b: View, out: View) -> Kernel:
     """Bind a product of a [*batch, M, K] and b [*batch, K, N], of any strides.
 
     The columns of out [*batch, M, N] are side by side. More than two batch dims must fold to two in every view.
@@ -44,7 +44,7 @@ def matmul(kind: kinds.MatMul, a: View, b: View, out: View, *, library: Any = No
             for view, batch in zip((a, b, out), batches, strict=True)
         )
     arguments = {"a": _to_four(a), "b": _to_four(b), "out": _to_four(out), "scale": kind.scale}
-    return Kernel(library or load(), "matmul", arguments)
+    return Kernel(load(), "matmul", arguments)
 
 
 def _to_four(view: View) -> View:
@@ -80,7 +80,6 @@ def attention(
     out: View,
     *,
     mask: View | None = None,
-    library: Any = None,
 ) -> Kernel:
     """Bind attention: q [B, H, L, D], k [B, H, S, D], v [B, H, S, E], out [B, H, L, E].
 
@@ -99,7 +98,7 @@ def attention(
         "is_causal": kind.is_causal,
         "has_zero_rows": kind.has_zero_rows,
     }
-    return Kernel(library or load(), "attention", arguments)
+    return Kernel(load(), "attention", arguments)
 
 
 @FAMILY.meaning(kinds.Gemm)

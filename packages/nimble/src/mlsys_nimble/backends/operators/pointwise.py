@@ -45,13 +45,13 @@ def _is_exact(kind: kinds.Pointwise, inputs: Sequence[View]) -> bool:
     return known and fit and all(_WIDTHS.get(view.dtype, 9) <= width for view in inputs)
 
 
-def pointwise(kind: kinds.Pointwise, inputs: Sequence[View], out: View, *, library: Any = None) -> Kernel:
+def pointwise(kind: kinds.Pointwise, inputs: Sequence[View], out: View) -> Kernel:
     """Bind a chain of steps to inputs of any dtypes that broadcast to out's shape.
 
     An input may be the same view as ``out``. Integers are computed in 64 bits and wrap around as their dtype does;
     float64 and bool are computed in double.
     """
-    library = library or load()
+    library = load()
     views = loops.merged([*(loops.broadcast(view, out.shape) for view in inputs), out])
     steps, num_registers = _allocated(kind.steps, len(inputs), library)
     inputs_struct = array_of(library.structs["View"], views[:-1])

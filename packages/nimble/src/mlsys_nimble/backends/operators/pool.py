@@ -65,9 +65,8 @@ def _lower_pool(call: Call) -> Kernel | None:
     )
 
 
-def pool(kind: kinds.Pool, x: View, out: View, *, residual: View | None = None, library: Any = None) -> Kernel:
+def pool(kind: kinds.Pool, x: View, out: View, *, residual: View | None = None) -> Kernel:
     """Bind a pool of x [N, C, *space] to out and residual [N, C, *space'], channels side by side."""
-    library = library or load()
     assert all(view is None or view.shape[1] == 1 or view.strides[1] == 1 for view in (x, out, residual))
     arguments = {
         "x": image(x),
@@ -78,4 +77,4 @@ def pool(kind: kinds.Pool, x: View, out: View, *, residual: View | None = None, 
         "counts_padding": kind.counts_padding,
         "epilogue": kind.epilogue,
     }
-    return Kernel(library, "pool", arguments)
+    return Kernel(load(), "pool", arguments)

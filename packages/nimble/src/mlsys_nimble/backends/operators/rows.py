@@ -35,16 +35,15 @@ def _lower_reduce(call: Call) -> Kernel:
     return reduce(call.kind, call.inputs[0], call.out)
 
 
-def reduce(kind: kinds.Reduce, x: View, out: View, *, library: Any = None) -> Kernel:
+def reduce(kind: kinds.Reduce, x: View, out: View) -> Kernel:
     """Bind a reduction of x, of any strides; the dims that go are ones in ``out``, or not there."""
-    library = library or load()
     kept = [dim for dim in range(len(x.shape)) if dim not in kind.dims]
     if kind.keeps_dims:
         out = out.permuted(kept)
     x_kept, out = loops.merged([x.permuted(kept), out])
     (reduced,) = loops.merged([x.permuted(kind.dims)])
     views = {"x": x_kept, "reduced": reduced, "out": out}
-    return Kernel(library, "reduce", {**views, "op": f"reduce_{kind.op}", "squares": kind.squares})
+    return Kernel(load(), "reduce", {**views, "op": f"reduce_{kind.op}", "squares": kind.squares})
 
 
 @FAMILY.meaning(kinds.Softmax)
@@ -58,9 +57,9 @@ def _lower_softmax(call: Call) -> Kernel:
     return softmax(call.kind, call.inputs[0], call.out)
 
 
-def softmax(kind: kinds.Softmax, x: View, out: View, *, library: Any = None) -> Kernel:
+def softmax(kind: kinds.Softmax, x: View, out: View) -> Kernel:
     """Bind a softmax; x and out of any strides, they may be the same view."""
-    return Kernel(library or load(), "softmax", _rows(x, out, [kind.dim]) | {"is_log": kind.is_log})
+    return Kernel(load(), "softmax", _rows(x, out, [kind.dim]) | {"is_log": kind.is_log})
 
 
 @FAMILY.meaning(kinds.LayerNorm)
@@ -85,22 +84,19 @@ def _lower_layer_norm(call: Call) -> Kernel | None:
     return layer_norm(call.kind, call.inputs[0], weight, bias, call.out)
 
 
-def layer_norm(
-    kind: kinds.LayerNorm, x: View, weight: Tensor | None, bias: Tensor | None, out: View, *, library: Any = None
-) -> Kernel:
+def layer_norm(kind: kinds.LayerNorm, x: View, weight: Tensor | None, bias: Tensor | None, out: View) -> Kernel:
     """Bind a layer norm; x and out of any strides, they may be the same view.
 
     Weight and bias have the shape of the last ``num_dims`` dims.
     """
-    library = library or load()
     rank = len(x.shape)
-    scale, shift = (None if row is None else pack_row(row, library.kernel_lanes()) for row in (weight, bias))
+    scale, shift = (None if row is None else pack_row(row, load().kernel_lanes()) for row in (weight, bias))
     arguments = _rows(x, out, range(rank - kind.num_dims, rank)) | {
         "weight": None if scale is None else scale.data_ptr(),
         "bias": None if shift is None else shift.data_ptr(),
         "eps": kind.eps,
     }
-    return Kernel(library, "layer_norm", arguments, scale, shift)
+    return Kernel(load(), "layer_norm", arguments, scale, shift)
 
 
 def _rows(x: View, out: View, dims: Sequence[int]) -> dict[str, Any]:
@@ -130,7 +126,7 @@ def _lower_embedding(call: Call) -> Kernel | None:
     return embedding(table, indices, call.out)
 
 
-def embedding(table: Tensor, indices: View, out: View, *, library: Any = None) -> Kernel:
+def embedding(table: Tensor, indices: View, out: View) -> Kernel:
     """Bind a look-up: table [V, D], indices [*] int64 or int32, out [*, D], features side by side.
 
     An index outside of the table sets ``fault``.
@@ -146,7 +142,7 @@ def embedding(table: Tensor, indices: View, out: View, *, library: Any = None) -
         "out": out.reshaped(out.shape[:-1], out.strides[:-1]),
         "fault": ctypes.addressof(fault),
     }
-    return Kernel(library or load(), "embedding", arguments, rows, fault=fault)
+    return Kernel(load(), "embedding", arguments, rows, fault=fault)
 
 
 @FAMILY.meaning(kinds.BatchNormTraining)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from mlsys_nimble.backends.cpu import loops
 from mlsys_nimble.backends.cpu.library import Kernel, View, load
@@ -33,11 +31,10 @@ def _lower_copy(call: Call) -> Kernel:
     return copy(call.inputs[0], call.out)
 
 
-def copy(x: View, out: View, *, library: Any = None) -> Kernel:
+def copy(x: View, out: View) -> Kernel:
     """Bind a copy from x to out, both of one shape of at most six dims: layouts, casts, expansions (stride 0)."""
-    library = library or load()
     x, out = loops.with_transposed_last(*loops.merged([x, out]))
-    return Kernel(library, "copy", {"x": x, "out": out})
+    return Kernel(load(), "copy", {"x": x, "out": out})
 
 
 @FAMILY.meaning(kinds.Reshape)
@@ -90,11 +87,10 @@ def _lower_pad(call: Call) -> Kernel:
     return pad(call.kind, call.inputs[0], call.out)
 
 
-def pad(kind: kinds.Pad, x: View, out: View, *, library: Any = None) -> Kernel:
+def pad(kind: kinds.Pad, x: View, out: View) -> Kernel:
     """Bind a pad: ``kind.value`` around x; one dtype."""
-    library = library or load()
     assert x.dtype == out.dtype, "a border is not a cast"
     dims = sorted(range(len(out.shape)), key=lambda dim: -out.strides[dim])
     before = [kind.amounts[dim][0] for dim in dims]
     arguments = {"x": x.permuted(dims), "out": out.permuted(dims), "before": before, "value": kind.value}
-    return Kernel(library, "pad", arguments)
+    return Kernel(load(), "pad", arguments)
