@@ -18,7 +18,6 @@ SUITES = {
         "nimble.nets:run",
         ("cpu", "cuda"),
     ),
-    "nimble-beside": ("Nets beside busy processes, other pools and other callers.", "nimble.beside:run", ("cpu",)),
     "nimble-dynamic": ("One preparation at many sizes, beside peers with dynamic axes.", "nimble.sizes:run", ("cpu",)),
     "nimble-int8": ("Quantised nets beside ONNX Runtime's and OpenVINO's int8.", "nimble.int8:run", ("cpu",)),
     "nimble-bf16": ("Nets in bf16 beside peers' bf16, with errors.", "nimble.bf16:run", ("cpu",)),
@@ -34,7 +33,6 @@ SUITES = {
         "orca.paper_suite:run",
         ("cpu",),
     ),
-    "orca-replicas": ("Up to 1,000 replicas behind one router, simulated.", "orca.replicas_simulated:run", ("cpu",)),
     "orca-peers": (
         "Servers with the same requests and weights: OpenVINO GenAI, llama.cpp, vLLM, transformers.",
         "orca.peers.suite:run",
@@ -85,7 +83,6 @@ SUITES = {
         "dvabatch.suite:run",
         ("cpu",),
     ),
-    "dvabatch-exits": ("Early exits: accuracy against time by rule and threshold.", "dvabatch.exits:run", ("cpu",)),
     "dvabatch-embeddings": (
         "Texts to vectors a second, beside sentence-transformers, fastembed and ONNX Runtime.",
         "dvabatch.embeddings:run",
@@ -102,7 +99,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
     commands = {
         "workload": ("Make request traces and drive a server with them.", "workload.cli"),
         "batchmaker bench": ("Reproduce the paper's figures, or let a thousand voices speak.", "batchmaker.command"),
-        "dvabatch bench": ("Reproduce the paper's figures, embed texts, measure early exits.", "dvabatch.command"),
+        "dvabatch bench": ("Reproduce the paper's figures, or embed texts.", "dvabatch.command"),
         "nimble bench": ("Time Nimble against eager, compiled and exported forms of nets.", "nimble.command"),
         "orca bench": ("Compare scheduling policies; replay the ORCA paper's evaluation.", "orca.command"),
         "windtunnel bench": (

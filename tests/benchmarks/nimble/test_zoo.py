@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
+from mlsys_bench.harness.machine import busy_processes
 from mlsys_bench.harness.race import Outcome
-from mlsys_bench.nimble import cases, one_by_one, zoo, zoo_nets
+from mlsys_bench.nimble import races, zoo, zoo_nets
 from mlsys_bench.nimble.papers import check_model
 from mlsys_core.bench import BenchContext
 from mlsys_core.errors import InvalidInputError, MlsysError
@@ -39,9 +41,22 @@ def test_a_small_world_has_its_edges():
     assert all(each < node for node, those in enumerate(before) for each in those)
 
 
+def test_busy_processes_end_with_their_company():
+    others = set(psutil.Process().children())
+    with busy_processes(2):
+        busy = set(psutil.Process().children()) - others
+    assert busy
+    assert not any(process.is_running() for process in busy)
+
+
 def test_a_race_alone_and_in_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cases, "ZOO_MAKERS", {name: cases.ZOO_MAKERS[name] for name in ("eager", "torch.compile")})
-    found = zoo.race_net(f"{zoo_nets.__name__}:tower", 1, 0.0, 0.0, True, str(tmp_path), False)
+    monkeypatch.setattr(zoo, "TURN_S", 0.0)
+    monkeypatch.setattr(
+        zoo, "ZOO_MAKERS", {name: zoo.ZOO_MAKERS[name] for name in ("eager", "torch.compile", "Nimble")}
+    )
+    found = zoo.race_net(
+        f"{zoo_nets.__name__}:tower", 0.0, True, num_threads=1, cache_dir=str(tmp_path), trust_code=False
+    )
     assert list(found) == list(zoo.COMPANY)
     assert all(one["Nimble"]["status"] == "timed" for one in found.values())
     assert all(one["torch.compile"]["status"] == "left out" for one in found.values())
@@ -64,7 +79,7 @@ def test_a_net_that_fails_is_named_and_losses_lead(tmp_path: Path, monkeypatch: 
             raise MlsysError("it ended")
         return {company: outcomes(*speeds[name]) for company in zoo.COMPANY}
 
-    monkeypatch.setattr(one_by_one, "run_in_child", race)
+    monkeypatch.setattr(races, "run_in_child", race)
     section = zoo.run(quick(tmp_path), nets=("mlp", "lstm", "gru"))
     table = section.body[0]
     assert isinstance(table, Table)
@@ -85,14 +100,15 @@ def test_a_run_that_was_cut_goes_on_with_the_nets_that_are_left(tmp_path: Path, 
         raced.append(arguments["model"])
         return {company: outcomes(2.0, 1.0) for company in zoo.COMPANY}
 
-    monkeypatch.setattr(one_by_one, "run_in_child", race)
+    monkeypatch.setattr(races, "run_in_child", race)
     with pytest.raises(KeyboardInterrupt):
         zoo.run(quick(tmp_path), nets=("mlp", "gru", "lstm"))
     written = json.loads((tmp_path / "nimble-zoo.json").read_text())["results"]
     assert list(written["nets"]) == ["mlp"]
+    with pytest.raises(InvalidInputError, match="another setting"):
+        zoo.run(quick(tmp_path, num_threads=2), nets=("mlp",))
     section = zoo.run(quick(tmp_path), nets=("mlp", "gru", "lstm"))
     assert raced == ["mlp", "gru", "lstm"]
     assert section.data["nets"]["mlp"] == written["nets"]["mlp"]
     assert list(section.data["loads"]) == ["mlp", "gru", "lstm"]
-    with pytest.raises(InvalidInputError, match="another setting"):
-        zoo.run(quick(tmp_path, num_threads=2), nets=("mlp",))
+    assert not (tmp_path / "nimble-zoo.jsonl").exists()  # all are done

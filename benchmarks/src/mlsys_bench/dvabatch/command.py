@@ -14,9 +14,7 @@ app = typer.Typer()
 
 @app.command()
 def bench(
-    what: Annotated[
-        str, typer.Argument(help="paper: its figures; embeddings: texts beside peers; exits: early exits.")
-    ] = "paper",
+    what: Annotated[str, typer.Argument(help="paper: its figures; embeddings: texts beside peers.")] = "paper",
     quick: Quick = False,
     part: Annotated[str, typer.Option(help="all, encoder, vision or stepping.")] = "all",
     lengths: Annotated[str, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = "",
@@ -24,7 +22,7 @@ def bench(
     device: Device = "cpu",
     out: Out = RESULTS,
 ) -> None:
-    """Reproduce the paper's Figures 14 to 21, embed texts beside other libraries, or measure early exits.
+    """Reproduce the paper's Figures 14 to 21, or embed texts beside other libraries.
 
     The suite is in mlsys-bench; in a checkout: pip install -e benchmarks.
 
@@ -32,15 +30,11 @@ def bench(
 
     Example: mlsys dvabatch bench embeddings --lengths RTE,SST-2
     """
-    require_choice("benchmark", what, "paper", "embeddings", "exits")
+    require_choice("benchmark", what, "paper", "embeddings")
     require_read("the benchmark", what, "paper", part=part != "all")
     require_read("the benchmark", what, "embeddings", threads=threads != 2)
-    require_read("the benchmark", what, "paper", "embeddings", lengths=bool(lengths))
     names = tuple(name.strip() for name in lengths.split(",") if name.strip())
     if what == "embeddings":
         run_named("dvabatch-embeddings", quick=quick, device=device, threads=threads, out=out, lengths=names)
-        return
-    if what == "exits":
-        run_named("dvabatch-exits", quick=quick, device=device, threads=1, out=out)
         return
     run_named("dvabatch", quick=quick, device=device, threads=1, out=out, part=part, lengths=names)

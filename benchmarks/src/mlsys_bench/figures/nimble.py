@@ -7,7 +7,7 @@ from typing import Any
 
 from mlsys_bench.figures.ratios import Ratio, over_best, ratios
 from mlsys_bench.figures.results import load, number, table
-from mlsys_bench.nimble.summary import OURS, PEERS
+from mlsys_bench.nimble import OURS, PEERS
 
 
 def opening(*names: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,7 @@ from mlsys_nimble.nets.blocks import Net
 from torch.utils._pytree import tree_leaves
 
 from mlsys_bench.harness.race import Case, LeftOut
-from mlsys_bench.nimble import runtimes
-from mlsys_bench.nimble.summary import EAGER, OURS, OURS_SINGLE
+from mlsys_bench.nimble import EAGER, OURS, OURS_SINGLE, runtimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,30 +87,21 @@ def openvino(subject: Subject) -> Case:
     """Run it in OpenVINO for latency, in float32; inputs and results are shared, not copied."""
     package = importlib.import_module("openvino")
     compiled_model = runtimes.compiled(package.Core().read_model(str(onnx_file(subject))), subject.num_threads)
-    own = threading.local()  # a request serves one caller at a time
-
-    def call() -> Any:
-        request = getattr(own, "request", None)
-        if request is None:
-            request = own.request = compiled_model.create_infer_request()
-            for index, x in enumerate(subject.net.inputs):
-                request.set_input_tensor(index, package.Tensor(x.numpy(), shared_memory=True))
-        request.infer()
-        return request
-
+    request = compiled_model.create_infer_request()
+    for index, x in enumerate(subject.net.inputs):
+        request.set_input_tensor(index, package.Tensor(x.numpy(), shared_memory=True))
     num_outputs = len(compiled_model.outputs)
-    return Case(call, lambda done: [done.get_output_tensor(index).data.copy() for index in range(num_outputs)])
+    return Case(request.infer, lambda _: [request.get_output_tensor(index).data.copy() for index in range(num_outputs)])
 
 
-def nimble(*, use_multi_stream: bool, num_callers: int = 1, **given: Any) -> Maker:
-    """Return the maker of Nimble as a user calls it, with other options of ``prepare`` if they are given."""
+def nimble(*, use_multi_stream: bool) -> Maker:
+    """Return the maker of Nimble as a user calls it."""
 
     def make(subject: Subject) -> Case:
         from mlsys_nimble.module import Nimble
 
         module, inputs = subject.net
-        options: dict[str, Any] = {"num_threads": subject.num_threads, "max_concurrency": num_callers, **given}
-        model = Nimble(module).prepare(inputs, use_multi_stream=use_multi_stream, **options)
+        model = Nimble(module).prepare(inputs, use_multi_stream=use_multi_stream, num_threads=subject.num_threads)
         assert model.prepared is not None  # that is what prepare does
         return _case(lambda: model(*inputs), type(model.prepared.executor).__name__)
 

@@ -18,9 +18,6 @@ def bench(
     nets: Annotated[
         str, typer.Option(help="Only these, by comma; names of mlsys nimble nets, or what explain takes.")
     ] = "",
-    beside: Annotated[
-        bool, typer.Option("--beside", help="In company: busy processes, other libraries' pools, four callers.")
-    ] = False,
     dynamic: Annotated[
         bool, typer.Option("--dynamic", help="One preparation at many sizes, beside peers with dynamic axes.")
     ] = False,
@@ -47,16 +44,14 @@ def bench(
 
     All cases of a net take turns in one process, with the same number of threads; results are compared before times. A
     peer that is not installed is named. The machine should have nothing else to do. The suite is in mlsys-bench; in a
-    checkout: pip install -e benchmarks. With --beside every case is timed alone, beside one and two busy processes a
-    core, right after other libraries' calls, and from four threads at once, by medians and 99th percentiles.
-    With --dynamic one preparation serves sentences of 1 to 512 tokens or 1 to 64 images. With --zoo nets that nobody
-    tuned for are timed, alone and beside a busy process a core. With --int8 nets that torchao, ONNX Runtime and NNCF
-    quantise are timed, and compared with each library's own float32. With --bf16 nets are timed in bf16, and compared
-    with eager float32.
+    checkout: pip install -e benchmarks. With --dynamic one preparation serves sentences of 1 to 512 tokens or 1 to 64
+    images. With --zoo nets that nobody tuned for are timed, alone and beside a busy process a core. With --int8 nets
+    that torchao, ONNX Runtime and NNCF quantise are timed, and compared with each library's own float32. With --bf16
+    nets are timed in bf16, and compared with eager float32.
 
     Example: mlsys nimble bench --nets darts,nasnet-mobile --threads 2
     """
-    asked = {"zoo": zoo, "dynamic": dynamic, "beside": beside, "int8": int8, "bf16": bf16}
+    asked = {"zoo": zoo, "dynamic": dynamic, "int8": int8, "bf16": bf16}
     if sum(asked.values()) > 1:
         names = " and ".join(f"--{name}" for name, is_asked in asked.items() if is_asked)
         raise InvalidInputError(f"{names}: give one of them at a time")

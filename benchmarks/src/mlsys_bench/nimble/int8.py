@@ -1,38 +1,58 @@
-"""The suite ``nimble-int8``: quantised nets beside ONNX Runtime's and OpenVINO's, accuracy beside speed."""
+"""The suite ``nimble-int8``: quantised nets beside ONNX Runtime's and OpenVINO's, accuracy beside speed.
+
+Each form is made as its library's documentation advises. Nimble takes what PT2E writes (torchao's
+``X86InductorQuantizer``), ONNX Runtime a graph with QDQ pairs or dynamic products, OpenVINO what NNCF writes. All are
+calibrated with the same inputs. A package is imported only when it is its case's turn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlsys_bench.harness.race import Case, Outcome, Outcomes, admit, timed
-from mlsys_bench.nimble.accuracy import FLOAT, Forms, distance, errors, report_of
-from mlsys_bench.nimble.summary import OURS
+import torch
+from mlsys_nimble.module import Nimble
+from mlsys_nimble.nets.blocks import Net
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from mlsys_bench.harness.race import Outcome
+from mlsys_bench.nimble import OURS, accuracy, runtimes
+from mlsys_bench.nimble.accuracy import (
+    FLOAT,
+    NUM_HELD_OUT,
+    QUICK_NETS,
+    Accuracy,
+    Forms,
+    Function,
+    Inputs,
+    distance,
+    drawn,
+    errors,
+    race_forms,
+)
+from mlsys_bench.nimble.cases import Subject, onnx_file
+from mlsys_bench.nimble.races import subject_of
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
     from mlsys_core.report import Section
-    from torch import nn
 
-    from mlsys_bench.nimble.cases import Subject
-    from mlsys_bench.nimble.int8_cases import Function, Inputs
-
-NAME = "nimble-int8"
 NETS = ("mobilenet-v2", "resnet50", "minilm-l6", "bert-base")
-QUICK_NETS = ("mobilenet-v2", "minilm-l6")
 CONTESTANTS = (OURS, "ONNX Runtime", "OpenVINO")
 STATIC, DYNAMIC = "static", "dynamic"
-OUR_FORMS = (f"{OURS}, {STATIC}", f"{OURS}, {DYNAMIC}")
 FORMS = Forms(
+    "nimble-int8",
     "in int8",
-    OUR_FORMS,
+    (f"{OURS}, {STATIC}", f"{OURS}, {DYNAMIC}"),
     tuple(f"{peer}, {form}" for peer in CONTESTANTS[1:] for form in (STATIC, DYNAMIC)),
     "each one's own float32",
 )
-SECONDS, QUICK_SECONDS = 40.0, 8.0  # of turns for each net
-NUM_CALIBRATION, NUM_HELD_OUT = 8, 16  # inputs; a quarter in quick runs
-FLOAT_TOLERANCE, TOLERANCE = 1e-3, 0.5  # root mean square from float64's results over theirs; int8: no other net
+NUM_CALIBRATION = 8  # inputs; a quarter in quick runs
 EAGER_TOLERANCE = 0.02  # Nimble's int8 from eager PyTorch's on the same graph, or thrice what moving it by 1e-6 does
 
 
@@ -41,122 +61,66 @@ def run(
 ) -> Section:
     """Race on each net in int8: static quantisation, and dynamic as well for nets whose inputs are whole numbers.
 
-    A run that was cut goes on, as the suite ``nimble-zoo``'s does, from ``nimble-int8.jsonl``.
+    A run that was cut goes on from ``nimble-int8.jsonl``.
 
     Args:
         context: The suite's context.
         nets: As for the suite ``nimble``; none: :data:`NETS` or :data:`QUICK_NETS`.
         peers: As for the suite ``nimble``.
-        trust_code: Let ``.pt2`` files run code that they hold.
-
-    Raises:
-        InvalidInputError: ``peers`` has no Python, a net is not there, or the journal is of another setting.
+        trust_code: As for the suite ``nimble``.
     """
-    from mlsys_bench.nimble.nets import race_settings
-    from mlsys_bench.nimble.one_by_one import race_with_accuracy
-
-    settings = race_settings(context, nets or (QUICK_NETS if context.is_quick else NETS), peers, trust_code)
-    budget_s = QUICK_SECONDS if context.is_quick else SECONDS
-    function = "mlsys_bench.nimble.int8:race_net"
-    return race_with_accuracy(context, NAME, function, settings, budget_s=budget_s, ours=OUR_FORMS[0], report=report)
+    chosen = nets or (QUICK_NETS if context.is_quick else NETS)
+    return race_forms(context, FORMS, f"{__name__}:race_net", chosen, peers, trust_code)
 
 
-def race_net(
-    model: str, num_threads: int, budget_s: float, is_quick: bool, cache_dir: str, trust_code: bool
-) -> dict[str, dict[str, Any]]:
+def race_net(model: str, budget_s: float, is_quick: bool, **setup: Any) -> dict[str, dict[str, Any]]:
     """Race on one net in this process; return by case the fields of the outcomes and the accuracy."""
-    import torch
-    from mlsys_core.profiling.turns import take_turns
-
-    from mlsys_bench.nimble.int8_cases import drawn
-    from mlsys_bench.nimble.nets import exact_results, subject_of
-
-    subject = subject_of(model, num_threads, cache_dir, trust_code)
+    subject = subject_of(model, **setup)
     share = 4 if is_quick else 1
     calibration = [subject.net.inputs, *drawn(subject.net, NUM_CALIBRATION // share - 1, seed=1)]
     held_out = drawn(subject.net, NUM_HELD_OUT // share, seed=2)
-    forms = _Forms(subject, calibration)
-    with torch.no_grad():
-        expected = exact_results(subject.net)
-        outcomes: dict[str, Outcome] = {}
-        ready: dict[str, Case] = {}
-        for tolerance, is_float in ((FLOAT_TOLERANCE, True), (TOLERANCE, False)):
-            makers = {name: forms.maker(name) for name in forms.names if name.endswith(FLOAT) == is_float}
-            found, own = admit(
-                makers,
-                difference=distance,
-                expected=expected,
-                tolerance=tolerance,
-                say=lambda step: print(f"{model}: {step}", flush=True),
-            )
-            outcomes, ready = outcomes | found, ready | own
-        print(f"{model}: accuracy over {len(held_out)} inputs", flush=True)
-        accuracy = forms.accuracy([name for name in ready if not name.endswith(FLOAT)], held_out)
-        print(f"{model}: {len(ready)} cases in turns", flush=True)
-        turns = take_turns({name: case.call for name, case in ready.items()}, turn_s=0.1, budget_s=budget_s)
-    for name, own_turns in turns.items():
-        outcomes[name] = timed(outcomes[name], own_turns)
-        if is_off(accuracy.get(name, {})):
-            outcomes[name] = Outcome("differs", f"from eager's int8 by {accuracy[name]['from_eager']:.1e}")
-    return {"outcomes": {name: asdict(one) for name, one in outcomes.items()}, "accuracy": accuracy}
+    graphs: dict[str, nn.Module] = {}  # PT2E's, in eager PyTorch, by our forms
 
+    def make(name: str) -> Function:
+        contestant, kind = name.split(", ")
+        if contestant == OURS and kind != FLOAT:
+            graphs[name] = by_pt2e(subject.net, calibration, is_dynamic=kind == DYNAMIC)
+        return function_of(contestant, kind, subject, calibration, graphs.get(name))
 
-class _Forms:
-    """Forms of one net by name, each a function that is made when its case is."""
-
-    def __init__(self, subject: Subject, calibration: Sequence[Inputs]) -> None:
-        from mlsys_bench.nimble.int8_cases import is_text
-
-        self._subject, self._calibration = subject, calibration
-        kinds = (STATIC, DYNAMIC) if is_text(subject.net) else (STATIC,)
-        peers = [f"ONNX Runtime, {kind}" for kind in kinds] + [f"OpenVINO, {STATIC}"]
-        self.names = [*(f"{name}, {FLOAT}" for name in CONTESTANTS), *(f"{OURS}, {kind}" for kind in kinds), *peers]
-        self._made: dict[str, Function] = {}
-        self._eager: dict[str, nn.Module] = {}  # PT2E's graphs, by our forms
-
-    def maker(self, name: str) -> Callable[[], Case]:
-        """Return the maker of a form's case."""
-
-        def make() -> Case:
-            function = self._made[name] = self._make(name)
-            return Case(lambda: function(*self._subject.net.inputs), list)
-
-        return make
-
-    def _make(self, name: str) -> Function:
-        from mlsys_bench.nimble import int8_cases, runtimes
-        from mlsys_bench.nimble.cases import onnx_file
-
-        subject, calibration = self._subject, self._calibration
-        match name.split(", "):
-            case [contestant, kind] if contestant == OURS and kind == FLOAT:
-                return int8_cases.nimble(subject.net.module, subject)
-            case [contestant, kind] if contestant == OURS:
-                graph = int8_cases.by_pt2e(subject.net, calibration, is_dynamic=kind == DYNAMIC)
-                self._eager[name] = graph
-                return int8_cases.nimble(graph, subject)
-            case ["ONNX Runtime", kind] if kind == FLOAT:
-                return runtimes.onnx_runtime(onnx_file(subject), subject.num_threads)
-            case ["ONNX Runtime", kind]:
-                quantise = int8_cases.onnx_dynamic if kind == DYNAMIC else int8_cases.onnx_static
-                return quantise(subject, calibration)
-            case [_, kind] if kind == FLOAT:
-                return int8_cases.openvino(subject)
-            case _:
-                return int8_cases.openvino_static(subject, calibration)
-
-    def accuracy(self, names: Sequence[str], held_out: Sequence[Inputs]) -> dict[str, dict[str, Any]]:
+    def measure(functions: Mapping[str, Function], names: Sequence[str]) -> Accuracy:
         """Return each int8 form's errors, beside its contestant's own float form."""
-        found: dict[str, dict[str, Any]] = {}
+        found: Accuracy = {}
         for name in names:
-            ours, own_float = self._made[name], self._made.get(f"{name.split(', ')[0]}, {FLOAT}")
+            ours, own_float = functions[name], functions.get(f"{name.split(', ')[0]}, {FLOAT}")
             if own_float is None:
                 continue
-            pairs = [(ours(*inputs), own_float(*inputs)) for inputs in held_out]
-            found[name] = errors(pairs)
-            if graph := self._eager.get(name):
+            found[name] = errors([(ours(*inputs), own_float(*inputs)) for inputs in held_out])
+            if graph := graphs.get(name):
                 found[name] |= _beside_eager(ours, graph, held_out[0])
         return found
+
+    kinds = (STATIC, DYNAMIC) if is_text(subject.net) else (STATIC,)
+    own = [f"{OURS}, {kind}" for kind in kinds]
+    names = [*(f"{name}, {FLOAT}" for name in CONTESTANTS), *own, *(f"ONNX Runtime, {kind}" for kind in kinds)]
+    names.append(f"OpenVINO, {STATIC}")
+    found = accuracy.race_net(model, subject, names, make, measure=measure, budget_s=budget_s)
+    for name, one in found["accuracy"].items():
+        if is_off(one):
+            found["outcomes"][name] = asdict(Outcome("differs", f"from eager's int8 by {one['from_eager']:.1e}"))
+    return found
+
+
+def function_of(
+    contestant: str, kind: str, subject: Subject, calibration: Sequence[Inputs], graph: nn.Module | None
+) -> Function:
+    """Make the form of a contestant ready; ``graph`` is what Nimble's int8 is prepared from."""
+    if contestant == OURS:
+        return nimble(graph or subject.net.module, subject)
+    if contestant == "ONNX Runtime":
+        if kind == FLOAT:
+            return runtimes.onnx_runtime(onnx_file(subject), subject.num_threads)
+        return onnx_dynamic(subject) if kind == DYNAMIC else onnx_static(subject, calibration)
+    return openvino_float(subject) if kind == FLOAT else openvino_static(subject, calibration)
 
 
 def is_off(accuracy: Mapping[str, Any]) -> bool:
@@ -166,8 +130,6 @@ def is_off(accuracy: Mapping[str, Any]) -> bool:
 
 def _beside_eager(ours: Function, graph: nn.Module, inputs: Inputs) -> dict[str, float]:
     """Return our distance from eager's int8, and eager's own when its input, or its largest table, moves by 1e-6."""
-    from torch.utils._pytree import tree_leaves
-
     wanted = tree_leaves(graph(*inputs))
     moved = max(distance(tree_leaves(_moved(graph, inputs, by)), wanted) for by in (1e-6, -1e-6))
     return {"from_eager": distance(ours(*inputs), wanted), "eager_moved": moved}
@@ -184,8 +146,94 @@ def _moved(graph: nn.Module, inputs: Inputs, by: float) -> Any:
     return found
 
 
-def report(
-    races: Mapping[str, Outcomes], accuracy: Mapping[str, Mapping[str, Any]], num_threads: int, loads: Mapping[str, str]
-) -> Section:
-    """Return the races with the losses first, each case's accuracy, and all figures as data."""
-    return report_of(FORMS, races, accuracy, num_threads, loads)
+def is_text(net: Net) -> bool:
+    """Return whether all inputs are whole numbers, so that weights are in linears and rows may differ in range."""
+    return not any(x.is_floating_point() for x in net.inputs)
+
+
+def by_pt2e(net: Net, calibration: Sequence[Inputs], *, is_dynamic: bool) -> nn.Module:
+    """Return the net as PT2E quantises it for x86: a graph module in eager PyTorch."""
+    pt2e = importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
+    rules = importlib.import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
+    quantizer = rules.X86InductorQuantizer()
+    quantizer.set_global(rules.get_default_x86_inductor_quantization_config(is_dynamic=is_dynamic))
+    graph = torch.export.export(net.module, net.inputs, strict=True).module()
+    observed = pt2e.prepare_pt2e(graph, quantizer)
+    for inputs in calibration:
+        observed(*inputs)
+    made: nn.Module = pt2e.convert_pt2e(observed)
+    return made
+
+
+def nimble(module: nn.Module, subject: Subject) -> Function:
+    """Return the module prepared as a user prepares it."""
+    model = Nimble(module).prepare(subject.net.inputs, num_threads=subject.num_threads)
+    return lambda *inputs: tree_leaves(model(*inputs))
+
+
+def onnx_static(subject: Subject, calibration: Sequence[Inputs]) -> Function:
+    """Quantise to QDQ pairs, ``uint8`` by ``int8``, weights by channel; of a text net the linears alone."""
+    package = importlib.import_module("onnxruntime.quantization")
+    path = subject.cache_dir / "static.onnx"
+    more = {"op_types_to_quantize": ["MatMul", "Gemm"]} if is_text(subject.net) else {}
+    package.quantize_static(
+        str(_for_quantisation(subject)),
+        str(path),
+        _Reader(subject, calibration),
+        quant_format=package.QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=package.QuantType.QUInt8,
+        weight_type=package.QuantType.QInt8,
+        **more,
+    )
+    return runtimes.onnx_runtime(path, subject.num_threads)
+
+
+def onnx_dynamic(subject: Subject) -> Function:
+    """Quantise the linears with scales of the call, weights ``int8`` by channel."""
+    package = importlib.import_module("onnxruntime.quantization")
+    path = subject.cache_dir / "dynamic.onnx"
+    package.quantize_dynamic(
+        str(_for_quantisation(subject)), str(path), per_channel=True, weight_type=package.QuantType.QInt8
+    )
+    return runtimes.onnx_runtime(path, subject.num_threads)
+
+
+def openvino_float(subject: Subject) -> Function:
+    """Run the float net."""
+    package = importlib.import_module("openvino")
+    return runtimes.openvino(package.Core().read_model(str(onnx_file(subject))), subject.num_threads)
+
+
+def openvino_static(subject: Subject, calibration: Sequence[Inputs]) -> Function:
+    """Quantise by NNCF with bias correction; a text net as a transformer."""
+    package = importlib.import_module("openvino")
+    nncf = importlib.import_module("nncf")
+    nncf.set_log_level("ERROR")
+    model = package.Core().read_model(str(onnx_file(subject)))
+    data = nncf.Dataset([[x.numpy() for x in inputs] for inputs in calibration])
+    more = {"model_type": nncf.ModelType.TRANSFORMER} if is_text(subject.net) else {}
+    quantised = nncf.quantize(model, data, subset_size=len(calibration), **more)
+    return runtimes.openvino(quantised, subject.num_threads)
+
+
+class _Reader:
+    """Calibration inputs for ONNX Runtime: a feed at a time, then None."""
+
+    def __init__(self, subject: Subject, calibration: Sequence[Inputs]) -> None:
+        names = [one.name for one in runtimes.session(onnx_file(subject), 1).get_inputs()]
+        feeds = ({name: x.numpy() for name, x in zip(names, inputs, strict=True)} for inputs in calibration)
+        self._feeds = itertools.chain(feeds, itertools.repeat(None))
+
+    def get_next(self) -> dict[str, Any] | None:
+        """Return the next feed."""
+        return next(self._feeds)
+
+
+def _for_quantisation(subject: Subject) -> Path:
+    """Return the ONNX file with shapes inferred and constants folded, as the quantiser wants it."""
+    shapes = importlib.import_module("onnxruntime.quantization.shape_inference")
+    source = onnx_file(subject)
+    path = subject.cache_dir / "for-quantisation.onnx"
+    shapes.quant_pre_process(str(source), str(path), skip_symbolic_shape=True)
+    return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 import statistics
@@ -12,17 +13,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlsys_bench.harness.child import run_in_child
-from mlsys_bench.harness.machine import LoadMeter
+import torch
+from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.report import Section, Table
+from mlsys_nimble.module import Nimble
+from mlsys_nimble.nets.blocks import Net
+from torch.utils._pytree import tree_leaves
+
 from mlsys_bench.harness.race import Case, Outcome, Outcomes, fastest, race, speed_up
 from mlsys_bench.harness.text import geometric_mean, milliseconds, status_of, times, untimed
-from mlsys_bench.nimble import runtimes
-from mlsys_bench.nimble.summary import EAGER, EAGER_TIMES, OURS, PEERS, TOLERANCE
+from mlsys_bench.nimble import EAGER, EAGER_TIMES, OURS, PEERS, TOLERANCE, runtimes
+from mlsys_bench.nimble.papers import load_model
+from mlsys_bench.nimble.races import exact_results, race_each, race_settings, relative_difference
+from mlsys_bench.nimble.zoo_nets import let_torchvision_load
 
 if TYPE_CHECKING:
-    import torch
     from mlsys_core.bench import BenchContext
-    from mlsys_core.report import Section
 
 EXACT = "Nimble, this size alone"
 CREPE = "mlsys_bench.nimble.zoo_nets:crepe"  # frames of 64 ms of sound
@@ -65,38 +71,26 @@ def run(
         InvalidInputError: ``peers`` has no Python, or a net has no range; nothing has run.
         MlsysError: a race ended without outcomes.
     """
-    from mlsys_core.errors import InvalidInputError
-
-    from mlsys_bench.nimble.nets import race_settings
-
     if unknown := sorted(set(nets) - set(RANGES)):
         raise InvalidInputError(f"{unknown[0]} has no range of sizes; there are {', '.join(RANGES)}")
     settings = race_settings(context, nets or (QUICK if context.is_quick else tuple(RANGES)), peers, trust_code)
+    budget_s = QUICK_SECONDS if context.is_quick else SECONDS
     races: dict[str, Outcomes] = {}
     new_size_s: dict[str, dict[str, float]] = {}
-    with LoadMeter() as meter, context.console.status("") as status:
-        for name in settings.nets:
-            arguments = settings.arguments(name) | {"budget_s": QUICK_SECONDS if context.is_quick else SECONDS}
-            function = "mlsys_bench.nimble.sizes:race_net"
-            found = run_in_child(function, arguments, python=settings.python, env=settings.env, say=status.update)
-            new_size_s[name] = found["new_size_s"]
-            for size, outcomes in found["races"].items():
-                races[f"{name}, {size}"] = {case: Outcome(**fields) for case, fields in outcomes.items()}
-    return report(races, new_size_s, context.num_threads, str(meter.load))
+    loads: dict[str, str] = {}
+    for name, record in race_each(context, "nimble-dynamic", f"{__name__}:race_net", settings, budget_s=budget_s):
+        if isinstance(record, MlsysError):
+            raise record
+        new_size_s[name], loads[name] = record["found"]["new_size_s"], record["load"]
+        for size, outcomes in record["found"]["races"].items():
+            races[f"{name}, {size}"] = {case: Outcome(**fields) for case, fields in outcomes.items()}
+    return report(races, new_size_s, context.num_threads, loads)
 
 
 def race_net(
     model: str, num_threads: int, budget_s: float, is_quick: bool, cache_dir: str, trust_code: bool
 ) -> dict[str, Any]:
     """Race on one net in this process; return the outcomes' fields by size, and Nimble's seconds for each new size."""
-    import torch
-    from mlsys_nimble.module import Nimble
-    from mlsys_nimble.nets.blocks import Net
-
-    from mlsys_bench.nimble.nets import exact_results, relative_difference
-    from mlsys_bench.nimble.papers import load_model
-    from mlsys_bench.nimble.zoo_nets import let_torchvision_load
-
     torch.set_num_threads(num_threads)
     torch.manual_seed(0)
     let_torchvision_load()  # transformers imports it where it is installed
@@ -131,14 +125,10 @@ def race_net(
 
 def at_size(inputs: tuple[torch.Tensor, ...], span: Range, size: int) -> tuple[torch.Tensor, ...]:
     """Return inputs of another size, elements repeated or left out."""
-    import torch
-
     return tuple(x.index_select(span.dim, torch.arange(size) % x.shape[span.dim]).contiguous() for x in inputs)
 
 
 def _case(call: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Case:
-    from torch.utils._pytree import tree_leaves
-
     return Case(lambda: call(*inputs), tree_leaves)
 
 
@@ -182,23 +172,15 @@ class _Contestants:
         return self._made[name]
 
     def _nimble(self) -> Callable[..., Any]:
-        from mlsys_nimble.module import Nimble
-
         size = ("size", self._span.least, self._span.most)
         dynamic = {number: {self._span.dim: size} for number in range(len(self._example))}
         return Nimble(self._module).prepare(self._example, dynamic=dynamic, num_threads=self._num_threads)
 
     def _compiled(self) -> Callable[..., Any]:
-        import copy
-
-        import torch
-
         made: Callable[..., Any] = torch.compile(copy.deepcopy(self._module), dynamic=True, options={"freezing": True})
         return made
 
     def _onnx(self) -> str:
-        import torch
-
         if self._is_exported:
             return str(self._path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,10 +201,12 @@ class _Contestants:
 
 
 def report(
-    races: Mapping[str, Outcomes], new_size_s: Mapping[str, Mapping[str, float]], num_threads: int, load: str
+    races: Mapping[str, Outcomes],
+    new_size_s: Mapping[str, Mapping[str, float]],
+    num_threads: int,
+    loads: Mapping[str, str],
 ) -> Section:
     """Return a table with the losses first, and all figures as data."""
-    from mlsys_core.report import Section, Table
 
     def over(outcomes: Outcomes) -> float | None:
         return speed_up(outcomes.get(OURS), outcomes.get(fastest(outcomes, PEERS) or ""))
@@ -239,7 +223,13 @@ def report(
     columns = ["net", "size", "best peer", "its ms", "Nimble", "this size alone", "over peer", "over alone", "new, ms"]
     mean = geometric_mean([over(outcomes) for outcomes in races.values()])
     body: list[Any] = [Table(columns, rows, "Milliseconds a call, losses first")]
-    body += [f"{times(mean)} the best peer's speed, geometric mean over all sizes.", load, *untimed(races)]
+    body += [f"{times(mean)} the best peer's speed, geometric mean over all sizes.", *untimed(races)]
     data = {name: {case: one.to_json() for case, one in outcomes.items()} for name, outcomes in races.items()}
-    found = {"num_threads": num_threads, "load": load, "races": data, "new_size_s": new_size_s, "over_best_peer": mean}
+    found = {
+        "num_threads": num_threads,
+        "loads": dict(loads),
+        "races": data,
+        "new_size_s": new_size_s,
+        "over_best_peer": mean,
+    }
     return Section("Nimble at many sizes", body, status=status_of(races, OURS), data=found)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlsys_bench.harness.race import Outcome, Outcomes, fastest, speed_up
+import torch
+from mlsys_core.errors import MlsysError
+from mlsys_core.profiling.turns import take_turns
+from mlsys_core.report import Section, Table
+
+from mlsys_bench.harness.machine import busy_processes
+from mlsys_bench.harness.race import Outcome, Outcomes, admit, fastest, speed_up, timed
 from mlsys_bench.harness.text import geometric_mean, status_of, times, untimed
-from mlsys_bench.nimble.summary import OURS, PEERS, TOLERANCE
+from mlsys_bench.nimble import EAGER_TIMES, OURS, PEERS, TOLERANCE
+from mlsys_bench.nimble.cases import SLOW_TO_PREPARE, ZOO_MAKERS, left_out_of_quick
+from mlsys_bench.nimble.races import exact_results, race_each, race_settings, relative_difference, subject_of
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
-    from mlsys_core.report import Section
 
 _HERE = "mlsys_bench.nimble.zoo_nets"
 NAMED = (  # twelve that earlier measurements named
@@ -32,7 +40,7 @@ FORTY = (  # one or two of each family
     *(f"timm:{name}" for name in ("mixer_s32_224", "poolformer_s12", "xcit_nano_12_p16_224", "coat_tiny")),
 )
 NETS = (*NAMED, *FORTY)
-COMPANY = ("alone", "one busy process a core")
+COMPANY = {"alone": 0, "one busy process a core": 1}  # busy processes on each core, at equal priority
 SECONDS, QUICK_SECONDS = 20.0, 4.0  # of turns for each net in each company
 TURN_S = 0.1
 NAME = "nimble-zoo"
@@ -43,34 +51,28 @@ def run(
 ) -> Section:
     """Race on each net in each company of :data:`COMPANY`.
 
-    Each net that is done is a line of the journal ``nimble-zoo.jsonl`` in the context's folder, and the results are
-    written again. A run that was cut goes on with the nets that the journal lacks.
+    Results are written after each net. A run that was cut goes on from ``nimble-zoo.jsonl`` in the context's folder.
 
     Args:
         context: The suite's context; quick: without the two that compile for minutes.
         nets: As for the suite ``nimble``; none: :data:`NETS`.
         peers: As for the suite ``nimble``.
-        trust_code: Let ``.pt2`` files run code that they hold.
+        trust_code: As for the suite ``nimble``.
 
     Raises:
         InvalidInputError: ``peers`` has no Python, a net is not there, or the journal is of another commit, number of
             threads or time; nothing has run.
     """
-    from mlsys_core.bench import write_results
-    from mlsys_core.errors import MlsysError
-
-    from mlsys_bench.nimble.nets import race_settings
-    from mlsys_bench.nimble.one_by_one import race_each
+    from mlsys_core.bench import write_results  # not at the top: the peers' environment has no pluggy
 
     settings = race_settings(context, nets or NETS, peers, trust_code)
     budget_s = QUICK_SECONDS if context.is_quick else SECONDS
     races: dict[str, dict[str, Outcomes]] = {}
     loads: dict[str, str] = {}
-    function = "mlsys_bench.nimble.zoo:race_net"
-    for name, record in race_each(context, NAME, function, settings, budget_s=budget_s, turn_s=TURN_S):
+    for name, record in race_each(context, NAME, f"{__name__}:race_net", settings, budget_s=budget_s):
         title = _title(name)
         if isinstance(record, MlsysError):  # of some fifty nets the others go on
-            races[title] = {COMPANY[0]: {OURS: Outcome("does not run", str(record))}}
+            races[title] = {next(iter(COMPANY)): {OURS: Outcome("does not run", str(record))}}
             continue
         loads[title] = record["load"]
         races[title] = {
@@ -81,17 +83,30 @@ def run(
     return report(races, context.num_threads, loads)
 
 
-def race_net(
-    model: str, num_threads: int, budget_s: float, turn_s: float, is_quick: bool, cache_dir: str, trust_code: bool
-) -> dict[str, dict[str, Any]]:
+def race_net(model: str, budget_s: float, is_quick: bool, **setup: Any) -> dict[str, dict[str, Any]]:
     """Race on one net in each company, in this process; return the fields of the outcomes by company and case."""
-    from mlsys_bench.nimble.beside import race_in
-    from mlsys_bench.nimble.cases import ZOO_MAKERS
-    from mlsys_bench.nimble.nets import makers_of
-
-    net, makers = makers_of(model, num_threads, is_quick, cache_dir, trust_code, makers=ZOO_MAKERS)
-    found = race_in(COMPANY, model, net, makers, num_threads, budget_s=budget_s, turn_s=turn_s)
-    return {company: {name: asdict(one) for name, one in outcomes.items()} for company, outcomes in found.items()}
+    subject = subject_of(model, **setup)
+    found: dict[str, dict[str, Any]] = {}
+    with torch.no_grad():
+        outcomes, ready = admit(
+            {
+                name: partial(left_out_of_quick if is_quick and name in SLOW_TO_PREPARE else make, subject)
+                for name, make in ZOO_MAKERS.items()
+            },
+            difference=relative_difference,
+            expected=exact_results(subject.net),
+            tolerance=TOLERANCE,
+            slack=EAGER_TIMES,
+            say=lambda step: print(f"{model}: {step}", flush=True),
+        )
+        calls = {name: case.call for name, case in ready.items()}
+        for company, per_core in COMPANY.items():
+            print(f"{model}: {len(ready)} cases, {company}", flush=True)
+            with busy_processes(per_core):
+                turns = take_turns(calls, turn_s=TURN_S, num_rounds=4, budget_s=budget_s)
+            all_outcomes = outcomes | {name: timed(outcomes[name], own) for name, own in turns.items()}
+            found[company] = {name: asdict(one) for name, one in all_outcomes.items()}
+    return found
 
 
 def ratios(outcomes: Outcomes) -> tuple[float | None, float | None]:
@@ -107,8 +122,6 @@ def report(races: Mapping[str, Mapping[str, Outcomes]], num_threads: int, loads:
 
     ``loads`` has what else the machine did during each net's race.
     """
-    from mlsys_core.report import Section, Table
-
     flat = {(net, company): outcomes for net, found in races.items() for company, outcomes in found.items()}
     rows = []
     for key in sorted(flat, key=lambda key: ratios(flat[key])[0] or 0.0):
