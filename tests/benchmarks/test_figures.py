@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from mlsys_bench.figures import index
 from mlsys_bench.figures.__main__ import documents
-from mlsys_bench.figures.pages import files_of, filled, loose_figures
-from mlsys_bench.figures.results import RESULTS, best, number, processor, table
+from mlsys_bench.figures.pages import files_of, filled, index_page, loose_figures
+from mlsys_bench.figures.results import RESULTS, number, processor, table
 
 PAGES = documents()
 
@@ -25,7 +24,7 @@ def test_text_has_no_figure_that_no_table_holds(path: str) -> None:
 def test_each_file_is_cited_and_the_index_is_up_to_date() -> None:
     cited = {name for text in PAGES.values() for name in files_of(text)}
     assert cited == {path.name for path in RESULTS.glob("*.json*")}
-    assert (RESULTS / "README.md").read_text(encoding="utf-8") == index.page(PAGES), "`make figures` writes it anew"
+    assert (RESULTS / "README.md").read_text(encoding="utf-8") == index_page(PAGES), "`make figures` writes it anew"
 
 
 def test_a_figure_of_the_text_that_differs_from_its_table_is_found() -> None:
@@ -38,5 +37,4 @@ def test_a_figure_of_the_text_that_differs_from_its_table_is_found() -> None:
 def test_markdown() -> None:
     assert table(["a", "b"], [["x", "1.5"], ["y", ""]]) == "| a | b |\n| --- | ---: |\n| x | 1.5 |\n| y |  |"
     assert [number(value) for value in (0.019067, 41.52, 1234.5, 2.0)] == ["0.0191", "41.5", "1,234", "2"]
-    assert best(["1", "2"], [1.0, 2.0]) == ["**1**", "2"]
     assert processor("orca-native-spr.json") == "Sapphire Rapids"

@@ -10,17 +10,17 @@ import pytest
 from mlsys_batchmaker.models.sequence import lstm_model
 from mlsys_batchmaker.replay import systems
 from mlsys_batchmaker.replay.trace import poisson_arrivals, run
-from mlsys_bench.batchmaker import baselines, figures, workloads
+from mlsys_bench.batchmaker import baselines, suite, workloads
 from mlsys_bench.batchmaker.suite import plan
 from mlsys_core.errors import InvalidInputError, MlsysError
 
-TINY = dataclasses.replace(figures.QUICK, hidden=8, num_requests=20, loads=(0.5,), vocabulary=20, widths=(1, 10))
+TINY = dataclasses.replace(suite.QUICK, hidden=8, num_requests=20, loads=(0.5,), vocabulary=20, widths=(1, 10))
 
 
 def test_all_sequence_cases_give_the_same():
     requests = workloads.sentences(20, kind="clip50")
     arrivals = poisson_arrivals(20, 1000.0, 0)
-    runs = [run(name, make, requests, arrivals) for name, make in figures.lstm_cases(TINY, 8).items()]
+    runs = [run(name, make, requests, arrivals) for name, make in suite.lstm_cases(TINY, 8).items()]
     assert len(runs) == 5
     workloads.require_equal(runs)
     for each in runs:
@@ -40,7 +40,7 @@ def test_the_longest_sentences_fit_the_widest_batch():
 def test_a_case_that_computes_something_else_is_found():
     requests = workloads.sentences(10, kind="fixed24")
     arrivals = poisson_arrivals(10, 1000.0, 0)
-    good = figures.lstm_cases(TINY, 8)["bucketed"]
+    good = suite.lstm_cases(TINY, 8)["bucketed"]
     other = systems.request_level(
         lambda: lambda batch, _: [np.zeros(8, dtype=np.float32) for _ in batch],
         max_batch=8,

@@ -7,9 +7,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from mlsys_bench.dvabatch.cases import Outcome, run_case
+from mlsys_bench.dvabatch.cases import Costed, Outcome, Timed, run_case
 from mlsys_bench.dvabatch.encoder import cases, check_equal, peak_table
-from mlsys_bench.dvabatch.subjects import Costed, Timed
 from mlsys_bench.dvabatch.vision import VisionBench, at_load, buffer_pairs
 from mlsys_bench.dvabatch.workloads import backlog, lengths_like, poisson_trace
 from mlsys_core.errors import MlsysError

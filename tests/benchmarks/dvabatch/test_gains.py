@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from mlsys_bench.dvabatch.cases import Case, best_static, capped, run_case, zero_batch
-from mlsys_bench.dvabatch.subjects import Costed
+from mlsys_bench.dvabatch.cases import Case, Costed, best_static, capped, run_case, zero_batch
 from mlsys_bench.dvabatch.workloads import poisson_trace
 from mlsys_dvabatch.scheduling.costs import least_request_s, remaining_s
 from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy, LoadPolicy

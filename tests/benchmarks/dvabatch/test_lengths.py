@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_bench.dvabatch.lengths import GLUE_LIKE, LIKE, PublishedSize
-from mlsys_bench.dvabatch.workloads import lengths_like
+from mlsys_bench.dvabatch.workloads import GLUE_LIKE, LIKE, PublishedSize, lengths_like
 
 SEEDS = st.integers(0, 2**32 - 1)
 WITHIN = 0.15  # of the published mean; 2,000 draws of the widest sampler vary by 3 % themselves

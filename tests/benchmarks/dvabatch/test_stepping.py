@@ -6,12 +6,10 @@ import json
 
 import pytest
 import torch
-from mlsys_bench.dvabatch.cases import Case, delay_batch
-from mlsys_bench.dvabatch.lengths import GLUE_LIKE
+from mlsys_bench.dvabatch.cases import Case, Costed, delay_batch
 from mlsys_bench.dvabatch.stepping import BEYOND, PAPER_RPS, Stepping, record, scaled_rates, serve_rising
-from mlsys_bench.dvabatch.subjects import Costed
 from mlsys_bench.dvabatch.vision import VisionBench, stepping
-from mlsys_bench.dvabatch.workloads import stepping_trace
+from mlsys_bench.dvabatch.workloads import GLUE_LIKE, stepping_trace
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of

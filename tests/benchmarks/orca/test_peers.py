@@ -18,8 +18,7 @@ from mlsys_bench.orca.peers.report import Run, problems_of, rows_of, score_of
 from mlsys_bench.orca.peers.runners import NotReadyError, result_of, running
 from mlsys_bench.orca.peers.suite import best_of
 from mlsys_bench.orca.peers.traffic import make_traffic
-from mlsys_bench.workload.records import RequestRecord
-from mlsys_bench.workload.results import LoadResult
+from mlsys_bench.workload.results import LoadResult, RequestRecord
 from mlsys_core.bench import BenchContext, run_suite
 from mlsys_core.cli.bench import find_suite
 from mlsys_core.errors import InvalidInputError

@@ -10,7 +10,7 @@ from mlsys_bench.harness.machine import Load
 from mlsys_bench.harness.race import LeftOut, Outcome
 from mlsys_bench.windtunnel import infer
 from mlsys_bench.windtunnel.cases import MAKERS, Subject
-from mlsys_bench.windtunnel.infer_report import report
+from mlsys_bench.windtunnel.infer import report
 from mlsys_bench.windtunnel.workloads import Workload, workloads
 from mlsys_core.report import Section, Table
 

@@ -1,7 +1,7 @@
 import pytest
 from mlsys_bench.workload.lengths import ORCA_PROMPTS, Constant, Empirical, LogNormal, Uniform
 from mlsys_bench.workload.parse import ARRIVAL_FORMS, LENGTH_FORMS, parse_arrivals, parse_bounds, parse_lengths
-from mlsys_bench.workload.records import LatencyBounds
+from mlsys_bench.workload.results import LatencyBounds
 from mlsys_bench.workload.trace import Trace, TraceItem, write_trace
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload import Bursty, ClosedLoop, ConstantRate, OnOff, Poisson, Replay, Stepping

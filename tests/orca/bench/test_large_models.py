@@ -9,8 +9,7 @@ import torch
 from mlsys_bench.orca.peers.gguf import decode_rate, requests
 from mlsys_bench.orca.peers.large import KINDS, SHAPES, type_of, write
 from mlsys_bench.orca.weights import log_probabilities
-from mlsys_bench.workload.records import RequestRecord
-from mlsys_bench.workload.results import LoadResult
+from mlsys_bench.workload.results import LoadResult, RequestRecord
 from mlsys_orca.backends.native.decoder import NativeDecoder
 from mlsys_orca.backends.native.packing import Rows
 from mlsys_orca.backends.native.plan import Gemm

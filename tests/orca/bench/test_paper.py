@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from mlsys_bench.orca import paper_engine, paper_simulated
-from mlsys_bench.orca.cluster import Cluster, Gpt, Gpu
 from mlsys_bench.orca.paper import Case, Curve, crossing, paper_workload, throughput_at
+from mlsys_bench.orca.paper_simulated import Cluster, Gpt, Gpu
 from mlsys_bench.orca.paper_suite import run_engine, run_simulated
 from mlsys_bench.workload.lengths import Constant, Uniform
 from mlsys_core.bench import BenchContext

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from mlsys_bench.orca import policies, serve
 from mlsys_bench.orca.policies import Plan, run_plan
-from mlsys_bench.orca.workload import Workload
+from mlsys_bench.orca.serve import Workload
 from mlsys_bench.workload.lengths import Uniform
 from mlsys_core.bench import BenchContext, write_results
 from mlsys_core.errors import InvalidInputError

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mlsys_bench.orca.workload import Workload
+from mlsys_bench.orca.serve import Workload
 from mlsys_bench.workload.lengths import Uniform
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.load import load_model

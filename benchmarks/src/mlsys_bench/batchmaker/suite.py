@@ -1,23 +1,288 @@
-"""The suite ``batchmaker``: the paper's figures, also ``mlsys batchmaker bench``."""
+"""The suite ``batchmaker``: the paper's figures, one function each (BatchMaker, sections 2.3 and 7)."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from mlsys_batchmaker.cells.knee import UNIT, knee_figure, profile_lstm_cell
+from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
+from mlsys_batchmaker.models.store import batch_sizes
+from mlsys_batchmaker.models.tree import tree_model
+from mlsys_batchmaker.replay import systems
+from mlsys_batchmaker.replay.trace import Request, Run, poisson_arrivals
+from mlsys_batchmaker.replay.trace import run as serve
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.report import Section
+from mlsys_core.report import Figure, Section, Table
 
-from mlsys_bench.batchmaker import figures as paper
-from mlsys_bench.batchmaker.figures import FULL, QUICK, Scale, Shown
+from mlsys_bench.batchmaker import baselines, workloads
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
+
+INF = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Sizes of the experiments."""
+
+    hidden: int
+    num_requests: int
+    loads: tuple[float, ...]  # parts of the strong baseline's peak
+    vocabulary: int  # of sequence to sequence
+    max_batches: tuple[int, ...]  # of figure 7
+    widths: tuple[int, ...]  # of figure 8's buckets
+    knee_sizes: tuple[int, ...]
+    trees: Path | None = None
+
+
+QUICK = Scale(256, 120, (0.3, 0.5, 0.7, 0.9), 300, (64,), (1, 10, 40), (1, 8, 64, 256))
+FULL = Scale(
+    1024,
+    1000,
+    (0.1, 0.3, 0.5, 0.7, 0.9, 1.0, 1.1, 1.3),
+    30_000,
+    (512, 64),
+    (1, 5, 10, 20, 40),
+    (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A figure's part of the report."""
+
+    title: str
+    items: tuple[str | Table | Figure, ...]
+    data: Mapping[str, object]
+
+
+def sweep(
+    cases: Mapping[str, systems.Make], requests: Sequence[Request], rates: Sequence[float], *, seed: int = 0
+) -> dict[str, list[Run]]:
+    """Run every case at every rate, taking turns; outputs are compared first.
+
+    Raises:
+        MlsysError: outputs differ.
+    """
+    runs: dict[str, list[Run]] = {name: [] for name in cases}
+    for number, rate in enumerate(rates):
+        arrivals = poisson_arrivals(len(requests), rate, seed + number)
+        order = list(cases.items())
+        for name, make in order if number % 2 == 0 else reversed(order):
+            runs[name].append(serve(name, make, requests, arrivals))
+        workloads.require_equal([each[-1] for each in runs.values()])
+    return runs
+
+
+def peak(make: systems.Make, requests: Sequence[Request]) -> float:
+    """Measure the throughput, in requests a second, when all requests arrive at once."""
+    return serve("peak", make, requests, poisson_arrivals(len(requests), INF, 0)).throughput_rps
+
+
+def lstm_cases(scale: Scale, max_batch: int) -> dict[str, systems.Make]:
+    """Return BatchMaker in both forms, and the baselines of a sequence encoder."""
+    model = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden, batch_sizes=batch_sizes(max_batch))
+    common: dict[str, Any] = {"max_batch": max_batch, "length": baselines.num_words}
+    return {
+        "cellular, chunk": systems.cellular(model, executor="chunk"),
+        "cellular, cell": systems.cellular(model, executor="cell"),
+        "bucketed": systems.request_level(baselines.lstm(model), bucket_width=10, **common),
+        "bucketed, nn.LSTM": systems.request_level(baselines.lstm_torch(model), bucket_width=10, **common),
+        "unpadded": systems.request_level(baselines.lstm(model, pads=False), bucket_width=None, pads=False, **common),
+    }
+
+
+def figure3(scale: Scale) -> Shown:
+    """Measure latency and throughput of one LSTM step over batch sizes."""
+    table = profile_lstm_cell(scale.hidden, scale.knee_sizes, num_threads=1, repeats=3, warmup=1)
+    knee = table.knee(UNIT)
+    rows = [
+        (str(size), f"{seconds * 1e3:.3f}", f"{size / seconds:,.0f}", "knee" if size == knee else "")
+        for size, seconds in zip(table[UNIT].batch_sizes, table[UNIT].seconds, strict=True)
+    ]
+    figure = knee_figure(table, knee, title=f"LSTM cell, h = {scale.hidden}, one thread")
+    return Shown(
+        "Figure 3: one step of the cell",
+        (Table(("batch", "ms", "cells/s", ""), rows), _svg(figure)),
+        {"batch_sizes": list(table[UNIT].batch_sizes), "seconds": list(table[UNIT].seconds), "knee": knee},
+    )
+
+
+def figure7(scale: Scale, max_batch: int) -> Shown:
+    """Measure latency against load for an LSTM on WMT-like lengths."""
+    cases = lstm_cases(scale, max_batch)
+    requests = workloads.sentences(scale.num_requests)
+    return _compare(f"Figure 7: LSTM, b_max = {max_batch}", cases, requests, scale, ("bucketed", "bucketed, nn.LSTM"))
+
+
+def figure8(scale: Scale) -> Shown:
+    """Compare the bucketed baseline at several bucket widths."""
+    model = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden)
+    cases = {
+        f"width {width}": systems.request_level(
+            baselines.lstm(model), max_batch=64, bucket_width=width, length=baselines.num_words
+        )
+        for width in scale.widths
+    }
+    requests = workloads.sentences(scale.num_requests)
+    return _compare("Figure 8: width of the buckets", cases, requests, scale, ("width 10",))
+
+
+def figure9(scale: Scale) -> Shown:
+    """Measure queueing and computing times at a quarter of the strong baseline's peak."""
+    from mlsys_core.plot import cdf
+
+    cases = lstm_cases(scale, 64)
+    requests = workloads.sentences(scale.num_requests)
+    rate = 0.25 * peak(cases["bucketed"], requests)
+    runs = {name: each[0] for name, each in sweep(cases, requests, [rate]).items()}
+    rows = [
+        (name, *(f"{_ms(values, part):.2f}" for values in (each.queue_s, each.compute_s) for part in (50, 90, 99)))
+        for name, each in runs.items()
+    ]
+    columns = ("system", *(f"{what} p{part} (ms)" for what in ("queue", "compute") for part in (50, 90, 99)))
+    floor = 1e-6  # a logarithmic axis has no 0
+    queues = {name: [max(floor, value) for value in each.queue_s] for name, each in runs.items()}
+    computes = {name: each.compute_s for name, each in runs.items()}
+    return Shown(
+        f"Figure 9: where time goes at {rate:,.0f} requests/s",
+        (
+            Table(columns, rows),
+            _svg(cdf(queues, xlabel="queueing time (ms)", log=True)),
+            _svg(cdf(computes, xlabel="computing time (ms)", log=True)),
+        ),
+        {name: {"queue_s": list(each.queue_s), "compute_s": list(each.compute_s)} for name, each in runs.items()},
+    )
+
+
+def figure11(scale: Scale, kind: str) -> Shown:
+    """Compare on sentences of equal length, or of at most 50 or 100 words."""
+    cases = lstm_cases(scale, 64)
+    requests = workloads.sentences(scale.num_requests, kind=kind)
+    return _compare(f"Figure 11: LSTM, {kind}", cases, requests, scale, ("bucketed", "bucketed, nn.LSTM"))
+
+
+def figure13(scale: Scale) -> Shown:
+    """Compare sequence to sequence on two workers; encoder and decoder have batch sizes of their own."""
+    cases: dict[str, systems.Make] = {}
+    for encoder, decoder in ((64, 64), (128, 64)):
+        model = seq2seq_model(
+            num_words=scale.vocabulary,
+            hidden_size=scale.hidden,
+            eos=None,
+            encoder_batch_sizes=batch_sizes(encoder),
+            decoder_batch_sizes=batch_sizes(decoder),
+        )
+        cases[f"cellular {encoder},{decoder}"] = systems.cellular(model, executor="chunk", workers=2, output="words")
+    cases["bucketed"] = systems.request_level(
+        baselines.seq2seq(model), max_batch=64, bucket_width=10, length=baselines.num_words, workers=2, pads=False
+    )
+    requests = workloads.pairs(max(50, scale.num_requests // 3), num_words=scale.vocabulary)
+    return _compare("Figure 13: Seq2Seq, two workers", cases, requests, scale, ("bucketed",))
+
+
+def figure14(scale: Scale, *, identical: bool) -> Shown:
+    """Compare TreeLSTM on parse trees or random ones; or on trees of one shape, with the ideal graph (figure 15)."""
+    model = tree_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden)
+    wide = tree_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden, batch_sizes=batch_sizes(512))
+    count = max(50, scale.num_requests // 2)
+    common: dict[str, Any] = {"max_batch": 64, "bucket_width": None, "pads": False, "length": _num_nodes}
+    cases = {
+        "cellular, chunk": systems.cellular(model, executor="chunk"),
+        "cellular, cell": systems.cellular(model, executor="cell"),
+        "cellular, chunk, b_max 512": systems.cellular(wide, executor="chunk"),
+        "per height, 64 trees": systems.request_level(baselines.tree_per_height(model), **common),
+    }
+    if identical:
+        cases["ideal"] = systems.request_level(baselines.tree_ideal(model), **common)
+        requests = workloads.identical_trees(count)
+        return _compare("Figure 15: TreeLSTM, one shape", cases, requests, scale, ("ideal",))
+    requests = workloads.trees(count, file=scale.trees)
+    source = "random trees" if scale.trees is None else scale.trees.name
+    return _compare(f"Figure 14: TreeLSTM, {source}", cases, requests, scale, ("per height, 64 trees",))
+
+
+def _compare(
+    title: str,
+    cases: Mapping[str, systems.Make],
+    requests: Sequence[Request],
+    scale: Scale,
+    strong: Sequence[str],
+) -> Shown:
+    """Run all cases with all requests at once, and at parts of the peak of the best of ``strong``."""
+    from mlsys_core.plot import latency_vs_load
+
+    for make in cases.values():  # first calls allocate and warm up
+        serve("warm-up", make, requests[:10], [0.0] * 10)
+    at_once = {name: each[0] for name, each in sweep(cases, requests, [INF]).items()}
+    best = max(strong, key=lambda name: at_once[name].throughput_rps)
+    rates = [part * at_once[best].throughput_rps for part in scale.loads]
+    runs = sweep(cases, requests, rates)
+    rows = [
+        (
+            f"{part:.0%}",
+            name,
+            *(f"{value * 1e3:.2f}" for value in (each.latency.p50, each.latency.p90, each.latency.p99)),
+            f"{each.batch:.1f}",
+            f"{each.waste:.0%}",
+        )
+        for place, part in enumerate(scale.loads)
+        for name, each in ((name, runs[name][place]) for name in cases)
+    ]
+    peaks = [
+        (name, f"{each.throughput_rps:,.0f}", f"{each.batch:.1f}", f"{each.waste:.0%}")
+        for name, each in at_once.items()
+    ]
+    data = {
+        "peaks_rps": {name: each.throughput_rps for name, each in at_once.items()},
+        "loads": list(scale.loads),
+        "runs": {
+            name: [
+                {"offered_rps": r.offered_rps, "p50_s": r.latency.p50, "p90_s": r.latency.p90, "p99_s": r.latency.p99}
+                for r in each
+            ]
+            for name, each in runs.items()
+        },
+    }
+    points = {name: [each.point() for each in runs_of] for name, runs_of in runs.items()}
+    return Shown(
+        title,
+        (
+            Table(("system", "peak (requests/s)", "rows a step", "padding"), peaks, "all requests at once"),
+            Table(
+                ("load", "system", "p50 (ms)", "p90 (ms)", "p99 (ms)", "rows a step", "padding"),
+                rows,
+                f"load: part of the peak of '{best}'",
+            ),
+            _svg(latency_vs_load(points, title=title)),
+        ),
+        data,
+    )
+
+
+def _num_nodes(request: Request) -> int:
+    return 2 * len(request["words"]) - 1
+
+
+def _ms(values: Sequence[float], part: int) -> float:
+    import numpy as np
+
+    return float(np.percentile(values, part)) * 1e3
+
+
+def _svg(figure: object) -> Figure:
+    from mlsys_core.plot import to_svg
+
+    return Figure(to_svg(figure))  # type: ignore[arg-type]
+
 
 METHOD = (
     "Every batch is computed, with one thread; its CPU time, and that of scheduling, moves a virtual clock by which "
@@ -37,14 +302,14 @@ def plan(scale: Scale, wanted: Sequence[str]) -> list[tuple[str, Callable[[], Sh
     if unknown:
         raise InvalidInputError(f"no figure {', '.join(unknown)}: there are {', '.join(FIGURES)}")
     steps: dict[str, list[tuple[str, Callable[[], Shown]]]] = {
-        "3": [("knee", partial(paper.figure3, scale))],
-        "7": [(f"LSTM, b_max {size}", partial(paper.figure7, scale, size)) for size in scale.max_batches],
-        "8": [("bucket widths", partial(paper.figure8, scale))],
-        "9": [("queueing and computing", partial(paper.figure9, scale))],
-        "11": [(f"LSTM, {kind}", partial(paper.figure11, scale, kind)) for kind in ("fixed24", "clip50", "clip100")],
-        "13": [("Seq2Seq, two workers", partial(paper.figure13, scale))],
-        "14": [("trees", partial(paper.figure14, scale, identical=False))],
-        "15": [("identical trees", partial(paper.figure14, scale, identical=True))],
+        "3": [("knee", partial(figure3, scale))],
+        "7": [(f"LSTM, b_max {size}", partial(figure7, scale, size)) for size in scale.max_batches],
+        "8": [("bucket widths", partial(figure8, scale))],
+        "9": [("queueing and computing", partial(figure9, scale))],
+        "11": [(f"LSTM, {kind}", partial(figure11, scale, kind)) for kind in ("fixed24", "clip50", "clip100")],
+        "13": [("Seq2Seq, two workers", partial(figure13, scale))],
+        "14": [("trees", partial(figure14, scale, identical=False))],
+        "15": [("identical trees", partial(figure14, scale, identical=True))],
     }
     return [step for each in wanted for step in steps[each]]
 

@@ -30,8 +30,8 @@ from mlsys_core.report import Section, Table
 from mlsys_core.workload import Poisson
 from numpy.typing import NDArray
 
-from mlsys_bench.dvabatch.lengths import LIKE
 from mlsys_bench.dvabatch.over_http import texts_like
+from mlsys_bench.dvabatch.workloads import LIKE
 from mlsys_bench.harness.child import environment
 
 if TYPE_CHECKING:

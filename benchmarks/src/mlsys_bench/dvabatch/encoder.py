@@ -19,9 +19,8 @@ from mlsys_dvabatch.stages.profile import SHARERS, packed_units, profile_stages
 from mlsys_dvabatch.stages.zoo import Loading, load
 from mlsys_encoders.models.bert import BertStages
 
-from mlsys_bench.dvabatch.cases import Case, Outcome, Trace, capped, delay_batch, run_case, zero_batch
+from mlsys_bench.dvabatch.cases import Case, Costed, Outcome, Timed, Trace, capped, delay_batch, run_case, zero_batch
 from mlsys_bench.dvabatch.stepping import QOS_S, Stepping, serve_rising
-from mlsys_bench.dvabatch.subjects import Costed, Timed
 from mlsys_bench.dvabatch.workloads import backlog, lengths_like, poisson_trace
 
 

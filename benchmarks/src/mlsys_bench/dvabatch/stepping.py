@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlsys_bench.dvabatch.cases import Case, run_case
-from mlsys_bench.dvabatch.subjects import Subject
+from mlsys_bench.dvabatch.cases import Case, Subject, run_case
 from mlsys_bench.dvabatch.workloads import stepping_trace
 
 PAPER_RPS = tuple(66.0 + (4000.0 - 66.0) * step / 15 for step in range(16))  # evenly raised: the paper says "gradually"

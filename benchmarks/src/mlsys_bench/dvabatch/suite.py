@@ -18,8 +18,8 @@ from mlsys_dvabatch.stages.profile import profile_operators
 
 from mlsys_bench.dvabatch import encoder, vision
 from mlsys_bench.dvabatch.cases import Outcome
-from mlsys_bench.dvabatch.lengths import GLUE_LIKE
 from mlsys_bench.dvabatch.stepping import Stepping, record
+from mlsys_bench.dvabatch.workloads import GLUE_LIKE
 from mlsys_bench.harness import plots
 
 _NOTE = (

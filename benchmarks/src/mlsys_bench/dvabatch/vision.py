@@ -16,9 +16,8 @@ from mlsys_dvabatch.stages.slicing.program import Program
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import open_program
 
-from mlsys_bench.dvabatch.cases import Case, Outcome, best_static, delay_batch, run_case, zero_batch
+from mlsys_bench.dvabatch.cases import Case, Costed, Outcome, best_static, delay_batch, run_case, zero_batch
 from mlsys_bench.dvabatch.stepping import QOS_S, Stepping, serve_rising
-from mlsys_bench.dvabatch.subjects import Costed
 from mlsys_bench.dvabatch.workloads import poisson_trace
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mlsys_bench.figures import index
-from mlsys_bench.figures.pages import filled
+from mlsys_bench.figures.pages import filled, index_page
 from mlsys_bench.figures.results import RESULTS, ROOT
 
 
@@ -23,7 +22,7 @@ def main() -> None:
     for path, text in pages.items():
         if (written := filled(text)) != text:
             (ROOT / path).write_text(written, encoding="utf-8")
-    (RESULTS / "README.md").write_text(index.page(pages), encoding="utf-8")
+    (RESULTS / "README.md").write_text(index_page(pages), encoding="utf-8")
 
 
 if __name__ == "__main__":

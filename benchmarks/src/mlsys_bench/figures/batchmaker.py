@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from mlsys_bench.figures.ratios import Ratio, over_best, ratios
-from mlsys_bench.figures.results import load, number, table
+from mlsys_bench.figures.results import Ratio, load, number, over_best, ratios, table
 
 
 def opening(*names: str) -> str:

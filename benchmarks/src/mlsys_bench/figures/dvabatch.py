@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mlsys_bench.figures.ratios import Ratio, over_best, ratios
-from mlsys_bench.figures.results import load, table
+from mlsys_bench.figures.results import Ratio, load, over_best, ratios, table
 
 _MODELS = {
     "unet": "U-Net",

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from mlsys_bench.figures.ratios import Ratio, over_best, ratios
-from mlsys_bench.figures.results import load, number, table
+from mlsys_bench.figures.results import Ratio, load, number, over_best, ratios, table
 
 _OURS = "mlsys orca"
 _MODELS = {"llama": "Llama 135M", "gpt2": "GPT-2 124M"}

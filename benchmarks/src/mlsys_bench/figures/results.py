@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[4]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -63,10 +63,26 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
-def best(cells: Sequence[str], values: Sequence[float | None], *, lowest: bool = True) -> list[str]:
-    """Return ``cells`` with the best value's in bold, and those that read the same."""
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return list(cells)
-    champion = cells[values.index(min(known) if lowest else max(known))]
-    return [f"**{cell}**" if cell == champion else cell for cell in cells]
+class Ratio(NamedTuple):
+    """Our speed over an opponent's."""
+
+    ratio: float  # above 1: we are faster
+    what: str
+    against: str
+    file: str  # result file, whose name ends with the machine
+    command: str
+
+
+def ratios(rows: Iterable[Ratio]) -> str:
+    """Return the table of ``rows``, the lowest ratio first."""
+    lines = [
+        [row.what, row.against, f"**{row.ratio:.2f}x**", processor(row.file), f"`{row.command}`"]
+        for row in sorted(rows)
+    ]
+    return table(["what", "against", "ratio", "machine", "command"], lines)
+
+
+def over_best(speeds: Mapping[str, float], ours: str, *, peers: Iterable[str]) -> tuple[float, str]:
+    """Return our speed over that of the fastest of ``peers``, and that peer."""
+    peer = max(peers, key=lambda case: speeds[case])
+    return speeds[ours] / speeds[peer], peer

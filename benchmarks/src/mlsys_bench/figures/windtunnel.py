@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
-from mlsys_bench.figures.ratios import Ratio, ratios
-from mlsys_bench.figures.results import load, processor, table
+from mlsys_bench.figures.results import Ratio, load, processor, ratios, table
 
 _MODELS = {
     "source": "source",

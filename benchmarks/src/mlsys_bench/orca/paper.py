@@ -15,7 +15,7 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload import LoadPoint
 
-from mlsys_bench.orca.workload import Workload
+from mlsys_bench.orca.serve import Workload
 from mlsys_bench.workload.lengths import ORCA_OUTPUTS, ORCA_PROMPTS, Constant, Uniform
 
 PAPERS_RATIO = 36.9  # 6.81 over 0.185 req/s, 175B on 16 GPUs

@@ -11,8 +11,7 @@ from mlsys_orca.engine.engine import EngineConfig
 
 from mlsys_bench.orca.answers import Comparison, compare
 from mlsys_bench.orca.paper import ALONE, Case, scaled
-from mlsys_bench.orca.serve import ServedRun, serve_trace
-from mlsys_bench.orca.workload import Workload
+from mlsys_bench.orca.serve import ServedRun, Workload, serve_trace
 from mlsys_bench.workload.lengths import Constant
 from mlsys_bench.workload.tables import progress_bar
 

@@ -29,8 +29,8 @@ SCALE = 0.125  # of the paper's lengths, for a small model on a small machine
 _SIMULATED = (
     "Simulated in virtual time: GPT-3 175B in fp16 on 16 A100-40GB, two pipeline stages of 8 GPUs, {slots:,} K/V "
     "slots; {num} requests for each run. The scheduler and the loop are those that serve; an iteration takes what "
-    "mlsys_bench.orca.cluster says (a roofline from published peaks, nothing fitted). Both schedulings run on the same "
-    "engine, which isolates the scheduling; the paper's baseline has an engine of its own, up to 47 % slower at 175B, "
+    "a roofline from published peaks says, with nothing fitted. Both schedulings run on the same engine, "
+    "which isolates the scheduling; the paper's baseline has an engine of its own, up to 47 % slower at 175B, "
     "so the ratio is given for that too."
 )
 
@@ -70,7 +70,7 @@ def run_simulated(context: BenchContext, *, num_requests: int) -> Section:
     from mlsys_core.plugins import installed_plugins
 
     from mlsys_bench.orca import paper_simulated as simulated
-    from mlsys_bench.orca.cluster import Cluster
+    from mlsys_bench.orca.paper_simulated import Cluster
 
     cluster = Cluster()
     alone_s = simulated.alone_s(cluster)

@@ -15,7 +15,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import Figure, Section, Table
 
 from mlsys_bench.harness.machine import LoadMeter
-from mlsys_bench.orca.workload import Workload
+from mlsys_bench.orca.serve import Workload
 from mlsys_bench.workload.lengths import Uniform
 
 if TYPE_CHECKING:

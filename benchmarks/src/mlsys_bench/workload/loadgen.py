@@ -23,8 +23,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload._validate import require_count, require_positive
 from mlsys_core.workload.arrivals import ClosedLoop
 
-from mlsys_bench.workload.records import CANCELLED, RequestRecord
-from mlsys_bench.workload.results import LoadResult
+from mlsys_bench.workload.results import CANCELLED, LoadResult, RequestRecord
 from mlsys_bench.workload.targets import Outcome, Target
 from mlsys_bench.workload.trace import Trace, TraceItem
 

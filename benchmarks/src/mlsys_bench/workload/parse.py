@@ -30,7 +30,7 @@ from mlsys_bench.workload.lengths import (
     LogNormal,
     Uniform,
 )
-from mlsys_bench.workload.records import LatencyBounds
+from mlsys_bench.workload.results import LatencyBounds
 from mlsys_bench.workload.trace import read_trace
 
 

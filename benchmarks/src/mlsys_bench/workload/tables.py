@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from mlsys_core.workload import LatencySummary
 
 from mlsys_bench.workload.loadgen import LoadProgress
-from mlsys_bench.workload.records import LatencyBounds
-from mlsys_bench.workload.results import LoadResult
+from mlsys_bench.workload.results import LatencyBounds, LoadResult
 
 if TYPE_CHECKING:
     from rich.console import Console

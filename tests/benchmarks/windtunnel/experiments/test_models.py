@@ -8,12 +8,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from mlsys_bench.windtunnel.experiments.codes import code_task, encode_task
 from mlsys_bench.windtunnel.experiments.data import Part, Task
-from mlsys_bench.windtunnel.experiments.deepgbm import tree_table
-from mlsys_bench.windtunnel.experiments.networks import Mlp, SharedLinear, TabM, bin_shares
+from mlsys_bench.windtunnel.experiments.networks import Mlp, SharedLinear, TabM, bin_shares, tree_table
 from mlsys_bench.windtunnel.experiments.outside import OUTSIDE, Budget
-from mlsys_bench.windtunnel.experiments.sources import least_count, least_counts, make_columns, make_source
+from mlsys_bench.windtunnel.experiments.sources import (
+    code_task,
+    encode_task,
+    least_count,
+    least_counts,
+    make_columns,
+    make_source,
+)
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from sklearn.metrics import roc_auc_score

@@ -9,11 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_bench.windtunnel.experiments import nearby
-from mlsys_bench.windtunnel.experiments.codes import code_task
 from mlsys_bench.windtunnel.experiments.data import Task
 from mlsys_bench.windtunnel.experiments.nearby import CountTable, NearbyCounts, registry, with_counts
 from mlsys_bench.windtunnel.experiments.run import outside_columns
-from mlsys_bench.windtunnel.experiments.sources import make_columns, make_source
+from mlsys_bench.windtunnel.experiments.sources import code_task, make_columns, make_source
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.finetune.tune import fine_tune

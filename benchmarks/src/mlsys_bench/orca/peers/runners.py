@@ -19,8 +19,7 @@ from mlsys_bench.orca.peers.cases import Job, PeerCase, Settings, child_command
 from mlsys_bench.orca.peers.traffic import Traffic
 from mlsys_bench.workload.http_target import HttpTarget
 from mlsys_bench.workload.loadgen import LoadOptions, run_load_blocking
-from mlsys_bench.workload.records import RequestRecord
-from mlsys_bench.workload.results import LoadResult
+from mlsys_bench.workload.results import LoadResult, RequestRecord
 
 READY_WITHIN_S = 600.0
 REQUEST_WITHIN_S = 4 * 3600.0  # a prompt of 32,768 tokens takes half an hour behind some

@@ -7,6 +7,7 @@ WindTunnel and keep the best one.
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,15 +15,109 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mlsys_bench.windtunnel.experiments import boosted
 from mlsys_bench.windtunnel.experiments.sources import NUM_TREES
 
 if TYPE_CHECKING:
+    import pandas as pd
     from torch import Tensor, nn
 
-    from mlsys_bench.windtunnel.experiments.codes import Coded, CodedTask
+    from mlsys_bench.windtunnel.experiments.sources import Coded, CodedTask
 
 Scores = npt.NDArray[np.float64]
+PATIENCE = 60  # rounds without a better AUC
+
+LIGHTGBM: tuple[Mapping[str, Any], ...] = (
+    {"learning_rate": 0.05, "num_leaves": 64, "min_child_samples": 50, "cat_smooth": 50, "n_estimators": 1500},
+    {"learning_rate": 0.05, "num_leaves": 511, "min_child_samples": 20, "as_numbers": True, "n_estimators": 6000},
+    {"learning_rate": 0.05, "num_leaves": 255, "min_child_samples": 50, "as_numbers": True, "n_estimators": 6000},
+)
+XGBOOST: tuple[Mapping[str, Any], ...] = (
+    {"learning_rate": 0.08, "max_depth": 8, "min_child_weight": 10, "n_estimators": 800},
+    {"learning_rate": 0.05, "max_depth": 10, "min_child_weight": 20, "n_estimators": 1200},
+    {"learning_rate": 0.05, "max_depth": 12, "min_child_weight": 50, "n_estimators": 1200},
+)
+CATBOOST: tuple[Mapping[str, Any], ...] = (
+    {"learning_rate": 0.1, "depth": 7, "iterations": 800},
+    {"learning_rate": 0.1, "depth": 10, "iterations": 500},
+    {"learning_rate": 0.05, "depth": 8, "iterations": 1500},
+)
+
+
+def lightgbm(task: CodedTask, options: Mapping[str, Any], *, seed: int, num_threads: int) -> tuple[Scores, Scores]:
+    """Return scores of the validation and test rows; ``as_numbers`` gives codes as numbers in place of categories."""
+    package = importlib.import_module("lightgbm")
+    options = {"n_estimators": 100, **options}
+    kind = "int64" if options.pop("as_numbers", False) else "category"
+    rounds = options.pop("n_estimators")
+    train, valid, test = (frame_of(part, task, kind) for part in (task.train, task.valid, task.test))
+    data = package.Dataset(train, task.train.target)
+    model = package.train(
+        {
+            "objective": "binary",
+            "metric": "auc",
+            "subsample": 0.8,
+            "subsample_freq": 1,
+            "colsample_bytree": 0.7,
+            "num_threads": num_threads,
+            "seed": seed,
+            "verbose": -1,
+            **options,
+        },
+        data,
+        rounds,
+        valid_sets=[package.Dataset(valid, task.valid.target, reference=data)],
+        callbacks=[package.early_stopping(PATIENCE, verbose=False)],
+    )
+    return model.predict(valid), model.predict(test)
+
+
+def xgboost(task: CodedTask, options: Mapping[str, Any], *, seed: int, num_threads: int) -> tuple[Scores, Scores]:
+    """Return scores of the validation and test rows."""
+    train, valid, test = (frame_of(part, task, "category") for part in (task.train, task.valid, task.test))
+    model = importlib.import_module("xgboost").XGBClassifier(
+        subsample=0.8,
+        colsample_bytree=0.7,
+        enable_categorical=True,
+        tree_method="hist",
+        eval_metric="auc",
+        early_stopping_rounds=PATIENCE,
+        n_jobs=num_threads,
+        random_state=seed,
+        **options,
+    )
+    model.fit(train, task.train.target, eval_set=[(valid, task.valid.target)], verbose=False)
+    return model.predict_proba(valid)[:, 1], model.predict_proba(test)[:, 1]
+
+
+def catboost(task: CodedTask, options: Mapping[str, Any], *, seed: int, num_threads: int) -> tuple[Scores, Scores]:
+    """Return scores of the validation and test rows."""
+    train, valid, test = (frame_of(part, task, "int64") for part in (task.train, task.valid, task.test))
+    model = importlib.import_module("catboost").CatBoostClassifier(
+        eval_metric="AUC",
+        early_stopping_rounds=PATIENCE,
+        max_ctr_complexity=2,
+        cat_features=[name for name in train.columns if name.startswith("word")],
+        thread_count=num_threads,
+        random_seed=seed,
+        verbose=0,
+        allow_writing_files=False,
+        **options,
+    )
+    model.fit(train, task.train.target, eval_set=(valid, task.valid.target))
+    return model.predict_proba(valid)[:, 1], model.predict_proba(test)[:, 1]
+
+
+def frame_of(part: Coded, task: CodedTask, kind: str) -> pd.DataFrame:
+    """Return numbers ``number0``, ... and codes ``word0``, ...; codes as pandas categories or whole numbers."""
+    import pandas as pd
+
+    columns: dict[str, Any] = {f"number{index}": column for index, column in enumerate(part.numbers.T)}
+    for index, size in enumerate(task.cardinalities):
+        codes = part.codes[:, index]
+        columns[f"word{index}"] = pd.Categorical(codes, categories=range(size)) if kind == "category" else codes
+    return pd.DataFrame(columns)
+
+
 NETWORK_RATES: tuple[Mapping[str, Any], ...] = ({"lr": 1e-3}, {"lr": 3e-3}, {"lr": 3e-3, "dropout": 0.3})
 DEEPGBM_RATES: tuple[Mapping[str, Any], ...] = ({"lr": 1e-3}, {"lr": 3e-3}, {"lr": 1e-2})
 BATCH_ROWS, EVALUATION_ROWS = 1024, 8192
@@ -80,7 +175,7 @@ def _network(name: str) -> Callable[..., tuple[Scores, Scores]]:
 def _deepgbm(task: CodedTask, options: Mapping[str, Any], budget: Budget) -> tuple[Scores, Scores]:
     import torch
 
-    from mlsys_bench.windtunnel.experiments.deepgbm import DeepGbm, leaf_indices, tree_table
+    from mlsys_bench.windtunnel.experiments.networks import DeepGbm, leaf_indices, tree_table
     from mlsys_bench.windtunnel.experiments.sources import make_trees
 
     torch.manual_seed(budget.seed)
@@ -97,9 +192,9 @@ def _deepgbm(task: CodedTask, options: Mapping[str, Any], budget: Budget) -> tup
 
 
 OUTSIDE: dict[str, Outside] = {
-    "lightgbm": Outside(boosted.LIGHTGBM, _boosted(boosted.lightgbm)),
-    "xgboost": Outside(boosted.XGBOOST, _boosted(boosted.xgboost), package="xgboost"),
-    "catboost": Outside(boosted.CATBOOST, _boosted(boosted.catboost), package="catboost"),
+    "lightgbm": Outside(LIGHTGBM, _boosted(lightgbm)),
+    "xgboost": Outside(XGBOOST, _boosted(xgboost), package="xgboost"),
+    "catboost": Outside(CATBOOST, _boosted(catboost), package="catboost"),
     "mlp": Outside(NETWORK_RATES, _network("mlp")),
     "tabm": Outside(NETWORK_RATES, _network("tabm")),
     "deepgbm": Outside(DEEPGBM_RATES, _deepgbm),

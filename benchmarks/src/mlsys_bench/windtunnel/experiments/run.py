@@ -16,11 +16,10 @@ import numpy as np
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_bench.harness.journal import Journal
-from mlsys_bench.windtunnel.experiments.codes import code_task, encode_task
 from mlsys_bench.windtunnel.experiments.data import Part, Task, load_task
 from mlsys_bench.windtunnel.experiments.outside import OUTSIDE, Budget
 from mlsys_bench.windtunnel.experiments.plan import PRES, Cell, NumCandidates, Result, Row, Setting, next_cells
-from mlsys_bench.windtunnel.experiments.sources import make_source
+from mlsys_bench.windtunnel.experiments.sources import code_task, encode_task, make_source
 
 BLOCK_ROWS = 4096  # answered at once: the leaves of 100 trees are a table of 6,400 columns
 
