@@ -99,6 +99,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
     commands = {
         "workload": ("Make request traces and drive a server with them.", "workload.cli"),
         "batchmaker bench": ("Reproduce the paper's figures, or let a thousand voices speak.", "batchmaker.command"),
+        "dvabatch baselines": ("Simulate request-level batching on given costs.", "dvabatch.baselines"),
         "dvabatch bench": ("Reproduce the paper's figures, or embed texts.", "dvabatch.command"),
         "nimble bench": ("Time Nimble against eager, compiled and exported forms of nets.", "nimble.command"),
         "orca bench": ("Compare scheduling policies; replay the ORCA paper's evaluation.", "orca.command"),

@@ -17,7 +17,7 @@ from mlsys_dvabatch.scheduling.policies.decisions import cluster
 from mlsys_dvabatch.scheduling.policies.input import PackedPolicy
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler, task_s
 from mlsys_dvabatch.scheduling.tasks import StageOutput
-from mlsys_dvabatch.stages.stored import StoredProfile
+from mlsys_dvabatch.stages.profile import StoredProfile
 
 UNITS, SHARERS, SIZES = (8, 16, 32, 64, 128, 256, 512), (1, 2, 4, 16), (1, 2, 4, 8)
 

@@ -16,10 +16,8 @@ import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.loop import ServeRequest
 from mlsys_dvabatch.serve.preparing import Batching, prepare
-from mlsys_dvabatch.stages.slicing.onnx_answers import require_equal
 from mlsys_dvabatch.stages.slicing.onnx_child import answers_in_child
-from mlsys_dvabatch.stages.slicing.onnx_file import _inline_copies, _name_inputs, _told
-from mlsys_dvabatch.stages.slicing.onnx_inputs import onnx_inputs
+from mlsys_dvabatch.stages.slicing.onnx_file import _inline_copies, _name_inputs, _told, onnx_inputs, require_equal
 from mlsys_dvabatch.stages.slicing.program import load_program
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.vision import UNet

@@ -49,7 +49,7 @@ def test_a_worker_that_takes_over_only_starts_its_engine(tmp_path: Path, monkeyp
     def fail(*_: object, **__: object):
         raise AssertionError("this belongs before the fork")
 
-    monkeypatch.setattr("mlsys_dvabatch.stages.isolation.require_isolated", fail)
+    monkeypatch.setattr("mlsys_dvabatch.stages.model.require_isolated", fail)
     monkeypatch.setattr("mlsys_encoders.loading.tokenizer_of", fail)
     model = group.build(1)
     assert model.spec is group.spec

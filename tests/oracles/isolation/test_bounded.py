@@ -7,7 +7,7 @@ import logging
 import warnings
 
 import pytest
-from mlsys_dvabatch.stages import isolation
+from mlsys_dvabatch.stages import model as isolation
 
 from tests.oracles.isolation.catalogue import cases
 from tests.oracles.isolation.judge import Tally, by_cells, by_stages

@@ -21,8 +21,7 @@ from mlsys_dvabatch.scheduling.corrections import Corrections
 from mlsys_dvabatch.scheduling.costs import StageCosts, TableCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
-from mlsys_dvabatch.stages.isolation import Triable
-from mlsys_dvabatch.stages.model import StageModel
+from mlsys_dvabatch.stages.model import StageModel, Triable
 
 NO_EXITS = (
     "policy early-exit: this model has no exits, so no request could ever leave early; give a .pt2 whose outputs are "

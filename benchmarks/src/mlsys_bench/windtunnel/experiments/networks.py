@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from mlsys_bench.windtunnel.experiments.outside import frame_of
+from mlsys_bench.windtunnel.experiments.sources import frame_of
 
 if TYPE_CHECKING:
     from mlsys_bench.windtunnel.experiments.sources import Coded, CodedTask

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mlsys_bench.windtunnel.experiments.sources import NUM_TREES
+from mlsys_bench.windtunnel.experiments.sources import NUM_TREES, frame_of
 
 if TYPE_CHECKING:
-    import pandas as pd
     from torch import Tensor, nn
 
     from mlsys_bench.windtunnel.experiments.sources import Coded, CodedTask
@@ -105,17 +104,6 @@ def catboost(task: CodedTask, options: Mapping[str, Any], *, seed: int, num_thre
     )
     model.fit(train, task.train.target, eval_set=(valid, task.valid.target))
     return model.predict_proba(valid)[:, 1], model.predict_proba(test)[:, 1]
-
-
-def frame_of(part: Coded, task: CodedTask, kind: str) -> pd.DataFrame:
-    """Return numbers ``number0``, ... and codes ``word0``, ...; codes as pandas categories or whole numbers."""
-    import pandas as pd
-
-    columns: dict[str, Any] = {f"number{index}": column for index, column in enumerate(part.numbers.T)}
-    for index, size in enumerate(task.cardinalities):
-        codes = part.codes[:, index]
-        columns[f"word{index}"] = pd.Categorical(codes, categories=range(size)) if kind == "category" else codes
-    return pd.DataFrame(columns)
 
 
 NETWORK_RATES: tuple[Mapping[str, Any], ...] = ({"lr": 1e-3}, {"lr": 3e-3}, {"lr": 3e-3, "dropout": 0.3})

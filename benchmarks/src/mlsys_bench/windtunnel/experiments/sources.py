@@ -73,6 +73,17 @@ def code_task(task: Task, least: Mapping[str, int] | None = None) -> CodedTask:
     return CodedTask(coded(task.train), coded(task.valid), coded(task.test), sizes)
 
 
+def frame_of(part: Coded, task: CodedTask, kind: str) -> pd.DataFrame:
+    """Return numbers ``number0``, ... and codes ``word0``, ...; codes as pandas categories or whole numbers."""
+    import pandas as pd
+
+    columns: dict[str, Any] = {f"number{index}": column for index, column in enumerate(part.numbers.T)}
+    for index, size in enumerate(task.cardinalities):
+        codes = part.codes[:, index]
+        columns[f"word{index}"] = pd.Categorical(codes, categories=range(size)) if kind == "category" else codes
+    return pd.DataFrame(columns)
+
+
 def encode_task(task: Task, pre: str) -> CodedTask:
     """Code a task whose numbers are a preparation's columns: binary digits, two hot elements, means of the target.
 

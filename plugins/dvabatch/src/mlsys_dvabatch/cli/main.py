@@ -1,4 +1,4 @@
-"""``mlsys dvabatch``: serve models, profile them, measure policies, simulate baselines."""
+"""``mlsys dvabatch``: serve models, profile them, disturb them."""
 
 from __future__ import annotations
 
@@ -24,54 +24,6 @@ app.command()(explain)
 @app.callback()
 def dvabatch() -> None:
     """Batch DNN requests so that they can join and leave a batch between the stages of the model."""
-
-
-@app.command()
-def baselines(
-    stage_ms: Annotated[
-        str,
-        typer.Option(help="What a batch costs in each stage, milliseconds: FIXED+PER_REQUEST,...", metavar="STAGES"),
-    ] = "4+0.5,4+0.5",
-    load: Annotated[
-        str, typer.Option(help="Offered loads, as parts of the peak throughput, with commas.", metavar="LOADS")
-    ] = "0.25,0.6,0.9",
-    window_ms: Annotated[float | None, typer.Option(help="Window of DelayBatch; searched by default.", min=0)] = None,
-    max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=4096)] = 64,
-    requests: Annotated[int, typer.Option(help="Requests of each run.", min=2, max=1_000_000)] = 4000,
-    seed: Annotated[int, typer.Option(help="Same seed, same arrivals.", min=0)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw latency against load (.svg, .png, .pdf).")] = None,
-) -> None:
-    """Simulate the request-level baselines (ZeroBatch, DelayBatch, static batch) under Poisson arrivals.
-
-    Example: mlsys dvabatch baselines --stage-ms 4+0.5,4+0.5 --load 0.25,0.6,0.9 --plot baselines.svg
-    """
-    from mlsys_core.plot import check_format, latency_vs_load, save
-    from mlsys_dvabatch.cli.baselines import Workload, compare_baselines, print_json, print_table
-    from mlsys_dvabatch.stages.simulated import parse_stages
-    from rich.console import Console
-    from rich.progress import Progress
-
-    if plot is not None:
-        check_format(plot)
-    model, loads = parse_stages(stage_ms), parse_loads(load)
-    workload = Workload(max_batch_size=max_batch, num_requests=requests, seed=seed)
-    window_s = None if window_ms is None else window_ms / 1e3
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("simulating", total=len(loads))
-        results = compare_baselines(
-            model, loads, workload=workload, window_s=window_s, progress=lambda: bar.advance(task)
-        )
-    if plot is not None:
-        policies = dict.fromkeys(result.policy for result in results)
-        curves = {policy: [result.point for result in results if result.policy == policy] for policy in policies}
-        save(latency_vs_load(curves, title=f"Stages of {stage_ms} ms, batches of at most {max_batch}"), plot)
-    if as_json:
-        print_json(results, model, workload)
-    else:
-        print_table(results, model, max_batch)
-        if plot is not None:
-            typer.echo(f"wrote {plot}")
 
 
 @app.command()
@@ -249,17 +201,3 @@ def parse_shape(text: str | None) -> tuple[int, ...] | None:
     if not shape or min(shape) < 1:
         raise InvalidInputError(f"--shape {text!r}: write positive numbers with commas, like 3,224,224")
     return shape
-
-
-def parse_loads(text: str) -> list[float]:
-    """Return the loads that a text like "0.25,0.6" gives; the comparison checks that each is in (0, 1).
-
-    Raises:
-        InvalidInputError: a part is no number.
-    """
-    from mlsys_core.errors import InvalidInputError
-
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise InvalidInputError(f"--load {text!r}: write numbers with commas, like 0.25,0.6") from None

@@ -10,8 +10,7 @@ import torch
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.preparing import Batching, Prepared
 from mlsys_dvabatch.serve.spec import WireForm, wire_form
-from mlsys_dvabatch.stages.isolation import Triable
-from mlsys_dvabatch.stages.model import Wire
+from mlsys_dvabatch.stages.model import Triable, Wire
 from mlsys_serving.instances import InstanceGroup, RemoteModel
 from mlsys_serving.models import InferRequest, InferResponse
 

@@ -19,10 +19,16 @@ from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
 from mlsys_dvabatch.scheduling.policies.registry import WHOLE, Diversities, choose, comp_wait_s, make_policy
 from mlsys_dvabatch.stages.model import Packable
-from mlsys_dvabatch.stages.naming import naming
-from mlsys_dvabatch.stages.profile import SHARERS, packed_units, profile_operators, profile_stages
+from mlsys_dvabatch.stages.profile import (
+    SHARERS,
+    StoredProfile,
+    packed_units,
+    profile_operators,
+    profile_stages,
+    stored_costs,
+)
+from mlsys_dvabatch.stages.slicing.program import naming
 from mlsys_dvabatch.stages.slicing.sized import SizedModel
-from mlsys_dvabatch.stages.stored import StoredProfile, stored_costs
 from mlsys_dvabatch.stages.zoo import DEFAULTS, Loaded, Loading, load
 
 _EXIT_CONFIDENCE = 0.9  # default of early exits

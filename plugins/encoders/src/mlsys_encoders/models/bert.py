@@ -11,7 +11,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop.request import ServeRequest
 from mlsys_dvabatch.stages.activations import Packed, Padded, to_host
-from mlsys_dvabatch.stages.isolation import IsolationCheck
+from mlsys_dvabatch.stages.model import IsolationCheck
 from mlsys_serving.isolation import Draw, Kind
 from torch import Tensor, nn
 from torch.nn import functional
@@ -153,11 +153,11 @@ class BertStages(nn.Module):
 
     @property
     def tolerance(self) -> float:
-        """Tolerance of the isolation check; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
+        """Tolerance of the isolation check; see :class:`~mlsys_dvabatch.stages.model.Triable`."""
         return float(torch.finfo(self.words.weight.dtype).eps ** 0.5)
 
     def draw(self) -> Draw:
-        """Draw vectors of token ids; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
+        """Draw vectors of token ids; see :class:`~mlsys_dvabatch.stages.model.Triable`."""
 
         def draw(rng: np.random.Generator, kind: Kind) -> npt.NDArray[np.int64] | None:
             if kind not in (Kind.ORDINARY, Kind.OTHER_LENGTH):
@@ -168,7 +168,7 @@ class BertStages(nn.Module):
         return draw
 
     def answers(self, payloads: Sequence[Any]) -> list[list[npt.NDArray[Any]]]:
-        """Return each request's arrays; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
+        """Return each request's arrays; see :class:`~mlsys_dvabatch.stages.model.Triable`."""
         requests = [ServeRequest(str(n), each, length=len(each)) for n, each in enumerate(payloads)]
         values: Any = self.collate(requests, max(map(len, payloads)))
         for stage in range(self.num_stages):

@@ -7,7 +7,8 @@ then requests can join and leave there. Which values do is found by running the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,32 @@ import torch
 from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.pt2.program import load_program as load_exported
-from mlsys_dvabatch.stages.naming import naming
 from mlsys_dvabatch.stages.slicing.onnx_file import load_onnx
-from mlsys_dvabatch.stages.slicing.shapes import dynamic_sizes, fixed_example
-from mlsys_dvabatch.stages.slicing.sizes import Sizes
+from mlsys_dvabatch.stages.slicing.shapes import Sizes, dynamic_sizes, fixed_example
 from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator
 from torch.export.passes import move_to_device_pass
 from torch.utils.flop_counter import FlopCounterMode
+
+
+@contextmanager
+def naming(name: str | Path) -> Iterator[None]:
+    """Put a model's name or path before the text of an :class:`InvalidInputError` that lacks it.
+
+    Example:
+        >>> with naming("net.onnx"):
+        ...     raise InvalidInputError("the model mixes requests")
+        Traceback (most recent call last):
+            ...
+        mlsys_core.errors.InvalidInputError: net.onnx: the model mixes requests
+    """
+    try:
+        yield
+    except InvalidInputError as error:
+        if Path(name).name in str(error) or str(error).startswith(f"{Path(name).stem}: "):
+            raise
+        raise InvalidInputError(f"{name}: {error}") from error
+
 
 _A_SHAPE = "the shape of one request, like --shape 3,224,224"
 _PROBES = (2, 3)  # batch sizes that tell rows from other dimensions

@@ -17,11 +17,10 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop.request import ServeRequest
 from mlsys_dvabatch.stages.activations import Padded, to_host
-from mlsys_dvabatch.stages.isolation import IsolationCheck
+from mlsys_dvabatch.stages.model import IsolationCheck
 from mlsys_dvabatch.stages.slicing.padding import Padding, Tester, Trial, mask_number
 from mlsys_dvabatch.stages.slicing.program import Program
-from mlsys_dvabatch.stages.slicing.shapes import vocabularies
-from mlsys_dvabatch.stages.slicing.sizes import Sizes, Values, units_of
+from mlsys_dvabatch.stages.slicing.shapes import Sizes, Values, units_of, vocabularies
 from mlsys_dvabatch.stages.slicing.sliced import THOROUGH_FLOPS, SlicedModel
 from mlsys_serving.isolation import Draw, Kind, draw_like
 
@@ -130,11 +129,11 @@ class SizedModel:
 
     @property
     def tolerance(self) -> float:
-        """Tolerance of the isolation check; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
+        """Tolerance of the isolation check; see :class:`~mlsys_dvabatch.stages.model.Triable`."""
         return self.inner.tolerance
 
     def draw(self) -> Draw:
-        """Draw requests of the example's sizes, and others; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
+        """Draw requests of the example's sizes, and others; see :class:`~mlsys_dvabatch.stages.model.Triable`."""
         others = [values for values in self._samples if values != self.sizes.example]
         ordinary = draw_like(self.example, self._highs)
 
@@ -146,7 +145,7 @@ class SizedModel:
         return draw
 
     def answers(self, payloads: Sequence[Any]) -> list[list[npt.NDArray[Any]]]:
-        """Return each request's answer; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
+        """Return each request's answer; see :class:`~mlsys_dvabatch.stages.model.Triable`."""
         values = self.collate([ServeRequest(str(number), each) for number, each in enumerate(payloads)], 1)
         for stage in range(self.num_stages):
             values = self.run(stage, values)

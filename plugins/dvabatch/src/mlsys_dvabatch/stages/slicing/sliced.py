@@ -12,7 +12,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop.request import ServeRequest
 from mlsys_dvabatch.stages.activations import Padded, to_host
-from mlsys_dvabatch.stages.isolation import IsolationCheck
+from mlsys_dvabatch.stages.model import IsolationCheck
 from mlsys_dvabatch.stages.slicing.partition import even_cuts
 from mlsys_dvabatch.stages.slicing.program import Program
 from mlsys_serving.isolation import Draw, draw_like
@@ -92,11 +92,11 @@ class SlicedModel:
         return self.example
 
     def draw(self) -> Draw:
-        """Draw requests; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
+        """Draw requests; see :class:`~mlsys_dvabatch.stages.model.Triable`."""
         return draw_like(self.example)
 
     def answers(self, payloads: Sequence[Any]) -> list[list[npt.NDArray[Any]]]:
-        """Return each request's arrays; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
+        """Return each request's arrays; see :class:`~mlsys_dvabatch.stages.model.Triable`."""
         values = self.collate([ServeRequest(str(number), each) for number, each in enumerate(payloads)], 1)
         columns = []
         for stage in range(self.num_stages):

@@ -1,4 +1,4 @@
-"""The request-level baselines on a model's cost: what DVABatch's policies are compared with (section 8.1).
+"""``mlsys dvabatch baselines``: request-level baselines on a model's cost, what DVABatch is compared with (8.1).
 
 Staged model + load -> core's simulation with the very schedulers that serve -> latency and throughput of each baseline.
 The whole model runs one batch at a time; nothing joins or leaves a batch on the way.
@@ -10,21 +10,66 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Annotated
 
-import numpy as np
+import typer
 from mlsys_core.environment import describe_environment
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.loop import Scheduler, ServeRequest, SimulatedExecutor, simulate
-from mlsys_core.loop.baselines import DelayBatch, RequestBatch, StaticBatch, ZeroBatch
-from mlsys_core.workload import LatencySummary, LoadPoint, Poisson
-from mlsys_dvabatch.stages.simulated import StagedModel
+from mlsys_core.plot import check_format, latency_vs_load, save
+from mlsys_core.workload import LoadPoint
+from mlsys_dvabatch.stages.simulated import StagedModel, parse_stages
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
-NewScheduler = Callable[[], Scheduler[ServeRequest[None], RequestBatch[None], list[None]]]
+from mlsys_bench.dvabatch.cases import Case, Costed, delay_batch, run_case, static_batch, zero_batch
+from mlsys_bench.dvabatch.workloads import poisson_trace
+
+app = typer.Typer()
+
+
+@app.command()
+def baselines(
+    stage_ms: Annotated[
+        str,
+        typer.Option(help="What a batch costs in each stage, milliseconds: FIXED+PER_REQUEST,...", metavar="STAGES"),
+    ] = "4+0.5,4+0.5",
+    load: Annotated[
+        str, typer.Option(help="Offered loads, as parts of the peak throughput, with commas.", metavar="LOADS")
+    ] = "0.25,0.6,0.9",
+    window_ms: Annotated[float | None, typer.Option(help="Window of DelayBatch; searched by default.", min=0)] = None,
+    max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=4096)] = 64,
+    requests: Annotated[int, typer.Option(help="Requests of each run.", min=2, max=1_000_000)] = 4000,
+    seed: Annotated[int, typer.Option(help="Same seed, same arrivals.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw latency against load (.svg, .png, .pdf).")] = None,
+) -> None:
+    """Simulate the request-level baselines (ZeroBatch, DelayBatch, static batch) under Poisson arrivals.
+
+    Example: mlsys dvabatch baselines --stage-ms 4+0.5,4+0.5 --load 0.25,0.6,0.9 --plot baselines.svg
+    """
+    if plot is not None:
+        check_format(plot)
+    model, loads = parse_stages(stage_ms), parse_loads(load)
+    workload = Workload(max_batch_size=max_batch, num_requests=requests, seed=seed)
+    window_s = None if window_ms is None else window_ms / 1e3
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("simulating", total=len(loads))
+        results = compare_baselines(
+            model, loads, workload=workload, window_s=window_s, progress=lambda: bar.advance(task)
+        )
+    if plot is not None:
+        policies = dict.fromkeys(result.policy for result in results)
+        curves = {policy: [result.point for result in results if result.policy == policy] for policy in policies}
+        save(latency_vs_load(curves, title=f"Stages of {stage_ms} ms, batches of at most {max_batch}"), plot)
+    if as_json:
+        print_json(results, model, workload)
+    else:
+        print_table(results, model, max_batch)
+        if plot is not None:
+            typer.echo(f"wrote {plot}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +128,6 @@ def compare_baselines(
         InvalidInputError: no load, one outside (0, 1), or a negative window.
 
     Example:
-        >>> from mlsys_dvabatch.stages.simulated import parse_stages
         >>> results = compare_baselines(parse_stages("4+0.5"), [0.5], workload=Workload(num_requests=200))
         >>> [result.policy for result in results]
         ['ZeroBatch', 'DelayBatch', 'StaticBatch']
@@ -99,8 +143,7 @@ def compare_baselines(
         window_s = windows_s[tried.index(min(tried, key=_mean_latency))]
     results = []
     for load in loads:
-        zero_batch = partial(ZeroBatch[None, None], max_batch_size=max_batch_size)
-        results.append(_run("ZeroBatch", "", zero_batch, model, load, workload))
+        results.append(_run(zero_batch(max_batch_size), "", model, load, workload))
         results.append(_delay_batch(model, load, window_s, workload))
         results.append(_best_static_batch(model, load, workload))
         progress()
@@ -108,8 +151,8 @@ def compare_baselines(
 
 
 def _delay_batch(model: StagedModel, load: float, window_s: float, workload: Workload) -> BaselineResult:
-    delay_batch = partial(DelayBatch[None, None], max_batch_size=workload.max_batch_size, delay_s=window_s)
-    return _run("DelayBatch", f"window {window_s * 1e3:.3g} ms", delay_batch, model, load, workload)
+    case = delay_batch(window_s, workload.max_batch_size)
+    return _run(case, f"window {window_s * 1e3:.3g} ms", model, load, workload)
 
 
 def _best_static_batch(model: StagedModel, load: float, workload: Workload) -> BaselineResult:
@@ -117,12 +160,11 @@ def _best_static_batch(model: StagedModel, load: float, workload: Workload) -> B
 
     Sizes are the powers of two and the maximum.
     """
-    max_batch_size = workload.max_batch_size
-    sizes = [2**power for power in range(max_batch_size.bit_length()) if 2**power < max_batch_size] + [max_batch_size]
-    offered_rps = load * model.peak_rps(max_batch_size)
-
+    most = workload.max_batch_size
+    sizes = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
+    offered_rps = load * model.peak_rps(most)
     tried = [
-        _run("StaticBatch", f"size {size}", partial(StaticBatch[None, None], batch_size=size), model, load, workload)
+        _run(static_batch(size), f"size {size}", model, load, workload)
         for size in sizes
         if model.peak_rps(size) > offered_rps
     ]
@@ -133,26 +175,12 @@ def _mean_latency(result: BaselineResult) -> float:
     return result.point.latency.mean
 
 
-def _run(
-    policy: str, setting: str, new_scheduler: NewScheduler, model: StagedModel, load: float, workload: Workload
-) -> BaselineResult:
+def _run(case: Case, setting: str, model: StagedModel, load: float, workload: Workload) -> BaselineResult:
     offered_rps = load * model.peak_rps(workload.max_batch_size)
-    times_s = Poisson(offered_rps).times(workload.num_requests, np.random.default_rng(workload.seed))
-    executor: SimulatedExecutor[RequestBatch[None], Any] = SimulatedExecutor(
-        lambda batch: model.seconds(batch.size), lambda batch: [None] * batch.size
-    )
-    trace = ((float(at_s), ServeRequest(str(number), None)) for number, at_s in enumerate(times_s))
-    simulation = simulate(new_scheduler(), executor, trace)
-    latency = LatencySummary.of(served.latency_s for served in simulation.requests)
-    assert latency is not None  # there are requests
-    throughput_rps = len(simulation.requests) / (simulation.ended_s - float(times_s[0]))
-    return BaselineResult(
-        policy=policy,
-        setting=setting,
-        load=load,
-        mean_batch_size=len(simulation.requests) / len(simulation.runs),
-        point=LoadPoint(offered_rps=offered_rps, throughput_rps=throughput_rps, latency=latency),
-    )
+    trace = poisson_trace(offered_rps, [1] * workload.num_requests, lambda _: None, workload.seed)
+    found = run_case(case, Costed(model), trace, offered_rps=offered_rps)
+    policy = "StaticBatch" if case.name.startswith("static") else case.name
+    return BaselineResult(policy, setting, load, workload.num_requests / found.operations["batches"], found.point)
 
 
 def print_json(results: Sequence[BaselineResult], model: StagedModel, workload: Workload) -> None:
@@ -187,3 +215,15 @@ def print_table(results: Sequence[BaselineResult], model: StagedModel, max_batch
     console.print(table)
     seconds = model.seconds(max_batch)
     console.print(f"Peak {model.peak_rps(max_batch):,.1f} req/s: batches of {max_batch}, {seconds * 1e3:g} ms each")
+
+
+def parse_loads(text: str) -> list[float]:
+    """Return the loads that a text like "0.25,0.6" gives; the comparison checks that each is in (0, 1).
+
+    Raises:
+        InvalidInputError: a part is no number.
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidInputError(f"--load {text!r}: write numbers with commas, like 0.25,0.6") from None

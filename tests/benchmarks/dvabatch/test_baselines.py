@@ -1,18 +1,21 @@
-"""The baselines against queueing theory, against each other, and against their own definition."""
+"""The baselines against queueing theory, each other and their own definition; ``mlsys dvabatch baselines``."""
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlsys_bench.dvabatch.baselines import BaselineResult, Workload, compare_baselines
+from mlsys_core.cli.main import run
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import ServeRequest, SimulatedExecutor, simulate
 from mlsys_core.loop.baselines import StaticBatch
 from mlsys_core.workload import Poisson
-from mlsys_dvabatch.cli.baselines import BaselineResult, Workload, compare_baselines
 from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel, parse_stages
 
 MODEL = parse_stages("4+0.5,4+0.5")
@@ -118,3 +121,55 @@ def test_bad_windows_are_refused(window_s: float):
 def test_bad_workloads_are_refused(options: dict[str, int]):
     with pytest.raises(InvalidInputError, match="at least 1 request"):
         Workload(**options)
+
+
+SHORT = ["dvabatch", "baselines", "--stage-ms", "4+0.5,2+0", "--requests", "200"]
+
+
+def test_table(capsys: pytest.CaptureFixture[str]):
+    assert run([*SHORT, "--load", "0.25,0.6"]) == 0
+    out = capsys.readouterr().out
+    for policy in ("ZeroBatch", "DelayBatch", "StaticBatch"):
+        assert out.count(policy) == 2
+    assert "Peak 1,684.2 req/s: batches of 64, 38 ms each" in out
+
+
+def test_json_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    plot = tmp_path / "baselines.svg"
+    options = ["--load", "0.5", "--window-ms", "3", "--max-batch", "8", "--seed", "7", "--json", "--plot", str(plot)]
+    assert run([*SHORT, *options]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["workload"] == {"max_batch_size": 8, "num_requests": 200, "seed": 7}
+    assert report["model"]["stages"] == [{"fixed_s": 0.004, "per_item_s": 0.0005}, {"fixed_s": 0.002, "per_item_s": 0}]
+    zero, delay, static = report["results"]
+    assert delay["setting"] == "window 3 ms"
+    assert zero["point"]["offered_rps"] == pytest.approx(0.5 * 8 / 0.010)
+    assert static["point"]["latency"]["count"] == 200
+    assert "DelayBatch" in plot.read_text()
+
+
+def test_the_seed_decides_the_arrivals(capsys: pytest.CaptureFixture[str]):
+    averages = []
+    for seed in ("1", "1", "2"):
+        assert run([*SHORT, "--load", "0.5", "--seed", seed, "--json"]) == 0
+        averages.append(json.loads(capsys.readouterr().out)["results"][0]["point"]["latency"]["mean"])
+    assert averages[0] == averages[1] != averages[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--stage-ms", "fast"], "'fast' in 'fast' is no stage"),
+        (["--load", "0.5,high"], "write numbers with commas"),
+        (["--load", "1.2"], "part of the peak"),
+        (["--window-ms", "inf"], "0 or more seconds"),
+        (["--plot", "x.gif"], "a figure cannot be written as 'x.gif'"),
+        (["--max-batch", "0"], "Invalid value for '--max-batch'"),
+    ],
+)
+def test_errors_are_one_line(options: list[str], says: str, capsys: pytest.CaptureFixture[str]):
+    assert run([*SHORT, *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert says in captured.err
+    assert captured.err.strip().count("\n") == 0
