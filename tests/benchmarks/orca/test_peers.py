@@ -61,7 +61,7 @@ def test_traffic_is_seeded_and_the_same_for_text_and_ids() -> None:
 
 def plan(**changes: Any) -> suite.Plan:
     options: dict[str, Any] = {"model": "llama", "dtype": "fp32", "threads": 1, "rates": (), "requests": 20}
-    options |= {"tuning_requests": 4, "rounds": 1, "in_process": False, "both_fronts": False, "loaded": False}
+    options |= {"tuning_requests": 4, "rounds": 1, "in_process": False, "loaded": False}
     return suite.Plan(**options | changes)
 
 
@@ -229,7 +229,7 @@ def context_of(folder: Path) -> BenchContext:
             {"cases": ("mlsys orca", "vllm")},
             "no case is called 'vllm': there are mlsys orca, openvino-genai",
         ),
-        ({"in_process": True, "both_fronts": True}, "in_process excludes both_fronts"),
+        ({"model": "gpt3"}, "model is llama or gpt2"),
         ({}, "python -m mlsys_bench.orca.peers.models"),
     ],
 )
@@ -251,11 +251,11 @@ def test_our_case_runs_over_http_and_without_and_missing_peers_are_named(tmp_pat
     settings = {OURS: {"policy": "orca", "max_batch_size": 32, "dtype": "fp32"}}
     known.write_text(json.dumps({"results": {"settings": settings}}))
     options: dict[str, Any] = {"dtype": "fp32", "models": str(tmp_path), "peers": str(tmp_path), "requests": 3}
-    options |= {"cases": (OURS, "llama.cpp"), "settings_from": str(known), "both_fronts": True}
-    section = run_suite(find_suite("orca-peers"), context_of(tmp_path), **options)
-    assert section.status == "ok"
-    found = json.loads((tmp_path / "orca-peers.json").read_text())["results"]
-    assert [run["case"] for run in found["runs"]] == [OURS, OURS + suite.WITHOUT_HTTP]
-    assert all(run["num_succeeded"] == 3 for run in found["runs"])
-    assert found["notes"] == {"llama.cpp": "not installed: benchmarks/peers/install.sh llama-cpp"}
-    assert found["settings"] == settings
+    options |= {"cases": (OURS, "llama.cpp"), "settings_from": str(known)}
+    for in_process in (False, True):
+        section = run_suite(find_suite("orca-peers"), context_of(tmp_path), in_process=in_process, **options)
+        assert section.status == "ok"
+        found = json.loads((tmp_path / "orca-peers.json").read_text())["results"]
+        assert [(run["case"], run["num_succeeded"]) for run in found["runs"]] == [(OURS, 3)]
+        assert found["notes"] == {"llama.cpp": "not installed: benchmarks/peers/install.sh llama-cpp"}
+        assert found["settings"] == settings

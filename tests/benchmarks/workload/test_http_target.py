@@ -1,4 +1,3 @@
-import asyncio
 import os
 import signal
 import socket
@@ -194,21 +193,6 @@ def test_a_json_endpoint_that_answers_something_else(server):
     target = HttpTarget(server.url + "/completions", lambda item: {"model": "normal", "max_tokens": 1, "stream": True})
     (record,) = run_load_blocking(trace_of(1), target).records
     assert record.error == "protocol"
-
-
-def test_a_client_that_was_handed_over_stays_open(server):
-    import httpx
-
-    async def main():
-        async with httpx.AsyncClient() as client:
-            target = HttpTarget(server.url.replace("/v1", "/predict"), lambda item: {"length": 1}, client=client)
-            outcome = await target.send(TraceItem(0.0, 1, 1), lambda: None)
-            await target.aclose()
-            return outcome, client.is_closed
-
-    outcome, is_closed = asyncio.run(main())
-    assert outcome == Outcome(http_status=200)
-    assert not is_closed
 
 
 @pytest.mark.parametrize(

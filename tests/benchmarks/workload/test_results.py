@@ -144,14 +144,6 @@ def test_bad_bounds_are_refused(bad):
         LatencyBounds(**bad)
 
 
-def test_between_takes_one_step_of_the_run():
-    result = result_of(*(record(i, at=float(i), took=1.0 + i) for i in range(6)))
-    step = result.between(2.0, 4.0)
-    assert [each.index for each in step.records] == [2, 3]
-    assert step.num_planned == 2
-    assert step.latency.mean == pytest.approx(3.5)
-
-
 def test_point_takes_the_figures_along():
     point = result_of(record(0, at=0.0), record(1, at=2.0)).point()
     assert point.offered_rps == pytest.approx(0.5)

@@ -70,12 +70,6 @@ class Server:
         process = psutil.Process(self.pid)
         return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
 
-    def go_on(self) -> None:
-        """Prepare to be measured: a server that someone else has started runs already."""
-
-    def pause(self) -> None:
-        """Wait while others are measured."""
-
 
 def serve() -> None:
     """Run the server and print its addresses."""
@@ -158,7 +152,6 @@ def measure(servers: list[Server], *, seconds: float, num_rounds: int, num_clien
     cpu_s = [0.0 for _ in cases]
     for number in range(num_rounds + 1):
         for place, (server, model, wire) in enumerate(cases):
-            server.go_on()
             before_s, started_s = server.cpu_s(), time.perf_counter()
             length_s = seconds if number else min(1.0, seconds)
             if wire in ("grpc", "stream"):
@@ -166,7 +159,6 @@ def measure(servers: list[Server], *, seconds: float, num_rounds: int, num_clien
                 found = asyncio.run(grpc_clients(server.grpc, model, num_clients, length_s, is_stream=is_stream))
             else:
                 found = asyncio.run(http_clients(server.http, model, wire, num_clients, length_s))
-            server.pause()
             if number:  # the first round warms up
                 latencies[place] += found
                 rates[place].append(len(found) / (time.perf_counter() - started_s))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from mlsys_core.errors import MlsysError
 from mlsys_core.report import Table
 from mlsys_dvabatch.executors.runner import StageRunner
@@ -151,8 +150,3 @@ def peak_table(by_workload: dict[str, list[Outcome]]) -> Table:
         delay = next(outcome for outcome in outcomes if outcome.case == "DelayBatch").throughput_rps
         rows.append([workload, *(f"{o.throughput_rps:.1f} ({o.throughput_rps / delay:.2f}x)" for o in outcomes)])
     return Table(["lengths like", *names], rows, "Peak throughput, requests per second (over DelayBatch); Figure 17")
-
-
-def torch_one_thread() -> None:
-    """Limit torch to one thread, for all cases alike."""
-    torch.set_num_threads(1)

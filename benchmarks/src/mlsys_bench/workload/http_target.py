@@ -38,7 +38,6 @@ class HttpTarget:
         read_answer: with ``stream=False``, draws token counts from the answer's document; None: there are none.
         headers: sent with every request.
         keep_output: keep the generated text of streams in the outcomes.
-        client: used instead of a client of its own, and not closed.
 
     Raises:
         InvalidInputError: ``url`` is none.
@@ -56,7 +55,6 @@ class HttpTarget:
         read_answer: AnswerReader | None = None,
         headers: Mapping[str, str] | None = None,
         keep_output: bool = False,
-        client: httpx.AsyncClient | None = None,
     ) -> None:
         self._url = _checked(url)
         self._build_body = build_body
@@ -64,8 +62,7 @@ class HttpTarget:
         self._read_answer = read_answer or (lambda document: Outcome())  # noqa: ARG005
         self._headers = dict(headers or {})
         self._keep_output = keep_output
-        self._owns_client = client is None
-        self._client = client or httpx.AsyncClient(
+        self._client = httpx.AsyncClient(
             timeout=None,
             limits=httpx.Limits(keepalive_expiry=_KEEPALIVE_EXPIRY_S),
             verify=self._url.scheme == "https",  # loading certificates takes long; plain HTTP has no use for them
@@ -161,9 +158,8 @@ class HttpTarget:
         return answer.outcome(keep_output=self._keep_output)
 
     async def aclose(self) -> None:
-        """Close the connections, if the client is its own."""
-        if self._owns_client:
-            await self._client.aclose()
+        """Close the connections."""
+        await self._client.aclose()
 
 
 class _UnexpectedAnswerError(Exception):

@@ -210,11 +210,6 @@ class LoadResult:
         num_ended = sum(record.error != CANCELLED for record in self.records)
         return Goodput(num_good, num_good / num_ended if num_ended else 0.0, self._per_second(num_good))
 
-    def between(self, start_s: float, end_s: float) -> LoadResult:
-        """Return the part of the run that was due in ``[start_s, end_s)``, e.g. one step of a stepping load."""
-        kept = tuple(record for record in self.records if start_s <= record.scheduled_s < end_s)
-        return dataclasses.replace(self, records=kept, num_planned=len(kept))
-
     def point(self) -> LoadPoint:
         """Return this run as a point of a curve.
 

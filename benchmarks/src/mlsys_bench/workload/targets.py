@@ -48,40 +48,32 @@ class InProcessTarget:
     """A target that calls ``function(item)``, for engines without a network in between.
 
     The function returns an async iterator, each element of which counts as one token, or an awaitable, whose result is
-    the whole answer. An awaitable may give an :class:`Outcome`; anything else is kept as text only with
-    ``keep_output``. Blocking functions stall the load generator itself: hand them over as ``lambda item:
-    asyncio.to_thread(function, item)``.
+    the whole answer; it may be an :class:`Outcome`. Blocking functions stall the load generator itself: hand them over
+    as ``lambda item: asyncio.to_thread(function, item)``.
 
     Example:
         >>> import asyncio
         >>> async def three_tokens(item):
         ...     for token in "abc":
         ...         yield token
-        >>> target = InProcessTarget(three_tokens, keep_output=True)
-        >>> asyncio.run(target.send(TraceItem(0.0, 1, 3), lambda: None)).output
-        'abc'
+        >>> came = []
+        >>> _ = asyncio.run(InProcessTarget(three_tokens).send(TraceItem(0.0, 1, 3), lambda: came.append(1)))
+        >>> len(came)
+        3
     """
 
-    def __init__(
-        self, function: Callable[[TraceItem], AsyncIterator[Any] | Awaitable[Any]], *, keep_output: bool = False
-    ) -> None:
+    def __init__(self, function: Callable[[TraceItem], AsyncIterator[Any] | Awaitable[Any]]) -> None:
         self._function = function
-        self._keep_output = keep_output
 
     async def send(self, item: TraceItem, on_token: OnToken) -> Outcome:
         """See :meth:`Target.send`."""
         answer = self._function(item)
         if not isinstance(answer, AsyncIterator):
             result = await answer
-            if isinstance(result, Outcome):
-                return result
-            return Outcome(output=str(result) if self._keep_output else None)
-        tokens = []
-        async for token in answer:
+            return result if isinstance(result, Outcome) else Outcome()
+        async for _ in answer:
             on_token()
-            if self._keep_output:
-                tokens.append(str(token))
-        return Outcome(output="".join(tokens) if self._keep_output else None)
+        return Outcome()
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to release."""

@@ -9,7 +9,6 @@ hub is asked, speed does not depend on the values). Below the folder:
 
     python -m mlsys_bench.orca.peers.models                           5 GB below .peers/models
     python -m mlsys_bench.orca.peers.models --model gpt2 --out FOLDER
-    python -m mlsys_bench.orca.peers.models --model llama-8-heads     a Llama of 119 M that two or four ranks divide
 
 Three properties make comparisons fair. Every weight is a number that float32, bfloat16 and float16 all hold exactly.
 The end token, and all tokens of a single byte, have a zero row in the embedding, which is also the output matrix: their
@@ -31,12 +30,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MODELS, DTYPES = ("llama", "gpt2"), ("bf16", "fp32")
-LLAMA_SHAPES = {"llama": (9, 3, 576), "llama-8-heads": (8, 4, 512)}  # heads, K/V heads, hidden size; see --model
 PEERS = Path(".peers")  # folder of the peers' environments
 FOLDER = PEERS / "models"
 SEED = 0
 INITIALIZER_RANGE = 0.06  # with the usual 0.02 a random model repeats one token, whatever it has read
-VOCABULARY_SIZE = {"llama": 32000, "llama-8-heads": 32000, "gpt2": 50257}
+VOCABULARY_SIZE = {"llama": 32000, "gpt2": 50257}
 NUM_SILENT_TOKENS = 1 + 256  # the end token and the single bytes, which come first
 GGUF_KINDS = ("f32", "bf16", "f16")
 OPENVINO_KINDS = {"f32": "fp32", "f16": "fp16"}
@@ -72,15 +70,14 @@ def build(name: str) -> PreTrainedModel:
     if name == "gpt2":
         model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY_SIZE[name], n_positions=1024, **ends))
     else:
-        heads, kv_heads, hidden_size = LLAMA_SHAPES[name]
         model = LlamaForCausalLM(
             LlamaConfig(
                 vocab_size=VOCABULARY_SIZE[name],
-                hidden_size=hidden_size,
+                hidden_size=576,
                 intermediate_size=1536,
                 num_hidden_layers=30,
-                num_attention_heads=heads,
-                num_key_value_heads=kv_heads,
+                num_attention_heads=9,
+                num_key_value_heads=3,
                 max_position_embeddings=2048,
                 **ends,
             )
@@ -121,7 +118,7 @@ def write_gguf(model: PreTrainedModel, name: str, kind: str, path: Path) -> None
 
     Args:
         model: In float32.
-        name: One of ``MODELS`` or ``LLAMA_SHAPES``.
+        name: One of ``MODELS``.
         kind: One of ``GGUF_KINDS``, for the matrices; vectors stay float32.
         path: The file to write.
     """
@@ -139,7 +136,7 @@ def write_gguf(model: PreTrainedModel, name: str, kind: str, path: Path) -> None
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
-    if name in LLAMA_SHAPES:
+    if name == "llama":
         writer.add_feed_forward_length(config.intermediate_size)
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -193,7 +190,7 @@ def write_openvino(name: str, folder: Path, environment: Path) -> None:
 def main() -> None:
     """Write the models asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted({*MODELS, *LLAMA_SHAPES}), action="append", help="only this one")
+    parser.add_argument("--model", choices=MODELS, action="append", help="only this one")
     parser.add_argument("--out", type=Path, default=FOLDER, help="where to write; made if missing")
     parser.add_argument("--peers", type=Path, default=PEERS, help="folder of the peers' environments")
     options = parser.parse_args()

@@ -4,7 +4,6 @@
     mlsys bench orca-peers                                all requests at once: output tokens per second
     mlsys bench orca-peers rates=1.9,4.6,6.9              Poisson arrivals: time to first token, ms per token
     mlsys bench orca-peers in_process=true loaded=true    engines without HTTP, a busy process on each core
-    mlsys bench orca-peers both_fronts=true               over HTTP and without, in turn: what HTTP costs
 
 Peers are optional, each in an environment of its own (``benchmarks/peers/install.sh``); missing ones are named. Each
 case first tries its settings on a short run and keeps the best; then the cases take turns, one running at a time, and
@@ -14,7 +13,6 @@ ours, ``engines/http_front.py``. Rows in which other processes took more than a 
 
 from __future__ import annotations
 
-import itertools
 import json
 import signal
 import sys
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
 
 
-WITHOUT_HTTP = ", without HTTP"
 WARMUP_SEED, TUNING_SEED, SEED = 1, 2, 3
 QUICK_SETTINGS = 3  # of each case, that a quick run tries
 
@@ -58,7 +55,6 @@ class Plan:
     tuning_requests: int
     rounds: int  # turns of each case
     in_process: bool
-    both_fronts: bool
     loaded: bool
 
     def traffic(self, rate: float | None, num_requests: int, seed: int) -> Traffic:
@@ -79,7 +75,7 @@ class Plan:
 
     def __str__(self) -> str:
         words = f"{self.model} {self.dtype}, {self.threads} threads, {'online' if self.rates else 'offline'}"
-        words += ", in process" * self.in_process + ", with HTTP and without" * self.both_fronts
+        words += ", in process" * self.in_process
         return words + ", a busy process on each core" * self.loaded
 
 
@@ -98,7 +94,7 @@ class Benchmark:
 
     def run(self, cases: Sequence[PeerCase], known: Mapping[str, Settings]) -> None:
         """Tune each case whose settings are not known, then let the cases take turns."""
-        plan, fronts = self.plan, [False, True] if self.plan.both_fronts else [self.plan.in_process]
+        plan = self.plan
         with busy_processes(1 if plan.loaded else 0):
             for case in cases:
                 if reason := case.missing(self._job):
@@ -108,10 +104,10 @@ class Benchmark:
                 else:
                     self.notes[case.name] = "no settings gave comparable figures"
             ready = [case for case in cases if case.name in self.chosen]
-            for turn in turns.rounds(list(itertools.product(ready, fronts)), num_rounds=plan.rounds):
-                for case, is_in_process in turn:
+            for turn in turns.rounds(ready, num_rounds=plan.rounds):
+                for case in turn:
                     self._say(f"{case.name} ...")
-                    self.runs += self._measure(case, self.chosen[case.name], plan.traffics(), is_in_process)
+                    self.runs += self._measure(case, self.chosen[case.name], plan.traffics())
 
     def section(self) -> Section:
         """Return table, figure and data."""
@@ -142,7 +138,7 @@ class Benchmark:
     def _score(self, case: PeerCase, settings: Settings) -> float:
         tried = self.tried.setdefault(case.name, [])
         try:
-            (run,) = self._measure(case, settings, [self.plan.tuning_traffic()], self.plan.in_process)
+            (run,) = self._measure(case, settings, [self.plan.tuning_traffic()])
         except NotReadyError as error:
             tried.append({"settings": dict(settings), "error": str(error)})
             self._say(f"{case.name} {_spelled(settings)}: {error}")
@@ -152,19 +148,17 @@ class Benchmark:
         self._say(f"{case.name} {_spelled(settings)}: {run}")
         return score
 
-    def _measure(
-        self, case: PeerCase, settings: Settings, traffics: Sequence[Traffic], is_in_process: bool
-    ) -> list[Run]:
+    def _measure(self, case: PeerCase, settings: Settings, traffics: Sequence[Traffic]) -> list[Run]:
         """Start ``case``, warm it up, send it each of ``traffics``, end it."""
-        name, runs = case.name + WITHOUT_HTTP * (is_in_process and self.plan.both_fronts), []
+        runs = []
         log = self._logs / f"{case.name.replace(' ', '-')}.log"
-        with running(case, self._job, settings, is_in_process=is_in_process, log=log) as runner:
+        with running(case, self._job, settings, is_in_process=self.plan.in_process, log=log) as runner:
             runner.run(self.plan.traffic(None, 4, WARMUP_SEED))
             for traffic in traffics:
                 with LoadMeter() as meter:
                     result = runner.run(traffic)
                 problems = problems_of(result, [len(prompt) for prompt in traffic.prompts])
-                runs.append(Run(name, traffic.name, result, meter.load.share_of_others, problems))
+                runs.append(Run(case.name, traffic.name, result, meter.load.share_of_others, problems))
         return runs
 
     def _figure(self) -> str:
@@ -190,7 +184,6 @@ def run(
     requests: int = 0,
     rounds: int = 0,
     in_process: bool = False,
-    both_fronts: bool = False,
     loaded: bool = False,
     cases: tuple[str, ...] = (),
     settings_from: str = "",
@@ -207,7 +200,6 @@ def run(
         requests: Of each run; 0: 24 when quick, else 96 at once and 200 at a rate.
         rounds: Turns of each case; 0: 1 when quick, else 3.
         in_process: Engines alone, without HTTP.
-        both_fronts: Each over HTTP and without it, in turn.
         loaded: One busy process on each core, at equal priority.
         cases: Names in :data:`CASES`; none: all.
         settings_from: An earlier result, whose settings are kept.
@@ -220,8 +212,8 @@ def run(
     by_name = {case.name: case for case in CASES}
     if unknown := [name for name in cases if name not in by_name]:
         raise InvalidInputError(f"no case is called {unknown[0]!r}: there are {', '.join(by_name)}")
-    if model not in MODELS or dtype not in DTYPES or (in_process and both_fronts):
-        raise InvalidInputError("model is llama or gpt2, dtype is bf16 or fp32, and in_process excludes both_fronts")
+    if model not in MODELS or dtype not in DTYPES:
+        raise InvalidInputError("model is llama or gpt2, dtype is bf16 or fp32")
     job = Job(model, dtype, context.num_threads, Path(models).absolute(), Path(peers).absolute())
     if not job.directory.is_dir():
         raise InvalidInputError(f"{job.directory} is missing: python -m mlsys_bench.orca.peers.models writes it")
@@ -235,7 +227,6 @@ def run(
         tuning_requests=12 if context.is_quick else 64,
         rounds=rounds or (1 if context.is_quick else 3),
         in_process=in_process,
-        both_fronts=both_fronts,
         loaded=loaded,
     )
     benchmark = Benchmark(context, plan, job)
