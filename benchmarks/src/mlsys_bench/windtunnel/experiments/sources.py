@@ -23,7 +23,7 @@ from mlsys_bench.windtunnel.experiments.data import Part, Task
 if TYPE_CHECKING:
     import pandas as pd
 
-LEAST_COUNT = 5  # of a category in the training rows; rarer ones have code 0, as unseen ones
+LEAST_CODED = 5  # training rows of a category with a code of its own; rarer ones have code 0, as unseen ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ def code_task(task: Task, least: Mapping[str, int] | None = None) -> CodedTask:
 
     Args:
         task: The columns and targets.
-        least: Training rows that a category needs for a code of its own, by column; :data:`LEAST_COUNT` where none is
+        least: Training rows that a category needs for a code of its own, by column; :data:`LEAST_CODED` where none is
             given.
     """
     least = least or {}
     vocabularies = []
     for name in task.words:
         counts = task.train.frame[name].value_counts()
-        kept = sorted(counts.index[counts >= least.get(name, LEAST_COUNT)])
+        kept = sorted(counts.index[counts >= least.get(name, LEAST_CODED)])
         vocabularies.append({category: code for code, category in enumerate(kept, start=1)})
 
     def coded(part: Part) -> Coded:
