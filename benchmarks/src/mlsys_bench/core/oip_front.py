@@ -1,17 +1,17 @@
 """Cost of the Open Inference Protocol front: requests a second, p50 and p99, with a model that takes 2 ms a batch.
 
-A server of its own process and keep-alive clients of another; each client sends its next request when it has its
-answer. Cases are interleaved in rounds: one batch of 1 at a time or of up to 16 (Triton's dynamic batcher without
-delay), tensors as JSON or binary, gRPC calls, and one gRPC stream for each client. Each answer is compared with the
-right one. The front's own work is the CPU time of the server's processes for one request, which holds on a shared
-machine too.
+DVABatch's server (:mod:`mlsys_bench.dvabatch.server`), and keep-alive clients of another process; each client sends its
+next request when it has its answer. Cases are interleaved in rounds: one batch of 1 at a time or of up to 16 (Triton's
+dynamic batcher without delay), tensors as JSON or binary, gRPC calls, and one gRPC stream for each client. Each answer
+is compared with the right one. The front's own work is the CPU time of the server's processes for one request, which
+holds on a shared machine too.
 
     mlsys bench core-oip-front seconds=5 rounds=5
 
 Against real Triton, in the same rounds (benchmarks/peers/pytriton/server.py has the same models and the same 2 ms):
 
     .peers/pytriton/bin/python benchmarks/peers/pytriton/server.py 18000 18001 &
-    mlsys bench core-oip-front clients=8,64,256 peers=pytriton@127.0.0.1:18000@127.0.0.1:18001@$!
+    mlsys bench core-oip-front clients=8,64,256 peers=triton@127.0.0.1:18000@127.0.0.1:18001@$!
 
 benchmarks/peers/pytriton/direct.py is Triton without PyTriton between, which is quicker.
 """
@@ -19,26 +19,24 @@ benchmarks/peers/pytriton/direct.py is Triton without PyTriton between, which is
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
 
 from mlsys_bench.core.oip_clients import WIDTH, grpc_clients, http_clients
+from mlsys_bench.harness.child import free_port
 from mlsys_bench.harness.text import rows_section
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
     from mlsys_core.report import Section
 
-MODEL_S = 0.002
 WIRES = ("binary", "json", "grpc", "stream")
 
 
@@ -69,73 +67,6 @@ class Server:
         """Return the CPU seconds used by its process and all below it."""
         process = psutil.Process(self.pid)
         return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
-
-
-def serve() -> None:
-    """Run the server and print its addresses."""
-    import io
-
-    from mlsys_core.loop import ServeRequest, ServingLoop, ThreadExecutor, WallClock
-    from mlsys_core.loop.baselines import ZeroBatch
-    from mlsys_open_inference import GrpcConfig, create_oip_app, grpc_address_of
-    from mlsys_serving.http import HttpConfig, ServerAddress
-    from mlsys_serving.http import serve as serve_http
-    from mlsys_serving.http.logs import make_logger
-    from mlsys_serving.models import (
-        DataType,
-        Executions,
-        InferRequest,
-        InferResponse,
-        LoopClient,
-        ModelRepository,
-        ModelSpec,
-        TensorSpec,
-    )
-
-    class Doubler:
-        """Doubles its input, in a serving loop, 2 ms a batch."""
-
-        def __init__(self, name: str, max_batch_size: int) -> None:
-            row = (-1, WIDTH)
-            self.spec = ModelSpec(
-                name=name,
-                inputs=(TensorSpec("x", DataType.FP32, row),),
-                outputs=(TensorSpec("y", DataType.FP32, row),),
-                max_batch_size=16,
-            )
-            self.executions = Executions()
-            self._client: LoopClient[Any, Any, Any] = LoopClient()
-            self._loop: ServingLoop[Any, Any, Any] = ServingLoop(
-                ZeroBatch(max_batch_size=max_batch_size), ThreadExecutor(self._run), WallClock(), listener=self._client
-            ).start()
-
-        def _run(self, batch: Any) -> Sequence[Any]:
-            started_s = time.perf_counter()
-            time.sleep(MODEL_S)
-            outputs = np.concatenate([request.payload for request in batch.requests]) * np.float32(2)
-            sizes = np.cumsum([len(request.payload) for request in batch.requests])[:-1]
-            self.executions.record(len(outputs), compute_infer_s=time.perf_counter() - started_s)
-            return np.split(outputs, sizes)
-
-        async def infer(self, request: InferRequest) -> InferResponse:
-            output = await self._client.submit(self._loop, ServeRequest(request.key, request.inputs["x"]), request.key)
-            return InferResponse({"y": output})
-
-        async def close(self) -> None:
-            await asyncio.to_thread(self._loop.stop)
-
-    app = create_oip_app(
-        ModelRepository([Doubler("unbatched", 1), Doubler("batched", 16)]),
-        config=HttpConfig(),
-        grpc=GrpcConfig(),
-        logger=make_logger("json", stream=io.StringIO()) if "--quiet" in sys.argv else None,
-    )
-
-    def announce(address: ServerAddress) -> None:
-        grpc = grpc_address_of(app)
-        print(json.dumps({"http": f"{address.host}:{address.port}", "grpc": f"{grpc.host}:{grpc.port}"}), flush=True)
-
-    sys.exit(serve_http(app, port=0, on_ready=announce))
 
 
 def measure(servers: list[Server], *, seconds: float, num_rounds: int, num_clients: int) -> list[Row]:
@@ -185,7 +116,6 @@ def run(
     rounds: int = 3,
     clients: tuple[int, ...] = (16,),
     peers: tuple[str, ...] = (),
-    quiet: bool = False,
 ) -> Section:
     """Measure our server, and peers that run already.
 
@@ -195,17 +125,17 @@ def run(
         rounds: Rounds that are timed; one more warms up.
         clients: Connections at once; each number is measured in turn.
         peers: Each ``NAME@HTTP@GRPC@PID``; GRPC is - for a server that speaks only JSON.
-        quiet: Our server logs no requests.
     """
     if context.is_quick:
         seconds, rounds = 0.2, 1
     others = [Server(name, http, grpc, int(pid)) for name, http, grpc, pid in (peer.split("@") for peer in peers)]
-    command = [sys.executable, "-m", __name__, *(["--quiet"] if quiet else [])]
+    http, grpc = free_port(), free_port()
+    command = [sys.executable, "-m", "mlsys_bench.dvabatch.server", str(http), str(grpc)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         try:
-            urls = json.loads(process.stdout.readline())
-            ours = Server("mlsys", urls["http"], urls["grpc"], process.pid)
+            process.stdout.readline()  # it is ready
+            ours = Server("dvabatch", f"127.0.0.1:{http}", f"127.0.0.1:{grpc}", process.pid)
             rows = [
                 row
                 for count in clients
@@ -215,8 +145,4 @@ def run(
             process.terminate()
     counts = " / ".join(map(str, clients))
     text = f"{counts} clients, [1, {WIDTH}] FP32, {rounds} rounds of {seconds:g} s; server us: of CPU time a request."
-    return rows_section("Core: the Open Inference Protocol's front", rows, text)
-
-
-if __name__ == "__main__":
-    serve()
+    return rows_section("The Open Inference Protocol's front", rows, text)

@@ -1,9 +1,6 @@
-"""DVABatch with a model of 2 ms a batch, for the clients of `mlsys bench core-oip-front`, beside real Triton.
+"""DVABatch with a model of 2 ms a batch, the server of `mlsys bench core-oip-front`: HTTP port, gRPC port.
 
-    python -m mlsys_bench.dvabatch.server 19000 19001 &
-    mlsys bench core-oip-front peers=dvabatch@127.0.0.1:19000@127.0.0.1:19001@$!
-
-`peers` takes several, with commas between; `benchmarks/peers/pytriton/server.py` is real Triton with the same models.
+`benchmarks/peers/pytriton/server.py` is real Triton with the same models.
 """
 
 from __future__ import annotations
