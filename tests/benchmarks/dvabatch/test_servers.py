@@ -1,4 +1,4 @@
-"""The encoder of the servers beside DVABatch over HTTP: it must give what DVABatch gives."""
+"""Servers over HTTP: what is asked of them, and that one that gives other vectors ends the run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mlsys_bench.dvabatch import over_http
+from mlsys_core.bench import BenchContext
 from mlsys_core.config import settings
-from mlsys_core.errors import MissingDependencyError
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.loop.request import ServeRequest
 from mlsys_core.models import resolve_model
 from mlsys_encoders.models.bert_folder import load_bert
+from rich.console import Console
+
+QUICK = BenchContext(Console(quiet=True), is_quick=True, device="cpu", num_threads=1)
+
+
+def test_servers_are_named() -> None:
+    with pytest.raises(InvalidInputError, match="name running servers"):
+        over_http.run(QUICK)
+
+
+def test_texts_have_the_lengths_of_their_workload() -> None:
+    assert len(over_http.texts_like("RTE", 5)) == 5
+
 
 PEER = Path(__file__).parents[3] / "benchmarks" / "peers" / "sentence_model.py"
 

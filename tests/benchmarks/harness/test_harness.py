@@ -1,13 +1,17 @@
-"""The harness on cases made up here: comparison before time, reasons, ratios within rounds."""
+"""The harness on cases made up here: comparison before time, reasons, ratios; child processes; the journal."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from mlsys_bench.harness.child import interpreter, run_in_child
+from mlsys_bench.harness.journal import Journal
 from mlsys_bench.harness.race import Case, LeftOut, Outcome, fastest, race, speed_up
 from mlsys_bench.harness.text import geometric_mean, status_of, times_table, untimed
+from mlsys_core.errors import InvalidInputError, MlsysError
 
 
 def distance(result: float, expected: float) -> float:
@@ -79,3 +83,45 @@ def test_texts_of_outcomes():
     assert (status_of(races, "x"), status_of(races, "y")) == ("ok", "failed")
     assert geometric_mean([2.0, None, 8.0]) == pytest.approx(4.0)
     assert geometric_mean([None]) is None
+
+
+def test_arguments_and_results_pass_as_json():
+    assert run_in_child("statistics:median", {"data": [3, 1, 2]}) == 2
+
+
+def test_the_message_has_the_last_words():
+    with pytest.raises(MlsysError, match="no median for empty data"):
+        run_in_child("statistics:median", {"data": []})
+
+
+def test_the_interpreter(tmp_path: Path):
+    default = tmp_path / ".peers/nimble"
+    assert interpreter(None, default) == Path(sys.executable)
+    python = default / "bin/python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert interpreter(None, default) == interpreter(python, default) == python
+    with pytest.raises(InvalidInputError, match=r"peers/nimble/requirements\.txt says how"):
+        interpreter(tmp_path / "nowhere", default)
+
+
+def test_a_restart_goes_on(tmp_path: Path):
+    path = tmp_path / "new" / "cells.jsonl"
+    journal = Journal(path, {"rows": (1, 2)}, key="cell")
+    journal.add({"cell": "a", "score": 0.5})
+    with path.open("a") as file:
+        file.write('{"cell": "b", "sco')  # a run ended here
+    again = Journal(path, {"rows": [1, 2]}, key="cell")
+    assert again.finished == {"a": {"cell": "a", "score": 0.5}}
+    again.add({"cell": "b", "score": 1.0})
+    assert list(Journal(path, {"rows": [1, 2]}, key="cell").finished) == ["a", "b"]
+
+
+def test_another_setting_or_another_file_is_refused(tmp_path: Path):
+    path = tmp_path / "cells.jsonl"
+    Journal(path, {"rows": 1}, key="cell").begin()
+    with pytest.raises(InvalidInputError, match="another setting"):
+        Journal(path, {"rows": 2}, key="cell")
+    path.write_text("not JSON\n")
+    with pytest.raises(InvalidInputError, match="no journal"):
+        Journal(path, {"rows": 1}, key="cell")

@@ -1,4 +1,4 @@
-"""Serving in virtual time with real batches, and the cases against each other."""
+"""The suites at their smallest, the figures' plan, and the voices' clock."""
 
 from __future__ import annotations
 
@@ -7,12 +7,65 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from mlsys_batchmaker.cells.cell import make_cell
+from mlsys_batchmaker.cells.lstm import StackedLSTMCell
 from mlsys_batchmaker.models.sequence import lstm_model
 from mlsys_batchmaker.replay import systems
 from mlsys_batchmaker.replay.trace import poisson_arrivals, run
-from mlsys_bench.batchmaker import baselines, suite, workloads
+from mlsys_batchmaker.streams.model import CellStream, stream_of
+from mlsys_bench.batchmaker import baselines, suite, trees, words, workloads
 from mlsys_bench.batchmaker.suite import plan
+from mlsys_bench.batchmaker.voice_virtual import VirtualStreams
+from mlsys_core.bench import BenchContext
+from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.models import find_entry
+from rich.console import Console
+
+QUICK = BenchContext(Console(quiet=True), is_quick=True, device="cpu", num_threads=1)
+
+
+@pytest.mark.skipif(find_entry("g2p-en").source.locate(settings().cache_dir) is None, reason="g2p-en is not here")
+def test_words() -> None:
+    data = words.run(QUICK).data
+    assert list(data["latency_s"]) == [str(load) for load in words.LOADS]
+
+
+def test_trees() -> None:
+    cases = trees.run(QUICK, hidden=16).data["cases"]
+    assert {"cellular", "per height", "ideal"} <= set(cases["trees of one shape"]["median"])
+
+
+def test_figures_are_chosen_by_number() -> None:
+    section = suite.run(QUICK, figures=("3",), hidden=16)
+    assert list(section.data) == ["Figure 3: one step of the cell"]
+
+
+def stream() -> CellStream:
+    torch.manual_seed(0)
+    cell = make_cell("frame", StackedLSTMCell(8, 16, 1))
+    return stream_of(cell, states={"h0": "h0", "c0": "c0"}, answer="h0")
+
+
+@pytest.mark.parametrize("max_batch", [1, 64])
+def test_every_frame_is_answered_after_it_came(max_batch: int) -> None:
+    voices = [np.zeros((10, 8), dtype=np.float32)]
+    system = VirtualStreams(stream(), 6, workers=2, max_batch=max_batch)
+    found = system.live(voices, 0.32)
+    assert len(system.latencies_s) == 6 * 10
+    assert min(system.latencies_s) > 0
+    assert not found["is_lost"]
+    assert found["p50_s"] <= found["p90_s"] <= found["p99_s"]
+    assert found["batch"] <= max_batch
+
+
+def test_a_peak_counts_all_frames() -> None:
+    system = VirtualStreams(stream(), 5, workers=2, max_batch=3)
+    rate = system.peak([np.zeros((4, 8), dtype=np.float32)], 4)
+    assert len(system.latencies_s) == 20
+    assert rate == pytest.approx(20 / max(system.latencies_s), rel=0.05)
+
 
 TINY = dataclasses.replace(suite.QUICK, hidden=8, num_requests=20, loads=(0.5,), vocabulary=20, widths=(1, 10))
 
