@@ -10,7 +10,7 @@ import torch
 from mlsys_batchmaker.models.silero import FRAME, SPEC, frames_of, read_weights, silero_stream
 from mlsys_batchmaker.streams.engine import StreamEngine
 from mlsys_batchmaker.streams.frames import StreamConfig
-from mlsys_bench.batchmaker.speech import speech_like
+from mlsys_bench.batchmaker.voice import speech_like
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.models import resolve_model

@@ -16,7 +16,7 @@ from mlsys_batchmaker.models.silero import FRAME, frames_of
 from mlsys_batchmaker.models.store import holds_stream, load_stream, save_stream
 from mlsys_batchmaker.serve.app import make_app
 from mlsys_batchmaker.streams.engine import StreamEngine
-from mlsys_bench.batchmaker.speech import speech_like
+from mlsys_bench.batchmaker.voice import speech_like
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.models import resolve_model
