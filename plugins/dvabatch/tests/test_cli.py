@@ -91,10 +91,10 @@ def test_a_file_of_torch_save_is_told_what_to_write(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["speed"], "benchmark 'speed': give paper, embeddings or exits"),
+        (["speed"], "benchmark 'speed': give paper or embeddings"),
         (["embeddings", "--part", "vision"], "--part is for the benchmark paper, not embeddings"),
         (["paper", "--threads", "4"], "--threads is for the benchmark embeddings, not paper"),
-        (["exits", "--lengths", "RTE"], "--lengths is for the benchmark paper or embeddings, not exits"),
+        (["exits"], "benchmark 'exits': give paper or embeddings"),
     ],
 )
 def test_bench_refuses_what_it_would_not_read(options: list[str], says: str, capsys: pytest.CaptureFixture[str]):
