@@ -9,8 +9,8 @@ import pytest
 import torch
 from mlsys_nimble.ir.operators import Attention, MatMul, Permute, Softmax
 from mlsys_nimble.ir.program import Operator, Program, ValueType
-from mlsys_nimble.passes.attention import find_attention
 from mlsys_nimble.passes.constants import remove_dead_code
+from mlsys_nimble.passes.detection import find_attention
 from mlsys_nimble.passes.folding import fold_affine
 from mlsys_nimble.passes.fusion import fuse_elementwise
 from mlsys_nimble.passes.views import simplify_views

@@ -12,7 +12,7 @@ from mlsys_nimble.capture import capture
 from mlsys_nimble.ir.operators import Aten, Input
 from mlsys_nimble.ir.program import Operator, Program, ValueType, check_program
 from mlsys_nimble.passes import optimise
-from mlsys_nimble.passes.points import find_points
+from mlsys_nimble.passes.detection import find_points
 from torch import nn
 from torch.nn.functional import interpolate
 

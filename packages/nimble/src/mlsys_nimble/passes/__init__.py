@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlsys_nimble.ir.program import Program
-from mlsys_nimble.passes.attention import find_attention
 from mlsys_nimble.passes.constants import fold_constants, remove_dead_code, share_subexpressions
+from mlsys_nimble.passes.detection import find_attention, find_points
 from mlsys_nimble.passes.folding import fold_affine, fold_borders
 from mlsys_nimble.passes.fusion import fuse_elementwise, fuse_epilogues, fuse_messages, fuse_separables
 from mlsys_nimble.passes.integers import find_integers, fuse_codes
-from mlsys_nimble.passes.points import find_points
 from mlsys_nimble.passes.views import simplify_views
 
 Pass = Callable[[Program], Program]
