@@ -1,4 +1,4 @@
-"""Run the blocks of a page one after another, as a reader would who pastes them: ``python run_page.py PAGE``.
+"""Run the blocks of a page one after another, as a reader would who pastes them: ``main()`` with PAGE and a FOLDER.
 
 On the pages of :data:`ALL_RUN` shell blocks run too; one that only serves goes on beside those that follow. A block
 with a title is that file.
@@ -58,5 +58,12 @@ def run_shell(text: str) -> None:
     subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True, env=os.environ | {"PATH": path})
 
 
-if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+def main() -> int:
+    """Run a page in a folder and in a session of its own."""
+    page, folder = sys.argv[1:]
+    os.setsid()
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    os.environ["MPLBACKEND"] = "agg"
+    run(Path(page))
+    return 0

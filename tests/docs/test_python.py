@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from mlsys_core.plugins import hookspecs
 
 from tests.docs.blocks import ROOT, blocks_of, pages
 from tests.docs.run_page import ALL_RUN, on_free_ports
+from tests.warm import Warm
 
 THAT_RUN = [
     page
@@ -24,19 +24,24 @@ THAT_RUN = [
 ]
 
 
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    """A process that has imported what most pages do; each page runs in a fork of it."""
+    warm = Warm("tests.docs.run_page", "torch", "sklearn.pipeline", "pandas", "fastapi", "httpx")
+    yield warm
+    warm.close()
+
+
 @pytest.mark.parametrize("page", THAT_RUN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
-    words = [sys.executable, "-m", "tests.docs.run_page", str(page)]
-    running = subprocess.Popen(
-        words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, warm: Warm) -> None:
+    running = warm.start(str(page), str(tmp_path))
     try:
-        _, errors = running.communicate(timeout=600)
+        assert running.stdout.read() is not None
+        assert running.wait() == 0
     finally:
         with suppress(ProcessLookupError):  # a page that was cut off has not ended its servers
             os.killpg(running.pid, signal.SIGKILL)
-    assert running.returncode == 0, errors[-4000:]
+        running.stdout.close()
 
 
 def test_hidden_blocks_are_found_and_ports_are_free() -> None:

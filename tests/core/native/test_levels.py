@@ -34,13 +34,15 @@ def test_all_sources_are_found():
 def test_every_source_compiles_for_every_level(compiler: str, name: str):
     """To assembly, since impossible operands of an ``asm`` are found only there; unoptimised, to be quick.
 
-    Levels that this machine executes are compiled, and run, by the kernels' own tests.
+    Of wide vectors one source shows that ``in_register`` has operands; of the others types are checked. Levels that
+    this machine executes are compiled, and run, by the kernels' own tests.
     """
     if name in {level.name for level in executable_levels()} and compiler == COMPILERS[0]:
         pytest.skip("the kernels' own tests compile and run it")
     failed = {}
     for source in SOURCES:
-        options = [*FLAGS, "-O0", *BUILDS[name], "-Wno-psabi", f"-I{INCLUDE}", "-S", "-o", "/dev/null"]
+        ends = ["-fsyntax-only"] if name == WIDE and source.name != "encoder.cpp" else ["-S", "-o", "/dev/null"]
+        options = [*FLAGS, "-O0", *BUILDS[name], "-Wno-psabi", f"-I{INCLUDE}", *ends]
         result = subprocess.run([compiler, *options, str(source)], capture_output=True, text=True, check=False)
         if result.returncode:
             failed[source.name] = [line for line in result.stderr.splitlines() if "error" in line][:3]
