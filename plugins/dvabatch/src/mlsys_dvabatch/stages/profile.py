@@ -10,7 +10,6 @@ import logging
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,10 +31,14 @@ from mlsys_dvabatch.stages.model import StageModel
 from mlsys_dvabatch.stages.slicing.partition import even_cuts
 from mlsys_dvabatch.stages.slicing.program import Program
 
+_log = logging.getLogger(__name__)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 SHARERS = (1, 2, 4, 16)  # requests that share the units of a packed batch: of more, attention is next to nothing
 TRIES = (1, 2, 3, 4, 6, 8, 12, 20)  # numbers of stages tried: the paper's eight
+LOAD, OVERHEAD_S, NUM_REQUESTS = 0.9, 100e-6, 600  # of a try: part of the peak, seconds of a task beside its stages
 MOST_UNITS = 512  # units of a packed batch by default
+_WIDE_SPREAD = 0.5  # relative spread of repeats, above which the machine was busy
+_OTHERS, _SPREAD, _BATCHES = "share of others", "median spread", "batches"  # names of notes
 Progress = Callable[[int, int], None]
 
 
@@ -190,61 +193,41 @@ class Try:
 
 
 def choose_num_stages(
-    program: Program,
-    profile: OperatorProfile,
-    *,
-    max_batch_size: int = 64,
-    load: float = 0.9,
-    overhead_s: float = 100e-6,
-    num_requests: int = 600,
-    progress: Progress | None = None,
+    program: Program, profile: OperatorProfile, *, max_batch_size: int = 64, progress: Progress | None = None
 ) -> tuple[int, list[Try]]:
     """Return the number of stages with the lowest average latency, of at most eight, and all that were tried.
 
-    Each is simulated on the profile at ``load`` of the peak with Policies II and III; every task costs ``overhead_s``
-    on top, which is what makes many stages bad (Figure 20).
+    Each is simulated on the profile at :data:`LOAD` of the peak with Policies II and III; every task costs
+    :data:`OVERHEAD_S` on top, which is what makes many stages bad (Figure 20).
     """
     allowed = program.allowed_cuts
     middle = profile.batch_sizes.index(4) if 4 in profile.batch_sizes else 0
     times = [row[middle] for row in profile.seconds]
     tries = []
     candidates = [num for num in TRIES if num <= len(allowed) + 1]
-    for done, num_stages in enumerate(candidates):
+    for done, num_stages in enumerate(candidates, 1):
         costs = profile.costs(even_cuts(times, allowed, num_stages))
-        mean_s = simulated_mean_s(
-            costs, max_batch_size=max_batch_size, load=load, num_requests=num_requests, overhead_s=overhead_s
-        )
-        tries.append(Try(num_stages, mean_s))
+        tries.append(Try(num_stages, _simulated_mean_s(costs, max_batch_size)))
         if progress is not None:
-            progress(done + 1, len(candidates))
+            progress(done, len(candidates))
     return min(tries, key=lambda each: each.mean_s).num_stages, tries
 
 
-def simulated_mean_s(
-    costs: StageCosts, *, max_batch_size: int, load: float, num_requests: int, overhead_s: float
-) -> float:
+def _simulated_mean_s(costs: StageCosts, max_batch_size: int) -> float:
     """Simulate Policies II and III on one device and return the average latency in seconds."""
-    rate = load / least_request_s(costs, max_batch_size)
-    times = Poisson(rate).times(num_requests, np.random.default_rng(0))
-    cost = partial(_task_s, costs, overhead_s)
-    workers = [SimulatedExecutor(cost, simulated_output) for _ in range(costs.num_stages)]
+    times = Poisson(LOAD / least_request_s(costs, max_batch_size)).times(NUM_REQUESTS, np.random.default_rng(0))
+    workers = [
+        SimulatedExecutor(lambda task: task_s(costs, task) + OVERHEAD_S, simulated_output)
+        for _ in range(costs.num_stages)
+    ]
     scheduler = DvaScheduler(LoadOperatorPolicy(), costs, max_batch_size=max_batch_size, concurrency=1)
     run = simulate(scheduler, workers, ((float(at), ServeRequest(str(n), None)) for n, at in enumerate(times)))
     return sum(served.latency_s for served in run.requests) / len(run.requests)
 
 
-def _task_s(costs: StageCosts, overhead_s: float, task: Any) -> float:
-    return task_s(costs, task) + overhead_s
-
-
 def diversities_of(*, has_lengths: bool, profile: OperatorProfile | None) -> Diversities:
     """Return the known diversities of a model (section 7.1)."""
     return Diversities(input=has_lengths, operator=profile is not None and profile.prefers_differently())
-
-
-_log = logging.getLogger(__name__)
-_WIDE_SPREAD = 0.5  # relative spread of repeats, above which the machine was busy
-_OTHERS, _SPREAD, _BATCHES = "share of others", "median spread", "batches"  # names of notes
 
 
 @dataclass(frozen=True, slots=True)
