@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from hypothesis import Phase, settings
-from mlsys_core.memory.trim import return_freed_memory
-from mlsys_core.native.testing import builds_to_test
+from mlsys_core.memory.pages import return_freed_memory
+from mlsys_core.native.loader import builds_to_test
 
 # httpx gives up after five seconds by default: on a busy machine that decides tests which are not about time.
 _patience = inspect.signature(httpx.get).parameters["timeout"].default

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mlsys_core.errors import KernelUnavailableError
 from mlsys_core.native import Kernel
-from mlsys_core.native.testing import builds_to_test
+from mlsys_core.native.loader import builds_to_test
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import KernelSpec
 from mlsys_core.posix import num_cores

@@ -47,13 +47,13 @@ BATCHMAKER, DVABATCH = (f"plugins/{name}/src/mlsys_{name}" for name in ("batchma
 AREAS = {
     "core-memory": Area(
         CORE,
-        _paths("memory", "placement plan conflicts block_pool run_pool"),
+        _paths("memory", "placement plan pools"),
         ("tests/core/memory", "tests/property/memory"),
         ("benchmarks/src/mlsys_bench/core/memory_plan.py",),
     ),
     "core-serving": Area(
         CORE,
-        _paths("loop", "queue baselines/* simulated simulated_executor"),
+        _paths("loop", "queue baselines simulated"),
         (
             *_paths("tests/core/loop", "test_queue test_baselines test_baseline_rules test_simulated"),
             "tests/property/serving",

@@ -20,9 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlsys_core.native.levels import Level, levels_of
+from mlsys_core.native.levels import INCLUDE, Level, Recipe, levels_of, recipe
 from mlsys_core.native.loader import Kernel
-from mlsys_core.native.recipes import INCLUDE, Recipe, recipe
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import KernelSpec
 from wheel.wheelfile import WheelFile

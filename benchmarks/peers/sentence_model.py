@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from mlsys_core.loop.request import ServeRequest
+from mlsys_core.loop.queue import ServeRequest
 from mlsys_encoders.models.bert_folder import load_bert
 from tokenizers import Tokenizer
 

@@ -114,8 +114,6 @@ def test_what_other_systems_lack_is_refused_in_one_line(monkeypatch: pytest.Monk
     posix.at_fork(in_child=lambda: None)
     posix.run_on_core(0, 0)
     posix.sync_folder(tmp_path)
-    with (tmp_path / "file").open("wb") as file:
-        posix.sync_data(file.fileno())
     assert posix.allowed_cores() is None
     assert posix.num_cores() == (os.cpu_count() or 1)
     with socket.socket() as end:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError, PluginError
 from mlsys_core.plugins import Registry, installed_plugins
-from mlsys_core.plugins.compilers import find_module_compiler
+from mlsys_core.plugins.loading import find_module_compiler
 from mlsys_core.plugins.specs import CompilerSpec
 from mlsys_orca.backends.compiled import CompiledRows, compile_decodes
 from mlsys_orca.loading.load import load_model

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mlsys_core.native.testing import builds_to_test, compiled_with
+from mlsys_core.native.loader import builds_to_test, compiled_with
 from mlsys_windtunnel.backends.soft import native as soft
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.modules import native as exact

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from mlsys_batchmaker.plan import planner
 from mlsys_batchmaker.scheduling import compiled as scheduling
-from mlsys_core.native.testing import builds_to_test, compiled_with
+from mlsys_core.native.loader import builds_to_test, compiled_with
 
 BUILDS = builds_to_test()
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.loop.request import ServeRequest
-from mlsys_core.native.testing import builds_to_test
+from mlsys_core.loop.queue import ServeRequest
+from mlsys_core.native.loader import builds_to_test
 from mlsys_dvabatch.serve.preparing import Batching, prepare_loaded
 from mlsys_dvabatch.stages.zoo import Loaded, Loading, load
 from mlsys_encoders.models.bert import BertStages

@@ -12,7 +12,7 @@ from mlsys_bench.dvabatch import over_http
 from mlsys_core.bench import BenchContext
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
-from mlsys_core.loop.request import ServeRequest
+from mlsys_core.loop.queue import ServeRequest
 from mlsys_core.models import resolve_model
 from mlsys_encoders.models.bert_folder import load_bert
 from rich.console import Console

@@ -69,7 +69,7 @@ def test_the_estimate_is_the_default_until_two_have_left_and_time_has_passed() -
 
 
 def test_the_rate_counts_from_the_first_departure_to_now() -> None:
-    queue = RequestQueue[None](default_retry_after_s=9.0)
+    queue = RequestQueue[None]()
     for name in "abcde":
         queue.push(request(name), now=0.0)
     queue.pop(1.0)
@@ -91,13 +91,11 @@ def test_the_rate_is_that_of_the_last_64_departures() -> None:
 
 
 def test_a_refusal_says_how_many_wait_and_when_to_come_back() -> None:
-    queue = RequestQueue[None](max_size=1, default_retry_after_s=2.5)
+    queue = RequestQueue[None](max_size=1)
     queue.push(request("a"), now=0.0)
     refused = refusal_of(queue, 0.0)
-    assert str(refused) == (
-        "request 'one more' refused: 1 requests wait, which is the most allowed; try again in 2.5 s"
-    )
-    assert refused.retry_after_s == 2.5
+    assert str(refused) == ("request 'one more' refused: 1 requests wait, which is the most allowed; try again in 1 s")
+    assert refused.retry_after_s == 1.0
     assert len(queue) == 1
 
 

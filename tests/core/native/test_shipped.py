@@ -12,8 +12,7 @@ from mlsys_core import config
 from mlsys_core.errors import KernelUnavailableError
 from mlsys_core.native import INCLUDE, Kernel, executable_levels, load_kernel, loader, store
 from mlsys_core.native.compiler import find_compiler
-from mlsys_core.native.levels import Level, levels_of
-from mlsys_core.native.recipes import recipe, this_machine
+from mlsys_core.native.levels import Level, levels_of, recipe, this_machine
 
 SOURCE = 'extern "C" int answer() { return ANSWER; }\n'
 pytestmark = pytest.mark.skipif(not executable_levels(), reason="this processor's family has no levels")

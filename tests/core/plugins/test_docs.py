@@ -17,8 +17,7 @@ from mlsys_core.device import get_device
 from mlsys_core.lazy import resolve
 from mlsys_core.memory import find_pool
 from mlsys_core.plugins import Registry, load_plugins, specs
-from mlsys_core.plugins.compilers import find_module_compiler
-from mlsys_core.plugins.loading import LoadContext, find_loader
+from mlsys_core.plugins.loading import LoadContext, find_loader, find_module_compiler
 from mlsys_core.profiling import Recorder
 
 PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "plugins.md"

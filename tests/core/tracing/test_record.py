@@ -9,8 +9,8 @@ from mlsys_core.loop import InlineExecutor, ServeRequest, ServingLoop, WallClock
 from mlsys_core.loop.baselines import ZeroBatch
 from mlsys_core.tracing import EngineTrace, EngineTraces, RequestTrace, TraceConfig, current_trace, trace_config
 from mlsys_core.tracing import config as config_module
+from mlsys_core.tracing.otlp import span_of
 from mlsys_core.tracing.record import MAX_NOTED_BATCHES
-from mlsys_core.tracing.spans import span_of
 
 
 def opened(traces: EngineTraces, *request_ids: str) -> RequestTrace:

@@ -74,7 +74,7 @@ def recording_payload(folder: Path) -> Case:
 def profile_table(folder: Path) -> Case:
     """Profiles in the cache: a damaged one is measured again."""
     from mlsys_core.profiling import measure
-    from mlsys_core.profiling.profile_cache import ProfileCache, ProfileKey
+    from mlsys_core.profiling.profile_table import ProfileCache, ProfileKey
 
     cache, key = ProfileCache(folder), ProfileKey.of("cpu", {"torch": "2"}, "square")
     cache.put(key, measure(["a", "b"], [1, 2, 4], run=lambda unit, size: sum(range(size))))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_core.native.testing import builds_to_test, compiled_with
+from mlsys_core.native.loader import builds_to_test, compiled_with
 from mlsys_nimble.backends.cpu import library
 from mlsys_nimble.backends.cpu.library import Kernel
 from torch import Tensor

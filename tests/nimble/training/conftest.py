@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from mlsys_core.native.testing import builds_to_test, compiled_with
+from mlsys_core.native.loader import builds_to_test, compiled_with
 from mlsys_nimble.backends.cpu import library
 from mlsys_nimble.training import kernels
 

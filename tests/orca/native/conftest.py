@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.native import Struct
-from mlsys_core.native.testing import builds_to_test
+from mlsys_core.native.loader import builds_to_test
 from mlsys_orca.backends.native import library
 from torch import Tensor
 

@@ -118,7 +118,7 @@ class Watch:
         return self._scheduler.fail(batch, error, now)
 
     def wake_at(self, now: float) -> float | None:
-        num_waiting = self._scheduler.num_unfinished - len(self._scheduler._pool._in_flight)
+        num_waiting = self._scheduler.num_unfinished - len(self._scheduler._in_flight)
         idle = [worker for worker in range(self._num_workers) if not self._in_flight[worker]]
         self.idle_while_waiting += bool(num_waiting and idle)
         wake_s: float | None = self._scheduler.wake_at(now)

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
-from mlsys_core.cli.choices import require_choice, require_read
-from mlsys_core.cli.registered import Device
+from mlsys_core.cli.options import Device, require_choice, require_read
 
 app = typer.Typer()
 

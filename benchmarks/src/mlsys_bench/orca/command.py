@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from mlsys_core.cli import completion
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
-from mlsys_core.cli.registered import BlockPoolName, Device
+from mlsys_core.cli.options import BlockPoolName, Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.options import Dtype, KvDtype, Threads, num_threads_of
 from mlsys_orca.loading.named import DEFAULT_MODEL

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, Threads, run_named
-from mlsys_core.cli.registered import Device
+from mlsys_core.cli.options import Device
 
 app = typer.Typer()
 

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload._validate import require_count, require_not_negative, require_positive
+from mlsys_core.workload import require_count, require_not_negative, require_positive
 from numpy.typing import NDArray
 
 from mlsys_bench.workload.files import read_text

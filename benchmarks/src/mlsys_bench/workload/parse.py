@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload.arrivals import (
+from mlsys_core.workload import (
     Arrivals,
     Bursty,
     ClosedLoop,

@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import LatencySummary, LoadPoint
-from mlsys_core.workload._validate import require_positive
-from mlsys_core.workload.arrivals import ClosedLoop
+from mlsys_core.workload import ClosedLoop, LatencySummary, LoadPoint, require_positive
 
 from mlsys_bench.workload.files import read_text, write_text
 

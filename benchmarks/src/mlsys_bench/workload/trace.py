@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload._validate import require_count, require_not_negative, require_positive
-from mlsys_core.workload.arrivals import Arrivals, ClosedLoop
+from mlsys_core.workload import Arrivals, ClosedLoop, require_count, require_not_negative, require_positive
 
 from mlsys_bench.workload.files import read_text, write_text
 from mlsys_bench.workload.lengths import Lengths
@@ -92,7 +91,7 @@ def make_trace(arrivals: Arrivals, *, prompts: Lengths, outputs: Lengths, num_it
         InvalidInputError: ``num_items`` is below 1, ``seed`` below 0, or a replay is too short.
 
     Example:
-        >>> from mlsys_core.workload.arrivals import Poisson
+        >>> from mlsys_core.workload import Poisson
         >>> from mlsys_bench.workload.lengths import Constant, Uniform
         >>> [item.num_output_tokens for item in
         ...  make_trace(Poisson(4), prompts=Uniform(32, 512), outputs=Constant(7), num_items=2, seed=0)]

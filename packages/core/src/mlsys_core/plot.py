@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-    from mlsys_core.workload.latency import LoadPoint
+    from mlsys_core.workload import LoadPoint
 
 # Okabe and Ito's colours, distinguishable to colour-blind readers; without their yellow, which white paper swallows.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

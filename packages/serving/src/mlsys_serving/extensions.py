@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from mlsys_core.errors import InvalidInputError, PluginError
 from mlsys_core.lazy import resolve
-from mlsys_core.plugins.boundary import failing_as
-from mlsys_core.plugins.registry import Registry
+from mlsys_core.plugins.registry import Registry, failing_as
 from mlsys_core.plugins.specs import ServerExtensionSpec
 
 if TYPE_CHECKING:

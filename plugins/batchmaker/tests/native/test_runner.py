@@ -12,7 +12,7 @@ from mlsys_batchmaker.cells.lstm import LSTMCell, StackedLSTMCell, WordLSTMCell,
 from mlsys_batchmaker.cells.tree import TreeInnerCell, TreeLeafCell
 from mlsys_batchmaker.native import runner
 from mlsys_batchmaker.native.runner import MAX_TABLE_BYTES, HasForm, PackedCell, Runner, pack_or_none
-from mlsys_core.native.testing import builds_to_test
+from mlsys_core.native.loader import builds_to_test
 from torch import Tensor, nn
 
 WORDS = 11

@@ -11,7 +11,7 @@ from typing import Annotated, TextIO
 
 import typer
 from mlsys_core.cli import completion
-from mlsys_core.cli.registered import Device
+from mlsys_core.cli.options import Device
 from mlsys_core.errors import InvalidInputError
 
 app = typer.Typer()

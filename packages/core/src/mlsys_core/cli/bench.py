@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mlsys_core.cli.registered import Device
+from mlsys_core.cli.options import Device
 from mlsys_core.errors import InvalidInputError, PluginError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import BenchmarkSpec

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mlsys_core.cli.registered import Device
+from mlsys_core.cli.options import Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import DemoStepSpec

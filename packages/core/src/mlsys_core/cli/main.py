@@ -57,8 +57,8 @@ def build_app(plugins: LoadedPlugins) -> typer.Typer:
     return app
 
 
-def _complain(message: str, *, prefix: str = "mlsys: ") -> None:
-    typer.echo(prefix + " ".join(message.split()), err=True)
+def _complain(message: str) -> None:
+    typer.echo(f"mlsys: {' '.join(message.split())}", err=True)
 
 
 def _usage_message(error: Exception) -> str:

@@ -75,7 +75,7 @@ def export(
     """
     from mlsys_core.lazy import resolve
     from mlsys_core.plugins import installed_plugins
-    from mlsys_core.plugins.boundary import failing_as
+    from mlsys_core.plugins.registry import failing_as
     from mlsys_core.plugins.specs import ExporterSpec
     from mlsys_core.profiling import read_trace
 

@@ -18,6 +18,8 @@ from mlsys_core.errors import InvalidInputError, PluginError
 from mlsys_core.lazy import resolve
 
 if TYPE_CHECKING:
+    import torch
+
     from mlsys_core.plugins import Registry
     from mlsys_core.plugins.specs import DeviceSpec
 
@@ -29,6 +31,7 @@ __all__ = [
     "Event",
     "MemoryInfo",
     "Stream",
+    "default_generator",
     "device_kind",
     "get_device",
     "run_on",
@@ -58,7 +61,7 @@ def get_device(name: str, *, registry: Registry | None = None) -> Device:
         >>> get_device("cpu").name
         'cpu:0'
     """
-    from mlsys_core.plugins.boundary import failing_as
+    from mlsys_core.plugins.registry import failing_as
 
     found = _registry(registry)
     spec = device_kind(name, registry=found)
@@ -91,6 +94,23 @@ def run_on(device: Device, work: Callable[[], T]) -> T:
         stream.submit(lambda: given.append(work()))
         stream.synchronize()
     return given[0]
+
+
+def default_generator(device: torch.device) -> torch.Generator | None:
+    """Return the generator that torch draws from on ``device`` where none is given; None if it has none.
+
+    Example:
+        >>> import torch
+        >>> default_generator(torch.device("cpu")) is torch.default_generator
+        True
+    """
+    import torch
+
+    if device.type == "cpu":
+        return torch.default_generator
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return None
 
 
 def device_kind(name: str, *, registry: Registry | None = None) -> DeviceSpec:

@@ -18,9 +18,16 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from mlsys_core.device._shared import ErrorLatch, check_timeout, close_after, raise_oldest
 from mlsys_core.device.limits import memory_now
-from mlsys_core.device.protocols import DeviceTimeoutError, Event, MemoryInfo
+from mlsys_core.device.protocols import (
+    DeviceTimeoutError,
+    ErrorLatch,
+    Event,
+    MemoryInfo,
+    check_timeout,
+    close_after,
+    raise_oldest,
+)
 from mlsys_core.errors import DeviceError, InvalidInputError
 from mlsys_core.posix import allowed_cores, run_on_core
 

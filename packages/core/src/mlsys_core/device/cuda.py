@@ -15,8 +15,15 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from mlsys_core.device._shared import ErrorLatch, check_timeout, close_after, raise_oldest
-from mlsys_core.device.protocols import DeviceTimeoutError, Event, MemoryInfo
+from mlsys_core.device.protocols import (
+    DeviceTimeoutError,
+    ErrorLatch,
+    Event,
+    MemoryInfo,
+    check_timeout,
+    close_after,
+    raise_oldest,
+)
 from mlsys_core.errors import DeviceError, InvalidInputError, MissingDependencyError
 
 if TYPE_CHECKING:

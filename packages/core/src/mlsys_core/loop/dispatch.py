@@ -1,4 +1,4 @@
-"""Dispatch of batches from the scheduler to the executors and back. The inner half of the loop, in its thread only.
+"""Dispatch of batches from the scheduler to the executors, and of outcomes to the listener, in the loop's thread only.
 
 :class:`~mlsys_core.loop.serving_loop.ServingLoop` is the outer half: requests, threads, the end.
 """
@@ -14,17 +14,72 @@ from typing import Any, Generic
 from mlsys_core.errors import ServingError
 from mlsys_core.loop.protocols import (
     Batch,
+    BatchIn,
     Clock,
     Executor,
     Finished,
+    Listener,
     LoopRecorder,
     Output,
+    OutputIn,
     Request,
     Scheduler,
     WorkerId,
 )
 from mlsys_core.loop.workers import Completion, Lost, workers_of
 from mlsys_core.tracing.record import EngineTraces
+
+_logger = logging.getLogger(__name__)
+
+
+class Collector(Generic[BatchIn, OutputIn]):
+    """Keeps every finished request: for tests and scripts; a server would grow without bound.
+
+    Example:
+        >>> from mlsys_core.loop.protocols import FinishReason
+        >>> collector = Collector()
+        >>> collector.on_finished(Finished("a", FinishReason.DONE, 7), now=0.5)
+        >>> collector.finished["a"].result, collector.finished_s["a"]
+        (7, 0.5)
+    """
+
+    def __init__(self) -> None:
+        self.finished: dict[str, Finished[Any]] = {}  # by request id, in order of leaving
+        self.finished_s: dict[str, float] = {}  # when, seconds of the loop's clock
+        self.num_outputs = 0  # batches that gave an output
+
+    def on_output(self, batch: BatchIn, output: OutputIn, now: float) -> None:
+        """Count the output."""
+        self.num_outputs += 1
+
+    def on_finished(self, finished: Finished[Any], now: float) -> None:
+        """Keep the finished request and its time."""
+        self.finished[finished.request_id] = finished
+        self.finished_s[finished.request_id] = now
+
+
+class Guarded(Generic[BatchIn, OutputIn]):
+    """Passes everything on to a listener, if there is one; the listener's exceptions are logged and go no further."""
+
+    def __init__(self, listener: Listener[BatchIn, OutputIn] | None) -> None:
+        self._listener = listener
+
+    def on_output(self, batch: BatchIn, output: OutputIn, now: float) -> None:
+        """Pass the output on."""
+        if self._listener is not None:
+            try:
+                self._listener.on_output(batch, output, now)
+            except Exception:
+                _logger.exception("the listener raised in on_output; the loop goes on")
+
+    def on_finished(self, finished: Finished[Any], now: float) -> None:
+        """Pass the finished request on."""
+        if self._listener is not None:
+            try:
+                self._listener.on_finished(finished, now)
+            except Exception:
+                _logger.exception("the listener raised in on_finished of %r; the loop goes on", finished.request_id)
+
 
 _logger = logging.getLogger(__name__)
 

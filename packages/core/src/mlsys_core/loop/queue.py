@@ -1,19 +1,58 @@
-"""The bounded queue of waiting requests: priority, then FIFO; deadlines; cancellation. Pure: ``now`` is passed in.
+"""The plain request of request-level serving, and the bounded queue in which such requests wait.
 
-It stands between admission and batching: a scheduler pushes what the loop admits and pops what it batches.
+The queue stands between admission and batching: a scheduler pushes what the loop admits and pops what it batches.
+Pure: ``now`` is passed in. Iteration-, cell- and stage-level schedulers have richer requests of their own.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
-from typing import Generic, NamedTuple
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.loop.request import Payload, ServeRequest
+
+Payload = TypeVar("Payload")
+PayloadOut = TypeVar("PayloadOut", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRequest(Generic[PayloadOut]):
+    """One request, as its client sent it.
+
+    Raises:
+        InvalidInputError: the id is empty, ``length`` is below 1, or a time is not finite.
+
+    Example:
+        >>> ServeRequest("a", "I think this", length=3, deadline_s=0.2).priority
+        0
+    """
+
+    request_id: str  # unique among the unfinished requests of a loop
+    payload: PayloadOut  # input of the executor; opaque to the scheduler
+    length: int = 1  # size in the model's own units (tokens, rows, steps); what padding is about
+    arrival_s: float = 0.0  # when it came, seconds of the loop's clock
+    priority: int = 0  # smaller goes first, any sign; equals go in order of admission
+    deadline_s: float | None = None  # done later than this it is of no use; seconds of the loop's clock
+
+    def __post_init__(self) -> None:
+        if not self.request_id:
+            raise InvalidInputError("a request needs a request_id that is not empty")
+        if self.length < 1:
+            raise InvalidInputError(f"request {self.request_id!r} has length {self.length}: at least 1 is needed")
+        if not math.isfinite(self.arrival_s):
+            raise InvalidInputError(f"request {self.request_id!r} has arrival_s={self.arrival_s}: it must be finite")
+        if self.deadline_s is not None and not math.isfinite(self.deadline_s):
+            raise InvalidInputError(
+                f"request {self.request_id!r} has deadline_s={self.deadline_s}: give a finite time, or None for none"
+            )
+
 
 _NUM_DEPARTURES = 64  # recent departures, for the estimate of the service rate
+_RETRY_AFTER_S = 1.0  # before anything was served
 _MAX_RETRY_AFTER_S = 60.0  # a stalled server should not send its clients away for good
 _MIN_STALE = 64  # heaps with fewer stale entries than this are not rebuilt
 
@@ -44,7 +83,6 @@ class RequestQueue(Generic[Payload]):
         max_size: most requests waiting at a time, over all lanes; None for no bound.
         lane_of: the lane of a request, for policies that never mix some requests (buckets of lengths); None: all in
             lane 0.
-        default_retry_after_s: the estimate before anything was served.
 
     Raises:
         InvalidInputError: ``max_size`` is below 1.
@@ -62,13 +100,11 @@ class RequestQueue(Generic[Payload]):
         *,
         max_size: int | None = None,
         lane_of: Callable[[ServeRequest[Payload]], int] | None = None,
-        default_retry_after_s: float = 1.0,
     ) -> None:
         if max_size is not None and max_size < 1:
             raise InvalidInputError(f"max_size={max_size}: a queue holds at least 1 request; None means no bound")
         self._max_size = max_size
         self._lane_of = lane_of
-        self._default_retry_after_s = default_retry_after_s
         self._entries: OrderedDict[str, _Entry[Payload]] = OrderedDict()  # the truth; in order of admission
         self._orders: dict[int, list[tuple[float, int, str]]] = {}  # lane -> heap of (priority, sequence, id)
         self._lane_sizes: dict[int, int] = {}  # waiting requests of each lane that has any
@@ -157,7 +193,7 @@ class RequestQueue(Generic[Payload]):
         The rate is that of the last 64 departures.
         """
         if len(self._departures_s) < 2 or now <= self._departures_s[0]:
-            return self._default_retry_after_s
+            return _RETRY_AFTER_S
         departures_per_s = len(self._departures_s) / (now - self._departures_s[0])
         return min(len(self._entries) / departures_per_s, _MAX_RETRY_AFTER_S)
 

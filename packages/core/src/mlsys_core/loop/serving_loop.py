@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Self
 
 from mlsys_core.errors import MlsysError, ServingError
-from mlsys_core.loop.dispatch import Dispatcher
+from mlsys_core.loop.dispatch import Dispatcher, Guarded
 from mlsys_core.loop.inbox import Call, Cancel, Inbox, LoopClosedError, LoopState
-from mlsys_core.loop.listeners import Guarded
 from mlsys_core.loop.protocols import (
     Batch,
     Clock,

@@ -4,14 +4,13 @@ A kernel is one C++17 file (and the headers it includes) with ``extern "C"`` fun
 through ctypes. :class:`Kernel` names one. Callers keep a path in torch for machines that have neither a library that
 fits nor a compiler, and say so with :func:`warn_without_kernels`.
 
-``levels`` names the instruction sets, ``recipes`` all inputs of a library, ``compiler`` runs the compiler, ``store``
+``levels`` names the instruction sets and all inputs of a library, ``compiler`` runs the compiler, ``store``
 keeps libraries that can be trusted, ``loader`` ties them together. ``structs`` reads what a library declares of its
 structs and functions.
 """
 
-from mlsys_core.native.levels import LEVELS, NATIVE, Level, builds, executable_levels
+from mlsys_core.native.levels import FLAGS, INCLUDE, LEVELS, NATIVE, Level, builds, executable_levels
 from mlsys_core.native.loader import Kernel, load_kernel, warn_without_kernels
-from mlsys_core.native.recipes import FLAGS, INCLUDE
 from mlsys_core.native.structs import Struct, bind, expect, new
 
 __all__ = [

@@ -5,22 +5,23 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, KernelUnavailableError
 from mlsys_core.native.compiler import Compiler, find_compiler
-from mlsys_core.native.levels import NATIVE, executable_levels, level_named
-from mlsys_core.native.recipes import INCLUDE, Recipe, recipe
+from mlsys_core.native.levels import INCLUDE, NATIVE, Recipe, builds, executable_levels, level_named, recipe
 from mlsys_core.native.store import Store, temporary_store, trusted_store, warn_once
 from mlsys_core.posix import is_loaded
 
 _log = logging.getLogger(__name__)
 
-further_flags: tuple[str, ...] = ()  # set by mlsys_core.native.testing alone
+_further_flags: tuple[str, ...] = ()  # set by compiled_with alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def load_kernel(
         InvalidInputError: the level or the sanitizer of the settings is unknown, or cannot be used here.
     """
     chosen = settings()
-    flags = (*flags, *further_flags, *sanitizer_flags(chosen.sanitizer))
+    flags = (*flags, *_further_flags, *sanitizer_flags(chosen.sanitizer))
     level = level_named(chosen.kernel_level)
     wanted = recipe(source, level, flags=flags, headers=headers)
 
@@ -225,3 +226,34 @@ def sanitizer_flags(names: str | None) -> tuple[str, ...]:
 @cache
 def _is_in_process(runtime: str) -> bool:
     return is_loaded(runtime)
+
+
+def builds_to_test() -> dict[str, tuple[str, ...]]:
+    """Return the builds that kernels' tests run in this process: all levels, or with a sanitizer the chosen one."""
+    chosen = settings()
+    found = builds(chosen.kernel_level)
+    return {chosen.kernel_level: ()} if chosen.sanitizer else found
+
+
+@contextmanager
+def compiled_with(flags: tuple[str, ...], *cached: Callable[..., Any]) -> Iterator[None]:
+    """Compile kernels with further flags while this is open.
+
+    Args:
+        flags: One build of :func:`builds_to_test`.
+        cached: Functions with a ``functools`` cache that keep what was loaded; they forget it now, and at the end.
+
+    Example:
+        >>> with compiled_with(("-march=x86-64",)):
+        ...     pass
+    """
+    global _further_flags
+    before, _further_flags = _further_flags, flags
+    try:
+        for function in cached:
+            function.cache_clear()  # type: ignore[attr-defined]
+        yield
+    finally:
+        _further_flags = before
+        for function in cached:
+            function.cache_clear()  # type: ignore[attr-defined]

@@ -1,20 +1,19 @@
-"""Model loaders by file name: the search for a path's loader, and the call of it.
+"""Model loaders by file name, and compilers of modules by name: the search for one, and the call of it.
 
 An engine's own loaders are registered like a third party's, and are found in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError, PluginError
 from mlsys_core.lazy import resolve
-from mlsys_core.plugins.boundary import failing_as
-from mlsys_core.plugins.registry import Registry
-from mlsys_core.plugins.specs import ModelLoaderSpec
+from mlsys_core.plugins.registry import Registry, failing_as
+from mlsys_core.plugins.specs import CompilerSpec, ModelLoaderSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,3 +117,28 @@ def _longest(
 
 def _ends(name: str, suffix: str) -> bool:
     return name == suffix or (suffix.startswith(".") and name.endswith(suffix))
+
+
+Compiler = Callable[[Any, Sequence[Any]], Callable[..., Any]]  # (module, example inputs) -> what takes its place
+
+
+def find_module_compiler(name: str, registry: Registry) -> Compiler:
+    """Return the compiler called ``name``.
+
+    Raises:
+        InvalidInputError: there is none; the message lists the names.
+        PluginError: the compiler fails by a mistake of its own, or gives nothing that can be called (when it is used).
+    """
+    spec = registry.chosen(CompilerSpec, name)
+    factory = resolve(spec.factory)
+
+    def compile_module(module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with failing_as(spec, registry):
+            made = factory(module, tuple(example_inputs))
+        if not callable(made):
+            owner = registry.owner(spec)
+            raise PluginError(f"compiler {name!r} of {owner}: it gave a {type(made).__name__}, which cannot be called")
+        compiled: Callable[..., Any] = made
+        return compiled
+
+    return compile_module

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from mlsys_core.errors import InvalidInputError, PluginError
+from mlsys_core.errors import InvalidInputError, MlsysError, PluginError
 from mlsys_core.lazy import resolve
 from mlsys_core.plugins.specs import Spec, noun
 
@@ -94,3 +95,27 @@ class Registry:
         """Resolve the lazy reference of the spec of ``kind`` called ``name``; see :meth:`get` for errors."""
         spec = self.get(kind, name)
         return resolve(getattr(spec, _lazy_field(spec)))
+
+
+@contextmanager
+def failing_as(spec: Spec, registry: Registry) -> Iterator[None]:
+    """Turn exceptions of the code behind ``spec``, other than errors on purpose, into a :class:`PluginError`.
+
+    Example:
+        >>> from mlsys_core.plugins.specs import ExporterSpec
+        >>> with failing_as(ExporterSpec(name="csv", help="x", factory="a:b"), Registry()):
+        ...     {}["missing"]
+        Traceback (most recent call last):
+        ...
+        mlsys_core.errors.PluginError: exporter 'csv' of an unknown distribution failed (KeyError: 'missing'); ...
+    """
+    try:
+        yield
+    except MlsysError:
+        raise
+    except Exception as error:  # a plugin's own mistake: the message names the plugin, MLSYS_DEBUG shows the rest
+        owner = registry.owner(spec) or "an unknown distribution"
+        what = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+        raise PluginError(
+            f"{noun(type(spec))} {spec.name!r} of {owner} failed ({what}); MLSYS_DEBUG=1 shows where"
+        ) from error

@@ -4,98 +4,401 @@ Importing this works everywhere; what a system lacks is refused in one line when
 nothing depends on it. ``scripts/check_repo.py`` finds such a call in any other module.
 """
 
-from mlsys_core.posix.channels import (
-    is_local,
-    memory_file,
-    message_pair,
-    new_event,
-    raise_event,
-    receive_descriptors,
-    send_descriptors,
-    stream_pair,
-    take_event,
-)
-from mlsys_core.posix.files import (
-    can_lock,
-    is_own_group,
-    lock_file,
-    lock_for_process,
-    open_files_limit,
-    open_shared_memory,
-    read_at,
-    sync_data,
-    sync_folder,
-    user_id,
-    write_at,
-)
-from mlsys_core.posix.lacking import UnsupportedSystemError
-from mlsys_core.posix.machine import (
-    allowed_cores,
-    is_loaded,
-    num_cores,
-    num_memory_kills,
-    private_memory,
-    processor_lines,
-    run_on_core,
-    run_on_cores,
-)
-from mlsys_core.posix.processes import (
-    at_fork,
-    can_supervise,
-    die_with_parent,
-    fork,
-    has_terminal,
-    hold_back,
-    is_stopped,
-    let_through,
-    num_threads,
-    open_process,
-    signal_group,
-    signal_process,
-    wait_for,
-)
+from __future__ import annotations
 
-__all__ = [
-    "UnsupportedSystemError",
-    "allowed_cores",
-    "at_fork",
-    "can_lock",
-    "can_supervise",
-    "die_with_parent",
-    "fork",
-    "has_terminal",
-    "hold_back",
-    "is_loaded",
-    "is_local",
-    "is_own_group",
-    "is_stopped",
-    "let_through",
-    "lock_file",
-    "lock_for_process",
-    "memory_file",
-    "message_pair",
-    "new_event",
-    "num_cores",
-    "num_memory_kills",
-    "num_threads",
-    "open_files_limit",
-    "open_process",
-    "open_shared_memory",
-    "private_memory",
-    "processor_lines",
-    "raise_event",
-    "read_at",
-    "receive_descriptors",
-    "run_on_core",
-    "run_on_cores",
-    "send_descriptors",
-    "signal_group",
-    "signal_process",
-    "stream_pair",
-    "sync_data",
-    "sync_folder",
-    "take_event",
-    "user_id",
-    "wait_for",
-    "write_at",
-]
+import ctypes
+import os
+import platform
+import signal
+import socket
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+
+from mlsys_core.errors import MlsysError
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_TASKS = Path("/proc/self/task")
+
+
+class UnsupportedSystemError(MlsysError):
+    """This system lacks what was asked for."""
+
+    exit_code = 2
+
+
+def lacks(what: str) -> UnsupportedSystemError:
+    """Return the refusal of ``what``, a whole clause without the system's name.
+
+    Example:
+        >>> str(lacks("files cannot be locked")).startswith("files cannot be locked on ")
+        True
+    """
+    return UnsupportedSystemError(f"{what} on {sys.platform}; use Linux (on Windows: WSL 2)")
+
+
+def lock_file(fd: int, *, waits: bool = True) -> bool:
+    """Lock an open file against other processes until it is closed; return False if another has it.
+
+    Args:
+        fd: The file.
+        waits: Wait until no other process has it.
+
+    Raises:
+        UnsupportedSystemError: the system has no such locks.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        raise lacks("files cannot be locked") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_for_process(fd: int) -> None:
+    """Wait until no other process has an open file, and have it until this process ends, though forks share it.
+
+    Raises:
+        UnsupportedSystemError: the system has no such locks.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        raise lacks("files cannot be locked") from None
+    fcntl.lockf(fd, fcntl.LOCK_EX)
+
+
+def can_lock() -> bool:
+    """Return whether files can be locked."""
+    try:
+        import fcntl  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def user_id() -> int:
+    """Return the user as whom this process acts; 0 where files belong to nobody in particular."""
+    return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
+def is_own_group(group_id: int) -> bool:
+    """Return whether only this process's user is in a group; False where that is not known."""
+    try:
+        import grp
+        import pwd
+
+        user, group = pwd.getpwuid(user_id()).pw_name, grp.getgrgid(group_id)
+    except (ImportError, KeyError):
+        return False
+    return group_id == 0 or (group.gr_name == user and set(group.gr_mem) <= {user})
+
+
+def open_files_limit(wanted: int) -> int | None:
+    """Return how many files this process may open, raised towards ``wanted`` if need be; None: no known bound."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
+
+
+def read_at(fd: int, nbytes: int, offset: int) -> bytes:
+    """Return at most so many bytes of an open file from ``offset`` on; its position stays.
+
+    Raises:
+        UnsupportedSystemError: the system cannot.
+    """
+    if not hasattr(os, "pread"):
+        raise lacks("files cannot be read at a place")
+    return os.pread(fd, nbytes, offset)
+
+
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> int:
+    """Write to an open file from ``offset`` on and return how many bytes were; its position stays.
+
+    Raises:
+        UnsupportedSystemError: the system cannot.
+    """
+    if not hasattr(os, "pwrite"):
+        raise lacks("files cannot be written at a place")
+    return os.pwrite(fd, data, offset)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder; where folders are not opened (Windows), do nothing."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def open_shared_memory(name: str) -> int:
+    """Return a descriptor of the POSIX shared memory of that name, for reading and writing.
+
+    Raises:
+        OSError: There is none, this user may not, or the system keeps it elsewhere.
+    """
+    return os.open(f"/dev/shm/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def message_pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a local socket that keeps messages apart.
+
+    Raises:
+        UnsupportedSystemError: the system has none.
+    """
+    if not hasattr(socket, "AF_UNIX") or not hasattr(socket, "SOCK_SEQPACKET"):
+        raise lacks("processes cannot exchange messages")
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def stream_pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a local socket for a stream of bytes.
+
+    Raises:
+        UnsupportedSystemError: the system has none.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        raise lacks("processes cannot exchange descriptors")
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def is_local(end: socket.socket) -> bool:
+    """Return whether a socket stays within this machine's kernel."""
+    return end.family == getattr(socket, "AF_UNIX", None)
+
+
+def send_descriptors(end: socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    """Send one message with open files, which the receiver gets as files of its own."""
+    socket.send_fds(end, [data], fds)
+
+
+def receive_descriptors(end: socket.socket, nbytes: int, most: int) -> tuple[bytes, list[int]]:
+    """Return the next message, of at most so many bytes, and its open files, of which there are ``most`` at most."""
+    data, fds, _, _ = socket.recv_fds(end, nbytes, most)
+    return data, list(fds)
+
+
+def memory_file(name: str) -> int:
+    """Return an open file that lies in memory and has no place; it ends with the last process that has it.
+
+    Raises:
+        UnsupportedSystemError: the system has none.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise lacks("memory cannot be passed to another process")
+    return os.memfd_create(name, os.MFD_CLOEXEC)
+
+
+def new_event(*, counts: bool = False) -> int:
+    """Return a descriptor that is readable once :func:`raise_event` was called, until :func:`take_event` is.
+
+    Args:
+        counts: Each take answers one raise, and waits where there was none; else a take answers all, and is refused
+            with ``BlockingIOError`` where there was none.
+
+    Raises:
+        UnsupportedSystemError: the system has none.
+    """
+    if not hasattr(os, "eventfd"):
+        raise lacks("events cannot be passed to another process")
+    return os.eventfd(0, os.EFD_CLOEXEC | (os.EFD_SEMAPHORE if counts else os.EFD_NONBLOCK))
+
+
+def raise_event(fd: int) -> None:
+    """Raise an event of :func:`new_event`."""
+    os.eventfd_write(fd, 1)
+
+
+def take_event(fd: int) -> int:
+    """Take an event of :func:`new_event`; return how often it was raised, or 1 if takes are counted."""
+    return os.eventfd_read(fd)
+
+
+def can_supervise() -> str | None:
+    """Return None if this machine has what a supervisor needs, else what it lacks."""
+    if platform.system() != "Linux" or not hasattr(os, "pidfd_open"):
+        return f"processes are supervised on Linux only, and this is {platform.system()}"
+    try:
+        os.close(open_process(os.getpid()))
+    except OSError as error:
+        return f"this system opens no pidfd ({error.strerror})"
+    return None
+
+
+def fork() -> int:
+    """Fork; return 0 in the child, and the child's number in the parent.
+
+    Raises:
+        UnsupportedSystemError: the system has no forks.
+    """
+    if not hasattr(os, "fork"):
+        raise lacks("processes cannot be forked")
+    return os.fork()
+
+
+def at_fork(
+    *,
+    before: Callable[[], object] | None = None,
+    in_parent: Callable[[], object] | None = None,
+    in_child: Callable[[], object] | None = None,
+) -> None:
+    """Have functions called at each fork of this process from now on; where there are no forks, never."""
+    if hasattr(os, "register_at_fork"):
+        given = {"before": before, "after_in_parent": in_parent, "after_in_child": in_child}
+        os.register_at_fork(**{name: call for name, call in given.items() if call is not None})
+
+
+def num_threads() -> int:
+    """Return the threads of this process, those of native libraries too."""
+    return len(list(_TASKS.iterdir()))
+
+
+def open_process(pid: int) -> int:
+    """Return a descriptor of a process, readable when it has ended."""
+    return os.pidfd_open(pid)
+
+
+def signal_process(fd: int, number: int) -> None:
+    """Send a signal to a process by its descriptor; nothing happens if it has ended."""
+    try:
+        signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        return
+
+
+def signal_group(group: int, number: int) -> None:
+    """Send a signal to all processes of a group; nothing happens if they have ended.
+
+    Raises:
+        UnsupportedSystemError: the system has no such groups.
+    """
+    if not hasattr(os, "killpg"):
+        raise lacks("groups of processes get no signals")
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return
+
+
+def wait_for(pid: int) -> tuple[int | None, int | None]:
+    """Wait for a child's end and return its exit code, or None and the signal that ended it; once."""
+    _, status = os.waitpid(pid, 0)
+    if os.WIFEXITED(status):
+        return os.WEXITSTATUS(status), None
+    return None, os.WTERMSIG(status)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal, such as SIGSTOP."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+def hold_back(numbers: Iterable[int]) -> set[int | signal.Signals]:
+    """Have signals wait in this thread; return which waited before, for :func:`let_through`."""
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, numbers))
+
+
+def let_through(before: Iterable[int]) -> None:
+    """Have only the signals ``before`` wait in this thread."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def die_with_parent(parent: int, name: str) -> bool:
+    """Have the system kill this process when its parent ends, and call it ``name``; False: the parent has ended.
+
+    It gets a group of its own, so that a terminal's Ctrl-C is for the parent alone, which passes on what is to be.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    if os.getppid() != parent:  # which died before it could be watched
+        return False
+    os.setpgid(0, 0)
+    return True
+
+
+def allowed_cores() -> frozenset[int] | None:
+    """Return the numbers of the cores this process may run on; None where the system cannot tell (macOS, Windows)."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    return frozenset(os.sched_getaffinity(os.getpid()))  # of the main thread: a pinned worker may be asking
+
+
+def num_cores() -> int:
+    """Return how many cores this process may run on, at least 1.
+
+    Example:
+        >>> num_cores() >= 1
+        True
+    """
+    return len(allowed_cores() or ()) or os.cpu_count() or 1
+
+
+def run_on_core(thread_id: int, core: int) -> None:
+    """Keep a thread, by the system's number, on one core; where the system cannot, do nothing."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(thread_id, {core})
+
+
+def run_on_cores(cores: Collection[int]) -> None:
+    """Keep the calling thread, and those that it starts later, on these cores; where the system cannot, do nothing."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def processor_lines() -> list[str]:
+    """Return the lines of /proc/cpuinfo; none where there is no such file."""
+    return _lines("/proc/cpuinfo")
+
+
+def is_loaded(library: str) -> bool:
+    """Return whether a library whose path has ``library`` in it lies in this process; False if that is not known."""
+    return any(library in line for line in _lines("/proc/self/maps"))
+
+
+def private_memory() -> list[tuple[int, int]]:
+    """Return the ranges of this process's addresses that are no file's and that it shares with no other, in order.
+
+    Neighbours are joined; there are none where the system does not say. Stacks are left out.
+    """
+    found: list[tuple[int, int]] = []
+    for line in _lines("/proc/self/maps"):
+        addresses, mode, _, _, inode, *name = line.split(maxsplit=5)
+        if mode[3] != "p" or inode != "0" or (name and name[0] != "[heap]" and not name[0].startswith("[anon:")):
+            continue
+        begin, end = (int(address, 16) for address in addresses.split("-"))
+        if found and found[-1][1] == begin:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((begin, end))
+    return found
+
+
+def num_memory_kills() -> int:
+    """Return how many processes of this control group the system has killed for their memory; 0 if it does not say."""
+    lines = _lines("/sys/fs/cgroup/memory.events")
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

@@ -4,8 +4,7 @@ Recorder -> Recording -> Chrome-trace file, or summary; measure -> ProfileTable 
 """
 
 from mlsys_core.profiling.chrome_trace import read_trace, write_trace
-from mlsys_core.profiling.profile_cache import ProfileCache, ProfileKey
-from mlsys_core.profiling.profile_table import ProfileTable, UnitProfile, measure
+from mlsys_core.profiling.profile_table import ProfileCache, ProfileKey, ProfileTable, UnitProfile, measure
 from mlsys_core.profiling.recorder import NULL_RECORDER, Recorder
 from mlsys_core.profiling.recording import Recording
 from mlsys_core.profiling.spans import SpanContext

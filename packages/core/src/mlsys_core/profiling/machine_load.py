@@ -7,14 +7,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from mlsys_core.posix import allowed_cores
+from mlsys_core.posix import num_cores
 
 LOADED_SHARE = 0.1  # more than this and the times, unlike the ratios, mean little
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(allowed_cores() or ()) or os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,23 +131,14 @@ class Span:
         self._args.update(args)
 
 
-class Spanner:
+class Spanner(Span):
     """A span bound once and entered many times, from any thread, also within itself.
 
     Its open spans live on a stack of their thread, so the block must not ``await`` or ``yield`` to other users of that
     thread: use ``Recorder.span`` there.
     """
 
-    __slots__ = ("_args", "_clock_ns", "_local", "_name", "_track")
-
-    def __init__(
-        self, local: LocalBuffer, clock_ns: Callable[[], int], name: str, track: str | None, args: dict[str, Any]
-    ) -> None:
-        self._local = local
-        self._clock_ns = clock_ns
-        self._name = name
-        self._track = track
-        self._args = args
+    __slots__ = ()
 
     def __enter__(self) -> Self:
         self._local.buffer.starts.append(self._clock_ns())

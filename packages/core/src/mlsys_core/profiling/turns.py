@@ -49,8 +49,6 @@ def take_turns(
     turn_s: float,
     num_rounds: int = 2,
     budget_s: float = 0.0,
-    fewest_calls: int = FEWEST_CALLS,
-    idle_s: float = IDLE_S,
     before: Callable[[], object] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
@@ -62,8 +60,6 @@ def take_turns(
         turn_s: Seconds of timed calls in a turn.
         num_rounds: Turns of each call at least.
         budget_s: Begin further rounds until so many seconds have passed.
-        fewest_calls: Timed calls in a turn at least.
-        idle_s: Seconds of rest before each turn.
         before: Called before each timed call, which it is no part of.
         clock: Seconds, monotonic.
         sleep: Waits for so many seconds.
@@ -72,7 +68,7 @@ def take_turns(
     for names in rounds(list(calls), num_rounds=num_rounds, budget_s=budget_s, clock=clock):
         for name in names:
             call, samples = calls[name], list[float]()
-            sleep(idle_s)
+            sleep(IDLE_S)
             call()
             first = clock()
             while len(samples) < MOST_CALLS:
@@ -82,7 +78,7 @@ def take_turns(
                 call()
                 end = clock()
                 samples.append(end - begin)
-                if len(samples) >= fewest_calls and end - first >= turn_s:
+                if len(samples) >= FEWEST_CALLS and end - first >= turn_s:
                     break
             turns[name].append(samples)
     return turns

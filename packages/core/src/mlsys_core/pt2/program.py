@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.fx import GraphModule
+
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.pt2.archive import Archive
 
@@ -193,7 +195,7 @@ def _payloads(archive: Archive, folder: str) -> dict[str, Any]:
 def _tensors(
     archive: Archive, weights: dict[str, Any], constants: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    from mlsys_core.pt2.tensors import read_tensors
+    from mlsys_core.pt2.archive import read_tensors
 
     return read_tensors(archive, _WEIGHTS, weights), read_tensors(archive, _CONSTANTS, constants)
 
@@ -260,3 +262,12 @@ def _quietly() -> Iterator[None]:
     finally:
         for logger in loggers:
             logger.removeFilter(no_record)
+
+
+def without_places(exported: ExportedProgram) -> ExportedProgram:
+    """Return ``exported``, whose operations no longer say in which files and lines they were written."""
+    for module in exported.graph_module.modules():
+        if isinstance(module, GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)
+    return exported

@@ -3,11 +3,15 @@
 The walk follows the dataclasses of ``torch._export.serde.schema``: each value must have the field's type, and each
 *text* must have a rule here, since text is what torch evaluates, imports, resolves or writes into generated code. A
 text field without a rule, of a later torch say, refuses the file.
+
+Inputs and outputs nest in tuples, lists and dicts only, so that nothing is imported: torch keeps the nesting as JSON
+within JSON ("treespec"), in which an entry may name any enum of any module. Here it is written anew.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import keyword
 import math
 import re
@@ -20,7 +24,63 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.pt2.expressions import KEY, SYMBOL, guard, symbolic
 from mlsys_core.pt2.operators import operator
-from mlsys_core.pt2.structure import structure
+
+_SEQUENCES = frozenset(
+    {"builtins.tuple", "builtins.list", "torch.fx.immutable_collections.immutable_list", "torch.Size"}
+)
+_MAPPINGS = frozenset({"builtins.dict", "collections.OrderedDict", "torch.fx.immutable_collections.immutable_dict"})
+_LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
+_MAX_NESTING = 64
+_SPEC_VERSION = 1  # of torch's treespec
+
+
+def structure(text: str) -> str:
+    """Return a treespec written anew.
+
+    Raises:
+        InvalidInputError: it is damaged, or holds another container than a tuple, list or dict.
+    """
+    try:
+        version, tree = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidInputError("the structure of the inputs or outputs is damaged") from error
+    if version != _SPEC_VERSION:
+        raise InvalidInputError(
+            f"the structure of the inputs or outputs is of version {version!r}, not {_SPEC_VERSION}"
+        )
+    return json.dumps([_SPEC_VERSION, _container(tree, _MAX_NESTING)])
+
+
+def _container(tree: Any, depth: int) -> dict[str, Any]:
+    if not isinstance(tree, dict) or depth == 0 or not isinstance(tree.get("children_spec"), list):
+        raise InvalidInputError("the structure of the inputs or outputs is damaged")
+    kind, children = tree.get("type"), tree["children_spec"]
+    if kind is None and not children:
+        return _LEAF
+    if kind in _SEQUENCES:
+        context = "null"
+    elif kind in _MAPPINGS:
+        context = json.dumps(_keys(tree.get("context"), len(children)))
+    else:
+        raise InvalidInputError(
+            f"its inputs or outputs hold a {kind!r}, which only code can rebuild; "
+            "export it with tuples, lists and dicts"
+        )
+    return {"type": kind, "context": context, "children_spec": [_container(child, depth - 1) for child in children]}
+
+
+def _keys(context: Any, number: int) -> list[str | int]:
+    try:
+        keys = json.loads(context)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidInputError("the structure of the inputs or outputs is damaged") from error
+    if not isinstance(keys, list) or len(keys) != number:
+        raise InvalidInputError("the structure of the inputs or outputs is damaged")
+    for key in keys:
+        if not (type(key) is int or (isinstance(key, str) and KEY.fullmatch(key))):
+            raise InvalidInputError(f"its inputs or outputs have a dict with the key {key!r}; use letters and digits")
+    return keys
+
 
 _MAX_DEPTH = 256
 _MAX_TEXT = 1 << 16

@@ -1,7 +1,7 @@
 """Traces of requests, exported over OTLP (``docs/tracing.md``).
 
-:mod:`record` has the facts that fronts and engines note while a request runs, plain data in any thread; :mod:`spans`
-turns them into spans, a pure function; :mod:`otlp` hands those to OpenTelemetry's SDK, which samples and sends them.
+:mod:`record` has the facts that fronts and engines note while a request runs, plain data in any thread; :mod:`otlp`
+turns them into spans, by a pure function, and hands those to OpenTelemetry's SDK, which samples and sends them.
 A server without traces has no middleware for them, and its engines look once per request whether there is one.
 """
 

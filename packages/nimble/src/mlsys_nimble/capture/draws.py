@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from mlsys_core.device.generators import default_generator
+from mlsys_core.device import default_generator
 
 from mlsys_nimble.errors import CaptureError, refuse
 

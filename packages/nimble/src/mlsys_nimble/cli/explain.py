@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.graph import HELP, check_graph_file
-from mlsys_core.cli.registered import Device
-from mlsys_core.cli.trust import TrustCode
+from mlsys_core.cli.options import GRAPH_HELP, Device, TrustCode, check_graph_file
 
 if TYPE_CHECKING:
     from mlsys_nimble.backends.cpu.decisions import TaskTime
@@ -22,7 +20,9 @@ if TYPE_CHECKING:
 
 GraphFile = Annotated[
     Path | None,
-    typer.Option("--graph", "--svg", metavar="FILE", callback=check_graph_file, help=f"{HELP} --svg is its old name."),
+    typer.Option(
+        "--graph", "--svg", metavar="FILE", callback=check_graph_file, help=f"{GRAPH_HELP} --svg is its old name."
+    ),
 ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.trust import TrustCode
+from mlsys_core.cli.options import TrustCode
 from mlsys_nimble.cli.explain import GraphFile, explain, nets
 
 if TYPE_CHECKING:

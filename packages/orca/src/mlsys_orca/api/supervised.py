@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mlsys_core.memory.trim import return_freed_memory
+from mlsys_core.memory.pages import return_freed_memory
 from mlsys_core.plugins import installed_plugins
 from mlsys_serving.http import HttpConfig, serve
 from mlsys_serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.plugins.compilers import Compiler
+from mlsys_core.plugins.loading import Compiler
 from mlsys_orca.model.blocks import MLP, Decoder, GatedMLP
 from mlsys_orca.model.decoder import DecoderModel
 from mlsys_orca.model.layers import Linear

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from mlsys_core.cli.registered import Device
+from mlsys_core.cli.options import Device
 from mlsys_orca.cli.options import (
     ActivationsForm,
     Dtype,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
+from mlsys_core.cli.options import BlockPoolName, CompilerName, Device
 from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.hosts import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from mlsys_core.cli.registered import BlockPoolName, Device
+from mlsys_core.cli.options import BlockPoolName, Device
 from mlsys_orca.cli.chaos import chaos
 from mlsys_orca.cli.explain import explain
 from mlsys_orca.cli.generate import generate

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
-from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
+from mlsys_core.cli.options import BlockPoolName, CompilerName, Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.hosts import (
     ControlOnly,

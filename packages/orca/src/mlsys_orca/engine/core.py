@@ -21,7 +21,7 @@ from mlsys_core.loop import (
 )
 from mlsys_core.memory import find_pool
 from mlsys_core.plugins import Registry, installed_plugins
-from mlsys_core.plugins.compilers import find_module_compiler
+from mlsys_core.plugins.loading import find_module_compiler
 from mlsys_core.tracing import EngineTraces
 from mlsys_orca.backends.compiled import compile_decodes
 from mlsys_orca.backends.drafting import ModelDrafter

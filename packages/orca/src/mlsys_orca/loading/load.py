@@ -17,7 +17,7 @@ from mlsys_core.config import settings
 from mlsys_core.device import CudaDevice, get_device
 from mlsys_core.device.cuda_graphs import has_bf16
 from mlsys_core.errors import DeviceError, InvalidInputError
-from mlsys_core.memory.trim import return_freed_memory
+from mlsys_core.memory.pages import return_freed_memory
 from mlsys_core.plugins import Registry, installed_plugins
 from mlsys_core.plugins.loading import LoadContext, endings, find_loader, load_with
 from mlsys_core.plugins.specs import ModelLoaderSpec

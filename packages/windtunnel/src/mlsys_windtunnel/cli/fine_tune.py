@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from mlsys_core.cli.registered import Device
-from mlsys_core.cli.trust import TrustPickles
+from mlsys_core.cli.options import Device, TrustPickles
 from mlsys_core.errors import InvalidInputError
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.graph import GraphFile
-from mlsys_core.cli.trust import TrustPickles
+from mlsys_core.cli.options import GraphFile, TrustPickles
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.graphs import Graph, draw_graph, new_graph
 from mlsys_core.plot import to_svg

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from mlsys_core.cli.registered import Device
-from mlsys_core.cli.trust import TrustCode
+from mlsys_core.cli.options import Device, TrustCode
 from mlsys_core.errors import InvalidInputError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.trust import TrustCode
+from mlsys_core.cli.options import TrustCode
 from mlsys_serving.cli import ServerOptions, announce, serve_command
 from mlsys_serving.extensions import Extensions
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from mlsys_core.cli.trust import TrustPickles
+from mlsys_core.cli.options import TrustPickles
 from mlsys_core.errors import InvalidInputError, MlsysError
 
 if TYPE_CHECKING:

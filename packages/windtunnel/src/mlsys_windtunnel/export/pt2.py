@@ -13,8 +13,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.pt2.places import without_places
-from mlsys_core.pt2.program import load_program
+from mlsys_core.pt2.program import load_program, without_places
 
 from mlsys_windtunnel.export import program
 from mlsys_windtunnel.export.exported import ExportedPipeline, restore

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.choices import require_choice
-from mlsys_core.cli.graph import GraphFile
-from mlsys_core.cli.registered import Device, RunPoolName
-from mlsys_core.cli.trust import TrustCode
+from mlsys_core.cli.options import Device, GraphFile, RunPoolName, TrustCode, require_choice
 from mlsys_serving.cli import Instances, ServerOptions, announce, serve_command
 from mlsys_serving.cli.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
 from mlsys_serving.extensions import Extensions

@@ -21,8 +21,7 @@ from mlsys_core.models import resolve_model
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.loading import LoadContext, find_loader, load_with
 from mlsys_core.plugins.specs import ModelLoaderSpec
-from mlsys_core.pt2.places import without_places
-from mlsys_core.pt2.program import load_program
+from mlsys_core.pt2.program import load_program, without_places
 from torch import Tensor, nn
 
 from mlsys_batchmaker.cells.cell import Cell, export

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from mlsys_core.errors import MissingDependencyError
 from mlsys_core.loop import ServeRequest, VirtualClock
-from mlsys_core.loop.baselines import Bucketed, ZeroBatch
-from mlsys_core.loop.baselines.batch import RequestBatch
+from mlsys_core.loop.baselines import Bucketed, RequestBatch, ZeroBatch
 
 from mlsys_batchmaker.cells.cell import Cell
 from mlsys_batchmaker.engine import EngineConfig, make_scheduler, make_workers

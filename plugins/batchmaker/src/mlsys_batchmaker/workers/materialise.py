@@ -16,7 +16,7 @@ from mlsys_batchmaker.native.runner import PackedCell
 from mlsys_batchmaker.plan.spec import CellSpec
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.plugins.compilers import find_module_compiler
+from mlsys_core.plugins.loading import find_module_compiler
 from mlsys_core.plugins.specs import CompilerSpec
 from torch import Tensor, nn
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mlsys_core.cli import completion
-from mlsys_core.cli.registered import Device
-from mlsys_core.cli.trust import TrustCode
+from mlsys_core.cli.options import Device, TrustCode
 
 if TYPE_CHECKING:
     from mlsys_dvabatch.serve.preparing import Prepared

@@ -7,10 +7,7 @@ from typing import Annotated
 
 import typer
 from mlsys_core.cli import completion
-from mlsys_core.cli.choices import require_read
-from mlsys_core.cli.graph import GraphFile
-from mlsys_core.cli.registered import CompilerName, Device
-from mlsys_core.cli.trust import TrustCode
+from mlsys_core.cli.options import CompilerName, Device, GraphFile, TrustCode, require_read
 from mlsys_dvabatch.cli.explain import Mask, explain
 from mlsys_serving.cli import Instances, ServerOptions, serve_command
 from mlsys_serving.cli.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams

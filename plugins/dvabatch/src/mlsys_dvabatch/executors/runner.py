@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from mlsys_core.errors import ServingError
 from mlsys_core.loop.baselines import RequestBatch
-from mlsys_core.loop.request import ServeRequest
+from mlsys_core.loop.queue import ServeRequest
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
 from mlsys_dvabatch.stages.model import StageModel
 from mlsys_serving.isolation import run_in_halves

@@ -14,8 +14,7 @@ from typing import Any
 
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.loop.protocols import Finished, FinishReason, WorkerId
-from mlsys_core.loop.queue import RequestQueue
-from mlsys_core.loop.request import ServeRequest
+from mlsys_core.loop.queue import RequestQueue, ServeRequest
 from mlsys_serving.isolation import blamed
 
 from mlsys_dvabatch.scheduling.corrections import Corrections

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlsys_core.loop.request import ServeRequest
+from mlsys_core.loop.queue import ServeRequest
 
 from mlsys_dvabatch.scheduling.table import Part
 

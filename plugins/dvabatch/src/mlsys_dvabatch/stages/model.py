@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy.typing as npt
 import torch
-from mlsys_core.loop.request import ServeRequest
+from mlsys_core.loop.queue import ServeRequest
 from mlsys_serving.isolation import Draw, require_isolated
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.graphs import Graph, new_graph
 from mlsys_core.models import resolve_model
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.plugins.compilers import find_module_compiler
-from mlsys_core.plugins.loading import LoadContext, endings, find_loader, load_with
+from mlsys_core.plugins.loading import LoadContext, endings, find_loader, find_module_compiler, load_with
 from mlsys_dvabatch.scheduling.costs import TableCosts, catch_up_s, unit_name
 from mlsys_dvabatch.stages.model import ServableModel, Wire
 from mlsys_dvabatch.stages.profile import boundary_nbytes, profile_operators

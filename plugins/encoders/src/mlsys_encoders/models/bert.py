@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.loop.request import ServeRequest
+from mlsys_core.loop.queue import ServeRequest
 from mlsys_dvabatch.stages.activations import Packed, Padded, to_host
 from mlsys_dvabatch.stages.model import IsolationCheck
 from mlsys_serving.isolation import Draw, Kind

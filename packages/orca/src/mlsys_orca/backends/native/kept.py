@@ -20,8 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from mlsys_core.native.levels import NATIVE
-from mlsys_core.native.recipes import recipe
+from mlsys_core.native.levels import NATIVE, recipe
 from mlsys_core.native.store import problem_of
 from mlsys_core.profiling.files import atomic_write
 from mlsys_orca.backends.native.library import PROGRAM

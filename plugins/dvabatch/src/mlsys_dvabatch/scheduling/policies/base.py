@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from mlsys_core.loop.queue import RequestQueue
-from mlsys_core.loop.request import ServeRequest
+from mlsys_core.loop.queue import RequestQueue, ServeRequest
 
 from mlsys_dvabatch.scheduling.costs import StageCosts, least_request_s
 from mlsys_dvabatch.scheduling.pipeline import Pipeline

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
-from mlsys_core.loop.request import ServeRequest
+from mlsys_core.loop.queue import ServeRequest
 
 from mlsys_dvabatch.scheduling.costs import remaining_s
 from mlsys_dvabatch.scheduling.policies.base import Mode, New, Policy, State, Stretch

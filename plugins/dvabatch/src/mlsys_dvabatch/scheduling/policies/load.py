@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
-from mlsys_core.loop.request import ServeRequest
+from mlsys_core.loop.queue import ServeRequest
 
 from mlsys_dvabatch.scheduling.costs import catch_up_s, remaining_s
 from mlsys_dvabatch.scheduling.policies.base import Mode, New, Policy, State, Stretch

@@ -1,22 +1,24 @@
-"""Arrival processes: each turns a random generator into arrival times in seconds.
+"""Workloads: when requests arrive, and the latencies of a run.
 
-First stage of a workload: arrivals and lengths make a trace (:mod:`mlsys_bench.workload.trace`), the load generator
-fires it. A process is a frozen record of its parameters; all randomness comes from the generator passed in.
-Poisson-like processes are unit-rate processes on a rescaled time axis, so that with one seed a load sweep sends the
-same pattern, only faster (ORCA, section 6: the same trace, its arrival times adjusted to the rate).
+An arrival process turns a random generator into arrival times in seconds. Arrivals and lengths make a trace
+(:mod:`mlsys_bench.workload.trace`), which the load generator fires. A process is a frozen record of its parameters;
+all randomness comes from the generator passed in. Poisson-like processes are unit-rate processes on a rescaled time
+axis, so that with one seed a load sweep sends the same pattern, only faster (ORCA, section 6: the same trace, its
+arrival times adjusted to the rate).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload._validate import require_count, require_not_negative, require_positive
 
 Times: TypeAlias = NDArray[np.float64]  # [n] seconds from the start of the run, non-decreasing
 
@@ -225,3 +227,57 @@ class Replay:
         if n > len(self.recorded_s):
             raise InvalidInputError(f"{n} arrivals asked for, {len(self.recorded_s)} recorded: ask for at most those")
         return np.asarray(self.recorded_s[:n], dtype=np.float64) / self.speed
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySummary:
+    """A distribution of durations in seconds (percentiles interpolate linearly)."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, durations_s: Iterable[float | None]) -> LatencySummary | None:
+        """Return the summary of the durations that are not None; None if there are none.
+
+        Example:
+            >>> LatencySummary.of([0.1, None, 0.3]).mean
+            0.2
+        """
+        values = np.asarray([value for value in durations_s if value is not None], dtype=np.float64)
+        if values.size == 0:
+            return None
+        p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
+        return cls(values.size, float(values.mean()), p50, p90, p99, float(values.max()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """One run as a point of a load curve (see :mod:`mlsys_core.plot`)."""
+
+    offered_rps: float | None  # arrivals per second; None in a closed loop, where the server sets them
+    throughput_rps: float  # successful requests per second
+    latency: LatencySummary
+    normalized_latency: LatencySummary | None = None  # per output token; None if token counts are unknown
+
+
+def require_positive(name: str, value: float) -> None:
+    """Raise ``InvalidInputError`` unless ``value`` is a finite number above zero."""
+    if not isinstance(value, Real) or not math.isfinite(value) or value <= 0:
+        raise InvalidInputError(f"{name} is {value!r}: give a finite number above 0")
+
+
+def require_not_negative(name: str, value: float) -> None:
+    """Raise ``InvalidInputError`` unless ``value`` is a finite number of at least zero."""
+    if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
+        raise InvalidInputError(f"{name} is {value!r}: give a finite number of at least 0")
+
+
+def require_count(name: str, value: int, *, minimum: int = 1) -> None:
+    """Raise ``InvalidInputError`` unless ``value`` is an integer of at least ``minimum``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
+        raise InvalidInputError(f"{name} is {value!r}: give a whole number of at least {minimum}")
