@@ -16,7 +16,6 @@ from mlsys_batchmaker.engine import EngineConfig
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
 from mlsys_batchmaker.models.store import save_model
 from mlsys_batchmaker.serve.app import make_app
-from mlsys_core.tracing import TraceConfig
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.stages.simulated import parse_stages
@@ -28,6 +27,7 @@ from mlsys_open_inference import GrpcConfig, create_oip_app, front, grpc_address
 from mlsys_serving.http import BackgroundServer, HttpConfig
 from mlsys_serving.http.logs import make_logger
 from mlsys_serving.models import ModelRepository
+from mlsys_serving.tracing import TraceConfig
 
 from tests.collector import Collector, collecting, facts_of
 

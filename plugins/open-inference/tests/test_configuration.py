@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.tracing.settings import TraceSettings
 from mlsys_open_inference.files import ConfigFiles, parsed
 from mlsys_open_inference.shared_memory import REGION, OpenFile, Placement, Region, SharedRegions
 from mlsys_serving.models import InferRequest, InferResponse, ModelSpec, TensorSpec
 from mlsys_serving.models.datatypes import DataType
 from mlsys_serving.models.settings import ModelSettings
+from mlsys_serving.tracing.settings import TraceSettings
 
 SPEC = ModelSpec(
     name="a",

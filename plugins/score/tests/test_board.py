@@ -9,11 +9,11 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_core.tracing import EngineTraces
 from mlsys_orca.engine.watching.feed import PrefillSplit
 from mlsys_score.board import Board
 from mlsys_score.recording import parse_recording
 from mlsys_score.replay import fit_costs
+from mlsys_serving.tracing import EngineTraces
 from mlsys_serving.watch import NUM_KEPT, BatchSource, Kind, Square
 
 

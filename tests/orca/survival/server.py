@@ -32,7 +32,6 @@ from typing import Any
 import torch
 from mlsys_core.exits import end_process
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.tracing import TraceConfig
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.api.supervised import serve_supervised
 from mlsys_orca.backends.native.decoder import NativeDecoder
@@ -47,6 +46,7 @@ from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import HttpConfig, ServerAddress
 from mlsys_serving.http.port import BoundPort
 from mlsys_serving.processes import RestartBudget
+from mlsys_serving.tracing import TraceConfig
 
 
 class Poisoned(NativeDecoder):

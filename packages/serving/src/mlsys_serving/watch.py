@@ -183,7 +183,7 @@ class Watch:
 class BatchSource:
     """Source of one engine's batches, where only the names of a batch's requests matter: all systems but Orca.
 
-    A :class:`~mlsys_core.tracing.record.Watcher` of its requests.
+    A :class:`~mlsys_serving.tracing.record.Watcher` of its requests.
 
     Args:
         label_of: Names a batch: its stage, its cells.

@@ -29,8 +29,8 @@ from mlsys_core.loop import (
 from mlsys_core.loop.protocols import Executor
 from mlsys_core.memory import find_pool
 from mlsys_core.report import facts_html
-from mlsys_core.tracing import EngineTrace, EngineTraces
 from mlsys_serving.isolation import NotFiniteError, is_finite
+from mlsys_serving.tracing import EngineTrace, EngineTraces
 from mlsys_serving.watch import BatchSource
 from torch import Tensor
 

@@ -13,7 +13,7 @@ from mlsys_core.loop import StreamExecutor as WholeExecutor
 from mlsys_core.loop.protocols import Clock
 from mlsys_core.posix import allowed_cores
 from mlsys_core.report import facts_html
-from mlsys_core.tracing import EngineTraces
+from mlsys_serving.tracing import EngineTraces
 
 from mlsys_dvabatch.executors.runner import StageRunner
 from mlsys_dvabatch.executors.stage_executors import StageExecutor, StreamExecutor

@@ -14,7 +14,6 @@ from functools import partial
 
 import numpy as np
 from mlsys_core.loop.protocols import Clock
-from mlsys_core.tracing.record import current_trace
 from mlsys_serving.http.describe import describe
 from mlsys_serving.http.threads import LARGE, RequestThreads
 from mlsys_serving.models.datatypes import Array
@@ -25,6 +24,7 @@ from mlsys_serving.models.repository import ModelRepository
 from mlsys_serving.models.spec import TensorSpec
 from mlsys_serving.models.statistics import FailureReason
 from mlsys_serving.models.version import Version
+from mlsys_serving.tracing.record import current_trace
 
 from mlsys_open_inference.binding import WireRequest, bind, checked_outputs
 from mlsys_open_inference.shared_memory import SharedRegions

@@ -15,6 +15,7 @@ from mlsys_core.errors import ServingError
 from mlsys_core.loop.protocols import (
     Batch,
     BatchIn,
+    BatchTraces,
     Clock,
     Executor,
     Finished,
@@ -27,7 +28,6 @@ from mlsys_core.loop.protocols import (
     WorkerId,
 )
 from mlsys_core.loop.workers import Completion, Lost, workers_of
-from mlsys_core.tracing.record import EngineTraces
 
 _logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class InFlight(Generic[Batch, Output]):
         slots = [""] if self.max_in_flight == 1 else [f".{slot}" for slot in range(self.max_in_flight)]
         self._tracks = [f"worker {worker}{slot}" for slot in slots]
 
-    def take(self, batch: Batch, now: float, recorder: LoopRecorder | None, traces: EngineTraces | None = None) -> bool:
+    def take(self, batch: Batch, now: float, recorder: LoopRecorder | None, traces: BatchTraces | None = None) -> bool:
         """Take back ``batch``, finished at ``now``; return False if it is not the oldest."""
         if not self.batches or self.batches[0][0] is not batch:
             return False
@@ -139,7 +139,7 @@ class Dispatcher(Generic[Request, Batch, Output]):
         *,
         clock: Clock,
         recorder: LoopRecorder | None,
-        traces: EngineTraces | None = None,
+        traces: BatchTraces | None = None,
         on_output: Callable[[Batch, Output, float], None],
         on_finished: Callable[[Sequence[Finished[Any]], float], None],
     ) -> None:

@@ -181,6 +181,18 @@ class LoopRecorder(Protocol):
         ...
 
 
+class BatchTraces(Protocol):
+    """Traces of requests, as the loop sees them; ``mlsys_serving.tracing.EngineTraces`` is one."""
+
+    def __bool__(self) -> bool:
+        """Return whether batches are to be noted at all."""
+        ...
+
+    def on_batch(self, batch: Any, started_s: float, ended_s: float) -> None:
+        """Note a batch that ran, in seconds of the loop's clock; before the scheduler hears of its end."""
+        ...
+
+
 class Clock(Protocol):
     """Time in seconds; ``WallClock`` or ``VirtualClock``."""
 

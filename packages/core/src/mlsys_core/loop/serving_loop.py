@@ -18,6 +18,7 @@ from mlsys_core.loop.dispatch import Dispatcher, Guarded
 from mlsys_core.loop.inbox import Call, Cancel, Inbox, LoopClosedError, LoopState
 from mlsys_core.loop.protocols import (
     Batch,
+    BatchTraces,
     Clock,
     Draining,
     Executor,
@@ -31,7 +32,6 @@ from mlsys_core.loop.protocols import (
     Scheduler,
 )
 from mlsys_core.loop.workers import Completion, Lost, is_set_in
-from mlsys_core.tracing.record import EngineTraces
 
 _logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
         *,
         recorder: LoopRecorder | None = None,
         listener: Listener[Batch, Output] | None = None,
-        traces: EngineTraces | None = None,
+        traces: BatchTraces | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._expiring = scheduler if isinstance(scheduler, Expiring) else None

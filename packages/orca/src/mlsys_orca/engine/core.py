@@ -22,7 +22,6 @@ from mlsys_core.loop import (
 from mlsys_core.memory import find_pool
 from mlsys_core.plugins import Registry, installed_plugins
 from mlsys_core.plugins.loading import find_module_compiler
-from mlsys_core.tracing import EngineTraces
 from mlsys_orca.backends.compiled import compile_decodes
 from mlsys_orca.backends.drafting import ModelDrafter
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
@@ -35,6 +34,7 @@ from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, BlockTables, KVCache, 
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput
 from mlsys_orca.scheduling.policy import GenerationScheduler, make_scheduler
 from mlsys_orca.scheduling.request_pool import RequestPool
+from mlsys_serving.tracing import EngineTraces
 
 _log = logging.getLogger(__name__)
 CACHE_SHARE = 0.25  # of the available memory, at most, if the number of K/V slots is not given

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from mlsys_core.tracing import EngineTraces
+from mlsys_serving.tracing import EngineTraces
 
 if TYPE_CHECKING:
     from mlsys_orca.scheduling.batch import IterationBatch

@@ -13,10 +13,9 @@ import typer
 from mlsys_core.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from mlsys_core.tracing import TraceConfig
-
     from mlsys_serving.extensions import Extensions
     from mlsys_serving.http import BoundPort, ErrorFormat, HttpConfig, ServerAddress, TlsConfig
+    from mlsys_serving.tracing import TraceConfig
 
 _FORMATS = {"text": "console", "console": "console", "json": "json"}  # the second is an older name of the first
 
@@ -152,7 +151,8 @@ class ServerOptions:
 
     def _traces(self) -> TraceConfig | None:
         from mlsys_core.config import settings
-        from mlsys_core.tracing.config import trace_config
+
+        from mlsys_serving.tracing.config import trace_config
 
         config, warning = trace_config(self.otlp_endpoint, is_in_environment=settings().traces_in_environment)
         if warning is not None:

@@ -8,10 +8,10 @@ from typing import Literal, get_args
 
 from mlsys_core import __version__
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.tracing.config import TraceConfig
 
 from mlsys_serving.http.limits import ConnectionLimits, is_duration
 from mlsys_serving.http.tls import TlsConfig
+from mlsys_serving.tracing.config import TraceConfig
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 

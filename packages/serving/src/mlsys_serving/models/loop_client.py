@@ -13,9 +13,9 @@ from typing import Any, Generic
 from mlsys_core.errors import ServingError
 from mlsys_core.loop.protocols import Batch, Finished, FinishReason, Output, Request
 from mlsys_core.loop.serving_loop import ServingLoop
-from mlsys_core.tracing.record import EngineTraces
 
 from mlsys_serving.models.errors import DeadlineExceededError
+from mlsys_serving.tracing.record import EngineTraces
 
 
 class LoopClient(Generic[Request, Batch, Output]):

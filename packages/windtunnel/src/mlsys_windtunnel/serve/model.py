@@ -16,8 +16,8 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import ServeRequest, ServingLoop, ThreadExecutor, WallClock
 from mlsys_core.loop.baselines import RequestBatch, ZeroBatch
-from mlsys_core.tracing import EngineTraces
 from mlsys_serving.models import DataType, Executions, InferRequest, InferResponse, LoopClient, ModelSpec, TensorSpec
+from mlsys_serving.tracing import EngineTraces
 from mlsys_serving.watch import BatchSource
 
 from mlsys_windtunnel.export.host_parts import MISSING_TEXTS, Code, Codes, Column, HostPlan, keys_of

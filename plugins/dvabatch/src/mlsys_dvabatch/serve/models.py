@@ -12,7 +12,6 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import Scheduler, ServeRequest
 from mlsys_core.loop.baselines import RequestBatch
 from mlsys_core.loop.clock import WallClock
-from mlsys_core.tracing import EngineTraces
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy
@@ -23,6 +22,7 @@ from mlsys_dvabatch.stages.profile import StoredProfile
 from mlsys_dvabatch.stages.zoo import Loaded
 from mlsys_serving.http.threads import RequestThreads
 from mlsys_serving.models import Executions, InferRequest, InferResponse, LoopClient
+from mlsys_serving.tracing import EngineTraces
 from mlsys_serving.watch import BatchSource
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 

@@ -10,7 +10,6 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import grpc.aio
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
-from mlsys_core.tracing.record import Fact
 from mlsys_open_inference.engine import Engine
 from mlsys_open_inference.grpc.bare import HEALTH, bare_handlers, health_handlers
 from mlsys_open_inference.grpc.codec import parse_message
@@ -22,6 +21,7 @@ from mlsys_serving.http.lifecycle import shutting_down
 from mlsys_serving.http.middleware.gate import KeyRing, presented_keys
 from mlsys_serving.http.middleware.trace import Tracing
 from mlsys_serving.http.tls import TlsConfig, read_pem, server_context
+from mlsys_serving.tracing.record import Fact
 from prometheus_client import Counter
 
 _CODES = {

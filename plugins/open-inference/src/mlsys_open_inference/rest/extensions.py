@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.tracing.settings import NOT_TRACED
 from mlsys_open_inference.shared_memory import SharedRegions
 from mlsys_serving.http import HttpError, Router, runtime_of
 from mlsys_serving.http.access import check_model_control
 from mlsys_serving.http.json_body import parse_json
 from mlsys_serving.http.middleware.trace import Tracing
 from mlsys_serving.models.repository import ModelRepository
+from mlsys_serving.tracing.settings import NOT_TRACED
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mlsys_core.tracing import EngineTraces
 from mlsys_orca.engine.streams import Streams
 from mlsys_orca.engine.watching.feed import IterationFeed, Part
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, RequestSlice
+from mlsys_serving.tracing import EngineTraces
 from mlsys_serving.watch import Board, EventLog
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from mlsys_core.tracing import EngineTraces
 from mlsys_orca.engine import wire
 from mlsys_orca.engine.recovery import LiveRequest
 from mlsys_orca.engine.watching.feed import IterationFeed, Part
+from mlsys_serving.tracing import EngineTraces
 from mlsys_serving.watch import Board, EventLog
 
 

@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import structlog
-from mlsys_core.tracing.config import TraceConfig
-from mlsys_core.tracing.record import Fact, RequestTrace, current_trace
-from mlsys_core.tracing.settings import TraceSettings
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mlsys_serving.http.middleware.gate import OpenPaths
 from mlsys_serving.http.record import record_of, route_template
+from mlsys_serving.tracing.config import TraceConfig
+from mlsys_serving.tracing.record import Fact, RequestTrace, current_trace
+from mlsys_serving.tracing.settings import TraceSettings
 
 if TYPE_CHECKING:
-    from mlsys_core.tracing.otlp import OpenRequest, Tracer
+    from mlsys_serving.tracing.otlp import OpenRequest, Tracer
 
 
 class Tracing:
@@ -37,7 +37,7 @@ class Tracing:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Export traces while the context is open; the app's lifespan, which runs after any fork."""
-        from mlsys_core.tracing.otlp import Tracer  # only a server with traces pays for its import
+        from mlsys_serving.tracing.otlp import Tracer  # only a server with traces pays for its import
 
         self._tracer = tracer = await asyncio.to_thread(Tracer, self._config, service=self._service)
         try:

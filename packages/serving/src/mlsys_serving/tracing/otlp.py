@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from mlsys_core import __version__
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -16,9 +17,8 @@ from opentelemetry.trace import Span as OtelSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from mlsys_core import __version__
-from mlsys_core.tracing.config import TraceConfig
-from mlsys_core.tracing.record import EngineTrace, Fact, Note, RequestTrace
+from mlsys_serving.tracing.config import TraceConfig
+from mlsys_serving.tracing.record import EngineTrace, Fact, Note, RequestTrace
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from mlsys_core.errors import InvalidInputError
 
 _PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 _PATH = "/v1/traces"  # of the protocol
-INSTALL = "pip install 'mlsys-core[otel]'"
+INSTALL = "pip install 'mlsys-serving[otel]'"
 
 
 @dataclass(frozen=True, slots=True)

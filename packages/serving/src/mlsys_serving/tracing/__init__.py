@@ -5,7 +5,7 @@ turns them into spans, by a pure function, and hands those to OpenTelemetry's SD
 A server without traces has no middleware for them, and its engines look once per request whether there is one.
 """
 
-from mlsys_core.tracing.config import TraceConfig, trace_config
-from mlsys_core.tracing.record import EngineTrace, EngineTraces, RequestTrace, current_trace
+from mlsys_serving.tracing.config import TraceConfig, trace_config
+from mlsys_serving.tracing.record import EngineTrace, EngineTraces, RequestTrace, current_trace
 
 __all__ = ["EngineTrace", "EngineTraces", "RequestTrace", "TraceConfig", "current_trace", "trace_config"]

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from mlsys_core.tracing import TraceConfig, current_trace
 from mlsys_serving.http import BackgroundServer, ClosingStreamingResponse, HttpConfig, Router, create_app
 from mlsys_serving.http.logs import make_logger
+from mlsys_serving.tracing import TraceConfig, current_trace
 
 from tests.collector import Collector, collecting, facts_of
 

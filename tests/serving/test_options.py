@@ -18,13 +18,13 @@ import typer
 from mlsys_core.cli.main import run as mlsys
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.tracing import TraceConfig
 from mlsys_open_inference.extension import OipOptions
 from mlsys_score.extension import ScoreOptions
 from mlsys_serving.cli import ServerOptions, announce, serve_command
 from mlsys_serving.extensions import Extensions
 from mlsys_serving.http import ServerAddress, TlsConfig
 from mlsys_serving.models.app import DEFAULT_CONFIG
+from mlsys_serving.tracing import TraceConfig
 
 Run = Callable[..., dict[str, Any]]
 

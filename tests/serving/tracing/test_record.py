@@ -7,10 +7,10 @@ from mlsys_core.config import read_settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import InlineExecutor, ServeRequest, ServingLoop, WallClock
 from mlsys_core.loop.baselines import ZeroBatch
-from mlsys_core.tracing import EngineTrace, EngineTraces, RequestTrace, TraceConfig, current_trace, trace_config
-from mlsys_core.tracing import config as config_module
-from mlsys_core.tracing.otlp import span_of
-from mlsys_core.tracing.record import MAX_NOTED_BATCHES
+from mlsys_serving.tracing import EngineTrace, EngineTraces, RequestTrace, TraceConfig, current_trace, trace_config
+from mlsys_serving.tracing import config as config_module
+from mlsys_serving.tracing.otlp import span_of
+from mlsys_serving.tracing.record import MAX_NOTED_BATCHES
 
 
 def opened(traces: EngineTraces, *request_ids: str) -> RequestTrace:
