@@ -47,7 +47,7 @@ BATCHMAKER, DVABATCH = (f"plugins/{name}/src/mlsys_{name}" for name in ("batchma
 AREAS = {
     "core-memory": Area(
         CORE,
-        _paths("memory", "placement plan pools"),
+        _paths("memory", "placement plan block_pool run_pool"),
         ("tests/core/memory", "tests/property/memory"),
         ("benchmarks/src/mlsys_bench/core/memory_plan.py",),
     ),

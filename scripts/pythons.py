@@ -41,11 +41,11 @@ PACKAGES = (  # what the tests below import; the lock says which versions
     *("prometheus-client", "pydantic", "rich", "structlog", "threadpoolctl", "typer", "uvicorn", "uvloop"),
 )
 TESTS = (
-    *("tests/core/memory/test_plan.py", "tests/core/memory/test_block_pool.py", "tests/core/memory/test_run_pool.py"),
+    *("tests/core/memory/test_plan.py", "tests/core/memory/test_pools.py"),
     *(
         "tests/core/plugins/test_loader.py",
         "tests/core/profiling/test_recorder.py",
-        "tests/core/profiling/test_payload.py",
+        "tests/core/profiling/test_processes.py",
     ),
     *(
         "tests/core/loop/test_loop.py",

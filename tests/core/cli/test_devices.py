@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from mlsys_core.cli.lazy_group import LazyGroup, load_command
-from mlsys_core.cli.main import build_app
+from mlsys_core.cli.main import build_app, run
 from mlsys_core.plugins import installed_plugins
 
 # Commands without --device, and why they need none.
@@ -80,3 +81,19 @@ def test_a_command_that_computes_takes_a_device(name: str) -> None:
 def test_every_subsystem_has_been_walked_and_no_exception_is_left_over() -> None:
     assert {name.split()[0] for name in COMMANDS} > {"batchmaker", "dvabatch", "nimble", "orca", "windtunnel", "serve"}
     assert WITHOUT.keys() < COMMANDS.keys()
+
+
+EXPLAINING = {"batchmaker explain", "dvabatch profile", "nimble explain", "nimble streams", "windtunnel inspect"}
+
+
+def test_commands_that_explain_a_graph_write_it():
+    assert {name for name, command in COMMANDS.items() if "--graph" in options_of(command)} == EXPLAINING
+
+
+@pytest.mark.parametrize("name", sorted(EXPLAINING))
+@pytest.mark.parametrize(("file", "says"), [("graph.gif", "end the name in .graphml"), ("none/graph.dot", "no folder")])
+def test_a_file_that_cannot_be_written_is_refused_first(
+    name: str, file: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run([*name.split(), "there-is-no-such-thing", "--graph", str(tmp_path / file)]) == 2
+    assert says in capsys.readouterr().err

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from mlsys_core.cli import main as cli
+from mlsys_core.cli.lazy_group import load_command, name_of, unwrapped
+from mlsys_core.cli.main import run
+from mlsys_core.demo import DemoContext
 from mlsys_core.errors import InvalidInputError, MlsysError
-from mlsys_core.plugins import LoadedPlugins, Registry
+from mlsys_core.plugins import LoadedPlugins, Registry, installed_plugins
 from mlsys_core.plugins.specs import CommandSpec
+from mlsys_core.report import Section
 
 HEAVY = {
     "torch",
@@ -184,3 +191,48 @@ def test_shell_completion_offers_commands_and_subcommands():
 
     assert complete("mlsys pl", 1).split() == ["plugins"]
     assert set(complete("mlsys plugins ", 2).split()) == {"list", "info", "new"}
+
+
+COMMANDS = sorted(installed_plugins().registry.all(CommandSpec), key=lambda spec: spec.name)
+
+
+def below(command: Any) -> Iterator[Any]:
+    yield command
+    for each in getattr(command, "commands", {}).values():
+        yield from below(each)
+
+
+@pytest.mark.parametrize("spec", COMMANDS, ids=lambda spec: spec.name)
+def test_no_command_shows_pythons_names_of_types(spec: CommandSpec) -> None:
+    for command in below(load_command(spec)):
+        context = command.make_context(command.name, [], resilient_parsing=True)
+        for parameter in command.get_params(context):
+            shown = parameter.display_type_rich(context)
+            if getattr(parameter, "is_bool_flag", False):
+                assert shown == "", (command.name, parameter.name)
+            elif not parameter.type_descriptor.is_choice:
+                assert "<" not in shown, (command.name, parameter.name, shown)
+
+
+def test_names_of_types() -> None:
+    assert [name_of(each) for each in ("<str>", "<path>", "<int range>", "<list[str]>", "<datetime>")] == [
+        "TEXT",
+        "PATH",
+        "INT",
+        "TEXT",
+        "TIME",
+    ]
+
+
+def test_paragraphs_are_one_line_each() -> None:
+    assert unwrapped("One,\ntwo.\n\nThree:\n- four\n- five\n  six") == "One, two.\n\nThree:\n- four\n- five\n  six"
+
+
+def test_steps_may_write_beside_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_steps(_: object, context: DemoContext) -> list[Section]:
+        (context.output_dir / "picture.png").write_bytes(b"")
+        return []
+
+    monkeypatch.setattr("mlsys_core.demo.run_steps", run_steps)
+    assert run(["demo", "--report", str(tmp_path / "new" / "demo.html")]) == 0
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"demo.html", "picture.png"}

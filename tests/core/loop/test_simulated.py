@@ -1,5 +1,7 @@
 """Virtual time: pipelines, determinism, and what a simulation refuses. Timelines are worked out by hand."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections.abc import Sequence
@@ -346,3 +348,26 @@ def test_runs_of_several_workers_are_in_order_of_submission() -> None:
     simulation = simulate(ZeroBatch[None, int](max_batch_size=1), executors, trace)
     assert [run.number for run in simulation.runs] == [0, 1, 2, 3]
     assert [run.worker for run in simulation.runs] == [0, 1, 0, 1]
+
+
+def test_wall_clock_does_not_run_backwards() -> None:
+    clock = WallClock()
+    times_s = [clock.now() for _ in range(100)]
+    assert times_s == sorted(times_s)
+    assert times_s[-1] < times_s[0] + 60
+
+
+def test_virtual_clock_moves_only_when_told() -> None:
+    clock = VirtualClock(start_s=3.0)
+    assert clock.now() == clock.now() == 3.0
+    clock.advance_to(3.0)
+    clock.advance_to(4.5)
+    assert clock.now() == 4.5
+
+
+@pytest.mark.parametrize("time_s", [2.9, -math.inf, math.nan])
+def test_virtual_clock_refuses_to_run_backwards(time_s: float) -> None:
+    clock = VirtualClock(start_s=3.0)
+    with pytest.raises(InvalidInputError, match="never runs backwards"):
+        clock.advance_to(time_s)
+    assert clock.now() == 3.0

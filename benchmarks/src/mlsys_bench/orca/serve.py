@@ -122,7 +122,7 @@ def serve_trace(
         requests: By the index of the trace's items.
         name: Name of the result.
         available_nbytes: Memory for keys and values.
-        on_progress: See :func:`mlsys_core.workload.run_load`.
+        on_progress: See :func:`mlsys_bench.workload.loadgen.run_load`.
     """
     with Engine(loaded, config, available_nbytes=available_nbytes) as engine:
         _warm_up(engine)

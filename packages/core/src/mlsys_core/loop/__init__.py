@@ -5,7 +5,7 @@ Imports no torch and no web framework; the HTTP front is ``mlsys_serving.http``.
 
 from mlsys_core.loop.clock import VirtualClock, WallClock
 from mlsys_core.loop.dispatch import Collector
-from mlsys_core.loop.executors import InlineExecutor, ThreadExecutor
+from mlsys_core.loop.executors import EventSignal, InlineExecutor, Signal, StreamExecutor, ThreadExecutor
 from mlsys_core.loop.inbox import LoopClosedError, LoopState
 from mlsys_core.loop.protocols import (
     Clock,
@@ -23,7 +23,6 @@ from mlsys_core.loop.protocols import (
 from mlsys_core.loop.queue import QueueFullError, RequestQueue, ServeRequest
 from mlsys_core.loop.serving_loop import ServingLoop
 from mlsys_core.loop.simulated import ServedRequest, SimulatedExecutor, SimulatedRun, Simulation, simulate
-from mlsys_core.loop.stream_executor import EventSignal, Signal, StreamExecutor
 
 __all__ = [
     "Clock",

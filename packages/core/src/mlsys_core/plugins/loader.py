@@ -12,7 +12,7 @@ import importlib.metadata
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import pluggy
 from packaging.requirements import Requirement
@@ -30,31 +30,6 @@ CORE = "mlsys-core"
 SLOW_LOAD_S = 0.3  # a plugin that takes longer to import delays every command; its row says so
 
 Status = Literal["loaded", "broken", "blocked", "filtered"]
-
-
-class Distribution(Protocol):
-    """The part of a distribution's metadata that the loader reads."""
-
-    @property
-    def requires(self) -> list[str] | None:
-        """Requirement strings, as in ``Requires-Dist``."""
-        ...
-
-
-class EntryPoint(Protocol):
-    """The part of ``importlib.metadata.EntryPoint`` that the loader needs; tests pass their own."""
-
-    name: str
-    value: str
-
-    @property
-    def dist(self) -> importlib.metadata.Distribution | None:
-        """The distribution that declares it."""
-        ...
-
-    def load(self) -> object:
-        """Import and return the plugin module."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +68,9 @@ class _RefusedError(PluginError):
         self.hint = hint
 
 
-def load_plugins(settings: Settings, *, entry_points: Iterable[EntryPoint] | None = None) -> LoadedPlugins:
+def load_plugins(
+    settings: Settings, *, entry_points: Iterable[importlib.metadata.EntryPoint] | None = None
+) -> LoadedPlugins:
     """Load all installed plugins that ``settings`` allows; core's own specs come first and cannot be filtered.
 
     Args:
@@ -124,7 +101,7 @@ def load_plugins(settings: Settings, *, entry_points: Iterable[EntryPoint] | Non
 
 
 def _load_one(
-    entry_point: EntryPoint,
+    entry_point: importlib.metadata.EntryPoint,
     settings: Settings,
     manager: pluggy.PluginManager,
     registry: Registry,
@@ -172,7 +149,7 @@ def _check_name(name: str, distribution: str, earlier: Sequence[PluginRow]) -> N
             )
 
 
-def _check_core_version(dist: Distribution | None, distribution: str) -> None:
+def _check_core_version(dist: importlib.metadata.Distribution | None, distribution: str) -> None:
     """Refuse a plugin whose own metadata excludes the installed core, before any of its code runs."""
     for text in (dist.requires or []) if dist else []:
         requirement = Requirement(text)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import ServingError
-from mlsys_core.memory.pools import RunPool
+from mlsys_core.memory.run_pool import RunPool
 
 from mlsys_serving.processes.frames import MAX_FRAME_NBYTES
 

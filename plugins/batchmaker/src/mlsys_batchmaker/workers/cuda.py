@@ -38,11 +38,11 @@ class CounterSignal:
         stream.submit(self._begin, device.torch_name)
 
     def record(self, stream: Stream) -> None:
-        """See :class:`~mlsys_core.loop.stream_executor.Signal`."""
+        """See :class:`~mlsys_core.loop.executors.Signal`."""
         stream.submit(self._count)
 
     def num_done(self) -> int:
-        """See :class:`~mlsys_core.loop.stream_executor.Signal`."""
+        """See :class:`~mlsys_core.loop.executors.Signal`."""
         return int(self._seen[0])
 
     def _begin(self, device: str) -> None:
