@@ -17,8 +17,8 @@ import numpy.typing as npt
 from mlsys_windtunnel.host.few_rows import FewRows
 from mlsys_windtunnel.host.fill import Filler, Words
 from mlsys_windtunnel.host.lookup import CategoryLookup, Lookup
-from mlsys_windtunnel.host.raw_table import Table, is_polars, numbers
-from mlsys_windtunnel.host.run import raw, run, side_by_side
+from mlsys_windtunnel.host.raw_table import Table, is_polars, numbers, raw
+from mlsys_windtunnel.host.run import run, side_by_side
 from mlsys_windtunnel.host.validate import Columns, Schema, validate
 from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph, Value
 

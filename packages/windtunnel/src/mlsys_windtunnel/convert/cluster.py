@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlsys_windtunnel.convert.registry import Converters, Unsupported
+from mlsys_windtunnel.host.raw_table import raw
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.kernel.cluster import CenterTree, Mixture, NearestCenter
 from mlsys_windtunnel.modules.linear.discriminant import DiagonalGaussians, FullGaussians
@@ -32,8 +33,7 @@ def nearest_center(estimator: Any) -> OperatorModule | Unsupported:
             "a fit without cluster_centers_ (affinity='precomputed', or no convergence): raise max_iter or damping, "
             "and fit on rows"
         )
-    dense = centers.toarray() if hasattr(centers, "toarray") else centers
-    return NearestCenter(dense, answers=("predict",))
+    return NearestCenter(raw(centers), answers=("predict",))
 
 
 @CONVERTERS.of("sklearn.cluster", "Birch")

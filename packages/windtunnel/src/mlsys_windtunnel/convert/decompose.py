@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsys_windtunnel.convert.registry import Converters, Unsupported
+from mlsys_windtunnel.host.raw_table import raw
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.kernel.decompose import (
     FactorModel,
@@ -34,7 +35,7 @@ def make_kernel(anchors: Any, kind: object, **parameters: Any) -> Kernel | None:
     kind = "poly" if kind == "polynomial" else kind
     if not isinstance(kind, str) or kind not in KERNELS:
         return None
-    return Kernel(_dense(anchors), cast("KernelKind", kind), **parameters)
+    return Kernel(raw(anchors), cast("KernelKind", kind), **parameters)
 
 
 def declined_kernel(kernel: object) -> str:
@@ -71,7 +72,7 @@ def factor_analysis(estimator: Any) -> OperatorModule:
 @CONVERTERS.of("sklearn.random_projection", "GaussianRandomProjection", "SparseRandomProjection")
 def truncated_svd(estimator: Any) -> OperatorModule:
     """Convert components without centring; the random projections too."""
-    components = _dense(estimator.components_)
+    components = np.asarray(raw(estimator.components_), np.float64)
     return Projection(np.zeros(components.shape[1]), components)
 
 
@@ -148,10 +149,6 @@ def _principal_weight(estimator: Any) -> npt.NDArray[np.float64]:
     scale = np.sqrt(estimator.explained_variance_)
     whitened: npt.NDArray[np.float64] = components / np.maximum(scale, np.finfo(scale.dtype).eps)[:, None]
     return whitened
-
-
-def _dense(matrix: Any) -> npt.NDArray[np.float64]:
-    return np.asarray(matrix.toarray() if hasattr(matrix, "toarray") else matrix, np.float64)
 
 
 @CONVERTERS.of("sklearn.cross_decomposition", "CCA", "PLSCanonical", "PLSRegression")

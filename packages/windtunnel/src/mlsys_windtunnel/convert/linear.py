@@ -11,6 +11,7 @@ from torch import nn
 
 from mlsys_windtunnel.convert.registry import Converted, Converters, Unsupported
 from mlsys_windtunnel.host.lookup import SEARCHABLE, CategoryLookup, Vocabulary
+from mlsys_windtunnel.host.raw_table import raw
 from mlsys_windtunnel.modules.base import Classifier, Link, OperatorModule, OutlierDetector, Regressor
 from mlsys_windtunnel.modules.columns.preprocess import Elementwise
 from mlsys_windtunnel.modules.linear.linear import Affine, FactorizationMachine, IdFactorization, MultilabelMargins
@@ -31,8 +32,7 @@ def class_labels(classes: npt.NDArray[Any]) -> list[object]:
 
 def affine(estimator: Any, intercept: npt.ArrayLike | None = None) -> Affine:
     """Return the map of an estimator's ``coef_`` (dense or, after ``sparsify``, sparse) and ``intercept_``."""
-    weight = estimator.coef_.toarray() if hasattr(estimator.coef_, "toarray") else estimator.coef_
-    return Affine(weight, estimator.intercept_ if intercept is None else intercept)
+    return Affine(raw(estimator.coef_), estimator.intercept_ if intercept is None else intercept)
 
 
 @CONVERTERS.of(

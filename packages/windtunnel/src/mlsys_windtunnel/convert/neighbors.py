@@ -17,6 +17,7 @@ from torch import nn
 from mlsys_windtunnel.convert.decompose import make_kernel
 from mlsys_windtunnel.convert.linear import PROBABILISTIC, class_labels
 from mlsys_windtunnel.convert.registry import Converters, Unsupported
+from mlsys_windtunnel.host.raw_table import raw
 from mlsys_windtunnel.modules.base import Classifier, OperatorModule, OutlierDetector, Regressor
 from mlsys_windtunnel.modules.kernel.decompose import KernelProjection
 from mlsys_windtunnel.modules.kernel.metrics import METRICS, Distance, as_metric
@@ -79,7 +80,7 @@ def _average(
     found = _weighed_distance(estimator)
     if isinstance(found, Unsupported):
         return found
-    return NeighborAverage(_samples(estimator), values, k=estimator.n_neighbors, votes=votes, **found)
+    return NeighborAverage(raw(estimator._fit_X), values, k=estimator.n_neighbors, votes=votes, **found)
 
 
 def _average_within(
@@ -90,7 +91,7 @@ def _average_within(
     found = _weighed_distance(estimator)
     if isinstance(found, Unsupported):
         return found
-    return RadiusAverage(_samples(estimator), values, lonely=lonely, radius=estimator.radius, **found)
+    return RadiusAverage(raw(estimator._fit_X), values, lonely=lonely, radius=estimator.radius, **found)
 
 
 def _weighed_distance(estimator: Any) -> dict[str, Any] | Unsupported:
@@ -141,11 +142,6 @@ def _one_hot(estimator: Any, outputs: Sequence[Any]) -> npt.NDArray[np.float64]:
     return np.concatenate(votes, axis=1)
 
 
-def _samples(estimator: Any) -> npt.NDArray[Any]:
-    samples = estimator._fit_X
-    return np.asarray(samples.toarray() if hasattr(samples, "toarray") else samples)
-
-
 def _spelt(option: Any) -> str:
     return repr(option) if isinstance(option, str) else f"the function {getattr(option, '__name__', option)}"
 
@@ -185,7 +181,7 @@ def local_outlier_factor(estimator: Any) -> OperatorModule | Unsupported:
     if isinstance(found, Unsupported):
         return found
     values = np.stack([estimator._distances_fit_X_[:, estimator.n_neighbors_ - 1], estimator._lrd], axis=1)
-    nearby = NeighborAverage(_samples(estimator), values, k=estimator.n_neighbors_, by_distance=False, **found)
+    nearby = NeighborAverage(raw(estimator._fit_X), values, k=estimator.n_neighbors_, by_distance=False, **found)
     answers = ("predict", "decision_function", "score_samples")
     body = OutlierFactor(nearby, offset=estimator.offset_)
     return OutlierDetector(body, includes_zero=True, answers=answers, offset=estimator.offset_)

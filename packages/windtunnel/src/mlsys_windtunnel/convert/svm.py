@@ -11,6 +11,7 @@ from torch import nn
 
 from mlsys_windtunnel.convert.linear import MARGINS, OUTLIERS, PROBABILISTIC, class_labels
 from mlsys_windtunnel.convert.registry import Converters, Unsupported
+from mlsys_windtunnel.host.raw_table import raw
 from mlsys_windtunnel.modules.base import OperatorModule, OutlierDetector, Regressor
 from mlsys_windtunnel.modules.kernel.kernels import Kernel
 from mlsys_windtunnel.modules.kernel.svm import KernelExpansion, PairwiseExpansion, SupportVectorClassifier
@@ -69,22 +70,20 @@ def _has_own_kernel(estimator: Any) -> bool:
     return isinstance(estimator.kernel, str) and estimator.kernel in KERNELS
 
 
-def _dense(table: Any) -> npt.NDArray[np.float64]:
-    """Return a dense table; a fit on sparse input keeps sparse support vectors and coefficients."""
-    return np.asarray(table.toarray() if hasattr(table, "toarray") else table, np.float64)
-
-
 def _vectors(estimator: Any) -> npt.NDArray[np.float64]:
-    """Return the vectors ``[support vectors, features]`` of a linear kernel; of a precomputed one, they pick values."""
+    """Return the vectors ``[support vectors, features]`` of a linear kernel; of a precomputed one, they pick values.
+
+    A fit on sparse input keeps vectors and coefficients sparse.
+    """
     if estimator.kernel == "precomputed":
         picks: npt.NDArray[np.float64] = np.eye(estimator.shape_fit_[1])[estimator.support_]
         return picks
-    return _dense(estimator.support_vectors_)
+    return raw(estimator.support_vectors_)
 
 
 def _kernel(estimator: Any) -> nn.Module:
     return Kernel(
-        _dense(estimator.support_vectors_),
+        raw(estimator.support_vectors_),
         estimator.kernel,
         gamma=float(estimator._gamma),  # "scale" and "auto" as the fit resolved them
         coef0=estimator.coef0,
@@ -94,7 +93,7 @@ def _kernel(estimator: Any) -> nn.Module:
 
 def _expansion(estimator: Any) -> nn.Module:
     """Make the map of one decision value; for a linear kernel, the affine map that it is."""
-    dual = _dense(estimator.dual_coef_)
+    dual = raw(estimator.dual_coef_)
     if estimator.kernel in _LINEAR:
         return Affine(dual @ _vectors(estimator), estimator.intercept_)
     return KernelExpansion(_kernel(estimator), dual, estimator.intercept_)
@@ -102,7 +101,7 @@ def _expansion(estimator: Any) -> nn.Module:
 
 def _pairwise(estimator: Any) -> nn.Module:
     """Return the decision values of all pairs, in libsvm's signs; for a linear kernel, as an affine map."""
-    dual, intercept = _dense(estimator._dual_coef_), estimator._intercept_  # the public ones have other signs for two
+    dual, intercept = raw(estimator._dual_coef_), estimator._intercept_  # the public ones have other signs for two
     rows, takes_part = _pair_layout(estimator.n_support_)
     if estimator.kernel in _LINEAR:
         weights = np.where(takes_part, np.take_along_axis(dual, rows, axis=0), 0.0)

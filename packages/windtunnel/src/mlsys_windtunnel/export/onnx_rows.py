@@ -16,7 +16,7 @@ from mlsys_windtunnel.export.exported import TIES
 from mlsys_windtunnel.export.host_parts import MISSING_TEXTS, ColumnType
 from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.host.lookup import is_missing
-from mlsys_windtunnel.host.raw_table import PlainTable, Table, numbers
+from mlsys_windtunnel.host.raw_table import PlainTable, Table, numbers, raw
 from mlsys_windtunnel.module import METHODS, ROWS_PER_CHUNK
 from mlsys_windtunnel.modules.ties import UndecidedError
 
@@ -50,7 +50,7 @@ class ColumnsPipeline:
         """Return the answer of a method for raw rows."""
         places = [each["place"] for each in self.columns]
         given = self.frontend.columns_of(x, method, read=places)
-        table = given if given.is_by_column else PlainTable(_dense(given.whole))
+        table = given if given.is_by_column else PlainTable(raw(given.whole))
         cells = table.cells(places)
         num_rows = len(cells[0])
         if not num_rows:
@@ -81,11 +81,6 @@ def refusal_of(error: Exception) -> str | None:
     """Return the refusal that a runtime's error names; None if it is another error."""
     found = _REFUSAL.search(str(error))
     return None if found is None else found[1]
-
-
-def _dense(table: Any) -> npt.NDArray[Any]:
-    made: npt.NDArray[Any] = np.asarray(table.toarray() if hasattr(table, "toarray") else table)
-    return made
 
 
 def _typed(column: Mapping[str, Any], cells: Any) -> npt.NDArray[Any]:

@@ -169,6 +169,14 @@ def _kept(column: Any) -> Column:
     return column.array if is_pandas_own else np.asarray(column)
 
 
+def raw(table: Table) -> npt.NDArray[Any]:
+    """Return a table as a dense array."""
+    if hasattr(table, "toarray"):
+        table = table.toarray()
+    array: npt.NDArray[Any] = np.asarray(table)
+    return array
+
+
 def array_of(rows: Any) -> npt.NDArray[Any]:
     """Return an array of rows that are none yet; ["a", 1] stays two objects, where NumPy makes the text "1" of 1."""
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.host.raw_table import Table, is_polars
+from mlsys_windtunnel.host.raw_table import Table, is_polars, raw
 from mlsys_windtunnel.parse.graph import Kind, Operator
 
 
@@ -85,11 +85,3 @@ def side_by_side(tables: list[Table]) -> Table:
 def _array(table: Table) -> Table:
     """Return the table without names; a sparse one stays sparse."""
     return table.to_numpy() if hasattr(table, "iloc") or is_polars(table) else table
-
-
-def raw(table: Table) -> npt.NDArray[Any]:
-    """Return a table as a dense array."""
-    if hasattr(table, "toarray"):
-        table = table.toarray()
-    array: npt.NDArray[Any] = np.asarray(table)
-    return array
