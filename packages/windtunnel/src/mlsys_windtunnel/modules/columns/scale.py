@@ -112,19 +112,10 @@ def _expm1_over(exponent: Tensor, u: Tensor) -> Tensor:
     return torch.where(is_small, series, torch.expm1(z) / torch.where(is_small, 1.0, exponent))
 
 
-class PowerInverse(OperatorModule):
-    """Inverse of :class:`Power`, with the same exponents."""
+class PowerInverse(Power):
+    """Inverse of :class:`Power`, with the same exponents; NaN beyond what that can give."""
 
-    def __init__(self, method: PowerMethod, exponents: npt.ArrayLike) -> None:
-        super().__init__()
-        self.method = method
-        self.exponents = parameter(exponents)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Restore each number of ``x``; NaN beyond what the transformation can give."""
-        return keeping_nan(self._restored, x)
-
-    def _restored(self, x: Tensor) -> Tensor:
+    def _transformed(self, x: Tensor) -> Tensor:
         if self.method == "box-cox":
             return _log1p_over(self.exponents, x).exp()
         is_negative = x < 0
