@@ -35,7 +35,7 @@ from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
 from mlsys_windtunnel.modules.tree.trees import Trees
 
 FORMAT, VERSION = "mlsys-windtunnel", 3
-READABLE = (2, VERSION)  # version 2 has paths of classes and private attributes; see ``renamed.py``
+READABLE = (2, VERSION)  # version 2 has paths of classes and private attributes; see ``names.py``
 MOST_COLUMNS = 1 << 20  # of raw rows and of the packed table: a folder must not ask for memory without end
 GRAPH_FILE, TENSORS_FILE = "graph.json", "tensors.safetensors"
 

@@ -3,7 +3,7 @@
 A value's *bin* is how many of its feature's thresholds (the *edges*) lie below it; of a category 0 is missing, code c
 is 1 + c, and codes that no split knows are the bin after. Splits read *columns* of bins: a feature has one in which
 missing values come after all edges, one in which they come before, or both, as its splits want them. Planning only:
-:mod:`.native` runs it.
+``modules/native.py`` runs it.
 """
 
 from __future__ import annotations

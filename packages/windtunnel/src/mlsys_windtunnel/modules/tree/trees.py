@@ -3,7 +3,7 @@
 A row's leaf in each tree is found exactly, by comparing the values that the source compares; the leaves' values are
 then gathered and summed, so gradients reach leaf values and none reach thresholds. Two ways to find leaves, one answer:
 :mod:`.bits` for small trees, :mod:`.walk` for others. Without gradients, on a CPU in float64, the kernel of
-:mod:`.native` gives the same answer, quicker.
+``modules/native.py`` gives the same answer, quicker.
 """
 
 from __future__ import annotations
