@@ -26,16 +26,7 @@ class MatrixFactorizationRegressor(RegressorMixin, Factorization):  # type: igno
     With more columns (time, place) the inner products of all pairs are added, the pairwise tensor factorisation of
     Rendle and Schmidt-Thieme (WSDM 2010); with one, biases remain. An unseen id has no bias and no factors.
 
-    Args:
-        n_factors: Length of an id's factor.
-        learning_rate: Learning rate of Adam.
-        max_iter: Epochs at most.
-        batch_size: Ratings per step.
-        alpha: L2 penalty on biases and factors.
-        tol: Training stops when the loss has not fallen by this much for five epochs.
-        init_std: Standard deviation of the factors to begin with.
-        random_state: Seed of factors and shuffling.
-        verbose: Shows a progress bar on the error stream.
+    Args as :class:`.FactorizationMachineRegressor`'s; ids have biases and factors, and rows are ratings.
 
     Attributes:
         categories_: Per column, the ids seen, sorted.
