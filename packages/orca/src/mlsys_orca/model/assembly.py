@@ -9,12 +9,22 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, ParallelLayer, PreNormLayer, RotatedBy
+from mlsys_orca.model.blocks import (
+    MLP,
+    Attention,
+    Cast,
+    Decoder,
+    GatedMLP,
+    ParallelLayer,
+    PreNormLayer,
+    RotatedBy,
+    SandwichLayer,
+)
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.experts import read_experts
-from mlsys_orca.model.layers import Embedding, Rotary, halves_of_pairs
+from mlsys_orca.model.layers import Embedding, Rotaries, Rotary, halves_of_pairs
 from mlsys_orca.model.operator_reader import Arrange, OperatorReader
-from torch import nn
+from torch import Tensor, nn
 
 AttentionBuilder = Callable[[ModelConfig, OperatorReader, int], nn.Module]
 LayerBuilder = Callable[[ModelConfig, OperatorReader, int], nn.Module]
@@ -42,6 +52,21 @@ def read_attention(
     )
 
 
+def read_joined_attention(
+    config: ModelConfig, read: OperatorReader, index: int, *, arrange: Arrange | None = None, transposed: bool = False
+) -> Attention:
+    """Read attention of layer ``index``, query, key and value from one matrix; see :meth:`OperatorReader.linear`."""
+    q_rows, hidden, at = config.num_heads * config.head_dim, config.hidden_size, (index,)
+    rows = {"qkv": q_rows + 2 * config.num_kv_heads * config.head_dim}
+    order = None if arrange is None else {"qkv": arrange}
+    return Attention(
+        config,
+        index,
+        qkv=read.linear(rows, hidden, at=at, bias=config.qkv_bias, arrange=order, transposed=transposed),
+        output=read.linear({"o": hidden}, q_rows, at=at, bias=config.output_bias, transposed=transposed),
+    )
+
+
 def read_mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
     """Read the MLP of layer ``index`` from separate gate and up projections, or its experts."""
     if config.num_experts:
@@ -54,12 +79,12 @@ def read_mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module
     )
 
 
-def read_plain_mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+def read_plain_mlp(config: ModelConfig, read: OperatorReader, index: int, *, transposed: bool = False) -> nn.Module:
     """Read the MLP of layer ``index``, which has no gate."""
     hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
     return MLP(
-        read.linear({"up": inner}, hidden, at=at, bias=config.mlp_bias),
-        read.linear({"down": hidden}, inner, at=at, bias=config.mlp_bias),
+        read.linear({"up": inner}, hidden, at=at, bias=config.mlp_bias, transposed=transposed),
+        read.linear({"down": hidden}, inner, at=at, bias=config.mlp_bias, transposed=transposed),
         activation=config.activation,
     )
 
@@ -72,16 +97,43 @@ def read_layer(
     attention: AttentionBuilder = read_attention,
     mlp: MLPBuilder = read_mlp,
     norm: NormReader = OperatorReader.rms_norm,
+    has_two_norms: bool = False,
 ) -> nn.Module:
-    """Read layer ``index``: one branch after the other, or, where they are parallel, both behind one norm."""
+    """Read layer ``index``: one branch after the other, or parallel ones behind one norm, or each behind its own."""
     first = norm(read, "attention_norm", config.hidden_size, at=(index,))
-    second = first if config.parallel_residual else norm(read, "mlp_norm", config.hidden_size, at=(index,))
+    is_one = config.parallel_residual and not has_two_norms
+    second = first if is_one else norm(read, "mlp_norm", config.hidden_size, at=(index,))
     layer = ParallelLayer if config.parallel_residual else PreNormLayer
     return layer(
         attention_norm=first,
         attention=rotary_by_layer(config, attention(config, read, index)),
         mlp_norm=second,
         mlp=mlp(config, read, index),
+    )
+
+
+def read_sandwich_layer(
+    config: ModelConfig,
+    read: OperatorReader,
+    index: int,
+    *,
+    attention: AttentionBuilder = read_attention,
+    mlp: MLPBuilder = read_mlp,
+    norm: NormReader = OperatorReader.rms_norm,
+    norms_inputs: bool = True,
+) -> SandwichLayer:
+    """Read layer ``index``, which normalises what its branches give; ``norms_inputs``: also what they read."""
+
+    def read_norm(role: str) -> nn.Module:
+        return norm(read, role, config.hidden_size, at=(index,))
+
+    return SandwichLayer(
+        attention_norm=read_norm("attention_norm") if norms_inputs else Cast(read.dtype),
+        attention=attention(config, read, index),
+        attention_out_norm=read_norm("attention_out_norm"),
+        mlp_norm=read_norm("mlp_norm") if norms_inputs else Cast(read.dtype),
+        mlp=mlp(config, read, index),
+        mlp_out_norm=read_norm("mlp_out_norm"),
     )
 
 
@@ -92,6 +144,8 @@ def build(
     norm: NormReader = OperatorReader.rms_norm,
     layer: LayerBuilder | None = None,
     embedding_norm: nn.Module | None = None,
+    positions: Tensor | None = None,
+    rotary: Rotary | Rotaries | None = None,
     **parts: Any,
 ) -> Decoder:
     """Build a decoder of Llama's shape.
@@ -102,17 +156,21 @@ def build(
         norm: Reads a norm.
         layer: Reads a layer; None: :func:`read_layer`.
         embedding_norm: Normalises embeddings.
+        positions: [max_positions, hidden_size], learned; None: they turn the heads, or are slopes.
+        rotary: Turns the heads; None: by the configuration.
         parts: Further arguments of :func:`read_layer`.
     """
     table = read.matrix({"embedding": config.vocab_size}, config.hidden_size)
     read_one: LayerBuilder = layer or partial(read_layer, norm=norm, **parts)
+    if rotary is None and positions is None and config.alibi_slopes is None:
+        rotary = Rotary(config, device=read.device)
     return Decoder(
         config,
-        embedding=Embedding(table, scale=config.embedding_scale, norm=embedding_norm),
+        embedding=Embedding(table, scale=config.embedding_scale, norm=embedding_norm, positions=positions),
         layers=(read_one(config, read, index) for index in range(config.num_layers)),
         norm=norm(read, "norm", config.hidden_size),
         head=read.head(table, tied=config.tied_embeddings, bias=config.head_bias),
-        rotary=Rotary(config, device=read.device) if config.alibi_slopes is None else None,
+        rotary=rotary,
         dtype=read.dtype,
         device=read.device,
     )

@@ -6,13 +6,13 @@ expert pass it in one matrix product.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from mlsys_orca.model.blocks import GatedMLP
-from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.config import ModelConfig, refuse
 from mlsys_orca.model.config_readers import GgufFields
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import OperatorReader
@@ -125,6 +125,12 @@ def expert_fields(fields: GgufFields) -> dict[str, Any]:
     if not (num_experts := fields.get("expert_count", 0)):
         return {}
     return {"num_experts": num_experts, "num_chosen_experts": fields.get("expert_used_count")}
+
+
+def refuse_dense_layers(raw: Mapping[str, Any]) -> None:
+    """Refuse a ``config.json`` that states layers without experts beside those with."""
+    refuse(bool(raw.get("mlp_only_layers")), "layers without experts beside those with (mlp_only_layers)")
+    refuse(raw.get("decoder_sparse_step", 1) != 1, "layers without experts beside those with (decoder_sparse_step)")
 
 
 def read_experts(

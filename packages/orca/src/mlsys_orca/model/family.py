@@ -20,6 +20,9 @@ from mlsys_orca.model.weights.checkpoint import Checkpoint, Layout, Progress, We
 _IGNORABLE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "lm_head.weight")
 
 
+Stems = dict[Layout, dict[str, str]]  # of a family: layout -> role -> name, for OperatorReader
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One family. The readers refuse by name whatever they meet that is not implemented."""

@@ -11,9 +11,8 @@ from mlsys_orca.model import assembly, recurrent
 from mlsys_orca.model.config import ModelConfig, RecurrentPart, refuse
 from mlsys_orca.model.config_readers import config_from_huggingface, require
 from mlsys_orca.model.families import llama, mamba2
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 from torch import nn
 
 _MIXER = ("in", "taps", "decay", "step_bias", "skip", "gate_norm", "out")
@@ -24,7 +23,7 @@ STEMS = {
         for role in _MIXER
     },
 }
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "huggingface": {
         **STEMS,
         "norm": "model.final_layernorm",

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from mlsys_orca.model import assembly
 from mlsys_orca.model.attention import halving_slopes
-from mlsys_orca.model.blocks import Attention, Decoder
+from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig, refuse
 from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, config_from_huggingface
 from mlsys_orca.model.families.gpt_neox import read_attention
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": GGUF_STEMS,
     "huggingface": {
         "embedding": "transformer.word_embeddings",
@@ -65,15 +64,11 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     return config_from_gguf(fields, norm="layer", activation="gelu_tanh", alibi_slopes=slopes, **_BIASED)
 
 
-def _attention(config: ModelConfig, read: OperatorReader, index: int) -> Attention:
-    return read_attention(config, read, index, by_head=read.layout in FAMILY.qkv_by_head)
-
-
 def _build(config: ModelConfig, read: OperatorReader) -> Decoder:
     return assembly.build(
         config,
         read,
-        attention=_attention,
+        attention=read_attention,
         mlp=assembly.read_plain_mlp,
         norm=OperatorReader.layer_norm,
         embedding_norm=read.layer_norm("embedding_norm", config.hidden_size, dtype=torch.float32),

@@ -13,12 +13,11 @@ from mlsys_orca.model.config import ExpertChoice, LatentPart, ModelConfig, refus
 from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, config_from_huggingface, require
 from mlsys_orca.model.experts import GGUF_EXPERTS, SharedExpert, choice_of, expert_fields, read_experts, read_gated
 from mlsys_orca.model.families import llama
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.latent import LatentAttention, rows_of
 from mlsys_orca.model.layers import Linear, RMSNorm, halves_of_pairs
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.rope import scale_of_scores, yarn_amplitude
-from mlsys_orca.model.weights.checkpoint import Layout
 from torch import nn
 
 _ROLES = ("gate", "up", "down")
@@ -87,7 +86,7 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
 
 
 _LAYER = "model.layers.{}."
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": _GGUF,
     "huggingface": {
         **{role: stem for role, stem in llama.STEMS["huggingface"].items() if role not in ("q", "k", "v")},

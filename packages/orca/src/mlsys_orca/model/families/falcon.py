@@ -14,12 +14,11 @@ from mlsys_orca.model import assembly
 from mlsys_orca.model.blocks import Attention, ParallelLayer
 from mlsys_orca.model.config import ModelConfig, activation_name, refuse
 from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, config_from_huggingface
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 from torch import Tensor, nn
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": {**GGUF_STEMS, "mlp_norm": "blk.{}.attn_norm", "attention_norm_2": "blk.{}.attn_norm_2"},
     "huggingface": {
         "embedding": "transformer.word_embeddings",
@@ -75,18 +74,8 @@ def _attention(config: ModelConfig, read: OperatorReader, index: int) -> Attenti
         by_group = rows.view(kv_heads, heads // kv_heads + 2, config.head_dim, *rows.shape[1:])
         return torch.cat([part.flatten(0, 2) for part in (by_group[:, :-2], by_group[:, -2:-1], by_group[:, -1:])])
 
-    return Attention(
-        config,
-        index,
-        qkv=read.linear(
-            {"qkv": (heads + 2 * kv_heads) * config.head_dim},
-            config.hidden_size,
-            at=(index,),
-            bias=config.qkv_bias,
-            arrange={"qkv": projections_first} if read.layout in FAMILY.qkv_by_head else None,
-        ),
-        output=read.linear({"o": config.hidden_size}, heads * config.head_dim, at=(index,), bias=config.output_bias),
-    )
+    arrange = projections_first if read.layout in FAMILY.qkv_by_head else None
+    return assembly.read_joined_attention(config, read, index, arrange=arrange)
 
 
 def _layer(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:

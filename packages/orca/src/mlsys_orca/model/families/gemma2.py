@@ -5,12 +5,14 @@ Hugging Face directories have the norms' weights less one; GGUF files as they mu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from mlsys_orca.model import assembly
-from mlsys_orca.model.blocks import Attention, Decoder, RotatedBy, SandwichLayer
+from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig, activation_name
 from mlsys_orca.model.config_readers import (
     GgufFields,
@@ -19,13 +21,11 @@ from mlsys_orca.model.config_readers import (
     windows_from_huggingface,
 )
 from mlsys_orca.model.families import llama
-from mlsys_orca.model.family import Family
-from mlsys_orca.model.layers import Embedding, Rotaries, Rotary
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 from torch import nn
 
-STEMS: dict[Layout, dict[str, str]] = {
+STEMS: Stems = {
     "gguf": {
         **llama.STEMS["gguf"],
         "attention_out_norm": "blk.{}.post_attention_norm",
@@ -83,28 +83,6 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     )
 
 
-def read_layer(
-    config: ModelConfig,
-    read: OperatorReader,
-    index: int,
-    *,
-    attention: Callable[[ModelConfig, OperatorReader, int], Attention | RotatedBy] = assembly.read_attention,
-) -> SandwichLayer:
-    """Read layer ``index``, its attention by the given function."""
-
-    def norm(role: str) -> nn.Module:
-        return one_plus_norm(read, role, config.hidden_size, at=(index,))
-
-    return SandwichLayer(
-        attention_norm=norm("attention_norm"),
-        attention=attention(config, read, index),
-        attention_out_norm=norm("attention_out_norm"),
-        mlp_norm=norm("mlp_norm"),
-        mlp=assembly.read_mlp(config, read, index),
-        mlp_out_norm=norm("mlp_out_norm"),
-    )
-
-
 def one_plus_norm(read: OperatorReader, role: str, size: int, *, at: tuple[int, ...] = ()) -> nn.Module:
     """Read a norm whose weight directories have less one, and GGUF files as it multiplies."""
     return read.rms_norm(role, size, at=at, one_plus=read.layout == "huggingface")
@@ -115,26 +93,18 @@ def embedding_scale(config: ModelConfig, read: OperatorReader) -> float:
     return torch.tensor(config.hidden_size**0.5).to(read.dtype).item()
 
 
-def build(
-    config: ModelConfig,
-    read: OperatorReader,
-    *,
-    layer: Callable[[ModelConfig, OperatorReader, int], nn.Module] = read_layer,
-    rotary: Rotaries | None = None,
-) -> Decoder:
-    """Build a decoder of Gemma 2's shape, its layers read by ``layer``; ``rotary`` where one base is not enough."""
-    table = read.matrix({"embedding": config.vocab_size}, config.hidden_size)
-    scale = embedding_scale(config, read)
-    return Decoder(
-        config,
-        embedding=Embedding(table, scale=scale),
-        layers=(layer(config, read, index) for index in range(config.num_layers)),
-        norm=one_plus_norm(read, "norm", config.hidden_size),
-        head=read.head(table, tied=config.tied_embeddings),
-        rotary=rotary or Rotary(config, device=read.device),
-        dtype=read.dtype,
-        device=read.device,
-    )
+def build(config: ModelConfig, read: OperatorReader, **parts: Any) -> Decoder:
+    """Build a decoder of Gemma 2's shape.
+
+    Args:
+        config: The model's shape.
+        read: Reads its tensors.
+        parts: Further arguments of :func:`~mlsys_orca.model.assembly.read_sandwich_layer`, and ``rotary``.
+    """
+    rotary = parts.pop("rotary", None)
+    config = replace(config, embedding_scale=embedding_scale(config, read))
+    layer = partial(assembly.read_sandwich_layer, norm=one_plus_norm, **parts)
+    return assembly.build(config, read, norm=one_plus_norm, layer=layer, rotary=rotary)
 
 
 FAMILY = Family(from_huggingface=_from_huggingface, from_gguf=_from_gguf, stems=STEMS, build=build)

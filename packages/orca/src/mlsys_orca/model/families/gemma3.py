@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from mlsys_orca.model.blocks import Decoder, RotatedBy
@@ -20,12 +19,11 @@ from mlsys_orca.model.config_readers import (
     windows_from_huggingface,
 )
 from mlsys_orca.model.families import gemma2, qwen3
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.layers import Rotaries, Rotary
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 
-_STEMS: dict[Layout, dict[str, str]] = {layout: qwen3.STEMS[layout] | stems for layout, stems in gemma2.STEMS.items()}
+_STEMS: Stems = {layout: qwen3.STEMS[layout] | stems for layout, stems in gemma2.STEMS.items()}
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -94,7 +92,7 @@ def _build(config: ModelConfig, read: OperatorReader) -> Decoder:
     return gemma2.build(
         config,
         read,
-        layer=partial(gemma2.read_layer, attention=_attention),
+        attention=_attention,
         rotary=Rotaries(Rotary(shape, device=read.device) for shape in (config, local)),
     )
 

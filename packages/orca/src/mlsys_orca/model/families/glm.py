@@ -10,16 +10,13 @@ from functools import partial
 from typing import Any
 
 from mlsys_orca.model import assembly
-from mlsys_orca.model.blocks import SandwichLayer
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface
 from mlsys_orca.model.families import llama, phi3
-from mlsys_orca.model.family import Family
-from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
+from mlsys_orca.model.family import Family, Stems
 
 _HUGGINGFACE = {**llama.STEMS["huggingface"], "gate_up": "model.layers.{}.mlp.gate_up_proj"}
-_STEMS_4: dict[Layout, dict[str, str]] = {
+_STEMS_4: Stems = {
     "gguf": {
         **llama.STEMS["gguf"],
         "gate_up": "blk.{}.ffn_up",
@@ -50,20 +47,6 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     return config_from_gguf(fields, partial_rotary=True)
 
 
-def _layer(config: ModelConfig, read: OperatorReader, index: int) -> SandwichLayer:
-    def norm(role: str) -> Any:
-        return read.rms_norm(role, config.hidden_size, at=(index,))
-
-    return SandwichLayer(
-        attention_norm=norm("attention_norm"),
-        attention=assembly.read_attention_of_pairs(config, read, index),
-        attention_out_norm=norm("attention_out_norm"),
-        mlp_norm=norm("mlp_norm"),
-        mlp=phi3.read_mlp(config, read, index),
-        mlp_out_norm=norm("mlp_out_norm"),
-    )
-
-
 FAMILY = Family(
     from_huggingface=partial(_from_huggingface, architecture="glm"),
     from_gguf=None,
@@ -74,5 +57,8 @@ GLM4 = Family(
     from_huggingface=partial(_from_huggingface, architecture="glm4"),
     from_gguf=_from_gguf,
     stems=_STEMS_4,
-    build=partial(assembly.build, layer=_layer),
+    build=partial(
+        assembly.build,
+        layer=partial(assembly.read_sandwich_layer, attention=assembly.read_attention_of_pairs, mlp=phi3.read_mlp),
+    ),
 )

@@ -6,17 +6,17 @@ Hugging Face directories have its weights as [in_features, out_features]; GGUF f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from mlsys_orca.model.blocks import MLP, Attention, Decoder, PreNormLayer
+from mlsys_orca.model import assembly
+from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig, activation_name, refuse
 from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, refuse_common, require
-from mlsys_orca.model.family import Family
-from mlsys_orca.model.layers import Embedding
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": GGUF_STEMS,
     "huggingface": {
         "embedding": "transformer.wte",
@@ -79,38 +79,15 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     return config_from_gguf(fields, norm="layer", activation="gelu_tanh", **_BIASED)
 
 
-def _layer(config: ModelConfig, read: OperatorReader, index: int) -> PreNormLayer:
-    hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
-    heads, of_keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-
-    def linear(role: str, rows: int, columns: int) -> Any:
-        return read.linear({role: rows}, columns, at=at, bias=True, transposed=read.layout in FAMILY.transposed)
-
-    return PreNormLayer(
-        attention_norm=read.layer_norm("attention_norm", hidden, at=at),
-        attention=Attention(
-            config,
-            index,
-            qkv=linear("qkv", heads + 2 * of_keys, hidden),
-            output=linear("o", hidden, heads),
-        ),
-        mlp_norm=read.layer_norm("mlp_norm", hidden, at=at),
-        mlp=MLP(linear("up", inner, hidden), linear("down", hidden, inner), activation=config.activation),
-    )
-
-
 def _build(config: ModelConfig, read: OperatorReader) -> Decoder:
-    table = read.matrix({"embedding": config.vocab_size}, config.hidden_size)
-    positions = read.tensor("positions", (config.max_positions, config.hidden_size))
-    return Decoder(
+    transposed = read.layout in FAMILY.transposed
+    return assembly.build(
         config,
-        embedding=Embedding(table, positions=positions),
-        layers=(_layer(config, read, index) for index in range(config.num_layers)),
-        norm=read.layer_norm("norm", config.hidden_size),
-        head=read.head(table, tied=config.tied_embeddings),
-        rotary=None,
-        dtype=read.dtype,
-        device=read.device,
+        read,
+        attention=partial(assembly.read_joined_attention, transposed=transposed),
+        mlp=partial(assembly.read_plain_mlp, transposed=transposed),
+        norm=OperatorReader.layer_norm,
+        positions=read.tensor("positions", (config.max_positions, config.hidden_size)),
     )
 
 

@@ -10,15 +10,14 @@ from functools import partial
 from typing import Any
 
 from mlsys_orca.model import assembly
-from mlsys_orca.model.blocks import Attention, ParallelLayer, PreNormLayer
+from mlsys_orca.model.blocks import Attention
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, config_from_huggingface
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
-from torch import Tensor, nn
+from torch import Tensor
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": GGUF_STEMS,
     "huggingface": {
         "embedding": "gpt_neox.embed_in",
@@ -65,40 +64,29 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     )
 
 
-def read_attention(config: ModelConfig, read: OperatorReader, index: int, *, by_head: bool) -> Attention:
-    """Read attention of layer ``index``; ``by_head`` where query, key and value of a head stand together."""
-    hidden, heads, at = config.hidden_size, config.num_heads * config.head_dim, (index,)
-    rows = heads + 2 * config.num_kv_heads * config.head_dim
+def read_attention(config: ModelConfig, read: OperatorReader, index: int) -> Attention:
+    """Read attention of layer ``index``; in directories query, key and value of a head stand together."""
 
     def projections_first(values: Tensor) -> Tensor:
         """Reorder [heads, 3, head_dim] rows to [3, heads, head_dim] rows."""
         of_heads = values.view(config.num_heads, 3, config.head_dim, *values.shape[1:])
         return of_heads.transpose(0, 1).reshape(values.shape)
 
-    arrange = {"qkv": projections_first} if by_head else None
-    return Attention(
-        config,
-        index,
-        qkv=read.linear({"qkv": rows}, hidden, at=at, bias=config.qkv_bias, arrange=arrange),
-        output=read.linear({"o": hidden}, heads, at=at, bias=config.output_bias),
-    )
-
-
-def _layer(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
-    layer = ParallelLayer if config.parallel_residual else PreNormLayer
-    return layer(
-        attention_norm=read.layer_norm("attention_norm", config.hidden_size, at=(index,)),
-        attention=read_attention(config, read, index, by_head=read.layout in FAMILY.qkv_by_head),
-        mlp_norm=read.layer_norm("mlp_norm", config.hidden_size, at=(index,)),
-        mlp=assembly.read_plain_mlp(config, read, index),
-    )
+    arrange = projections_first if read.layout in FAMILY.qkv_by_head else None
+    return assembly.read_joined_attention(config, read, index, arrange=arrange)
 
 
 FAMILY = Family(
     from_huggingface=_from_huggingface,
     from_gguf=_from_gguf,
     stems=_STEMS,
-    build=partial(assembly.build, layer=_layer, norm=OperatorReader.layer_norm),
+    build=partial(
+        assembly.build,
+        attention=read_attention,
+        mlp=assembly.read_plain_mlp,
+        norm=OperatorReader.layer_norm,
+        has_two_norms=True,
+    ),
     qkv_by_head=frozenset({"huggingface"}),
     ignorable_suffixes=(".attention.bias", ".attention.masked_bias", "embed_out.weight"),  # causal masks, a tied head
 )

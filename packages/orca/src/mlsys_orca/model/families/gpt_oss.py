@@ -24,16 +24,15 @@ from mlsys_orca.model.config_readers import (
 )
 from mlsys_orca.model.experts import GGUF_EXPERTS, Choice, MixtureOfExperts, expert_fields
 from mlsys_orca.model.families import llama
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.rope import yarn_divisors
-from mlsys_orca.model.weights.checkpoint import Layout
 from mlsys_orca.model.weights.quantized import Matrix, concatenate_rows
 from torch import Tensor, nn
 
 _LIMIT, _SLOPE = 7.0, 1.702  # where a file says nothing of them, as no GGUF does
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": {
         **llama.STEMS["gguf"],
         **GGUF_EXPERTS,

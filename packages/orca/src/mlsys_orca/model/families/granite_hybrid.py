@@ -22,13 +22,12 @@ from mlsys_orca.model.experts import (
     read_gated,
 )
 from mlsys_orca.model.families import bamba, granite, mamba2
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 from torch import nn
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "huggingface": {
         **{role: stem for role, stem in bamba.STEMS.items() if role not in ("gate", "up", "down")},
         "router": "model.layers.{}.block_sparse_moe.router.layer",

@@ -15,11 +15,10 @@ from mlsys_orca.model.blocks import Attention
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, config_from_huggingface
 from mlsys_orca.model.experts import GGUF_EXPERTS, expert_fields
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 
-STEMS: dict[Layout, dict[str, str]] = {
+STEMS: Stems = {
     "gguf": GGUF_STEMS | GGUF_EXPERTS,
     "huggingface": {
         "embedding": "model.embed_tokens",

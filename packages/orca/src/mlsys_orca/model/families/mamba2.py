@@ -11,12 +11,11 @@ from mlsys_orca.model import assembly, recurrent
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig, RecurrentPart, refuse
 from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, refuse_common, require
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.recurrent import MixerLayer
-from mlsys_orca.model.weights.checkpoint import Layout
 
-STEMS: dict[Layout, dict[str, str]] = {
+STEMS: Stems = {
     "huggingface": {
         "embedding": "backbone.embeddings",
         "norm": "backbone.norm_f",

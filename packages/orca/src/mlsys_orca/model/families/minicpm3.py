@@ -10,11 +10,10 @@ from mlsys_orca.model import assembly
 from mlsys_orca.model.config import LatentPart, ModelConfig, refuse
 from mlsys_orca.model.config_readers import config_from_huggingface, require
 from mlsys_orca.model.families import deepseek, granite
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.rope import scale_of_scores
-from mlsys_orca.model.weights.checkpoint import Layout
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "huggingface": {
         **deepseek.FAMILY.stems["huggingface"],
         **{role: f"model.layers.{{}}.mlp.{role}_proj" for role in ("gate", "up", "down")},

@@ -10,12 +10,10 @@ from mlsys_orca.model import assembly
 from mlsys_orca.model.attention import mosaic_slopes
 from mlsys_orca.model.config import ModelConfig, refuse
 from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, refuse_common, require
-from mlsys_orca.model.families import phi3
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": GGUF_STEMS,
     "huggingface": {
         "embedding": "transformer.wte",
@@ -86,7 +84,7 @@ FAMILY = Family(
     stems=_STEMS,
     build=partial(
         assembly.build,
-        attention=phi3.read_attention,
+        attention=assembly.read_joined_attention,
         mlp=assembly.read_plain_mlp,
         norm=partial(OperatorReader.layer_norm, bias=False),
     ),

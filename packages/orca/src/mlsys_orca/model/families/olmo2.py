@@ -7,15 +7,14 @@ from functools import partial
 from typing import Any
 
 from mlsys_orca.model import assembly
-from mlsys_orca.model.blocks import Attention, Cast, SandwichLayer, WideNorms
+from mlsys_orca.model.blocks import Attention, WideNorms
 from mlsys_orca.model.config import ModelConfig, refuse
 from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface
 from mlsys_orca.model.families import llama
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": {
         **llama.STEMS["gguf"],
         "q_norm": "blk.{}.attn_q_norm",
@@ -52,20 +51,11 @@ def _attention(config: ModelConfig, read: OperatorReader, index: int) -> Attenti
     return assembly.read_attention(config, read, index, qk_norm=WideNorms(query, key))
 
 
-def _layer(config: ModelConfig, read: OperatorReader, index: int) -> SandwichLayer:
-    return SandwichLayer(
-        attention_norm=Cast(read.dtype),
-        attention=_attention(config, read, index),
-        attention_out_norm=read.rms_norm("attention_out_norm", config.hidden_size, at=(index,)),
-        mlp_norm=Cast(read.dtype),
-        mlp=assembly.read_mlp(config, read, index),
-        mlp_out_norm=read.rms_norm("mlp_out_norm", config.hidden_size, at=(index,)),
-    )
-
-
 FAMILY = Family(
     from_huggingface=_from_huggingface,
     from_gguf=_from_gguf,
     stems=_STEMS,
-    build=partial(assembly.build, layer=_layer),
+    build=partial(
+        assembly.build, layer=partial(assembly.read_sandwich_layer, attention=_attention, norms_inputs=False)
+    ),
 )

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from mlsys_orca.model.assembly import read_attention
-from mlsys_orca.model.blocks import MLP, Cast, Decoder, PostNormLayer, PreNormLayer
+from mlsys_orca.model.assembly import read_attention, read_plain_mlp
+from mlsys_orca.model.blocks import Cast, Decoder, PostNormLayer, PreNormLayer
 from mlsys_orca.model.config import ModelConfig, activation_name
 from mlsys_orca.model.config_readers import refuse_common, require
 from mlsys_orca.model.family import Family
@@ -68,22 +68,17 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _layer(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
-    hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
     layer = partial(PostNormLayer, dtype=read.dtype) if config.post_norm else PreNormLayer
 
     def norm(role: str) -> nn.Module:
         dtype = torch.float32 if config.post_norm else read.dtype
-        return read.layer_norm(role, hidden, at=at, affine=config.norm_affine, dtype=dtype)
+        return read.layer_norm(role, config.hidden_size, at=(index,), affine=config.norm_affine, dtype=dtype)
 
     return layer(
         attention_norm=norm("attention_norm"),
         attention=read_attention(config, read, index),
         mlp_norm=norm("mlp_norm"),
-        mlp=MLP(
-            read.linear({"up": inner}, hidden, at=at, bias=config.mlp_bias),
-            read.linear({"down": hidden}, inner, at=at, bias=config.mlp_bias),
-            activation=config.activation,
-        ),
+        mlp=read_plain_mlp(config, read, index),
     )
 
 

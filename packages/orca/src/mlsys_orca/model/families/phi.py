@@ -11,14 +11,13 @@ from mlsys_orca.model import assembly
 from mlsys_orca.model.blocks import Attention
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface
-from mlsys_orca.model.families import llama, phi3
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.families import llama
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.layers import LayerNorm
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 from torch import Tensor
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": llama.STEMS["gguf"],
     "huggingface": {
         **llama.STEMS["huggingface"],
@@ -53,7 +52,7 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
 
 def _attention(config: ModelConfig, read: OperatorReader, index: int) -> Attention:
     if read.layout == "gguf" and read.has("qkv", at=(index,)):
-        return phi3.read_attention(config, read, index)
+        return assembly.read_joined_attention(config, read, index)
     return assembly.read_attention(config, read, index, qk_norm=_qk_norm(config, read, index))
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from mlsys_orca.model import assembly
-from mlsys_orca.model.blocks import Attention, GatedMLP
+from mlsys_orca.model.blocks import GatedMLP
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.config_readers import (
     GgufFields,
@@ -16,12 +16,11 @@ from mlsys_orca.model.config_readers import (
     windows_from_huggingface,
 )
 from mlsys_orca.model.families import llama
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 from torch import nn
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": llama.STEMS["gguf"] | {"gate_up": "blk.{}.ffn_up"},
     "huggingface": {
         **llama.STEMS["huggingface"],
@@ -47,18 +46,6 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     )
 
 
-def read_attention(config: ModelConfig, read: OperatorReader, index: int) -> Attention:
-    """Read attention of layer ``index``, query, key and value from one matrix."""
-    q_rows, hidden, at = config.num_heads * config.head_dim, config.hidden_size, (index,)
-    rows = q_rows + 2 * config.num_kv_heads * config.head_dim
-    return Attention(
-        config,
-        index,
-        qkv=read.linear({"qkv": rows}, hidden, at=at, bias=config.qkv_bias),
-        output=read.linear({"o": hidden}, q_rows, at=at, bias=config.output_bias),
-    )
-
-
 def read_mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
     """Read the MLP of layer ``index``, gate and up from one matrix."""
     hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
@@ -73,5 +60,5 @@ FAMILY = Family(
     from_huggingface=_from_huggingface,
     from_gguf=_from_gguf,
     stems=_STEMS,
-    build=partial(assembly.build, attention=read_attention, mlp=read_mlp),
+    build=partial(assembly.build, attention=assembly.read_joined_attention, mlp=read_mlp),
 )

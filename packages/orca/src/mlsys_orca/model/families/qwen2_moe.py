@@ -11,17 +11,16 @@ from functools import partial
 from typing import Any
 
 from mlsys_orca.model import assembly
-from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface, require
-from mlsys_orca.model.experts import Choice, SharedExpert, expert_fields, read_experts, read_gated
+from mlsys_orca.model.experts import Choice, SharedExpert, expert_fields, read_experts, read_gated, refuse_dense_layers
 from mlsys_orca.model.families import qwen2, qwen3_moe
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 from torch import nn
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": {
         **qwen3_moe.FAMILY.stems["gguf"],
         "shared.router": "blk.{}.ffn_gate_inp_shexp",
@@ -49,8 +48,7 @@ _DEFAULTS: dict[str, Any] = qwen2.DEFAULTS | {
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     raw = _DEFAULTS | dict(raw)
     require(raw, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
-    refuse(bool(raw.get("mlp_only_layers")), "layers without experts beside those with (mlp_only_layers)")
-    refuse(raw.get("decoder_sparse_step", 1) != 1, "layers without experts beside those with (decoder_sparse_step)")
+    refuse_dense_layers(raw)
     return config_from_huggingface(
         raw,
         "qwen2_moe",

@@ -12,14 +12,13 @@ from mlsys_orca.model.blocks import Attention
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface
 from mlsys_orca.model.families import llama, qwen2
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.latent import rows_of
 from mlsys_orca.model.layers import Linear, RMSNorm
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.recurrent import GatedAttention
-from mlsys_orca.model.weights.checkpoint import Layout
 
-STEMS: dict[Layout, dict[str, str]] = {
+STEMS: Stems = {
     "gguf": {**llama.STEMS["gguf"], "q_norm": "blk.{}.attn_q_norm", "k_norm": "blk.{}.attn_k_norm"},
     "huggingface": {
         **llama.STEMS["huggingface"],

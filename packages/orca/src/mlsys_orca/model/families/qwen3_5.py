@@ -15,11 +15,10 @@ from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.config_readers import GgufFields
 from mlsys_orca.model.families import llama, qwen2_moe, qwen3_next
 from mlsys_orca.model.families.gemma2 import one_plus_norm
-from mlsys_orca.model.family import Family
-from mlsys_orca.model.weights.checkpoint import Layout
+from mlsys_orca.model.family import Family, Stems
 
 _PARTS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "huggingface": {
         **qwen3_next.FAMILY.stems["huggingface"],
         **{part.removeprefix("in_proj_"): f"model.layers.{{}}.linear_attn.{part}" for part in _PARTS},

@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any
 
 from mlsys_orca.model import assembly
-from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface, require
-from mlsys_orca.model.experts import expert_fields
+from mlsys_orca.model.experts import expert_fields, refuse_dense_layers
 from mlsys_orca.model.families import qwen2, qwen3
-from mlsys_orca.model.family import Family
-from mlsys_orca.model.weights.checkpoint import Layout
+from mlsys_orca.model.family import Family, Stems
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": qwen3.STEMS["gguf"],
     "huggingface": {
         **qwen3.STEMS["huggingface"],
@@ -37,8 +36,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     raw = _DEFAULTS | dict(raw)
     raw |= {"num_local_experts": raw.get("num_experts", raw["num_local_experts"])}
     require(raw, "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
-    refuse(bool(raw.get("mlp_only_layers")), "layers without experts beside those with (mlp_only_layers)")
-    refuse(raw.get("decoder_sparse_step", 1) != 1, "layers without experts beside those with (decoder_sparse_step)")
+    refuse_dense_layers(raw)
     return config_from_huggingface(
         raw,
         "qwen3_moe",

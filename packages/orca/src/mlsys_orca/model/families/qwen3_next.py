@@ -9,15 +9,14 @@ from typing import Any
 from mlsys_orca.model import assembly, recurrent
 from mlsys_orca.model.config import ModelConfig, RecurrentPart, refuse
 from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface, require
-from mlsys_orca.model.experts import expert_fields
+from mlsys_orca.model.experts import expert_fields, refuse_dense_layers
 from mlsys_orca.model.families import qwen2_moe, qwen3
 from mlsys_orca.model.families.gemma2 import one_plus_norm
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 from torch import nn
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "huggingface": {
         **qwen2_moe.FAMILY.stems["huggingface"],
         "qkvz": "model.layers.{}.linear_attn.in_proj_qkvz",
@@ -64,8 +63,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
 def config_of(raw: Mapping[str, Any], architecture: str, *, has_experts: bool = True) -> ModelConfig:
     """Return the configuration that a ``config.json`` with Qwen3-Next's keys states, all of which it has."""
     require(raw, "num_hidden_layers", "linear_num_key_heads", "linear_num_value_heads", "full_attention_interval")
-    refuse(bool(raw.get("mlp_only_layers")), "layers without experts beside those with (mlp_only_layers)")
-    refuse(raw.get("decoder_sparse_step", 1) != 1, "layers without experts beside those with (decoder_sparse_step)")
+    refuse_dense_layers(raw)
     refuse(bool(raw.get("attention_bias")), "attention with biases (attention_bias)")
     recurrent.check_steps(raw)
     kinds = raw.get("layer_types")

@@ -15,13 +15,12 @@ from mlsys_orca.model.blocks import Attention
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface
 from mlsys_orca.model.families import llama
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.layers import LayerNorm
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 from torch import Tensor
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": {**llama.STEMS["gguf"], "q_norms": "blk.{}.attn_q_norm", "k_norms": "blk.{}.attn_k_norm"},
     "huggingface": {
         **llama.STEMS["huggingface"],

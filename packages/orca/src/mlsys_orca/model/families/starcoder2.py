@@ -18,11 +18,10 @@ from mlsys_orca.model.config_readers import (
     windows_from_huggingface,
 )
 from mlsys_orca.model.families import llama
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 
-_STEMS: dict[Layout, dict[str, str]] = {
+_STEMS: Stems = {
     "gguf": llama.STEMS["gguf"],
     "huggingface": {
         **llama.STEMS["huggingface"],

@@ -26,10 +26,9 @@ from mlsys_orca.model.encoder_decoder import (
     RowAttention,
     SelfAttention,
 )
-from mlsys_orca.model.family import Family
+from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.layers import Embedding, Linear
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.weights.checkpoint import Layout
 from torch import Tensor, nn
 
 _GGUF = {
@@ -99,7 +98,7 @@ _HUGGINGFACE = {
     "decoder.up": "decoder.block.{}.layer.2.DenseReluDense.wi",
     "decoder.down": "decoder.block.{}.layer.2.DenseReluDense.wo",
 }
-_STEMS: dict[Layout, dict[str, str]] = {"gguf": _GGUF, "huggingface": _HUGGINGFACE}
+_STEMS: Stems = {"gguf": _GGUF, "huggingface": _HUGGINGFACE}
 _GGUF_MAX_DISTANCE = 128  # what its format takes for granted
 
 
