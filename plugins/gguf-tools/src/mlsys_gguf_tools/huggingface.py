@@ -17,7 +17,7 @@ from gguf.constants import MODEL_ARCH_NAMES
 from gguf.tensor_mapping import TensorNameMap, get_tensor_name_map
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.huggingface import read_json, read_tokenizer, template_source
-from mlsys_orca.loading.text_part import open_text_part, text_config
+from mlsys_orca.loading.text_part import has_head, open_text_part, text_config
 from mlsys_orca.model.config import ModelConfig, RecurrentPart
 from mlsys_orca.model.families import ARCHITECTURES, model_family
 from mlsys_orca.model.family import Family
@@ -65,7 +65,7 @@ def open_directory(path: Path) -> Source:
     config, weights = family.from_huggingface(raw), open_weights(path, whole)
     if part:
         text = open_text_part(weights, whole)
-        weights, config = text, replace(config, tied_embeddings=not text.has_head)
+        weights, config = text, replace(config, tied_embeddings=not has_head(text))
     if config.recurrent is not None:
         weights = CutDirectory(weights, config, is_tiled=architecture in QWEN3_5)
     tensors = _tensors(config, family, weights, architecture)

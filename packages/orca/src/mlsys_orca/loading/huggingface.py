@@ -18,7 +18,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
-from mlsys_orca.loading.text_part import open_text_part, text_config
+from mlsys_orca.loading.text_part import has_head, open_text_part, text_config
 from mlsys_orca.model.config import ModelConfig, UnsupportedModelError
 from mlsys_orca.model.decoder import DecoderModel
 from mlsys_orca.model.families import ARCHITECTURES, model_family
@@ -154,7 +154,7 @@ def _load_text_part(
     options: dict[str, Any],
 ) -> DecoderModel:
     part = open_text_part(open_weights(path, raw), raw)
-    return read(family, replace(config, tied_embeddings=not part.has_head), part, **options)
+    return read(family, replace(config, tied_embeddings=not has_head(part)), part, **options)
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:

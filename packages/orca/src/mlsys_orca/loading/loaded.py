@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
@@ -29,19 +30,16 @@ class GenerationDefaults:
     top_p: float | None = None
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class DividedModel:
-    """A model whose parts run in other processes: a :class:`~mlsys_orca.model.decoder.DecoderModel` that cannot run.
+    """A model whose parts run in other processes: a :class:`~mlsys_orca.model.decoder.DecoderModel` that cannot run."""
 
-    Args:
-        model: Has the whole model's configuration, dtype and device.
-        nbytes: Of the weights of all parts.
-        is_native: The parts run as native programs.
-        takes_adapters: They take LoRA adapters.
-    """
-
-    def __init__(self, model: DecoderModel, *, nbytes: int, is_native: bool, takes_adapters: bool = False) -> None:
-        self.config, self.dtype, self.device = model.config, model.dtype, model.device
-        self.nbytes, self.is_native, self.takes_adapters = nbytes, is_native, takes_adapters
+    config: ModelConfig  # of the whole model
+    dtype: torch.dtype
+    device: torch.device
+    nbytes: int = 0  # of the weights of all parts, once they have reported
+    is_native: bool = False  # the parts run as native programs
+    takes_adapters: bool = False  # they take LoRA adapters
 
     def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
         """Refuse.

@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
@@ -198,29 +198,22 @@ def _bury(rank: _RankChild, ranks: dict[int, _RankChild], poll: select.poll) -> 
 
 def ask_for_rank(requests: socket.socket, shape: GroupShape, wires: RankWires) -> socket.socket:
     """Have the holder behind ``requests`` fork a rank; return the asker's end of its life socket."""
-    ours, theirs = message_pair()
-    fds = [theirs.fileno(), *wires.fds()]
-    places = {fd: index for index, fd in enumerate(fds)}
-    payload = _encode(Ask(shape, wires.renumbered(lambda fd: places[fd])))
-    send_descriptors(requests, payload, fds)
-    theirs.close()
-    return ours
+    fds = wires.fds()
+    places = {fd: index for index, fd in enumerate(fds, start=1)}  # behind the life socket
+    return ask(requests, Ask(shape, wires.renumbered(lambda fd: places[fd])), fds)
 
 
-def ask_for_member(
-    requests: socket.socket, shape: GroupShape, wires: MemberWires, reducer: int | None
-) -> socket.socket:
-    """Have the holder behind ``requests`` fork a rank of a group on several hosts; return the end of its life socket.
+def ask(requests: socket.socket, message: Ask, fds: Sequence[int]) -> socket.socket:
+    """Have the holder behind ``requests`` fork a rank; return the asker's end of its life socket.
 
     Args:
         requests: To the holder.
-        shape: The group's sizes.
-        wires: How the rank joins it.
-        reducer: Descriptor of the memory in which local ranks of its stage meet; None: its stage has one rank.
+        message: The group's sizes, and how the rank joins it.
+        fds: Descriptors that go with it. Of a group on several hosts: the memory in which local ranks of a stage meet,
+            if the stage has several.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fds = [theirs.fileno()] if reducer is None else [theirs.fileno(), reducer]
-    socket.send_fds(requests, [_encode(Ask(shape, wires))], fds)
+    ours, theirs = message_pair()
+    send_descriptors(requests, _encode(message), [theirs.fileno(), *fds])
     theirs.close()
     return ours
 

@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError, MlsysError
-from torch import Tensor
 
 from mlsys_orca.backends.native.plan_writer import LoweringError
 from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.loading.load import DTYPES, check_forms, default_dtype, model_files
-from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.loading.loaded import DividedModel, LoadedModel
 from mlsys_orca.loading.rows import Activations, rows_of
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
+from mlsys_orca.model.decoder import DecoderModel
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.slices import num_slices
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Progress, WeightForm
@@ -33,23 +32,6 @@ from mlsys_orca.parallel.shard import Shard
 from mlsys_orca.parallel.torch_shard import TorchShard
 
 _log = logging.getLogger(__name__)
-
-
-class NoWeights:
-    """A model whose parts run elsewhere: a :class:`~mlsys_orca.model.decoder.DecoderModel` that cannot run."""
-
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.config = config
-        self.dtype = dtype
-        self.device = device
-
-    def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
-        """Refuse.
-
-        Raises:
-            InvalidInputError: always.
-        """
-        raise InvalidInputError("this process has no weights: the model's parts run in the processes of its group")
 
 
 def load_head_only(
@@ -83,7 +65,7 @@ def load_head_only(
         del family, checkpoint
         if placement is not None:
             shard_config(config, placement)
-        return NoWeights(config, dtype=dtype, device=device)
+        return DividedModel(config=config, dtype=dtype, device=device)
 
     with readable(where):
         return load(where, dtype=DTYPES[dtype or default_dtype()], device=torch.device("cpu"), read=read)

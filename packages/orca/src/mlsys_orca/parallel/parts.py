@@ -141,7 +141,9 @@ def with_parts(loaded: LoadedModel, model: ParallelModel, reports: Sequence[Load
     """Return ``loaded`` with what the holders of its parts, which have started, report of each."""
     nbytes = sum(report.nbytes for report in reports)
     is_native = all(report.is_native for report in reports)
-    divided = DividedModel(loaded.model, nbytes=nbytes, is_native=is_native, takes_adapters=model.takes_adapters)
+    assert isinstance(loaded.model, DividedModel)
+    adapts = model.takes_adapters
+    divided = replace(loaded.model, nbytes=nbytes, is_native=is_native, takes_adapters=adapts)
     return replace(loaded, model=divided)
 
 

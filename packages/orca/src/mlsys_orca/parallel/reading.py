@@ -7,10 +7,8 @@ stands here: fewer layers, heads, features and tokens under the names of a whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +19,8 @@ from mlsys_orca.model.decoder import DecoderModel
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import Arrange, OperatorReader
-from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout
-from mlsys_orca.model.weights.quantized import Matrix, QuantizedMatrix
+from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout, Source, View
+from mlsys_orca.model.weights.quantized import Matrix
 from mlsys_orca.parallel.placement import Placement, num_encoder_layers, shard_config
 
 if TYPE_CHECKING:
@@ -32,14 +30,6 @@ if TYPE_CHECKING:
 _BY_HEADS = {"q", "k", "v"}
 _OF_ONE_HEAD = {"q_head_norm", "k_head_norm"}
 _BY_FEATURES = {"gate", "gated", "up"}
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Tensor of the file that a tensor of the part is made from."""
-
-    name: str
-    cut: Cut | None  # None: all of it
 
 
 def sources(
@@ -171,48 +161,6 @@ def _shifted(part: range, by: int) -> range:
     return range(part.start + by, part.stop + by)
 
 
-class PartCheckpoint:
-    """The tensors of a part under the names they have in it; a :class:`Checkpoint`.
-
-    Args:
-        file: The whole model's tensors.
-        found: Tensors of the part, by name.
-    """
-
-    def __init__(self, file: Checkpoint, found: Mapping[str, Source]) -> None:
-        self.layout: Layout = file.layout
-        self._file = file
-        self._sources = found
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Every tensor's name."""
-        return frozenset(self._sources)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the part."""
-        source = self._sources[name]
-        whole = self._file.shape(source.name)
-        return whole if source.cut is None or source.cut.axis >= len(whole) else source.cut.shape(whole)
-
-    def nbytes(self, name: str) -> int:
-        """Return the bytes that the part takes in the file."""
-        source = self._sources[name]
-        return self._file.nbytes(source.name) * prod(self.shape(name)) // max(1, prod(self._file.shape(source.name)))
-
-    def read_into(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
-        """Write the values of the part into ``out``."""
-        assert cut is None, "a part is not cut again"
-        source = self._sources[name]
-        self._file.read_into(source.name, out, source.cut)
-
-    def quantized(self, name: str, cut: Cut | None = None) -> QuantizedMatrix | None:
-        """Return the codes and scales of the part, if the file has them."""
-        assert cut is None, "a part is not cut again"
-        source = self._sources[name]
-        return self._file.quantized(source.name, source.cut)
-
-
 class PartReader(OperatorReader):
     """Reader of one part's operators: a stage that embeds nothing has no table, one that is not the last no head."""
 
@@ -254,9 +202,6 @@ class PartReader(OperatorReader):
         return self._reader.checkpoint.shape(self._name("head", (), "weight"))[0]
 
 
-LoadPart = Callable[..., DecoderModel]
-
-
 def load_part(
     family: Family, whole: ModelConfig, checkpoint: Checkpoint, *, placement: Placement, **options: Any
 ) -> DecoderModel:
@@ -274,4 +219,4 @@ def load_part(
     """
     found = sources(family, whole, placement, checkpoint.names, checkpoint.layout)
     read_by = partial(PartReader, placement=placement)
-    return family.load(shard_config(whole, placement), PartCheckpoint(checkpoint, found), read_by=read_by, **options)
+    return family.load(shard_config(whole, placement), View(checkpoint, found), read_by=read_by, **options)

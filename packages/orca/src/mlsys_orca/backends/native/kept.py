@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +27,7 @@ from mlsys_orca.backends.native.library import PROGRAM
 from mlsys_orca.backends.native.packing import PackedLinear, Rows
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.layers import Linear
-from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout
+from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Source, View
 from mlsys_orca.model.weights.quantized import PARTS, QuantizedMatrix
 from numpy.typing import NDArray
 from torch import Tensor
@@ -92,41 +92,29 @@ def is_without_memory(weight: object) -> bool:
     return isinstance(weight, QuantizedMatrix) and weight.device.type == "meta"
 
 
-@dataclass(slots=True)
-class NotedCheckpoint:
-    """A GGUF file whose quantised tensors come from a copy, or are noted for one that is to be written."""
+class NotedCheckpoint(View):
+    """A GGUF file whose quantised tensors come from a copy, or are noted for one that is to be written.
 
-    file: Checkpoint
-    kept: Kept | None
-    matrices: dict[str, dict[str, Any]] = field(default_factory=dict)  # handed out from the file, by name
-    num_values: int = 0  # of all of them
-    layout: Layout = field(init=False)
+    Args:
+        file: The tensors.
+        kept: The copy; None: there is none yet.
 
-    def __post_init__(self) -> None:
-        self.layout = self.file.layout
+    Attributes:
+        matrices: Shapes of the quantised tensors that were handed out from the file, by name.
+        num_values: Values of all of them.
+    """
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of the file's tensors."""
-        return self.file.names
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of tensor ``name``."""
-        return self.file.shape(name)
-
-    def nbytes(self, name: str) -> int:
-        """Return the bytes that tensor ``name`` takes in the file."""
-        return self.file.nbytes(name)
-
-    def read_into(self, name: str, out: Tensor, cut: Cut | None = None) -> None:
-        """Read tensor ``name`` into ``out``."""
-        self.file.read_into(name, out, cut)
+    def __init__(self, file: Checkpoint, kept: Kept | None) -> None:
+        super().__init__(file, {name: Source(name) for name in file.names})
+        self._kept = kept
+        self.matrices: dict[str, dict[str, Any]] = {}
+        self.num_values = 0
 
     def quantized(self, name: str, cut: Cut | None = None) -> QuantizedMatrix | None:
         """Return the tensor's shapes if the copy has its values; else its codes and scales, as the file's."""
         assert cut is None, "copies are kept of whole models"
-        if self.kept is not None:
-            return self.kept.matrix(name)
+        if self._kept is not None:
+            return self._kept.matrix(name)
         found = self.file.quantized(name)
         if found is not None:
             self.matrices[name] = {part: _described(getattr(found, part)) for part in PARTS}

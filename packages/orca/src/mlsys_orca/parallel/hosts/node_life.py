@@ -19,7 +19,7 @@ from mlsys_serving.processes import RestartBudget, is_stopped
 from mlsys_serving.processes.standing import Standing
 
 from mlsys_orca.parallel.group import Holders, ParallelModel
-from mlsys_orca.parallel.holder import Born, Failed, ask_for_member, decode_report, decode_told
+from mlsys_orca.parallel.holder import Ask, Born, Failed, ask, decode_report, decode_told
 from mlsys_orca.parallel.hosts import messages
 from mlsys_orca.parallel.hosts.channel import TcpChannel
 from mlsys_orca.parallel.hosts.member import MemberWires
@@ -262,7 +262,7 @@ class NodeLife:
             reducer = None if model.new_reducer is None else model.new_reducer(shape)
             for place in own:
                 if place.stage == stage:
-                    life = ask_for_member(holders.requests[place], shape, wires, reducer)
+                    life = ask(holders.requests[place], Ask(shape, wires), [] if reducer is None else [reducer])
                     self._ranks[life.fileno()] = _Rank(message.group, life)
                     self._poll.register(life, select.POLLIN)
             if reducer is not None:
