@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -45,7 +46,7 @@ class RowAttention(nn.Module):
         qkv: hidden_size -> 3 * num_heads * head_dim: queries, keys, values, head after head.
         output: num_heads * head_dim -> hidden_size.
         num_heads: Heads of queries, keys and values each.
-        options: Not causal.
+        options: Not causal, unless rows see a cache (:class:`SelfAttention`).
     """
 
     def __init__(self, *, qkv: nn.Module, output: nn.Module, num_heads: int, options: AttentionOptions) -> None:
@@ -63,33 +64,19 @@ class RowAttention(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embedding, layers, and a norm at either end.
+    """Embedding, layers, and a norm behind the last one.
 
     Args:
         embedding: (token ids, positions) -> fp32 [num_tokens, hidden_size].
         layers: Each (states, spans) -> states.
-        first_norm: Norm of the embeddings; None: they enter the first layer as it is.
-        last_norm: Norm of the last layer's output; None: that output is the result.
+        last_norm: Norm of the last layer's output.
     """
 
-    def __init__(
-        self,
-        *,
-        embedding: Embedding,
-        layers: Iterable[PreNormLayer],
-        first_norm: nn.Module | None = None,
-        last_norm: nn.Module | None = None,
-    ) -> None:
+    def __init__(self, *, embedding: Embedding, layers: Iterable[PreNormLayer], last_norm: nn.Module) -> None:
         super().__init__()
         self.embedding = embedding
-        self.first_norm = first_norm or nn.Identity()
         self.layers = nn.ModuleList(layers)
-        self.last_norm = last_norm or nn.Identity()
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        return self.embedding.table.device
+        self.last_norm = last_norm
 
     def forward(self, token_ids: Tensor, positions: Tensor, spans: Sequence[AttentionSpan]) -> Tensor:
         """Return the states of all tokens.
@@ -102,11 +89,23 @@ class Encoder(nn.Module):
         Returns:
             [num_tokens, hidden_size].
         """
-        x: Tensor = self.first_norm(self.embedding(token_ids, positions))
+        x: Tensor = self.embedding(token_ids, positions)
         for layer in self.layers:
             x = layer(x, spans)
         out: Tensor = self.last_norm(x)
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderStep:
+    """Inputs of every decoder layer of one iteration beside the states. Owner: the model, for this iteration."""
+
+    own_slots: Tensor  # [num_decoder_rows] int64
+    own_spans: list[AttentionSpan]
+    cross_slots: Tensor  # [num_encoder_rows] int64
+    cross_spans: list[AttentionSpan]
+    encoded: Tensor | None  # [num_encoder_rows, hidden_size] of the requests that begin; None: there are none
+    kv_cache: KVCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +121,13 @@ class Sides:
     own_spans: list[AttentionSpan]  # of all requests, over the decoder's rows: what they see of themselves
     cross_spans: list[AttentionSpan]  # the same rows, and what they see of the encoder
     sampled: list[int]  # of the decoder's rows, those whose logits are wanted
+
+    def step(self, encoded: Tensor | None, kv_cache: KVCache, device: torch.device) -> DecoderStep:
+        """Return the inputs of the decoder's layers, with the states ``encoded`` of the requests that begin."""
+        own, cross = (
+            torch.tensor(slots, dtype=torch.int64, device=device) for slots in (self.decoder_slots, self.encoder_slots)
+        )
+        return DecoderStep(own, self.own_spans, cross, self.cross_spans, encoded, kv_cache)
 
 
 def split(inputs: ForwardInputs) -> Sides:
@@ -161,40 +167,14 @@ def split(inputs: ForwardInputs) -> Sides:
     return sides
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderStep:
-    """Inputs of every decoder layer of one iteration beside the states. Owner: the model, for this iteration."""
+class SelfAttention(RowAttention):
+    """The decoder's attention to its own tokens, layer ``index``; ``options`` are causal."""
 
-    own_slots: Tensor  # [num_decoder_rows] int64
-    own_spans: list[AttentionSpan]
-    cross_slots: Tensor  # [num_encoder_rows] int64
-    cross_spans: list[AttentionSpan]
-    encoded: Tensor | None  # [num_encoder_rows, hidden_size] of the requests that begin; None: there are none
-    kv_cache: KVCache
-
-
-class SelfAttention(nn.Module):
-    """The decoder's attention to its own tokens.
-
-    Args:
-        index: The layer's number.
-        qkv: hidden_size -> 3 * num_heads * head_dim: queries, keys, values, head after head.
-        output: num_heads * head_dim -> hidden_size.
-        num_heads: Heads of queries, keys and values each.
-        options: Causal.
-    """
-
-    def __init__(
-        self, index: int, *, qkv: nn.Module, output: nn.Module, num_heads: int, options: AttentionOptions
-    ) -> None:
-        super().__init__()
+    def __init__(self, index: int, **parts: Any) -> None:
+        super().__init__(**parts)
         self.index = index
-        self.qkv = qkv
-        self.output = output
-        self.num_heads = num_heads
-        self.options = options
 
-    def forward(self, x: Tensor, step: DecoderStep) -> Tensor:
+    def forward(self, x: Tensor, step: DecoderStep) -> Tensor:  # type: ignore[override]  # of another kind of layer
         """Attend with ``x`` [num_decoder_rows, hidden_size] -> same shape; write its keys and values."""
         query, key, value = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
         keys, values = step.kv_cache.write(self.index, step.own_slots, key, value)
@@ -294,14 +274,7 @@ class EncoderDecoder(nn.Module):
         if sides.encoder_rows:
             rows = self._tensor(sides.encoder_rows)
             encoded = self.encoder(inputs.token_ids[rows], inputs.positions[rows], spans_of(sides.encoder_lengths))
-        step = DecoderStep(
-            own_slots=self._tensor(sides.decoder_slots),
-            own_spans=sides.own_spans,
-            cross_slots=self._tensor(sides.encoder_slots),
-            cross_spans=sides.cross_spans,
-            encoded=encoded,
-            kv_cache=kv_cache,
-        )
+        step = sides.step(encoded, kv_cache, self.device)
         token_ids = inputs.token_ids[self._tensor(sides.decoder_rows)]
         return self.decoder.run(token_ids, self._tensor(sides.decoder_positions), step, self._tensor(sides.sampled))
 

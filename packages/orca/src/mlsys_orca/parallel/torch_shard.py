@@ -24,7 +24,7 @@ from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
 from mlsys_orca.model.blocks import Decoder, Step
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
-from mlsys_orca.model.encoder_decoder import DecoderStep, EncoderDecoder, spans_of, split
+from mlsys_orca.model.encoder_decoder import EncoderDecoder, spans_of, split
 from mlsys_orca.model.families import model_family
 from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, Empty, KVCache, kv_dtype_name
 from mlsys_orca.model.weights.checkpoint import Cut
@@ -199,7 +199,7 @@ class TorchShard:
         encoded: Tensor | None = None
         if len(reads):
             if states is None:
-                encoded = encoder.first_norm(encoder.embedding(inputs.token_ids[reads], inputs.positions[reads]))
+                encoded = encoder.embedding(inputs.token_ids[reads], inputs.positions[reads])
             else:
                 encoded = states[reads]
             for layer in encoder.layers:
@@ -212,14 +212,7 @@ class TorchShard:
             x: Tensor = decoder.embedding(inputs.token_ids[writes], positions)
         else:
             x = states[writes]
-        step = DecoderStep(
-            own_slots=torch.tensor(sides.decoder_slots, dtype=torch.int64),
-            own_spans=sides.own_spans,
-            cross_slots=torch.tensor(sides.encoder_slots, dtype=torch.int64),
-            cross_spans=sides.cross_spans,
-            encoded=None if encoded is None else encoded.to(self.dtype),
-            kv_cache=kv_cache,
-        )
+        step = sides.step(None if encoded is None else encoded.to(self.dtype), kv_cache, self.device)
         found = self._through_decoder(x, step, torch.tensor(sides.sampled, dtype=torch.int64))
         if self.placement.is_last:
             return found

@@ -11,6 +11,7 @@ import mmap
 import os
 import select
 from collections.abc import Sequence
+from math import prod
 from typing import Self
 
 import torch
@@ -48,9 +49,7 @@ class Slots:
         Raises:
             ServingError: the slot is too small for it.
         """
-        count = 1
-        for size in shape:
-            count *= size
+        count = prod(shape)
         if offset + count * dtype.itemsize > self._slot_nbytes:
             raise ServingError(
                 f"{count * dtype.itemsize} bytes of an iteration do not fit its slot of {self._slot_nbytes}"
@@ -215,9 +214,7 @@ class KvAllocator:
 
     def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return a tensor of that shape; its contents are those of before."""
-        count = 1
-        for size in shape:
-            count *= size
+        count = prod(shape)
         if not count:
             return torch.empty(shape, dtype=dtype)
         nbytes = _pages(count * dtype.itemsize)
