@@ -88,7 +88,8 @@ DISTINCT_NAMES = tuple(names[0] for names in _BY_NAMES)  # one for each way
 PRE_TOKENIZERS = {name: rules for names, rules in _BY_NAMES.items() for name in names}
 
 
-_CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # tokenizer.ggml.token_type
+_SPACE = "▁"  # how a piece of SentencePiece spells a space
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -115,12 +116,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             f"the file's tokenizer is of kind {kind!r}; byte-level BPE ('gpt2') and SentencePiece ('llama', 't5') are "
             f"supported. {_ELSEWHERE}"
         )
-    tokens, types = get("tokens"), get("token_type", [])
-    for added_type, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        texts = [token for token, token_type in zip(tokens, types, strict=False) if token_type == added_type]
-        add = backend.add_special_tokens if is_special else backend.add_tokens
-        add([AddedToken(text, normalized=False, special=is_special) for text in texts])
-
+    tokens = get("tokens")
+    _add_tokens(backend, tokens, get("token_type", []))
     ids = {role: get(f"{key}_token_id") for role, key in _ROLES.items()}
     special = {role: tokens[token_id] for role, token_id in ids.items() if token_id is not None}
     if get("add_bos_token", adds_bos) and "bos_token" in special:
@@ -130,6 +127,14 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         )
     ends = (ids["eos_token"], get("eot_token_id"), get("eom_token_id"))
     return Tokenizer(backend, eos_ids=(end for end in ends if end is not None), special_tokens=special)
+
+
+def _add_tokens(backend: Backend, tokens: Sequence[str], types: Sequence[int]) -> None:
+    """Have ``backend`` know control tokens and those that users defined, by the types of ``tokens``."""
+    for added_type, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
+        texts = [token for token, token_type in zip(tokens, types, strict=False) if token_type == added_type]
+        add = backend.add_special_tokens if is_special else backend.add_tokens
+        add([AddedToken(text, normalized=False, special=is_special) for text in texts])
 
 
 def _check_vocabulary(get: Callable[..., Any]) -> None:
@@ -197,10 +202,6 @@ def _backend(tokens: list[str], merges: list[str], types: list[int], rules: PreT
     return backend
 
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # tokenizer.ggml.token_type
-_SPACE = "▁"  # how a piece spells a space
-
-
 def unigram_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer that a file's metadata describes.
 
@@ -227,10 +228,7 @@ def unigram_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
     spaces = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), spaces]) if _BYTE in types else spaces
-    for added_type, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        texts = [token for token, token_type in zip(tokens, types, strict=True) if token_type == added_type]
-        add = backend.add_special_tokens if is_special else backend.add_tokens
-        add([AddedToken(text, normalized=False, special=is_special) for text in texts])
+    _add_tokens(backend, tokens, types)
     if get("add_eos_token", True):
         backend.post_processor = processors.TemplateProcessing(
             single=["$A", tokens[eos]], special_tokens=[(tokens[eos], eos)]

@@ -243,13 +243,19 @@ def rope_from_gguf(fields: GgufFields, rotary_dim: int) -> dict[str, Any]:
         return {"rope_divisors": divisors, "rope_amplitude": amplitude}
     refuse(fields.rope_divisors is not None, "rotary scaling 'yarn' beside rope_freqs")
     return {
-        "rope_divisors": yarn_divisors(
-            float(fields.get("rope.freq_base", 10_000.0)),
-            rotary_dim,
-            factor=factor,
-            original_max_positions=fields.get("rope.scaling.original_context_length"),
-            beta_fast=fields.get("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=fields.get("rope.scaling.yarn_beta_slow", 1.0),
-        ),
+        "rope_divisors": yarn_from_gguf(fields, rotary_dim),
         "rope_amplitude": amplitude * yarn_amplitude(factor),
     }
+
+
+def yarn_from_gguf(fields: GgufFields, rotary_dim: int, *, truncate: bool = True) -> tuple[float, ...]:
+    """Return the divisors of a file that states scaling 'yarn'; see :func:`.rope.yarn_divisors`."""
+    return yarn_divisors(
+        float(fields.get("rope.freq_base", 10_000.0)),
+        rotary_dim,
+        factor=float(fields.get("rope.scaling.factor")),
+        original_max_positions=fields.get("rope.scaling.original_context_length"),
+        beta_fast=fields.get("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=fields.get("rope.scaling.yarn_beta_slow", 1.0),
+        truncate=truncate,
+    )

@@ -21,13 +21,13 @@ from mlsys_orca.model.config_readers import (
     config_from_huggingface,
     require,
     windows_from_huggingface,
+    yarn_from_gguf,
 )
 from mlsys_orca.model.experts import GGUF_EXPERTS, Choice, MixtureOfExperts, expert_fields
 from mlsys_orca.model.families import llama
 from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import OperatorReader
-from mlsys_orca.model.rope import yarn_divisors
 from mlsys_orca.model.weights.quantized import Matrix, concatenate_rows
 from torch import Tensor, nn
 
@@ -82,15 +82,7 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     )
     if fields.get("rope.scaling.type", "none") != "yarn":
         return config
-    divisors = yarn_divisors(  # whose ramp does not begin and end at whole numbers
-        config.rope_theta,
-        config.head_dim,
-        factor=float(fields.get("rope.scaling.factor")),
-        original_max_positions=fields.get("rope.scaling.original_context_length"),
-        beta_fast=fields.get("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=fields.get("rope.scaling.yarn_beta_slow", 1.0),
-        truncate=False,
-    )
+    divisors = yarn_from_gguf(fields, config.head_dim, truncate=False)  # the ramp keeps its fractions
     return replace(config, rope_divisors=divisors)
 
 
