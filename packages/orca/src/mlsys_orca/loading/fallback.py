@@ -282,13 +282,7 @@ class SeeingModel:
         weights: WeightForm = "float",
         progress: Progress | None = None,
     ) -> DecoderModel:
-        """Read the weights.
-
-        Args:
-            dtype: Dtype of weights, keys and values.
-            device: Where to put them.
-            weights: Storage form of the text part's matrices.
-            progress: Called with the bytes of the text part's weights read so far and those in all.
+        """Read the weights; options as of :meth:`Fallback.load`, weights and progress those of the text part.
 
         Raises:
             InvalidInputError: weights are missing, misshapen or left over, or the encoder does not fit its rules.

@@ -49,15 +49,7 @@ def load_huggingface(
     progress: Progress | None = None,
     read: Callable[..., DecoderModel] = Family.load,
 ) -> LoadedModel:
-    """Load the model in directory ``path``.
-
-    Args:
-        path: The directory.
-        dtype: Of computing and of what is kept floating.
-        device: Where the weights go.
-        weights: The form of matrices.
-        progress: Called with the bytes of weights read so far and those in all.
-        read: Reads the weights, called as :meth:`Family.load`.
+    """Load the model in directory ``path``; options as of :func:`mlsys_orca.loading.gguf.load_gguf`.
 
     Raises:
         InvalidInputError: a file is missing or damaged, or the model needs something that is not implemented.

@@ -35,7 +35,7 @@ _BIASED: dict[str, Any] = {"qkv_bias": True, "output_bias": True, "mlp_bias": Tr
 
 
 def config_by_gpt2_names(
-    raw: Mapping[str, Any], architecture: str, *, max_positions: int, tied: bool, **changes: Any
+    raw: Mapping[str, Any], architecture: str, *, max_positions: int = 1024, tied: bool = True, **changes: Any
 ) -> ModelConfig:
     """Read a shape from a ``config.json`` whose fields have GPT-2's names.
 
@@ -72,7 +72,7 @@ def config_by_gpt2_names(
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     refuse(bool(raw.get("scale_attn_by_inverse_layer_idx")), "attention scaled by the layer's number")
     scale = None if raw.get("scale_attn_weights", True) else 1.0
-    return config_by_gpt2_names(raw, "gpt2", max_positions=1024, tied=True, attention_scale=scale, **_BIASED)
+    return config_by_gpt2_names(raw, "gpt2", attention_scale=scale, **_BIASED)
 
 
 def _from_gguf(fields: GgufFields) -> ModelConfig:

@@ -9,7 +9,8 @@ from typing import Any
 from mlsys_orca.model import assembly
 from mlsys_orca.model.attention import mosaic_slopes
 from mlsys_orca.model.config import ModelConfig, refuse
-from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, refuse_common, require
+from mlsys_orca.model.config_readers import GGUF_STEMS, GgufFields, config_from_gguf, require
+from mlsys_orca.model.families.gpt2 import config_by_gpt2_names
 from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.operator_reader import OperatorReader
 
@@ -40,27 +41,17 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     require(raw, "d_model", "n_layers", "n_heads", "vocab_size")
-    refuse_common(raw)
     attention: Mapping[str, Any] = raw.get("attn_config") or {}
     for key, values in _NEUTRAL.items():
         refuse(attention.get(key, values[0]) not in values, f"attention with {key} = {attention.get(key)!r}")
     refuse(not raw.get("no_bias", True), "biases (no_bias)")
     refuse(raw.get("logit_scale") is not None, f"logits scaled by logit_scale = {raw.get('logit_scale')!r}")
     refuse(raw.get("expansion_ratio", 4) != 4, f"an expansion_ratio of {raw.get('expansion_ratio')} (4 is)")
-    hidden, heads = raw["d_model"], raw["n_heads"]
-    return ModelConfig(
-        architecture="mpt",
-        vocab_size=raw["vocab_size"],
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_layers=raw["n_layers"],
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
-        max_positions=raw.get("max_seq_len", 2048),
-        norm_eps=raw.get("layer_norm_epsilon", 1e-5),
-        activation="gelu",
-        tied_embeddings=bool(raw.get("tie_word_embeddings", True)),
+    heads = raw["n_heads"]
+    named = {"n_embd": raw["d_model"], "n_layer": raw["n_layers"], "n_head": heads, "activation_function": "gelu"}
+    return config_by_gpt2_names(
+        dict(raw) | named | {"n_inner": None, "n_positions": raw.get("max_seq_len", 2048)},
+        "mpt",
         attention_scale=attention.get("softmax_scale"),
         alibi_slopes=mosaic_slopes(heads, most=attention.get("alibi_bias_max") or 8),
     )
