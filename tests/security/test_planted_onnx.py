@@ -6,7 +6,9 @@ weights, operators that a library of the maker would add, and, in WindTunnel's, 
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,14 +40,22 @@ def _dvabatch(path: Path) -> Any:
 LOADERS: dict[str, Callable[[Path], Any]] = {"windtunnel": _windtunnel, "dvabatch": _dvabatch}
 
 
-def _good(folder: Path) -> Any:
-    """A model of WindTunnel's own making."""
+@functools.cache
+def _good_bytes() -> bytes:
     from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.export.onnx import export_onnx
     from sklearn.linear_model import LogisticRegression
 
     x = np.arange(12.0).reshape(6, 2)
-    export_onnx(translate(LogisticRegression().fit(x, x[:, 0] > 4)), folder / "good.onnx", methods=["predict"])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "good.onnx"
+        export_onnx(translate(LogisticRegression().fit(x, x[:, 0] > 4)), path, methods=["predict"])
+        return path.read_bytes()
+
+
+def _good(folder: Path) -> Any:
+    """A model of WindTunnel's own making, also as a file of the folder."""
+    (folder / "good.onnx").write_bytes(_good_bytes())
     return onnx.load(folder / "good.onnx")
 
 
