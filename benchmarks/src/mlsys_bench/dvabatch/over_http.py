@@ -11,19 +11,21 @@ they wait; `groups` stops a server's process group while the others are asked.
 
 from __future__ import annotations
 
-import asyncio
+import json
 import os
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import numpy as np
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.report import Section, Table
 from mlsys_core.workload import Poisson
 
 from mlsys_bench.dvabatch.workloads import lengths_like
+from mlsys_bench.workload.http_target import HttpTarget
+from mlsys_bench.workload.loadgen import LoadOptions, run_load_blocking
+from mlsys_bench.workload.targets import Outcome
+from mlsys_bench.workload.trace import Trace, TraceItem
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
@@ -38,27 +40,25 @@ def texts_like(workload: str, num: int) -> list[str]:
     return [" ".join(rng.choice(WORDS, max(1, length - 2))) for length in lengths_like(workload, num)]
 
 
-async def ask(client: httpx.AsyncClient, url: str, text: str, due_s: float) -> tuple[float, list[float]]:
-    """Send one request; return the seconds since it was due, and the vector."""
-    await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-    body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [text]}]}
-    answer = await client.post(url, json=body)
-    if answer.status_code != 200:
-        raise MlsysError(f"{url}: {answer.status_code} {answer.text[:300]}")
-    vector: list[float] = answer.json()["outputs"][0]["data"]
-    return time.perf_counter() - due_s, vector
+def one_round(address: str, model: str, texts: list[str], rate: float, seed: int) -> tuple[list[float], Any]:
+    """Return the latencies and vectors of all texts.
 
-
-async def one_round(address: str, model: str, texts: list[str], rate: float, seed: int) -> tuple[list[float], Any]:
-    """Return the latencies and vectors of all texts."""
-    gaps_s = Poisson(rate).times(len(texts), np.random.default_rng(seed))
-    limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
-    async with httpx.AsyncClient(timeout=300, limits=limits) as client:
-        start_s = time.perf_counter() + 0.05
-        url = f"http://{address}/v2/models/{model}/infer"
-        asked = (ask(client, url, text, start_s + float(at)) for text, at in zip(texts, gaps_s, strict=True))
-        answers = await asyncio.gather(*asked)
-    return [seconds for seconds, _ in answers], np.array([vector for _, vector in answers])
+    Raises:
+        MlsysError: a request failed.
+    """
+    times_s = Poisson(rate).times(len(texts), np.random.default_rng(seed)).tolist()
+    items = [
+        TraceItem(at_s, 1, 1, prompt=text, index=i) for i, (at_s, text) in enumerate(zip(times_s, texts, strict=True))
+    ]
+    target = HttpTarget(
+        f"http://{address}/v2/models/{model}/infer",
+        lambda item: {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [item.prompt]}]},
+        read_answer=lambda answer: Outcome(output=json.dumps(answer["outputs"][0]["data"])),
+    )
+    records = run_load_blocking(Trace(tuple(items)), target, options=LoadOptions(max_connections=256)).records
+    if failed := [record for record in records if not record.ok]:
+        raise MlsysError(f"{address}: {failed[0].error} {failed[0].detail}")
+    return [record.latency_s for record in records], np.array([json.loads(record.output or "") for record in records])
 
 
 def let_run(name: str, groups: list[list[str]]) -> None:
@@ -103,7 +103,7 @@ def run(
     for number in range(rounds + 1):
         for name, address, model in asked:
             let_run(name, stopped)
-            found, vectors = asyncio.run(one_round(address, model, texts if number else texts[:16], rate, number))
+            found, vectors = one_round(address, model, texts if number else texts[:16], rate, number)
             if number:
                 expected = vectors if expected is None else expected
                 difference = float(np.abs(vectors - expected).max())

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mlsys_core.plot import PALETTE, house_style, new_axes, to_svg
 from mlsys_core.report import Figure, Section, Table
 
 from mlsys_bench.windtunnel.experiments.plan import CLASSIFIED, Result, Row, Setting, results_of, rows_of
 from mlsys_bench.windtunnel.experiments.run import best_of, counter
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 TITLES = {
     "5.3": "source pipelines and WindTunnel (table 5.3)",
@@ -126,8 +124,6 @@ def _setting(row: Row) -> tuple[str, str, str, float]:
 
 def _figures(done: Mapping[Row, Mapping[int, Result]]) -> Iterator[tuple[str, str]]:
     """Yield for each data set all rows with all training rows; and where there are shares, AUC against these."""
-    from mlsys_core.plot import to_svg
-
     for name in CLASSIFIED:
         whole = {
             row: best_of(results)
@@ -145,34 +141,22 @@ def _figures(done: Mapping[Row, Mapping[int, Result]]) -> Iterator[tuple[str, st
             yield to_svg(_lines(shares)), f"{name}: test AUC by share of the training rows, Pre2, Pipe2"
 
 
-def _axes(height: float) -> tuple[Any, Axes]:
-    from matplotlib.figure import Figure as MplFigure
-
-    figure = MplFigure(figsize=(6.4, height), layout="constrained")
-    axes = figure.subplots()
-    axes.grid(alpha=0.35)
-    axes.set_axisbelow(True)
-    return figure, axes
-
-
+@house_style()
 def _bars(scores: Mapping[Row, tuple[float, float | None]]) -> Any:
-    from mlsys_core.plot import PALETTE
-
     ordered = sorted(scores.items(), key=lambda item: item[1][0])
-    figure, axes = _axes(0.9 + 0.22 * len(ordered))
+    figure, axes = new_axes("test AUC", "", None)
+    figure.set_size_inches(6.4, 0.9 + 0.22 * len(ordered))
     for height, (row, (mean, error)) in enumerate(ordered):
         color = PALETTE[6] if row.model == "source" else PALETTE[1] if row.pre == "-" else PALETTE[0]
         axes.errorbar(mean, height, xerr=error or 0, fmt="o", color=color, capsize=3)
     labels = [row.model if row.pre == "-" else f"{row.model} ({row.pre}, {row.pipe})" for row, _ in ordered]
     axes.set_yticks(range(len(labels)), labels)
-    axes.set_xlabel("test AUC")
     return figure
 
 
+@house_style()
 def _lines(scores: Mapping[Row, tuple[float, float | None]]) -> Any:
-    from mlsys_core.plot import PALETTE
-
-    figure, axes = _axes(4.0)
+    figure, axes = new_axes("training rows (%)", "test AUC", None)
     for color, model in zip(PALETTE, dict.fromkeys(row.model for row in scores), strict=False):
         points = sorted((row.fraction, *value) for row, value in scores.items() if row.model == model)
         shares, means, errors = zip(*points, strict=True)
@@ -186,6 +170,5 @@ def _lines(scores: Mapping[Row, tuple[float, float | None]]) -> Any:
             capsize=3,
         )
     axes.set_xscale("log")
-    axes.set(xlabel="training rows (%)", ylabel="test AUC")
     axes.legend()
     return figure
