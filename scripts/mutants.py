@@ -80,7 +80,7 @@ AREAS = {
         _paths("tests/nimble", "test_streams test_storage test_strides test_graph test_schedule"),
         ("tests/graph_checks.py",),
     ),
-    "nimble-passes": Area(NIMBLE, ("passes/*.py",), ("tests/nimble/passes",)),
+    "nimble-passes": Area(NIMBLE, ("passes/*.py",), ("tests/nimble/passes", "tests/nimble/capture/test_quantised.py")),
     "batchmaker-scheduling": Area(
         BATCHMAKER,
         _paths("scheduling", "admission batching requests results completion tables tasks"),
