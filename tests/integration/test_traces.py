@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,18 +82,20 @@ def test_grpc_and_parts_as_they_come(collector: Collector, tmp_path: Path) -> No
     )
     words = grpcclient.InferInput("words", [4], "INT64")
     words.set_data_from_numpy(np.array([1, 4, 2, 0]))
-    with BackgroundServer(app) as server:
+    with BackgroundServer(app):
         address = grpc_address_of(app)
         with grpcclient.InferenceServerClient(f"{address.host}:{address.port}") as client:
             client.infer("seq2seq", [words], headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
-        with httpx.stream(
-            "POST", f"{server.url}/v2/models/seq2seq/generate_stream", json={"words": [1, 4, 2, 0]}
-        ) as response:
-            assert b"data:" in response.read()
+            parts: queue.Queue[Any] = queue.Queue()
+            client.start_stream(lambda result, error: parts.put((result, error)))
+            client.async_stream_infer("seq2seq", [words])
+            client.stop_stream()  # waits for the answers
+        assert not parts.empty()
+        assert all(error is None for _, error in parts.queue)
     (call,) = collector.wait("inference.GRPCInferenceService/ModelInfer")
     assert (call.trace_id.hex(), call.parent_span_id.hex()) == (TRACE, PARENT)
     assert set(collector.below(call)) == {"infer seq2seq"}
-    (stream,) = collector.wait("POST /v2/models/{model}/generate_stream")
+    (stream,) = collector.wait("inference.GRPCInferenceService/ModelStreamInfer")
     run = collector.below(collector.below(stream)["infer seq2seq"])["run"]
     assert [event.name for event in run.events].count("first output") == 1
 
@@ -108,13 +111,9 @@ def test_stages(collector: Collector) -> None:
         num_threads=1,
     )
     http, logger = HttpConfig(traces=TraceConfig(collector.url)), make_logger("json", stream=io.StringIO())
-    app = create_oip_app(ModelRepository([served]), config=http, logger=logger, model_control=True)
+    app = create_oip_app(ModelRepository([served]), config=http, logger=logger)
     with BackgroundServer(app) as server:
-        settings = httpx.post(f"{server.url}/v2/trace/setting", json={"trace_count": "1"}).json()
-        assert (settings["trace_level"], settings["trace_count"]) == (["TIMESTAMPS"], "1")
-        for _ in range(3):
-            posted(f"{server.url}/v2/models/tiny/infer", [tensor("input_ids", [[5, 6, 7]] * 3)])
-        assert httpx.post(f"{server.url}/v2/trace/setting", json={}).json()["trace_count"] == "0"
+        posted(f"{server.url}/v2/models/tiny/infer", [tensor("input_ids", [[5, 6, 7]] * 3)])
     (root,) = collector.wait("POST /v2/models/{model}/infer")  # all are sent when the server has ended
     parts = [span for span in collector.spans if span.parent_span_id == root.span_id]
     assert len(parts) == 3  # a row is a request of its own

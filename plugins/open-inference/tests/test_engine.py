@@ -64,17 +64,6 @@ def test_a_client_that_leaves_cancels_its_request(make_app: Any, reference: Modu
         assert 'nv_inference_pending_request_count{model="add",version="1"} 0.0' in client.get("/metrics").text
 
 
-def test_a_client_that_leaves_closes_its_stream(make_app: Any, reference: ModuleType) -> None:
-    model = reference.Repeat()
-    with BackgroundServer(make_app([model])) as server, httpx.Client(base_url=server.url) as client:
-        request = {"text": "word " * 1000, "parameters": {"delay_s": 0.005}}
-        with client.stream("POST", "/v2/models/repeat/generate_stream", json=request) as response:
-            next(response.iter_bytes())
-        until(lambda: model.num_cancelled == 1)
-        assert failures(client, "repeat")["CANCELED"] == 1
-        assert "mlsys_inference_first_response_seconds_count" in client.get("/metrics").text
-
-
 def test_a_client_that_leaves_within_its_body_is_no_error(make_app: Any, log: Any) -> None:
     with BackgroundServer(make_app()) as server:
         head = (

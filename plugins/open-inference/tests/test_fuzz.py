@@ -16,7 +16,6 @@ from mlsys_open_inference.binding import WireRequest, bind
 from mlsys_open_inference.grpc.codec import decode_message
 from mlsys_open_inference.grpc.schema import messages
 from mlsys_open_inference.rest.codec import decode
-from mlsys_open_inference.rest.generate import decode_generate
 from mlsys_serving.models import DataType
 from mlsys_serving.models.version import Version
 
@@ -81,12 +80,6 @@ def test_any_rest_request(version: Version, request: Any, rest: bytes, extra: in
 @given(body=st.binary(max_size=60), header_nbytes=st.none() | st.integers(-1, 80))
 def test_any_bytes_over_rest(version: Version, body: bytes, header_nbytes: int | None) -> None:
     served_or_refused(lambda: decode(memoryview(body), header_nbytes).wire, version)
-
-
-@SETTINGS
-@given(request=VALUES | st.dictionaries(NAMES, VALUES, max_size=4))
-def test_any_generate_request(version: Version, request: Any) -> None:
-    served_or_refused(lambda: decode_generate(request, version), version)
 
 
 @SETTINGS

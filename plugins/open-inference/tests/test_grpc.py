@@ -263,7 +263,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_cancelled_calls_and_deadlines_cancel_the_model(serve: Any, make_app: Any, reference: ModuleType) -> None:
     add, repeat = reference.Add(), reference.Repeat()
-    call = serve(make_app([add, repeat], app={"grpc": GrpcConfig()}))
+    app = make_app([add, repeat], app={"grpc": GrpcConfig()})
+    call = serve(app)
     slow = add_request([1])
     slow.parameters["delay_s"].double_param = 3600
     timeout_s = 0.1
@@ -281,6 +282,8 @@ def test_cancelled_calls_and_deadlines_cancel_the_model(serve: Any, make_app: An
     next(stream)
     stream.cancel()
     until(lambda: repeat.num_cancelled == 1)
+    count, labels = "mlsys_inference_first_response_seconds_count", {"model": "repeat", "version": "1"}
+    assert runtime_of(app).metrics.registry.get_sample_value(count, labels) == 1
 
 
 def test_the_limits_of_the_app_hold(serve: Any, make_app: Any) -> None:

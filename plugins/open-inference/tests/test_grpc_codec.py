@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_open_inference.grpc.codec import (
-    OutputForms,
     decode_message,
     encode_message,
     parameters_of,
@@ -49,18 +48,18 @@ def test_the_fields_of_a_request() -> None:
     request.parameters["seed"].int64_param = 5
     for name in ("y", "z"):
         request.outputs.add(name=name)
-    wire, forms = decode_message(request)
+    wire, num_classes = decode_message(request)
     assert [(each.name, each.datatype, each.shape) for each in wire.inputs] == [
         ("a", "INT16", [2]),
         ("b", "INT16", [0, 3]),
     ]
-    assert (wire.request_id, wire.parameters, wire.outputs, forms.num_classes) == ("7", {"seed": 5}, ["y", "z"], {})
+    assert (wire.request_id, wire.parameters, wire.outputs, num_classes) == ("7", {"seed": 5}, ["y", "z"], {})
     assert [read(request, DataType.INT16, number).tolist() for number in (0, 1)] == [[1, 2], []]
 
 
 def test_missing_values_are_empty() -> None:
-    wire, forms = decode_message(m.ModelInferRequest())
-    assert (wire.inputs, wire.outputs, wire.request_id, wire.parameters, forms.num_classes) == ([], [], "", {}, {})
+    wire, num_classes = decode_message(m.ModelInferRequest())
+    assert (wire.inputs, wire.outputs, wire.request_id, wire.parameters, num_classes) == ([], [], "", {}, {})
 
 
 CONTENTS = [
@@ -108,7 +107,7 @@ def test_raw_contents_are_for_all_inputs_or_none() -> None:
         assert f"raw_input_contents has {len(raw)} elements for 2 inputs" in message
     request = request_of([0], [0], raw_input_contents=[b"", b""])
     request.inputs[1].contents.int_contents.append(1)
-    assert "input 'b' has 'contents', and raw_input_contents or shared memory" in refused(request)
+    assert "input 'b' has 'contents' and raw_input_contents" in refused(request)
     with pytest.raises(InvalidInputError, match="x has 3 bytes of data"):
         read(request_of([2], raw_input_contents=[b"123"]), DataType.INT16)
 
@@ -129,8 +128,8 @@ def test_outputs_wanted_as_classes(count: int, expected: dict[str, int]) -> None
     request = request_of()
     request.outputs.add(name="x").parameters["other"].bool_param = True
     request.outputs.add(name="y").parameters["classification"].int64_param = count
-    wire, forms = decode_message(request)
-    assert (wire.outputs, forms.num_classes) == (["x", "y"], expected)
+    wire, num_classes = decode_message(request)
+    assert (wire.outputs, num_classes) == (["x", "y"], expected)
 
 
 def test_an_invalid_number_of_classes_is_refused() -> None:
@@ -143,10 +142,10 @@ def test_an_invalid_number_of_classes_is_refused() -> None:
 def test_shared_memory_is_refused_by_the_tensors_name() -> None:
     request = request_of([0])
     request.inputs[0].parameters["shared_memory_region"].string_param = "r"
-    assert "input 'a' is in shared memory" in refused(request, UnsupportedError)
+    assert "input 'a': this server has no shared memory" in refused(request, UnsupportedError)
     request = request_of()
     request.outputs.add(name="y").parameters["shared_memory_region"].string_param = "r"
-    assert "output 'y' is in shared memory" in refused(request, UnsupportedError)
+    assert "output 'y': this server has no shared memory" in refused(request, UnsupportedError)
 
 
 def test_parameters_both_ways() -> None:
@@ -186,7 +185,7 @@ INTS = np.array([[1, -2], [3, 4]], np.int16)
 
 def test_an_answer() -> None:
     words = np.array([b"ab", b""], np.object_)
-    response = encode_message(answer((WORDS, words), (NUMBERS, INTS), request_id="7", seed=5), OutputForms())
+    response = encode_message(answer((WORDS, words), (NUMBERS, INTS), request_id="7", seed=5), {})
     assert (response.model_name, response.model_version, response.id) == ("m", "3", "7")
     assert parameters_of(response.parameters) == {"seed": 5}
     assert [(output.name, output.datatype, list(output.shape)) for output in response.outputs] == [
@@ -201,7 +200,7 @@ def test_an_answer() -> None:
 ])  # fmt: skip
 def test_classifications_are_texts(max_batch_size: int, shape: list[int], texts: list[bytes]) -> None:
     given = answer((WORDS, np.array([b"w"], np.object_)), (NUMBERS, INTS), max_batch_size=max_batch_size)
-    response = encode_message(given, OutputForms({"numbers": 1}))
+    response = encode_message(given, {"numbers": 1})
     output = response.outputs[1]
     assert (output.name, output.datatype, list(output.shape)) == ("numbers", "BYTES", shape)
     assert response.raw_output_contents[1] == b"".join(len(t).to_bytes(4, "little") + t for t in texts)

@@ -9,8 +9,8 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from mlsys_core.loop import WallClock
 from mlsys_open_inference.engine import Engine
-from mlsys_open_inference.grpc.bare import bare_handlers
 from mlsys_open_inference.grpc.schema import COMPILED, SERVICE, messages
+from mlsys_open_inference.grpc.server import REFUSED
 from mlsys_open_inference.grpc.servicer import Servicer
 from mlsys_serving.http import Readiness
 from mlsys_serving.models import ModelRepository
@@ -66,8 +66,8 @@ def test_the_datatypes_have_tritons_numbers() -> None:
 def test_every_method_of_the_service_is_answered() -> None:
     [service] = triton_messages.DESCRIPTOR.services_by_name.values()
     servicer = Servicer(Engine(ModelRepository(), WallClock()), Readiness(), str)
-    ours = {*servicer.methods, "ModelStreamInfer", *bare_handlers()}
+    ours = {*servicer.methods, "ModelStreamInfer", *REFUSED}
     assert service.full_name == SERVICE
     assert ours == set(service.methods_by_name)
     [declared] = FileDescriptorSet.FromString(COMPILED.read_bytes()).file[0].service
-    assert ours - set(bare_handlers()) == {method.name for method in declared.method}
+    assert ours - set(REFUSED) == {method.name for method in declared.method}

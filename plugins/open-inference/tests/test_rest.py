@@ -181,7 +181,9 @@ async def test_the_servers_own_description(client: httpx.AsyncClient) -> None:
     server = (await client.get("/v2")).json()
     assert server["name"] == "mlsys"
     assert "binary_tensor_data" in server["extensions"]
-    assert not {"cuda_shared_memory", "logging"} & set(server["extensions"])
+    assert not {"cuda_shared_memory", "generate", "logging", "system_shared_memory", "trace"} & set(
+        server["extensions"]
+    )
     for path in ("/v2/models/add", "/v2/models/add/versions/1"):
         assert (await client.get(path)).json() == {
             "name": "add",
@@ -239,7 +241,8 @@ async def test_statistics_and_metrics_have_the_same_numbers(client: httpx.AsyncC
 
 
 async def test_a_model_that_batches_counts_its_executions_itself(client: httpx.AsyncClient) -> None:
-    await client.post("/v2/models/upper/generate", json={"text_input": "a"})
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]}
+    await client.post("/v2/models/upper/infer", json={"inputs": [text]})
     [stats] = (await client.get("/v2/models/upper/stats")).json()["model_stats"]
     assert (stats["inference_count"], stats["execution_count"]) == (1, 1)
     assert stats["batch_stats"][0]["batch_size"] == 4

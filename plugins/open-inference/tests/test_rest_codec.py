@@ -127,7 +127,9 @@ def test_a_header_is_as_long_as_the_body_at_most() -> None:
 @pytest.mark.parametrize("where", ["inputs", "outputs"])
 def test_shared_memory_is_refused_by_the_tensors_name(where: str) -> None:
     node = GOOD | {"parameters": {"shared_memory_region": "r"}}
-    assert f"{where[:-1]} 'a' is in shared memory" in refused({"inputs": [], where: [node]}, UnsupportedError)
+    assert f"{where[:-1]} 'a': this server has no shared memory" in refused(
+        {"inputs": [], where: [node]}, UnsupportedError
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import asyncio
 import json
 import queue
 import sys
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -299,34 +298,6 @@ def http_classification(urls: Urls) -> Any:
         output = http_client.InferRequestedOutput("sum", class_count=2)
         result = client.infer("add", [rows(http_client, [[1, 5, 3]])], outputs=[output])
         return [[":".join(text.decode().split(":")[:2]) for text in row] for row in result.as_numpy("sum")]
-
-
-def _post(urls: Urls, path: str, body: Any) -> tuple[int, str]:
-    request = urllib.request.Request(f"http://{urls.http}/v2/models/{path}", json.dumps(body).encode(), method="POST")
-    try:
-        with urllib.request.urlopen(request) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-@probe([200, "HELLO"])
-def generate(urls: Urls) -> Any:
-    status, body = _post(urls, "upper/generate", {"text_input": "hello"})
-    return [status, json.loads(body)["text_output"]]
-
-
-@probe([200, [["x", 0], ["yy", 1]]])
-def generate_stream(urls: Urls) -> Any:
-    status, body = _post(urls, "repeat/generate_stream", {"text": "x yy"})
-    events = [json.loads(line.removeprefix("data: ")) for line in body.splitlines() if line.startswith("data: ")]
-    return [status, [[event["word"], event["index"]] for event in events]]
-
-
-@probe([400, ["error"]])
-def generate_without_an_input(urls: Urls) -> Any:
-    status, body = _post(urls, "upper/generate", {})
-    return [status, list(json.loads(body))]
 
 
 # Inference over gRPC

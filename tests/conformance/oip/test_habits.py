@@ -1,14 +1,12 @@
-"""Triton's habits beside inference, by ``tritonclient`` over HTTP and gRPC: shared memory, configurations, traces."""
+"""Triton's habits beside inference, by ``tritonclient`` on both wires: configurations, loading, what is refused."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +26,7 @@ pytest.importorskip("tritonclient.grpc")
 pytest.importorskip("tritonclient.http")
 import tritonclient.grpc as by_grpc
 import tritonclient.http as by_http
-from tritonclient.utils import InferenceServerException, shared_memory
+from tritonclient.utils import InferenceServerException
 
 CONFIG = """
 name: "twice"
@@ -73,7 +71,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
 
     source = DirectorySource([root], build=build, marker="model")
     repository = ModelRepository(source=source)
-    app = create_oip_app(repository, grpc=GrpcConfig(), model_control=True, shared_memory=True)
+    app = create_oip_app(repository, grpc=GrpcConfig(), model_control=True)
     with BackgroundServer(app) as server, contextlib.ExitStack() as stack:
         address, grpc = server.address, grpc_address_of(app)
         clients = {
@@ -82,59 +80,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
         }
         modules = {"http": by_http, "grpc": by_grpc}
         yield SimpleNamespace(root=root, built=built, clients=clients, modules=modules, repository=repository)
-
-
-def texts(values: list[bytes]) -> Any:
-    return np.array(values, np.object_).reshape(-1, 1)
-
-
-@pytest.mark.parametrize("wire", ["http", "grpc"])
-def test_tensors_of_numbers_and_texts_lie_in_shared_memory(served: SimpleNamespace, wire: str) -> None:
-    client, module = served.clients[wire], served.modules[wire]
-    x, text = np.arange(6, dtype=np.float32).reshape(2, 3), texts([b"ab", b"\0c"])
-    from tritonclient.utils import serialize_byte_tensor
-
-    raw = serialize_byte_tensor(text)
-    key = f"mlsys-test-{os.getpid()}-{wire}"
-    region = shared_memory.create_shared_memory_region("all", key, 4096)
-    try:
-        shared_memory.set_shared_memory_region(region, [x])
-        shared_memory.set_shared_memory_region(region, [raw], offset=1024)
-        client.register_system_shared_memory("all", key, 4096)
-        with pytest.raises(InferenceServerException, match="registered already"):
-            client.register_system_shared_memory("all", key, 4096)
-        inputs = [module.InferInput("x", [2, 3], "FP32"), module.InferInput("text", [2, 1], "BYTES")]
-        inputs[0].set_shared_memory("all", x.nbytes)
-        inputs[1].set_shared_memory("all", len(raw.item()), offset=1024)
-        outputs = [module.InferRequestedOutput("y"), module.InferRequestedOutput("text2")]
-        outputs[0].set_shared_memory("all", x.nbytes, offset=2048)
-        result = client.infer("twice", inputs, outputs=outputs)
-        found = shared_memory.get_contents_as_numpy(region, np.float32, [2, 3], 2048)
-        np.testing.assert_array_equal(found, 2 * x)
-        assert result.as_numpy("text2").tolist() == [[b"abab"], [b"\0c\0c"]]
-        outputs[0].set_shared_memory("all", 8, offset=2048)
-        with pytest.raises(InferenceServerException, match="24 bytes, and its shared memory room for 8"):
-            client.infer("twice", inputs, outputs=outputs)
-        inputs[0].set_shared_memory("all", x.nbytes, offset=4090)
-        with pytest.raises(InferenceServerException, match="has 4096"):
-            client.infer("twice", inputs)
-        status = client.get_system_shared_memory_status()
-        names = [each["name"] for each in status] if wire == "http" else list(status.regions)
-        assert names == ["all"]
-        client.unregister_system_shared_memory("all")
-        inputs[0].set_shared_memory("all", x.nbytes)
-        with pytest.raises(InferenceServerException, match="register it first"):
-            client.infer("twice", inputs)
-    finally:
-        client.unregister_system_shared_memory()
-        shared_memory.destroy_shared_memory_region(region)
-
-
-@pytest.mark.parametrize("key", ["../../etc/passwd", "no-such-region", ".."])
-def test_a_key_that_is_no_shared_memory_is_refused(served: SimpleNamespace, key: str) -> None:
-    for client in served.clients.values():
-        with pytest.raises(InferenceServerException, match=r"no key of shared memory|cannot be opened"):
-            client.register_system_shared_memory("other", key, 8)
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])
@@ -169,37 +114,27 @@ def test_a_model_is_loaded_with_a_configuration_for_once(served: SimpleNamespace
     assert served.clients["http"].get_model_config("twice")["max_batch_size"] == 4
 
 
-def test_traces_that_are_not_exported_are_off_and_stay_so(served: SimpleNamespace) -> None:
-    http, grpc = served.clients["http"], served.clients["grpc"]
-    assert http.get_trace_settings()["trace_level"] == ["OFF"]
-    assert list(grpc.get_trace_settings().settings["trace_level"].value) == ["OFF"]
-    with pytest.raises(InferenceServerException, match="--otlp-endpoint"):
-        http.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
-    with pytest.raises(InferenceServerException, match="--otlp-endpoint"):
-        grpc.update_trace_settings(settings={"trace_rate": "2"})
-    for client in (http, grpc):
-        assert client.get_trace_settings("twice") == client.get_trace_settings()
-        client.update_trace_settings(settings={"trace_level": ["OFF"]})  # as they are
-        with pytest.raises(InferenceServerException, match="one model"):
-            client.update_trace_settings("twice", settings={"trace_level": ["OFF"]})
-        with pytest.raises(InferenceServerException, match="no model 'nope'"):
-            client.get_trace_settings("nope")
+def test_what_is_not_served_is_refused_with_what_to_use(served: SimpleNamespace) -> None:
+    for client in served.clients.values():
+        for call, message in (
+            (lambda c: c.register_system_shared_memory("x", "key", 8), "send tensors as binary data"),
+            (lambda c: c.register_cuda_shared_memory("x", b"AAAA", 0, 8), "send tensors as binary data"),
+            (lambda c: c.unregister_system_shared_memory(), "send tensors as binary data"),
+            (lambda c: c.get_trace_settings(), "--otlp-endpoint"),
+            (lambda c: c.update_trace_settings(settings={"trace_rate": "2"}), "OTEL_TRACES_SAMPLER"),
+            (lambda c: c.get_log_settings(), "--log-level"),
+        ):
+            with pytest.raises(InferenceServerException, match=message) as error:
+                call(client)
+            assert error.value.status() in ("501", "StatusCode.UNIMPLEMENTED")
 
 
-def test_a_program_may_forget_what_it_has_not_got(served: SimpleNamespace) -> None:
-    for wire, client in served.clients.items():
-        assert not (
-            client.get_cuda_shared_memory_status() if wire == "http" else client.get_cuda_shared_memory_status().regions
-        )
-        client.unregister_cuda_shared_memory()
-        client.unregister_system_shared_memory()
-        with pytest.raises(InferenceServerException, match="shared memory of GPUs"):
-            client.register_cuda_shared_memory("x", b"AAAA", 0, 8)
-        inputs = [served.modules[wire].InferInput("x", [1, 1], "FP32")]
-        inputs[0].set_shared_memory("nowhere", 4)
-        with pytest.raises(InferenceServerException) as error:
-            client.infer("twice", inputs)
-        assert error.value.status() in ("404", "StatusCode.NOT_FOUND")
+@pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_a_tensor_in_shared_memory_is_refused(served: SimpleNamespace, wire: str) -> None:
+    inputs = [served.modules[wire].InferInput("x", [1, 1], "FP32")]
+    inputs[0].set_shared_memory("nowhere", 4)
+    with pytest.raises(InferenceServerException, match="input 'x': this server has no shared memory"):
+        served.clients[wire].infer("twice", inputs)
 
 
 def test_grpc_has_its_own_health_service(served: SimpleNamespace) -> None:

@@ -108,7 +108,7 @@ _OIP_WORDS = ("inputs", "outputs", "parameters", "binary_data_size", "binary_dat
 
 
 def oip_json(folder: Path) -> Case:
-    """JSON bodies of infer and generate."""
+    """JSON bodies of infer."""
     asgi = _Asgi(_oip_app())
     seeds = [
         {"id": "1", "inputs": [{"name": "a", "shape": [2, 2], "datatype": "FP32", "data": [1, 2.5, [3], 4]},
@@ -152,22 +152,6 @@ def oip_binary(folder: Path) -> Case:
         parse,
         _OIP_WORDS,
     )
-
-
-def oip_generate(folder: Path) -> Case:
-    """Bodies of generate."""
-    asgi = _Asgi(_oip_app())
-    seeds: list[Input] = [json.dumps({"id": "1", "n": 3, "t": "x", "parameters": {"a": 1}}).encode()]
-
-    def parse(made: Input) -> None:
-        assert isinstance(made, bytes)
-        asgi.post("/v2/models/echo/generate", made, {"content-type": "application/json"})
-
-    try:
-        parse(seeds[0])
-    except InvalidInputError:
-        seeds = [json.dumps({"n": 3}).encode()]
-    return Case(seeds, parse, _OIP_WORDS)
 
 
 def protobuf(folder: Path) -> Case:
@@ -292,7 +276,6 @@ def settings_file(folder: Path) -> Case:
 TARGETS = (
     Target("oip-json", oip_json, share=8),
     Target("oip-binary", oip_binary, share=8),
-    Target("oip-generate", oip_generate, share=8),
     Target("protobuf", protobuf, share=40),
     Target("openai", openai, share=1, limit_nbytes=2 << 30),
     Target("settings-file", settings_file, share=20),

@@ -32,7 +32,7 @@ def test_the_example_of_the_page_works() -> None:
 
 # Options of servers that queue requests, or speak the Open Inference Protocol.
 NOT_OF_THE_EXAMPLE = {
-    *("--help", "--max-waiting", "--grpc-port", "--model-control", "--cascade", "--shared-memory"),
+    *("--help", "--max-waiting", "--grpc-port", "--model-control", "--cascade"),
     *("--model-configs", "--no-ui"),
 }
 

@@ -11,8 +11,9 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import numpy as np
-from mlsys_open_inference import create_oip_app
+from mlsys_open_inference import GrpcConfig, create_oip_app
 from mlsys_serving.http import BoundPort
+from mlsys_serving.http.sockets import bind
 from mlsys_serving.instances import InstanceGroup, serve_instances
 from mlsys_serving.models import (
     DataType,
@@ -88,16 +89,18 @@ def main() -> int:
         for name in ("first", "second")
     ]
 
-    def make_app(repository: ModelRepository):
-        return create_oip_app(repository, config=DEFAULT_CONFIG)
+    held, grpc = bind("127.0.0.1", 0)
 
-    with BoundPort("127.0.0.1", 0, config=DEFAULT_CONFIG) as bound:
+    def make_app(repository: ModelRepository):
+        return create_oip_app(repository, config=DEFAULT_CONFIG, grpc=GrpcConfig(port=grpc.port))
+
+    with held, BoundPort("127.0.0.1", 0, config=DEFAULT_CONFIG) as bound:
         return serve_instances(
             groups,
             int(sys.argv[1]),
             make_app,
             bound=bound,
-            on_ready=lambda address: print(address.url, flush=True),
+            on_ready=lambda address: print(address.url, grpc.port, flush=True),
             part_nbytes=4 << 20,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -12,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import grpc
 import httpx
 import psutil
 import pytest
+from mlsys_open_inference.grpc.schema import SERVICE, messages
 from mlsys_serving.instances.chaos import counted, workers_of
 from mlsys_serving.processes import can_supervise
 
@@ -29,8 +32,9 @@ _PATIENCE_S = 600
 class Server:
     """A running server and its client."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+    def __init__(self, process: subprocess.Popen[str], url: str, grpc_port: str) -> None:
         self.process, self.handle = process, psutil.Process(process.pid)
+        self.grpc_port = grpc_port
         self.client = httpx.Client(base_url=url, timeout=_PATIENCE_S)
 
     def infer(
@@ -52,6 +56,22 @@ class Server:
         if gate is not None:
             inputs.append({"name": "gate", "datatype": "BYTES", "shape": [1], "data": [str(gate)]})
         return self.client.post(f"/v2/models/{model}/infer", json={"inputs": inputs, "parameters": parameters})
+
+    def stream(self, x: list[float], gate: Path) -> Iterator[float]:
+        """Yield the numbers of the first model's stream, over gRPC."""
+        request = messages().ModelInferRequest(model_name="first")
+        request.inputs.add(name="x", datatype="FP32", shape=[len(x)]).contents.fp32_contents.extend(x)
+        for name, text in (("text", b"ab"), ("gate", str(gate).encode())):
+            request.inputs.add(name=name, datatype="BYTES", shape=[1]).contents.bytes_contents.append(text)
+        with grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}") as channel:
+            call = channel.stream_stream(
+                f"/{SERVICE}/ModelStreamInfer",
+                request_serializer=lambda message: message.SerializeToString(),
+                response_deserializer=messages().ModelStreamInferResponse.FromString,
+            )
+            for part in call(iter([request]), timeout=_PATIENCE_S):
+                assert not part.error_message
+                yield struct.unpack("<f", part.infer_response.raw_output_contents[0])[0]
 
     def await_pending(self, number: int) -> None:
         """Wait until so many requests to the first model are under way."""
@@ -80,7 +100,7 @@ def running(num_instances: int) -> Iterator[Server]:
         start_new_session=True,
     )
     assert process.stdout is not None
-    server = Server(process, process.stdout.readline().strip())
+    server = Server(process, *process.stdout.readline().split())
     processes = [server.handle, *server.handle.children(recursive=True)]
     assert not any("/dev/shm/" in Path(f"/proc/{each.pid}/maps").read_text() for each in processes)
     try:
@@ -141,17 +161,13 @@ def test_what_must_not_run_again_gets_an_error_and_a_stream_goes_on(tmp_path: Pa
         once = clients.submit(server.infer, [1.0], gate=tmp_path / "never", repeatable=False)
         again = clients.submit(server.infer, [5.0], gate=gate)
         server.await_pending(2)
-        body = {"x": [1.0, 2.0, 3.0, 4.0], "gate": str(gate), "text": "ab"}
         parts = []
-        with server.client.stream("POST", "/v2/models/first/generate_stream", json=body) as response:
-            for line in response.iter_lines():
-                if line.startswith("data:"):
-                    parts.append(line)
-                if len(parts) == 2 and pid:
-                    os.kill(pid, signal.SIGKILL)
-                    pid = 0
-                    gate.touch()
-        assert [part.partition('"x":')[2].rstrip("}") for part in parts if part] == ["2.0", "4.0", "6.0", "8.0"]
+        for part in server.stream([1.0, 2.0, 3.0, 4.0], gate):
+            parts.append(part)
+            if len(parts) == 2:
+                os.kill(pid, signal.SIGKILL)
+                gate.touch()
+        assert parts == [2.0, 4.0, 6.0, 8.0]
         died = once.result()
         assert (died.status_code, "must not run again" in died.text) == (500, True)
         assert outputs(again.result())["x"] == [10.0]

@@ -30,7 +30,6 @@ def front(
     *,
     grpc: GrpcConfig | None = None,
     model_control: bool = False,
-    shared_memory: bool = False,
     more: Iterable[Chosen] = (),
 ) -> Extensions:
     """Return the protocol alone as a server's extensions, for :func:`mlsys_serving.models.create_model_app`.
@@ -38,11 +37,10 @@ def front(
     Args:
         grpc: Address of the gRPC server; None serves REST alone.
         model_control: Let clients load and unload models of the repository's source.
-        shared_memory: Let clients on this machine name shared memory in which tensors lie.
         more: Further extensions.
     """
     port = None if grpc is None else grpc.port
-    own = OipOptions(grpc_port=port, model_control=model_control, shared_memory=shared_memory)
+    own = OipOptions(grpc_port=port, model_control=model_control)
     if grpc is not None:
         object.__setattr__(own, "grpc_host", grpc.host)
     return Extensions(Registry(), [Chosen(EXTENSION, own), *more])
@@ -53,19 +51,17 @@ def create_oip_app(
     *,
     grpc: GrpcConfig | None = None,
     model_control: bool = False,
-    shared_memory: bool = False,
     **options: Any,
 ) -> FastAPI:
     """Return an app that serves ``repository`` over the protocol alone.
 
     Args:
         repository: The models; belongs to the app from now on.
-        grpc: See :func:`front`, as for the next two.
+        grpc: See :func:`front`, as for the next.
         model_control: See there.
-        shared_memory: See there.
         options: See :func:`mlsys_serving.models.create_model_app`.
     """
-    extensions = front(grpc=grpc, model_control=model_control, shared_memory=shared_memory)
+    extensions = front(grpc=grpc, model_control=model_control)
     every: dict[str, Any] = {"system": "models", "extensions": extensions} | options
     return create_model_app(repository, **every)
 

@@ -82,7 +82,6 @@ class Cascade:
             platform="cascade",
             max_batch_size=rows,
             is_stateful=any(spec.is_stateful for spec in specs),
-            takes_priorities=any(spec.takes_priorities for spec in specs),
         )
 
     def model(self, repository: ModelRepository) -> UnaryModel:

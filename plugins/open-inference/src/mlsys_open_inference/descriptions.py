@@ -12,19 +12,20 @@ from mlsys_serving.models.spec import TensorSpec
 from mlsys_serving.models.statistics import Duration
 from mlsys_serving.models.version import Version
 
-# Triton's names. Shared memory of GPUs and logging are not among them: clients that ask for them are refused.
+# Triton's names. Shared memory, generate, traces and logging are not among them: clients that ask for them are refused.
 EXTENSIONS = (
     "binary_tensor_data",
     "classification",
-    "generate",
     "model_configuration",
     "model_repository",
     "parameters",
     "schedule_policy",
     "statistics",
-    "system_shared_memory",
-    "trace",
 )
+NO_MEMORY = "this server has no shared memory: send tensors as binary data or raw_input_contents"
+NO_TRACE_SETTINGS = "this server has no trace settings: start it with --otlp-endpoint and OTEL_TRACES_SAMPLER"
+NO_LOG_SETTINGS = "this server has no log settings: start it with --log-level"
+NO_GENERATE = "this server has no generate: use infer, or ModelStreamInfer for any number of responses"
 
 
 def server_metadata() -> dict[str, Any]:
@@ -97,8 +98,6 @@ def model_statistics(version: Version) -> dict[str, Any]:
             "compute_input": _duration(statistics.compute_input),
             "compute_infer": _duration(statistics.compute_infer),
             "compute_output": _duration(statistics.compute_output),
-            "cache_hit": _duration(statistics.cache_hit),
-            "cache_miss": _duration(statistics.cache_miss),
         },
         "batch_stats": [
             {

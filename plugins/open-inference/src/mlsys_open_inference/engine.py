@@ -27,7 +27,6 @@ from mlsys_serving.models.version import Version
 from mlsys_serving.tracing.record import current_trace
 
 from mlsys_open_inference.binding import WireRequest, bind, checked_outputs
-from mlsys_open_inference.shared_memory import SharedRegions
 
 
 class Answer:
@@ -65,18 +64,10 @@ class Engine:
         repository: the models.
         clock: of deadlines and durations.
         threads: for large work; belong to the caller. Default threads of its own.
-        regions: shared memory of clients; default none.
     """
 
-    def __init__(
-        self,
-        repository: ModelRepository,
-        clock: Clock,
-        threads: RequestThreads | None = None,
-        regions: SharedRegions | None = None,
-    ) -> None:
+    def __init__(self, repository: ModelRepository, clock: Clock, threads: RequestThreads | None = None) -> None:
         self.repository = repository
-        self.regions = regions or SharedRegions()
         self.threads = threads or RequestThreads("mlsys-oip")
         self.now: Callable[[], float] = clock.now
 
@@ -91,7 +82,7 @@ class Engine:
         """
         if version.unary is None:
             raise UnsupportedError(
-                f"model {version.spec.name!r} gives any number of responses; ask by generate_stream or ModelStreamInfer"
+                f"model {version.spec.name!r} gives any number of responses; ask by ModelStreamInfer"
             )
         version.hold()
         _note_model(version)

@@ -30,9 +30,6 @@ class OipOptions(ExtensionOptions):
     model_control: Annotated[
         bool, typer.Option("--model-control", help="Let clients load and unload models; otherwise they may not.")
     ] = False
-    shared_memory: Annotated[
-        bool, typer.Option("--shared-memory", help="Let clients on this machine send tensors in shared memory.")
-    ] = False
     model_configs: Annotated[
         Path | None,
         typer.Option(help="Folder of NAME.pbtxt or NAME.json files: batch size and time-outs by model."),
@@ -87,7 +84,6 @@ def extend(service: Service) -> Extension | None:
     from mlsys_open_inference.files import ConfigFiles
     from mlsys_open_inference.rest.control import control_router
     from mlsys_open_inference.rest.routes import inference_routes
-    from mlsys_open_inference.shared_memory import SharedRegions
 
     repository, options = service.models, service.options or OipOptions()
     if repository is None:
@@ -96,24 +92,20 @@ def extend(service: Service) -> Extension | None:
     cascades = options.cascades()
     configs.warn_unused([*repository.names(), *(each.name for each in cascades)])
     repository.configure(configs.settings if configs.is_used else None, cascades)
-    regions = SharedRegions(is_allowed=options.shared_memory)
-    engine = Engine(repository, service.clock, service.threads, regions)
+    engine = Engine(repository, service.clock, service.threads)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        try:
-            if options.grpc_port is None:
-                yield
-                return
-            from mlsys_open_inference.grpc.server import GrpcServer  # only who serves gRPC pays for its import
+        if options.grpc_port is None:
+            yield
+            return
+        from mlsys_open_inference.grpc.server import GrpcServer  # only who serves gRPC pays for its import
 
-            server = GrpcServer(engine, runtime_of(app), model_control=options.model_control)
-            async with server.serving(options.grpc_host, options.grpc_port) as address:
-                app.state.oip_grpc_address = address
-                yield
-        finally:
-            regions.close()
+        server = GrpcServer(engine, runtime_of(app), model_control=options.model_control)
+        async with server.serving(options.grpc_host, options.grpc_port) as address:
+            app.state.oip_grpc_address = address
+            yield
 
-    router = control_router(repository, service.readiness, regions, model_control=options.model_control)
+    router = control_router(repository, service.readiness, model_control=options.model_control)
     routes = inference_routes(engine, service.config)
     return Extension(routers=[router], routes=routes, lifespan=lifespan, open_paths=["/v2/health/*"])

@@ -1,4 +1,4 @@
-"""What ``tritonclient`` asks for beside plain inference: shared memory, sequences, priorities, caches, control."""
+"""Helpers of what ``tritonclient`` asks for beside plain inference: sequences, timeouts, control."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.oip.habits import graphs_and_bf16, raw_grpc, raw_http, raw_routes, with_clients
+from tests.conformance.oip.habits import bf16, raw_grpc, raw_http, raw_routes, with_clients
 from tests.conformance.oip.habits.case import Case, Server
 from tests.conformance.oip.habits.triton import ROOT, triton
 
@@ -42,7 +42,7 @@ class Compared:
 
 def all_cases() -> list[Case]:
     """Return all cases; those that load and unload models are the last."""
-    return [*raw_http.cases(), *raw_routes.cases(), *raw_grpc.cases(), *graphs_and_bf16.cases(), *with_clients.cases()]
+    return [*raw_http.cases(), *raw_routes.cases(), *raw_grpc.cases(), *bf16.cases(), *with_clients.cases()]
 
 
 @contextmanager

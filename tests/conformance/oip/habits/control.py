@@ -1,4 +1,4 @@
-"""Configurations, statistics, the repository and settings, by ``tritonclient``."""
+"""Configurations, statistics and the repository, by ``tritonclient``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from tritonclient.utils import InferenceServerException
 
 from tests.conformance.oip.habits.clients import Client, as_json, ask, floats, tried
 
@@ -21,10 +22,8 @@ def config(to: Client, name: str, version: str = "") -> Any:
 def configs(to: Client) -> Any:
     """Return the fields that clients read."""
     found = {}
-    for name in ("add", "echo", "repeat", "versioned", "cached", "slow", "warmed"):
+    for name in ("add", "echo", "repeat", "versioned", "slow"):
         told = config(to, name)
-        batching = told.get("dynamic_batching", {})
-        queue_ = batching.get("default_queue_policy", {})
         found[name] = {
             "name": told["name"],
             "max_batch_size": told.get("max_batch_size", 0),
@@ -32,12 +31,6 @@ def configs(to: Client) -> Any:
             "output": [_tensor(each) for each in told["output"]],
             "decoupled": told.get("model_transaction_policy", {}).get("decoupled", False),
             "version_policy": told.get("version_policy"),
-            "response_cache": told.get("response_cache", {}).get("enable", False),
-            "priorities": [int(batching.get(key, 0)) for key in ("priority_levels", "default_priority_level")],
-            "queue": [int(queue_.get("default_timeout_microseconds", 0)), queue_.get("allow_timeout_override", False)],
-            "warm-ups": [
-                [each["name"], each.get("batch_size"), each.get("count")] for each in told.get("model_warmup", [])
-            ],
         }
     return found
 
@@ -51,7 +44,7 @@ def stats(to: Client, name: str) -> Any:
     return to.client.get_inference_statistics(name, **as_json(to))["model_stats"][-1]
 
 
-COUNTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+COUNTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 
 
 def counted(to: Client) -> Any:
@@ -138,56 +131,25 @@ def loading(to: Client) -> Any:
     return found
 
 
-def versions(to: Client) -> Any:
-    """Return the versions that are served, with the model's policy and with another."""
-    client = to.client
-
-    def served() -> list[str]:
-        return [line[1] for line in index(to) if line[0] == "versioned" and line[2] == "READY"]
-
-    found = [sorted(served()), ask(to, "versioned", floats(1)[0], "version")]
-    told = config(to, "versioned")
-    policy = {"specific": {"versions": [1]}}
-    given = {"version_policy": policy} if told["backend"] == "mlsys" else {**told, "version_policy": policy}
-    found.append(tried(to.server, lambda: client.load_model("versioned", config=json.dumps(given))))
-    end = time.monotonic() + 20
-    while served() != ["1"] and time.monotonic() < end:
-        time.sleep(0.1)
-    found += [served(), ask(to, "versioned", floats(1)[0], "version")]
-    client.unload_model("versioned")
-    while any(line[0] == "versioned" and line[2] in ("READY", "UNLOADING") for line in index(to)):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    client.load_model("versioned")
-    return [*found, sorted(served())]
+# Configurations that a load request brings for the model "add".
+GIVEN: dict[str, dict[str, Any]] = {
+    "fewer rows": {"max_batch_size": 3},
+    "rows below 0": {"max_batch_size": -1},
+    "an unknown field": {"nope": 1},
+    "true as a number": {"max_batch_size": True},
+}
 
 
-def traces(to: Client) -> Any:
-    """Return the settings of traces that clients read, and what comes of changes."""
-    client = to.client
-
-    def settings(model: str | None = None) -> Any:
-        told = client.get_trace_settings(model, **as_json(to))
-        told = told["settings"] if to.wire == "grpc" else told
-        plain = {name: value["value"] if to.wire == "grpc" else value for name, value in told.items()}
-        names = ("trace_level", "trace_rate", "trace_count")
-        return {name: value if isinstance(value, list) else [value] for name, value in plain.items() if name in names}
-
-    def change(given: Any, model: str | None = None) -> Any:
-        client.update_trace_settings(model, settings=given)
-        return settings()
-
-    return {
-        "settings": tried(to.server, settings),
-        "of a model": tried(to.server, lambda: settings("add")),
-        "of an unknown model": tried(to.server, lambda: settings("nope")),
-        "an unknown setting": tried(to.server, lambda: change({"nope": "1"})),
-        "an unknown level": tried(to.server, lambda: change({"trace_level": ["NOPE"]})),
-        "off": tried(to.server, lambda: change({"trace_level": ["OFF"]})),
-        "nothing": tried(to.server, lambda: change({})),
-    }
-
-
-def logs(to: Client) -> Any:
-    """Return the settings of logs."""
-    return tried(to.server, lambda: sorted(to.client.get_log_settings(**as_json(to))))
+def configured(to: Client) -> Any:
+    """Return, for each configuration, whether a model is loaded with it."""
+    client, found = to.client, {}
+    own = client.get_model_config("add")
+    for name, given in GIVEN.items():
+        try:
+            client.load_model("add", config=json.dumps(given if own["backend"] == "mlsys" else {**own, **given}))
+        except InferenceServerException as error:
+            found[name] = "refused" if to.server.note(str(error.message())) else "no words"
+        else:
+            found[name] = "loaded"
+    client.load_model("add")
+    return found

@@ -40,49 +40,21 @@ CONFIGS: dict[str, str] = {
     "bfloat": "max_batch_size: 4\n" + _tensors("input", ("x", "BF16", [-1])) + _tensors("output", ("y", "BF16", [-1])),
     "broken": _tensors("input", ("x", "FP32", [-1])) + _tensors("output", ("y", "FP32", [-1])),
     "accumulate": _tensors("input", ("frame", "INT64", [-1, 1])) + _tensors("output", ("sum", "INT64", [-1, 1])),
-    "versioned": "version_policy { latest { num_versions: 2 } }\n"
-    + _tensors("input", ("x", "FP32", [1]))
-    + _tensors("output", ("version", "INT32", [1])),
-    "cached": "max_batch_size: 4\nresponse_cache { enable: true }\n" + _CALLS,
-    "warmed": """max_batch_size: 4
-model_warmup [ {
-  name: "zeros" batch_size: 2 count: 3
-  inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } }
-} ]
-"""
-    + _CALLS,
-    "slow": """max_batch_size: 1
-dynamic_batching {
-  priority_levels: 3 default_priority_level: 2
-  default_queue_policy { default_timeout_microseconds: 20000000 allow_timeout_override: true }
-}
-"""
-    + _CALLS,
+    "versioned": _tensors("input", ("x", "FP32", [1])) + _tensors("output", ("version", "INT32", [1])),
+    "slow": "max_batch_size: 1\n" + _CALLS,
 }
 VERSIONS = {"versioned": ("1", "2", "10")}
-
-# Graphs of these models: for each its steps (model; inputs and outputs: the graph's names by the model's), datatype and
-# sizes of its tensors, the input first, and the most rows.
-Steps = list[tuple[str, dict[str, str], dict[str, str]]]
-ENSEMBLES: dict[str, tuple[Steps, dict[str, tuple[str, list[int]]], int]] = {
-    "chain": (
-        [
-            ("add", {"a": "raw", "b": "raw"}, {"sum": "doubled"}),
-            ("add", {"a": "doubled", "b": "raw"}, {"sum": "tripled"}),
-        ],
-        {"raw": ("FP32", [-1]), "doubled": ("FP32", [-1]), "tripled": ("FP32", [-1])},
-        8,
-    ),
-    "order": (
-        [("add", {"a": "raw", "b": "raw"}, {"sum": "z"}), ("add", {"a": "z", "b": "raw"}, {"sum": "y"})],
-        {"raw": ("FP32", [-1]), "z": ("FP32", [-1]), "y": ("FP32", [-1])},
-        8,
-    ),
-    "breaks": ([("broken", {"x": "raw"}, {"y": "never"})], {"raw": ("FP32", [-1]), "never": ("FP32", [-1])}, 0),
+# Settings that both servers read, beside the tensors.
+SETTINGS = {
+    "slow": """dynamic_batching {
+  default_queue_policy { default_timeout_microseconds: 20000000 allow_timeout_override: true }
+}
+""",
 }
 
 # What a file for Triton needs beside them.
 _ONLY_TRITON = {
+    "versioned": "version_policy { all {} }\n",
     "accumulate": """sequence_batching {
   max_sequence_idle_microseconds: 60000000
   control_input [
@@ -108,23 +80,4 @@ def write_triton_repository(root: Path) -> None:
         instances = 4 if name == "accumulate" else 1  # each holds one sequence
         config += f"instance_group [ {{ count: {instances} kind: KIND_CPU }} ]\n"
         head = f'name: "{name}"\nbackend: "python"\n'
-        (folder / "config.pbtxt").write_text(head + config + _ONLY_TRITON.get(name, ""))
-    for name in ENSEMBLES:
-        (root / name / "1").mkdir(parents=True)
-        (root / name / "config.pbtxt").write_text(_ensemble_config(name))
-
-
-def _ensemble_config(name: str) -> str:
-    steps, tensors, max_batch_size = ENSEMBLES[name]
-    given, *found = ((tensor, *of) for tensor, of in tensors.items())
-    written = []
-    for model, inputs, outputs in steps:
-        maps = [
-            f'{kind} {{ key: "{own}" value: "{of_graph}" }}'
-            for kind, names in (("input_map", inputs), ("output_map", outputs))
-            for own, of_graph in names.items()
-        ]
-        written.append(f'{{ model_name: "{model}" model_version: -1 {" ".join(maps)} }}')
-    head = f'name: "{name}"\nplatform: "ensemble"\nmax_batch_size: {max_batch_size}\n'
-    tail = f"ensemble_scheduling {{ step [ {', '.join(written)} ] }}\n"
-    return head + _tensors("input", given) + _tensors("output", *found) + tail
+        (folder / "config.pbtxt").write_text(head + config + SETTINGS.get(name, "") + _ONLY_TRITON.get(name, ""))

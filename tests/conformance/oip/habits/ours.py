@@ -35,7 +35,7 @@ from mlsys_serving.models import (
     TensorSpec,
 )
 
-from tests.conformance.oip.habits.models import CONFIGS, VERSIONS
+from tests.conformance.oip.habits.models import CONFIGS, SETTINGS, VERSIONS
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "plugins" / "open-inference" / "tests"))
 from reference import Add, Broken, Echo, Model, Repeat, Upper
@@ -103,18 +103,6 @@ class Versioned(Model):
 
     async def infer(self, request: InferRequest) -> InferResponse:
         return InferResponse({"version": np.full((1,), int(self.spec.version), np.int32)})
-
-
-class Counting(Model):
-    """Returns the number of requests so far, one for each row."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(ModelSpec(name=name, inputs=X, outputs=CALLS, max_batch_size=4))
-        self.calls = 0
-
-    async def infer(self, request: InferRequest) -> InferResponse:
-        self.calls += 1
-        return InferResponse({"calls": np.full((request.num_rows, 1), self.calls, np.int32)})
 
 
 class Slow(Model):
@@ -185,10 +173,8 @@ def build(name: str, version: str) -> Any:
             return OipStream(RunningSum(), name="accumulate")
         case "versioned":
             return Versioned(version)
-        case "slow":
-            return Slow()
         case _:
-            return Counting(name)
+            return Slow()
 
 
 class Source:
@@ -204,12 +190,11 @@ class Source:
 def main() -> int:
     """Serve until SIGTERM."""
     repository = ModelRepository(source=Source())
-    repository.configure(lambda name: parsed(CONFIGS[name], is_json=False, what=name) if name in CONFIGS else None)
+    repository.configure(lambda name: parsed(SETTINGS[name], is_json=False, what=name) if name in SETTINGS else None)
     app = create_oip_app(
         repository,
         grpc=GrpcConfig(),
         model_control=True,
-        shared_memory=True,
         logger=make_logger("json", stream=io.StringIO()),
     )
 

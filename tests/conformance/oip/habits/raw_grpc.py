@@ -129,17 +129,6 @@ REQUESTS: dict[str, Any] = {
     "classes": with_classes(INT),
     "classes as a string": with_classes(pb.InferParameter(string_param="2")),
     "a negative number of classes": with_classes(pb.InferParameter(int64_param=-1)),
-    "shared memory that is not registered": request(
-        pb.ModelInferRequest.InferInputTensor(
-            name="a",
-            datatype="FP32",
-            shape=(1, 2),
-            parameters={
-                "shared_memory_region": pb.InferParameter(string_param="no"),
-                "shared_memory_byte_size": pb.InferParameter(int64_param=8),
-            },
-        )
-    ),
     "a decoupled model": request(tensor("text", (1,), "BYTES", bytes_contents=[b"x"]), model="repeat"),
     "a model that fails": request(tensor("x", (1,), fp32_contents=[1]), model="broken"),
     "booleans": echo("BOOL", shape=(1, 2), bool_contents=[True, False]),
@@ -199,10 +188,6 @@ OTHERS: dict[str, Ask] = {
     ),
     "statistics of an unknown model": lambda stub: MessageToDict(
         stub.ModelStatistics(pb.ModelStatisticsRequest(name="nope"))
-    ),
-    "GPU memory": lambda stub: MessageToDict(stub.CudaSharedMemoryStatus(pb.CudaSharedMemoryStatusRequest())),
-    "GPU memory that is forgotten": lambda stub: MessageToDict(
-        stub.CudaSharedMemoryUnregister(pb.CudaSharedMemoryUnregisterRequest())
     ),
     "a deadline that passes": lambda stub: stub.ModelInfer(
         request(tensor("x", (1, 1), fp32_contents=[0.5]), model="slow"), timeout=0.1

@@ -212,9 +212,6 @@ ADD_BODIES: dict[str, bytes] = {
     "binary output as a string": infer(A, outputs=[{"name": "sum", "parameters": {"binary_data": "true"}}]),
     "binary classes": infer(A, outputs=[{"name": "sum", "parameters": {"classification": 1, "binary_data": True}}]),
     "a size of binary data and no binary data": infer(RAW_A),
-    "shared memory that is not registered": infer(
-        tensor(values=None, parameters={"shared_memory_region": "no", "shared_memory_byte_size": 8})
-    ),
     "a sequence for a model without": infer(A, parameters={"sequence_id": 5, "sequence_start": True}),
 }
 

@@ -1,4 +1,4 @@
-"""Sequences, priorities, timeouts, the response cache and warm-up, by ``tritonclient``."""
+"""Sequences and timeouts, by ``tritonclient``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from tests.conformance.oip.habits.case import Server
 from tests.conformance.oip.habits.clients import Client, ask, connected, floats, tensor
-from tests.conformance.oip.habits.control import index, stats
 
 
 def sequences(to: Client) -> Any:
@@ -88,16 +87,6 @@ def side_by_side(to: Client, asks: list[dict[str, Any]]) -> list[Any]:
     return found
 
 
-def priorities(to: Client) -> Any:
-    """Return the order in which requests run that wait for one that runs."""
-    asked = [{"seconds": 1.2}, *({"seconds": 0.01, "priority": priority} for priority in (3, 2, 0, 1, 9))]
-    found = side_by_side(to, asked)
-    if not all(isinstance(each[0], list) for each in found):
-        return found
-    first = found[0][0][0]
-    return [each[0][0] - first for each in found]
-
-
 def timeouts(to: Client) -> Any:
     """Return what comes of a request that waits for too long, one that does not, and one that runs for too long."""
     found = side_by_side(
@@ -109,37 +98,3 @@ def timeouts(to: Client) -> Any:
         name: each if isinstance(each[0], str) else "answered"
         for name, each in zip(names, (*found, running), strict=True)
     }
-
-
-def cache(to: Client) -> Any:
-    """Return whether requests are answered from the cache."""
-    value = float(int.from_bytes(os.urandom(3), "big"))
-
-    def calls(number: float = 0.0, **more: Any) -> int:
-        found = ask(to, "cached", floats(value + number), "calls", **more)
-        return int(found[0][0])
-
-    first = calls()
-    output = to.module.InferRequestedOutput("calls")
-    found = {
-        "again": calls(),
-        "with an id": calls(request_id="7"),
-        "another": calls(1),
-        "with an output": calls(outputs=[output]),
-        "with a parameter": calls(parameters={"x": 1}),
-        "with a priority": calls(priority=1),
-        "again then": calls(),
-    }
-    hit = stats(to, "cached")["inference_stats"]["cache_hit"]["count"]
-    return {name: count - first for name, count in found.items()} | {"statistics": int(hit) > 0}
-
-
-def warm_up(to: Client) -> Any:
-    """Return the calls before the first request after a load, as the model counts them."""
-    to.client.unload_model("warmed")
-    end = time.monotonic() + 20
-    while any(line[0] == "warmed" and line[2] in ("READY", "UNLOADING") for line in index(to)):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    to.client.load_model("warmed")
-    return ask(to, "warmed", floats(1), "calls")

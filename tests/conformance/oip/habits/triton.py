@@ -19,7 +19,7 @@ from tests.conformance.oip.habits.models import write_triton_repository
 
 ROOT = Path(__file__).parents[4]
 PYTHON = Path(os.environ.get("MLSYS_TRITON_PYTHON", ROOT / ".peers" / "pytriton" / "bin" / "python"))
-OPTIONS = ("--cache-config=local,size=1048576", "--model-control-mode=explicit", "--load-model=*")
+OPTIONS = ("--model-control-mode=explicit", "--load-model=*")
 START_S = 180.0  # models of Python start one after the other, from a cold disk
 
 

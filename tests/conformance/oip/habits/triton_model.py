@@ -77,17 +77,11 @@ class TritonPythonModel:
         """Return the version."""
         return {"version": np.full((1,), self.version, np.int32)}
 
-    def counting(self, request):  # type: ignore[no-untyped-def]
-        """Return the number of requests so far, one for each row."""
-        self.calls += 1
-        return {"calls": np.full((len(value(request, "x")), 1), self.calls, np.int32)}
-
-    cached = warmed = counting
-
     def slow(self, request):  # type: ignore[no-untyped-def]
         """Sleep, and return the number of requests so far."""
         time.sleep(float(value(request, "x").ravel()[0]))
-        return self.counting(request)
+        self.calls += 1
+        return {"calls": np.full((len(value(request, "x")), 1), self.calls, np.int32)}
 
     def accumulate(self, request):  # type: ignore[no-untyped-def]
         """Return running sums of a sequence's numbers."""

@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.conformance.oip.habits import configured, control, memory, scheduling
+from tests.conformance.oip.habits import control, scheduling
 from tests.conformance.oip.habits.case import Case, Server
 from tests.conformance.oip.habits.clients import Client, connected
 
 BOTH: dict[str, Callable[[Client], Any]] = {
-    "shared memory": memory.shared_memory_of,
-    "texts in shared memory": memory.texts_in_shared_memory,
     "sequences": scheduling.sequences,
-    "priorities": scheduling.priorities,
     "timeouts": scheduling.timeouts,
-    "response cache": scheduling.cache,
-    "warm-up": scheduling.warm_up,
     "configurations": control.configs,
     "statistics": control.counted,
     "repository index": control.index,
     "loading and unloading": control.loading,
-    "versions": control.versions,
-    "trace settings": control.traces,
-    "log settings": control.logs,
 }
 
 
@@ -45,5 +37,5 @@ def cases() -> list[Case]:
     return [
         *made,
         Case("client, grpc: sequences in a stream", scheduling.sequences_in_a_stream),
-        Case("client, http: loading with a configuration", both(configured.configured, "http"), has_steps=True),
+        Case("client, http: loading with a configuration", both(control.configured, "http"), has_steps=True),
     ]

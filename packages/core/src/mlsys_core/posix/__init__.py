@@ -145,15 +145,6 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def open_shared_memory(name: str) -> int:
-    """Return a descriptor of the POSIX shared memory of that name, for reading and writing.
-
-    Raises:
-        OSError: There is none, this user may not, or the system keeps it elsewhere.
-    """
-    return os.open(f"/dev/shm/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-
-
 def message_pair() -> tuple[socket.socket, socket.socket]:
     """Return the two ends of a local socket that keeps messages apart.
 

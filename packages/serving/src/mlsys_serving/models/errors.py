@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.errors import ServingError
 
 
 class UnknownModelError(ServingError):
@@ -10,13 +10,6 @@ class UnknownModelError(ServingError):
 
     http_status = 404
     error_code = "model_not_found"
-
-
-class UnknownRegionError(InvalidInputError):
-    """No shared memory of that name is registered."""
-
-    http_status = 404
-    error_code = "region_not_found"
 
 
 class ModelNotReadyError(ServingError):

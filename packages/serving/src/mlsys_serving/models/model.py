@@ -30,7 +30,7 @@ class Model(Protocol):
 
 @runtime_checkable
 class UnaryModel(Model, Protocol):
-    """A model that gives one response for one request: ``infer`` and ``generate``."""
+    """A model that gives one response for one request: ``infer``."""
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Return the response.
@@ -47,7 +47,7 @@ class UnaryModel(Model, Protocol):
 
 @runtime_checkable
 class StreamingModel(Model, Protocol):
-    """A model with any number of responses a request (Triton: decoupled): ``generate_stream``, ``ModelStreamInfer``.
+    """A model with any number of responses a request (Triton: decoupled): ``ModelStreamInfer``.
 
     A model that is no :class:`UnaryModel` as well refuses plain ``infer`` requests.
     """

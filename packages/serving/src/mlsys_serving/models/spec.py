@@ -67,7 +67,6 @@ class ModelSpec:
     max_batch_size: int = 0  # rows
     parameters: Mapping[str, str] = field(default_factory=dict)  # shown in the model's configuration
     is_stateful: bool = False  # an answer depends on earlier requests, as in a sequence
-    takes_priorities: bool = True  # ``InferRequest.priority`` decides who goes first
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -104,7 +104,6 @@ class VersionStatistics:
         self.failures = dict.fromkeys(FailureReason, 0)
         self.queue, self.compute_input = Duration(), Duration()  # of successful requests, from here on
         self.compute_infer, self.compute_output = Duration(), Duration()
-        self.cache_hit, self.cache_miss = Duration(), Duration()  # looking up, and keeping
         self.queue_histogram, self.compute_histogram = Histogram(), Histogram()
         self.first_response_histogram = Histogram()  # of streams
         self.num_rows = 0

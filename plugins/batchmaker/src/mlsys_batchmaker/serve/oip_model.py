@@ -110,7 +110,6 @@ def spec_of(model: Model, config: EngineConfig, *, version: str = "1") -> ModelS
         inputs=tuple(_spec(tensor, is_input=True) for tensor in architecture.inputs),
         outputs=tuple(_spec(tensor) for tensor in architecture.outputs),
         parameters={"architecture": architecture.name, "executor": config.executor},
-        takes_priorities=False,
     )
 
 

@@ -64,7 +64,6 @@ class OipStream:
             outputs=(TensorSpec(answer.name, _TYPES[answer.dtype], (-1, *answer.shape)),),
             parameters=parameters,
             is_stateful=True,
-            takes_priorities=False,
         )
         self.executions = Executions()
         self.is_closed = False

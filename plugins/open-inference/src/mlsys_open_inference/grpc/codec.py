@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -13,8 +12,7 @@ from mlsys_open_inference.classification import classified
 from mlsys_open_inference.engine import Answer
 from mlsys_open_inference.grpc.schema import messages
 from mlsys_open_inference.grpc.size import MAX_CONTENTS, check_contents
-from mlsys_open_inference.rest.codec import MAX_DIMENSIONS, placed_reader
-from mlsys_open_inference.shared_memory import REGION, Placement, SharedRegions
+from mlsys_open_inference.rest.codec import MAX_DIMENSIONS, check_placement
 from mlsys_open_inference.tensors import from_elements, from_numbers, from_raw, to_raw
 from mlsys_serving.models.datatypes import Array, DataType
 from mlsys_serving.models.messages import Parameter
@@ -53,44 +51,28 @@ def parse_message(name: str, content: bytes) -> Any:
         raise InvalidInputError(f"the request's {len(content)} bytes are no {name} ({error})") from error
 
 
-@dataclass(slots=True)
-class OutputForms:
-    """The form in which outputs are wanted, by name, where it is another than raw bytes."""
-
-    num_classes: dict[str, int] = field(default_factory=dict)
-    placed: dict[str, Placement] = field(default_factory=dict)  # in shared memory
-
-
-def decode_message(
-    request: Any, version: Version | None = None, regions: SharedRegions | None = None
-) -> tuple[WireRequest, OutputForms]:
-    """Return the request in a ``ModelInferRequest``, and the forms of its outputs.
+def decode_message(request: Any, version: Version | None = None) -> tuple[WireRequest, dict[str, int]]:
+    """Return the request in a ``ModelInferRequest``, and the number of classes of outputs wanted as classifications.
 
     Args:
         request: the message.
         version: the model that it is for; None does not count its tensors.
-        regions: shared memory of clients; None: there is none.
 
     Raises:
         InvalidInputError: its tensors and their data do not go together.
-        UnsupportedError: it wants shared memory, which is not allowed.
+        UnsupportedError: it names shared memory.
     """
-    regions = regions or SharedRegions()
     if version is not None:
         check_counts(version, num_inputs=len(request.inputs), num_outputs=len(request.outputs))
-    places = [
-        regions.placement(parameters_of(tensor.parameters), f"input {tensor.name[:100]!r}")
-        if tensor.parameters
-        else None
-        for tensor in request.inputs
-    ]
-    raw, num_sent = list(request.raw_input_contents), places.count(None)
-    if raw and len(raw) != num_sent:
+    for tensor in request.inputs:
+        if tensor.parameters:
+            check_placement(parameters_of(tensor.parameters), f"input {tensor.name[:100]!r}")
+    raw: Sequence[bytes | None] = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
         raise InvalidInputError(
-            f"raw_input_contents has {len(raw)} elements for {num_sent} inputs: give one for each, or none"
+            f"raw_input_contents has {len(raw)} elements for {len(request.inputs)} inputs: give one for each, or none"
         )
-    rest = iter(raw)
-    parts = [next(rest) if raw and place is None else place for place in places]  # None: typed contents
+    parts = raw or [None] * len(request.inputs)  # None: typed contents
     wire = WireRequest(
         inputs=[_tensor(tensor, part) for tensor, part in zip(request.inputs, parts, strict=True)],
         request_id=request.id,
@@ -100,23 +82,22 @@ def decode_message(
         if part is None:
             wire.size += tensor.contents.ByteSize()
         else:
-            wire.size += raw_size(len(part) if isinstance(part, bytes) else part.nbytes, tensor.datatype)
-    forms = OutputForms()
+            wire.size += raw_size(len(part), tensor.datatype)
+    num_classes: dict[str, int] = {}
     for output in request.outputs:
         wire.outputs.append(output.name)
         if output.parameters:
             parameters = parameters_of(output.parameters)
-            if (place := regions.placement(parameters, f"output {output.name[:100]!r}")) is not None:
-                forms.placed[output.name] = place
+            check_placement(parameters, f"output {output.name[:100]!r}")
             count = parameters.get("classification", 0)
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise InvalidInputError(f"'classification' of output {output.name[:100]!r} is a number of classes")
             if count:
-                forms.num_classes[output.name] = count
-    return wire, forms
+                num_classes[output.name] = count
+    return wire, num_classes
 
 
-def encode_message(answer: Answer, forms: OutputForms) -> Any:
+def encode_message(answer: Answer, num_classes: Mapping[str, int]) -> Any:
     """Return the ``ModelInferResponse`` of an answer."""
     spec = answer.version.spec
     response = messages().ModelInferResponse(
@@ -125,17 +106,11 @@ def encode_message(answer: Answer, forms: OutputForms) -> Any:
     set_parameters(response.parameters, answer.parameters)
     for output, array in answer.outputs:
         datatype = output.datatype
-        if output.name in forms.num_classes:
-            array = classified(array, output, forms.num_classes[output.name], has_batch=bool(spec.max_batch_size))
+        if output.name in num_classes:
+            array = classified(array, output, num_classes[output.name], has_batch=bool(spec.max_batch_size))
             datatype = DataType.BYTES
-        added = response.outputs.add(name=output.name, datatype=datatype.value, shape=array.shape)
-        raw = to_raw(array, datatype)
-        if (place := forms.placed.get(output.name)) is None:
-            response.raw_output_contents.append(bytes(raw))
-            continue
-        nbytes = place.write(raw, f"output {output.name!r}")
-        set_parameters(added.parameters, {REGION: place.region.name, "shared_memory_byte_size": nbytes})
-        response.raw_output_contents.append(b"")  # outputs and contents are counted alike
+        response.outputs.add(name=output.name, datatype=datatype.value, shape=array.shape)
+        response.raw_output_contents.append(bytes(to_raw(array, datatype)))
     return response
 
 
@@ -169,7 +144,7 @@ def set_parameters(into: Any, parameters: Mapping[str, Parameter]) -> None:
             into[name].string_param = value
 
 
-def _tensor(tensor: Any, raw: bytes | Placement | None) -> WireTensor:
+def _tensor(tensor: Any, raw: bytes | None) -> WireTensor:
     what = f"input {tensor.name[:100]!r}"
     shape = list(tensor.shape)
     if len(shape) > MAX_DIMENSIONS or any(size < 0 for size in shape):
@@ -177,9 +152,7 @@ def _tensor(tensor: Any, raw: bytes | Placement | None) -> WireTensor:
     if raw is None:
         read = _contents_reader(tensor.contents)
     elif tensor.HasField("contents"):
-        raise InvalidInputError(f"{what} has 'contents', and raw_input_contents or shared memory: give one of them")
-    elif isinstance(raw, Placement):
-        read = placed_reader(raw)
+        raise InvalidInputError(f"{what} has 'contents' and raw_input_contents: give one of them")
     else:
         read = _raw_reader(raw)
     return WireTensor(tensor.name, tensor.datatype, shape, read)

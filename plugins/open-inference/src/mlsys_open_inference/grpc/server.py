@@ -10,8 +10,8 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import grpc.aio
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
+from mlsys_open_inference.descriptions import NO_LOG_SETTINGS, NO_MEMORY, NO_TRACE_SETTINGS
 from mlsys_open_inference.engine import Engine
-from mlsys_open_inference.grpc.bare import HEALTH, bare_handlers, health_handlers
 from mlsys_open_inference.grpc.codec import parse_message
 from mlsys_open_inference.grpc.schema import SERVICE, messages
 from mlsys_open_inference.grpc.servicer import Servicer
@@ -38,6 +38,12 @@ _CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+_MEMORIES = [
+    f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Status", "Register", "Unregister")
+]
+REFUSED = dict.fromkeys(_MEMORIES, NO_MEMORY) | {"TraceSetting": NO_TRACE_SETTINGS, "LogSettings": NO_LOG_SETTINGS}
+_HEALTH = "grpc.health.v1.Health"  # gRPC's own health check, which Kubernetes asks
+_SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse.status
 _ALWAYS_OPEN = frozenset({"ServerLive", "ServerReady"})  # no key, and answered while the server drains
 _INFERENCES = frozenset({"ModelInfer", "ModelStreamInfer"})  # the calls that are traced
 _MAX_STREAMS = 256  # calls at a time on one connection; more wait
@@ -78,7 +84,6 @@ class GrpcServer:
             engine,
             runtime.readiness,
             lambda error: describe(error).message,
-            tracing=runtime.tracing,
             model_control=model_control,
         )
         self._calls = Counter(
@@ -96,8 +101,8 @@ class GrpcServer:
         server = grpc.aio.server(
             options=server_options(config), maximum_concurrent_rpcs=config.connections.max_connections
         )
-        health = health_handlers(self._runtime.readiness, self._received)
-        services = {SERVICE: self._handlers(), HEALTH: health}
+        health = grpc.stream_unary_rpc_method_handler(self._health)
+        services = {SERVICE: self._handlers(), _HEALTH: {"Check": health}}
         server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(name, handlers) for name, handlers in services.items()]
         )
@@ -124,7 +129,7 @@ class GrpcServer:
             self._guarded_stream("ModelStreamInfer", self._servicer.stream_infer),
             response_serializer=messages().ModelStreamInferResponse.SerializeToString,
         )
-        return handlers | bare_handlers()
+        return handlers | {name: _refusal(instead) for name, instead in REFUSED.items()}
 
     def _guarded(
         self, name: str, method: Callable[[Any, float | None], Awaitable[Any]]
@@ -164,6 +169,14 @@ class GrpcServer:
             self._note(name, grpc.StatusCode.OK, started_s)
 
         return call
+
+    async def _health(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
+        """Serve ``Health/Check``, without a key: any service that is asked for is as ready as the server."""
+        try:
+            await self._received(requests)
+        except MlsysError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return _SERVING if (await self._runtime.readiness.report()).is_ready else _NOT_SERVING
 
     async def _received(self, requests: AsyncIterator[bytes]) -> bytes:
         """Return a call's one message, which must arrive within the time of an HTTP body."""
@@ -309,6 +322,13 @@ def timeout_of(asked_s: float | None, config: HttpConfig) -> float | None:
     if asked_s is None:
         return config.request_timeout_s
     return asked_s if config.timeout_cap_s is None else min(asked_s, config.timeout_cap_s)
+
+
+def _refusal(instead: str) -> Any:
+    async def refuse(_: bytes, context: Context) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, instead)
+
+    return grpc.unary_unary_rpc_method_handler(refuse)
 
 
 def _unary(name: str, call: Callable[[AsyncIterator[bytes], Context], Awaitable[Any]]) -> Any:

@@ -18,13 +18,11 @@ from mlsys_open_inference.descriptions import (
 )
 from mlsys_open_inference.engine import Answer, Engine
 from mlsys_open_inference.files import load_config
-from mlsys_open_inference.grpc.codec import OutputForms, decode_message, encode_message
+from mlsys_open_inference.grpc.codec import decode_message, encode_message
 from mlsys_open_inference.grpc.schema import messages
-from mlsys_open_inference.rest.extensions import change_trace_settings, trace_settings
 from mlsys_serving.http import Readiness
 from mlsys_serving.http.access import check_model_control
-from mlsys_serving.http.middleware.trace import Tracing
-from mlsys_serving.models.errors import UnknownModelError, UnsupportedError
+from mlsys_serving.models.errors import UnknownModelError
 from mlsys_serving.models.messages import flag
 from mlsys_serving.models.version import Version
 
@@ -42,7 +40,6 @@ class Servicer:
         engine: runs inference.
         readiness: of the server.
         describe_error: returns the client's text for an error within a stream.
-        tracing: traces of the server; None: there are none.
         model_control: let clients load and unload.
     """
 
@@ -52,12 +49,9 @@ class Servicer:
         readiness: Readiness,
         describe_error: Callable[[Exception], str],
         *,
-        tracing: Tracing | None = None,
         model_control: bool = False,
     ) -> None:
         self._engine = engine
-        self._regions = engine.regions
-        self._tracing = tracing
         self._repository = engine.repository
         self._readiness = readiness
         self._describe_error = describe_error
@@ -78,22 +72,18 @@ class Servicer:
             "RepositoryIndex": self._repository_index,
             "RepositoryModelLoad": self._repository_model_load,
             "RepositoryModelUnload": self._repository_model_unload,
-            "SystemSharedMemoryStatus": self._shared_memory_status,
-            "SystemSharedMemoryRegister": self._shared_memory_register,
-            "SystemSharedMemoryUnregister": self._shared_memory_unregister,
-            "TraceSetting": self._trace_setting,
         }
 
     async def infer(self, request: Any, deadline_s: float | None) -> Any:
         """Serve ``ModelInfer``."""
         started_s = self._engine.now()
         version = self._repository.find(request.model_name, request.model_version)
-        wire, forms = decode_message(request, version, self._regions)
+        wire, num_classes = decode_message(request, version)
         answer = await self._engine.infer(version, wire, started_s=started_s, deadline_s=deadline_s)
-        return await self._encoded(answer, forms)
+        return await self._encoded(answer, num_classes)
 
-    async def _encoded(self, answer: Answer, forms: OutputForms) -> Any:
-        return await self._engine.threads.run(encode_message, answer, forms, size=answer.nbytes // 16)
+    async def _encoded(self, answer: Answer, num_classes: Mapping[str, int]) -> Any:
+        return await self._engine.threads.run(encode_message, answer, num_classes, size=answer.nbytes // 16)
 
     async def stream_infer(self, requests: AsyncIterator[Any], deadline_s: float | None) -> AsyncGenerator[Any, None]:
         """Serve ``ModelStreamInfer``: requests run side by side; unary models' responses keep their order.
@@ -142,14 +132,14 @@ class Servicer:
         try:
             started_s = self._engine.now()
             version = self._repository.find(request.model_name, request.model_version)
-            wire, forms = decode_message(request, version, self._regions)
+            wire, num_classes = decode_message(request, version)
             wants_final = flag(wire.parameters, _EMPTY_FINAL)
             wire.parameters.pop(_EMPTY_FINAL, None)
             async with aclosing(
                 self._engine.stream(version, wire, started_s=started_s, deadline_s=deadline_s)
             ) as answers:
                 async for answer in answers:
-                    response = response_type(infer_response=await self._encoded(answer, forms))
+                    response = response_type(infer_response=await self._encoded(answer, num_classes))
                     response.infer_response.parameters[_FINAL].bool_param = version.streaming is None
                     if version.streaming is None:
                         responses.append(response)
@@ -211,34 +201,6 @@ class Servicer:
         check_model_control(self._model_control)
         await self._repository.unload(request.model_name)
         return messages().RepositoryModelUnloadResponse()
-
-    async def _shared_memory_status(self, request: Any, deadline_s: float | None) -> Any:
-        regions = {region["name"]: region for region in self._regions.status(request.name)}
-        return ParseDict({"regions": regions}, messages().SystemSharedMemoryStatusResponse())
-
-    async def _shared_memory_register(self, request: Any, deadline_s: float | None) -> Any:
-        self._regions.register(request.name, request.key, request.offset, request.byte_size)
-        return messages().SystemSharedMemoryRegisterResponse()
-
-    async def _shared_memory_unregister(self, request: Any, deadline_s: float | None) -> Any:
-        self._regions.unregister(request.name)
-        return messages().SystemSharedMemoryUnregisterResponse()
-
-    async def _trace_setting(self, request: Any, deadline_s: float | None) -> Any:
-        if request.model_name:
-            self._repository.find(request.model_name)
-            if request.settings:
-                raise UnsupportedError("trace settings of one model: this server does not support that")
-        if request.settings:
-            check_model_control(self._model_control, "change trace settings")
-            wanted = {name: list(setting.value) for name, setting in request.settings.items()}
-            shown = change_trace_settings(self._tracing, wanted)
-        else:
-            shown = trace_settings(self._tracing)
-        response = messages().TraceSettingResponse()
-        for name, value in shown.items():
-            response.settings[name].value.extend([value] if isinstance(value, str) else value)
-        return response
 
 
 def _final(version: Version, request_id: str) -> Any:

@@ -14,13 +14,14 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError
 from mlsys_open_inference.binding import WireRequest, WireTensor, check_counts, raw_size
 from mlsys_open_inference.classification import classified
+from mlsys_open_inference.descriptions import NO_MEMORY
 from mlsys_open_inference.engine import Answer
 from mlsys_open_inference.number_arrays import lifted
-from mlsys_open_inference.shared_memory import REGION, Placement, SharedRegions
 from mlsys_open_inference.tensors import from_raw, from_values, to_raw, to_values
 from mlsys_serving.http.json_body import parse_json
 from mlsys_serving.http.threads import LARGE
 from mlsys_serving.models.datatypes import Array, DataType
+from mlsys_serving.models.errors import UnsupportedError
 from mlsys_serving.models.messages import Parameter, flag
 from mlsys_serving.models.version import Version
 
@@ -38,7 +39,6 @@ class RestRequest:
     binary_by_default: bool = False
     binary: dict[str, bool] = field(default_factory=dict)  # of outputs that say so themselves
     num_classes: dict[str, int] = field(default_factory=dict)  # of outputs wanted as classifications
-    placed: dict[str, Placement] = field(default_factory=dict)  # of outputs wanted in shared memory
 
 
 def json_nbytes(body: memoryview, header_nbytes: int | None) -> int:
@@ -54,26 +54,19 @@ def json_nbytes(body: memoryview, header_nbytes: int | None) -> int:
     return len(body) if header_nbytes is None else header_nbytes
 
 
-def decode(
-    body: memoryview,
-    header_nbytes: int | None,
-    version: Version | None = None,
-    regions: SharedRegions | None = None,
-) -> RestRequest:
+def decode(body: memoryview, header_nbytes: int | None, version: Version | None = None) -> RestRequest:
     """Return the request in ``body``.
 
     Args:
         body: as sent, not compressed; arrays will be views of it.
         header_nbytes: length of the JSON at its start (``Inference-Header-Content-Length``); None: all of it is JSON.
         version: the model that it is for; None does not count its tensors.
-        regions: shared memory of clients; None: there is none.
 
     Raises:
         HttpError: 400, the JSON is malformed or has too many values.
         InvalidInputError: it is no inference request, or its binary data does not add up.
-        UnsupportedError: it wants shared memory, which is not allowed.
+        UnsupportedError: it names shared memory.
     """
-    regions = regions or SharedRegions()
     nbytes = json_nbytes(body, header_nbytes)
     text, arrays = bytes(body[:nbytes]), dict[str, Array]()
     if nbytes >= LARGE:
@@ -86,7 +79,7 @@ def decode(
     if version is not None:
         check_counts(version, num_inputs=len(inputs), num_outputs=len(outputs))
     parameters = parameters_of(request, "the request")
-    tensors, size = _inputs(inputs, rest, arrays, regions)
+    tensors, size = _inputs(inputs, rest, arrays)
     decoded = RestRequest(
         WireRequest(
             inputs=tensors,
@@ -98,7 +91,7 @@ def decode(
     )
     parameters.pop("binary_data_output", None)
     for output in outputs:
-        _read_output(output, decoded, regions)
+        _read_output(output, decoded)
     return decoded
 
 
@@ -116,12 +109,7 @@ def encode(answer: Answer, request: RestRequest) -> tuple[bytes, int | None]:
             datatype = DataType.BYTES
         output: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": list(array.shape)}
         data = ""
-        if (place := request.placed.get(name)) is not None:
-            nbytes = place.write(to_raw(array, datatype), f"output {name!r}")
-            output["parameters"] = {REGION: place.region.name, "shared_memory_byte_size": nbytes}
-            if place.offset:
-                output["parameters"]["shared_memory_offset"] = place.offset
-        elif request.binary.get(name, request.binary_by_default):
+        if request.binary.get(name, request.binary_by_default):
             raw = to_raw(array, datatype)
             output["parameters"] = {"binary_data_size": len(raw)}
             chunks.append(raw)
@@ -155,20 +143,25 @@ def parameters_of(node: Mapping[str, Any], what: str) -> dict[str, Parameter]:
     if not isinstance(parameters, dict):
         raise InvalidInputError(f"'parameters' of {what} is an object, got {_type(parameters)}")
     for name, value in parameters.items():
-        if not is_parameter(value):
+        if not isinstance(value, str | int | float) or (type(value) is float and not math.isfinite(value)):
             raise InvalidInputError(
                 f"parameter {name[:100]!r} of {what} is a string, a number, true or false, got {_type(value)}"
             )
     return parameters
 
 
-def is_parameter(value: object) -> bool:
-    """Return True for a value that a parameter may have: a string, a finite number, true or false."""
-    return isinstance(value, str | int | float) and not (type(value) is float and not math.isfinite(value))
+def check_placement(parameters: Mapping[str, Parameter], what: str) -> None:
+    """Refuse the parameters of a tensor that lies in shared memory.
+
+    Raises:
+        UnsupportedError: it does.
+    """
+    if "shared_memory_region" in parameters:
+        raise UnsupportedError(f"{what}: {NO_MEMORY}")
 
 
 def _inputs(
-    nodes: Sequence[Mapping[str, Any]], rest: memoryview, arrays: Mapping[str, Array], regions: SharedRegions
+    nodes: Sequence[Mapping[str, Any]], rest: memoryview, arrays: Mapping[str, Array]
 ) -> tuple[list[WireTensor], int]:
     """Return the tensors, and the size of the data that reading them goes through."""
     tensors, offset, size = list[WireTensor](), 0, 0
@@ -177,14 +170,9 @@ def _inputs(
         name = _text(node, "name", "an input")
         what = f"input {name[:100]!r}"
         parameters = parameters_of(node, what)
-        place = regions.placement(parameters, what)
+        check_placement(parameters, what)
         nbytes = parameters.get("binary_data_size")
-        if place is not None:
-            if "data" in node or nbytes is not None:
-                raise InvalidInputError(f"{what} is in shared memory, and has 'data' or binary data beside it")
-            read = placed_reader(place)
-            size += raw_size(place.nbytes, node.get("datatype"))
-        elif nbytes is None:
+        if nbytes is None:
             if "data" not in node:
                 raise InvalidInputError(f"{what} has neither 'data' nor the parameter 'binary_data_size'")
             values = node["data"]
@@ -211,21 +199,15 @@ def _raw_reader(raw: memoryview) -> Callable[[DataType, Sequence[int], str], Arr
     return lambda datatype, shape, what: from_raw(raw, datatype, shape, what=what)
 
 
-def placed_reader(place: Placement) -> Callable[[DataType, Sequence[int], str], Array]:
-    """Return the reader of a tensor in shared memory."""
-    return lambda datatype, shape, what: from_raw(place.read(what), datatype, shape, what=what)
-
-
 def _value_reader(values: Any) -> Callable[[DataType, Sequence[int], str], Array]:
     return lambda datatype, shape, what: from_values(values, datatype, shape, what=what)
 
 
-def _read_output(node: Mapping[str, Any], into: RestRequest, regions: SharedRegions) -> None:
+def _read_output(node: Mapping[str, Any], into: RestRequest) -> None:
     name = _text(node, "name", "an output")
     what = f"output {name[:100]!r}"
     parameters = parameters_of(node, what)
-    if (place := regions.placement(parameters, what)) is not None:
-        into.placed[name] = place
+    check_placement(parameters, what)
     if "binary_data" in parameters:
         into.binary[name] = flag(parameters, "binary_data")
     if "classification" in parameters:

@@ -1,4 +1,4 @@
-"""REST routes beside inference: health, metadata, configuration, statistics, the repository, unsupported ones."""
+"""REST routes beside inference: health, metadata, configuration, statistics, the repository, refused ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_open_inference.descriptions import (
+    NO_GENERATE,
+    NO_LOG_SETTINGS,
+    NO_MEMORY,
+    NO_TRACE_SETTINGS,
     index_entry,
     model_config,
     model_metadata,
@@ -13,28 +17,30 @@ from mlsys_open_inference.descriptions import (
     server_metadata,
 )
 from mlsys_open_inference.files import load_config
-from mlsys_open_inference.rest.extensions import add_extensions, json_object
-from mlsys_open_inference.shared_memory import SharedRegions
-from mlsys_serving.http import Readiness, Router
+from mlsys_serving.http import HttpError, Readiness, Router, runtime_of
 from mlsys_serving.http.access import check_model_control
+from mlsys_serving.http.json_body import parse_json
 from mlsys_serving.models.errors import UnsupportedError
 from mlsys_serving.models.repository import ModelRepository
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-_UNSUPPORTED = {
-    "/v2/cudasharedmemory/region/{name}/register": "shared memory of GPUs",
-    "/v2/models/{model}/trace/setting": "trace settings of one model",
-    "/v2/logging": "log settings",
+_REFUSED = {
+    "/v2/systemsharedmemory/{rest:path}": NO_MEMORY,
+    "/v2/cudasharedmemory/{rest:path}": NO_MEMORY,
+    "/v2/trace/setting": NO_TRACE_SETTINGS,
+    "/v2/models/{model}/trace/setting": NO_TRACE_SETTINGS,
+    "/v2/logging": NO_LOG_SETTINGS,
+} | {
+    f"/v2/models/{{model}}{version}/{verb}": NO_GENERATE
+    for version in ("", "/versions/{version}")
+    for verb in ("generate", "generate_stream")
 }
 
 
-def control_router(
-    repository: ModelRepository, readiness: Readiness, regions: SharedRegions, *, model_control: bool = False
-) -> Router:
+def control_router(repository: ModelRepository, readiness: Readiness, *, model_control: bool = False) -> Router:
     """Return the routes; without ``model_control`` clients can neither load nor unload."""
     router = Router(tags=["Open Inference Protocol"])
-    add_extensions(router, repository, regions, model_control=model_control)
 
     # Triton gives these three no body; kserve's client reads the protocol's, Triton's client only the status.
     @router.get("/v2/health/live", summary="200 as long as the process runs")
@@ -77,7 +83,7 @@ def control_router(
 
     @router.post("/v2/repository/index", summary="All models and their states", response_model=None)
     async def index(request: Request) -> JSONResponse:
-        asked = await json_object(request)
+        asked = await _json_object(request)
         ready_only = asked.get("ready", False)
         if not isinstance(ready_only, bool):
             raise InvalidInputError(f"'ready' is true or false, got {str(ready_only)[:40]!r}")
@@ -86,40 +92,42 @@ def control_router(
     @router.post("/v2/repository/models/{model}/load", summary="Load a model, or load it anew", response_model=None)
     async def load(model: str, request: Request) -> Response:
         check_model_control(model_control)
-        await repository.load(model, load_config((await json_object(request)).get("parameters") or {}))
+        await repository.load(model, load_config((await _json_object(request)).get("parameters") or {}))
         return Response()
 
     @router.post("/v2/repository/models/{model}/unload", summary="Take a model out of service", response_model=None)
     async def unload(model: str, request: Request) -> Response:
         check_model_control(model_control)
-        await json_object(request)
+        await _json_object(request)
         await repository.unload(model)
         return Response()
 
-    # Triton's own examples forget all regions at their start, of GPUs too: here there are none.
-    async def no_regions() -> JSONResponse:
-        return JSONResponse([])
-
-    async def forget_none() -> Response:
-        return Response()
-
-    for verb, answer, method in (("status", no_regions, "GET"), ("unregister", forget_none, "POST")):
-        for region in ("", "/region/{name}"):
-            router.add_api_route(
-                f"/v2/cudasharedmemory{region}/{verb}",
-                answer,
-                methods=[method],
-                include_in_schema=False,
-                response_model=None,
-            )
-    for path, what in _UNSUPPORTED.items():
-        methods = ["POST"] if path.endswith("/trace/setting") else ["GET", "POST"]
-        router.add_api_route(path, _refusal(what), methods=methods, include_in_schema=False, response_model=None)
+    for path, instead in _REFUSED.items():
+        router.add_api_route(
+            path, _refusal(instead), methods=["GET", "POST"], include_in_schema=False, response_model=None
+        )
     return router
 
 
-def _refusal(what: str) -> Any:
+def _refusal(instead: str) -> Any:
     async def refuse() -> Response:
-        raise UnsupportedError(f"{what}: this server does not support that")
+        raise UnsupportedError(instead)
 
     return refuse
+
+
+async def _json_object(request: Request) -> dict[str, Any]:
+    """Return the body, which is a JSON object or empty.
+
+    Raises:
+        HttpError: 415, it is no JSON.
+        InvalidInputError: It is something else.
+    """
+    body = await request.body()
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if body and media_type not in ("", "application/json"):
+        raise HttpError(f"the body is JSON, not {media_type[:80]}", http_status=415)
+    value = await runtime_of(request.app).threads.run(parse_json, body, size=len(body)) if body else {}
+    if not isinstance(value, dict):
+        raise InvalidInputError("the body is a JSON object, or empty")
+    return value

@@ -1,44 +1,34 @@
-"""REST routes of inference: ``infer``, ``generate``, ``generate_stream``. The hot path: plain ASGI, no pydantic.
+"""The REST route of inference, with bodies compressed by gzip or deflate. The hot path: plain ASGI, no pydantic.
 
 FastAPI's own routes would validate and document, at more than the cost of everything here; the codec validates.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator
+import gzip
+import zlib
 from functools import partial
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_open_inference.binding import WireRequest
-from mlsys_open_inference.engine import Answer, Engine
-from mlsys_open_inference.number_arrays import check_values
+from mlsys_open_inference.engine import Engine
 from mlsys_open_inference.rest.codec import decode, encode, json_nbytes
-from mlsys_open_inference.rest.compression import compressed, decompressed
 from mlsys_open_inference.rest.connection import body_of, while_connected
-from mlsys_open_inference.rest.generate import decode_generate, encode_generate
-from mlsys_serving.http import ClosingStreamingResponse, HttpConfig
-from mlsys_serving.http.json_body import parse_json
+from mlsys_serving.http import HttpConfig, HttpError
 from mlsys_serving.http.threads import LARGE
-from mlsys_serving.models.errors import UnsupportedError
-from mlsys_serving.models.version import Version
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 _HEADER_LENGTH = b"inference-header-content-length"
+_WINDOW_BITS = {"gzip": 31, "deflate": 15}
+_MIN_NBYTES = 1024  # a smaller response gains nothing
 
 
 def inference_routes(engine: Engine, config: HttpConfig) -> list[Route]:
     """Return the routes, for models with and without a version in the path."""
-    endpoints: dict[str, ASGIApp] = {
-        "infer": _Infer(engine, config.max_body_nbytes),
-        "generate": _Generate(engine, config.max_body_nbytes),
-        "generate_stream": _GenerateStream(engine, config.max_body_nbytes),
-    }
+    infer = _Infer(engine, config.max_body_nbytes)
     return [
-        _NamedRoute(f"/v2/models/{{model}}{version}/{verb}", endpoint, methods=["POST"])
+        _NamedRoute(f"/v2/models/{{model}}{version}/infer", infer, methods=["POST"])
         for version in ("", "/versions/{version}")
-        for verb, endpoint in endpoints.items()
     ]
 
 
@@ -52,8 +42,8 @@ class _NamedRoute(Route):
         return match, child_scope
 
 
-class _Endpoint:
-    """Base of the three inference endpoints. An ASGI application, so that errors reach the app's own answers at once.
+class _Infer:
+    """The endpoint: an ASGI application, so that errors reach the app's own answers at once.
 
     Args:
         engine: runs inference.
@@ -64,9 +54,26 @@ class _Endpoint:
         self._engine = engine
         self._max_body_nbytes = max_body_nbytes
 
-    def _version(self, scope: Scope) -> Version:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve ``POST /v2/models/{model}[/versions/{version}]/infer``."""
+        started_s = self._engine.now()
+        headers = dict(scope["headers"])
         parameters = scope["path_params"]
-        return self._engine.repository.find(parameters["model"], parameters.get("version", ""))
+        version = self._engine.repository.find(parameters["model"], parameters.get("version", ""))
+        header_nbytes = _header_nbytes(headers)
+        body = await self._body(headers, receive, header_nbytes)
+        threads = self._engine.threads
+        read = partial(decode, body, header_nbytes, version)
+        rest = await threads.run(read, size=json_nbytes(body, header_nbytes))
+        deadline_s = scope["state"]["deadline"]
+        work = self._engine.infer(version, rest.wire, started_s=started_s, deadline_s=deadline_s)
+        answer = await while_connected(scope, receive, work)
+        content, header = await threads.run(encode, answer, rest, size=answer.nbytes)
+        if header is None:
+            fields = [(b"content-type", b"application/json")]
+        else:
+            fields = [(b"content-type", b"application/octet-stream"), (_HEADER_LENGTH, b"%d" % header)]
+        await self._respond(send, content, fields, headers)
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive, header_nbytes: int | None) -> memoryview:
         """Return the body as it was before compression."""
@@ -77,21 +84,6 @@ class _Endpoint:
         packed = await body_of(receive, declared_nbytes=declared_nbytes, header_nbytes=0)
         unpack = partial(decompressed, bytes(packed), encoding, max_nbytes=self._max_body_nbytes)
         return memoryview(await self._engine.threads.run(unpack, size=LARGE))  # a few bytes may become many
-
-    async def _answers(
-        self, scope: Scope, receive: Receive, headers: dict[bytes, bytes]
-    ) -> tuple[AsyncGenerator[Answer, None], Answer | None]:
-        """Return the stream of a generate request and its first answer.
-
-        Until the first answer an error still has its own status.
-        """
-        started_s = self._engine.now()
-        version = self._version(scope)
-        body = bytes(await self._body(headers, receive, None))
-        wire = await self._engine.threads.run(_generate_request, body, version, size=len(body))
-        deadline_s = scope["state"]["deadline"]
-        answers = self._engine.stream(version, wire, started_s=started_s, deadline_s=deadline_s)
-        return answers, await while_connected(scope, receive, anext(answers, None))
 
     async def _respond(
         self, send: Send, body: bytes, fields: list[tuple[bytes, bytes]], request_headers: dict[bytes, bytes]
@@ -108,62 +100,6 @@ class _Endpoint:
         await send({"type": "http.response.body", "body": body})
 
 
-class _Infer(_Endpoint):
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve ``POST /v2/models/{model}[/versions/{version}]/infer``."""
-        started_s = self._engine.now()
-        headers = dict(scope["headers"])
-        version = self._version(scope)
-        header_nbytes = _header_nbytes(headers)
-        body = await self._body(headers, receive, header_nbytes)
-        threads = self._engine.threads
-        read = partial(decode, body, header_nbytes, version, self._engine.regions)
-        rest = await threads.run(read, size=json_nbytes(body, header_nbytes))
-        deadline_s = scope["state"]["deadline"]
-        work = self._engine.infer(version, rest.wire, started_s=started_s, deadline_s=deadline_s)
-        answer = await while_connected(scope, receive, work)
-        content, header = await threads.run(encode, answer, rest, size=answer.nbytes)
-        if header is None:
-            fields = [(b"content-type", b"application/json")]
-        else:
-            fields = [(b"content-type", b"application/octet-stream"), (_HEADER_LENGTH, b"%d" % header)]
-        await self._respond(send, content, fields, headers)
-
-
-class _Generate(_Endpoint):
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve ``POST .../generate``: exactly one response."""
-        headers = dict(scope["headers"])
-        answers, first = await self._answers(scope, receive, headers)
-        try:
-            second = None if first is None else await while_connected(scope, receive, anext(answers, None))
-        finally:
-            await answers.aclose()
-        if first is None or second is not None:
-            given = "none" if first is None else "more"
-            raise UnsupportedError(f"generate takes one response, the model gave {given}; use generate_stream")
-        content = await self._engine.threads.run(_generate_answer, first, size=first.nbytes)
-        await self._respond(send, content, [(b"content-type", b"application/json")], headers)
-
-
-class _GenerateStream(_Endpoint):
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve ``POST .../generate_stream``: server-sent events, one for each response."""
-        answers, first = await self._answers(scope, receive, dict(scope["headers"]))
-
-        async def events() -> AsyncGenerator[bytes, None]:
-            try:
-                answer = first
-                while answer is not None:
-                    content = await self._engine.threads.run(_generate_answer, answer, size=answer.nbytes)
-                    yield b"data: " + content + b"\n\n"
-                    answer = await anext(answers, None)
-            finally:
-                await answers.aclose()
-
-        await ClosingStreamingResponse(events(), media_type="text/event-stream")(scope, receive, send)
-
-
 def _header_nbytes(headers: dict[bytes, bytes]) -> int | None:
     header = headers.get(_HEADER_LENGTH)
     if header is None:
@@ -175,13 +111,47 @@ def _header_nbytes(headers: dict[bytes, bytes]) -> int | None:
     return int(header)
 
 
-def _generate_request(body: bytes, version: Version) -> WireRequest:
-    check_values(body)
-    wire = decode_generate(parse_json(body), version)
-    wire.size = len(body)
-    return wire
+def decompressed(body: bytes, encoding: str, *, max_nbytes: int) -> bytes:
+    """Return ``body`` as it was before compression.
+
+    Raises:
+        HttpError: 415, another encoding than gzip and deflate; 413, it is larger than ``max_nbytes``.
+        InvalidInputError: it is damaged.
+
+    Example:
+        >>> decompressed(zlib.compress(b"hello"), "deflate", max_nbytes=5)
+        b'hello'
+    """
+    window_bits = _WINDOW_BITS.get(encoding)
+    if window_bits is None:
+        raise HttpError(f"content-encoding is gzip or deflate, got {encoding[:40]!r}", http_status=415)
+    stream = zlib.decompressobj(window_bits)
+    try:
+        plain = stream.decompress(body, max_nbytes + 1)
+    except zlib.error as error:
+        raise InvalidInputError(f"the body is no {encoding}: {error}") from error
+    if len(plain) > max_nbytes:
+        raise HttpError(
+            f"the request's body is larger than {max_nbytes} bytes, the most this server takes", http_status=413
+        )
+    if not stream.eof or stream.unused_data:
+        raise InvalidInputError(f"the body's {encoding} data is cut off, or something follows it")
+    return plain
 
 
-def _generate_answer(answer: Answer) -> bytes:
-    value = encode_generate(answer)
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+def compressed(body: bytes, accept_encoding: str) -> tuple[bytes, str | None]:
+    """Return ``body``, compressed if the client takes it and it gets smaller, and the encoding.
+
+    Example:
+        >>> compressed(b"x" * 4096, "deflate, gzip;q=0")[1], compressed(b"x", "gzip")[1]
+        ('deflate', None)
+    """
+    if len(body) < _MIN_NBYTES:
+        return body, None
+    for choice in accept_encoding.lower().split(","):
+        encoding, _, quality = choice.strip().partition(";")
+        if encoding.strip() in _WINDOW_BITS and quality.replace(" ", "") not in ("q=0", "q=0.0"):
+            encoding = encoding.strip()
+            smaller = gzip.compress(body, 1, mtime=0) if encoding == "gzip" else zlib.compress(body, 1)
+            return (smaller, encoding) if len(smaller) < len(body) else (body, None)
+    return body, None

@@ -15,7 +15,6 @@ from mlsys_serving.http.middleware.gate import OpenPaths
 from mlsys_serving.http.record import record_of, route_template
 from mlsys_serving.tracing.config import TraceConfig
 from mlsys_serving.tracing.record import Fact, RequestTrace, current_trace
-from mlsys_serving.tracing.settings import TraceSettings
 
 if TYPE_CHECKING:
     from mlsys_serving.tracing.otlp import OpenRequest, Tracer
@@ -32,7 +31,6 @@ class Tracing:
     def __init__(self, config: TraceConfig, *, service: str) -> None:
         self._config, self._service = config, service
         self._tracer: Tracer | None = None
-        self.settings = TraceSettings()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -49,7 +47,7 @@ class Tracing:
     @contextmanager
     def request(self, name: str, headers: Mapping[str, str], facts: Mapping[str, Fact]) -> Iterator[OpenRequest | None]:
         """Trace the request that the context is open for; None: the sampler leaves it out, or nothing is exported."""
-        if self._tracer is None or not self.settings.takes():
+        if self._tracer is None:
             yield None
             return
         with self._tracer.request(name, headers, facts) as opened:
