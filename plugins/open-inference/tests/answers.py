@@ -6,7 +6,7 @@ from typing import Any
 
 from mlsys_open_inference.engine import Answer
 from mlsys_serving.models import InferRequest, InferResponse, ModelSpec, TensorSpec
-from mlsys_serving.models.messages import Parameter
+from mlsys_serving.models.model import Parameter
 from mlsys_serving.models.version import Version
 
 

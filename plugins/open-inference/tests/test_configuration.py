@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_open_inference.files import ConfigFiles, parsed
-from mlsys_serving.models.settings import ModelSettings
+from mlsys_serving.models.spec import ModelSettings
 
 
 def test_text_and_json_are_one_configuration() -> None:

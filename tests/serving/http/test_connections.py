@@ -17,7 +17,7 @@ import pytest
 from fastapi import Request, Response
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.http import BackgroundServer, ConnectionLimits, Router
-from mlsys_serving.http.limits import MAX_HEADER_NBYTES
+from mlsys_serving.http.config import MAX_HEADER_NBYTES
 
 NEVER_S = 3600.0  # a time that does not pass in a test
 SOON_S = 1.0
@@ -294,7 +294,7 @@ def test_limits_that_make_no_sense_are_refused(field: str, value: float) -> None
 def test_connections_leave_files_for_all_else() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     code = (
-        "import resource; from mlsys_serving.http.limits import ConnectionLimits, within_open_files;"
+        "import resource; from mlsys_serving.http.config import ConnectionLimits, within_open_files;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 200));"
         "print(within_open_files(ConnectionLimits(max_connections=1000)).max_connections);"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0]);"

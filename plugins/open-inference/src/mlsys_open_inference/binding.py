@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_serving.models.datatypes import Array, DataType
-from mlsys_serving.models.messages import InferRequest, InferResponse, Parameter
+from mlsys_serving.models.model import InferRequest, InferResponse, Parameter
 from mlsys_serving.models.spec import TensorSpec
 from mlsys_serving.models.version import Version
 

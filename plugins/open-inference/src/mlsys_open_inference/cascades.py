@@ -20,8 +20,7 @@ from mlsys_core.loop.clock import WallClock
 from mlsys_serving.certainty import RULES, certainty
 from mlsys_serving.models.datatypes import Array, DataType
 from mlsys_serving.models.errors import UnsupportedError
-from mlsys_serving.models.messages import InferRequest, InferResponse
-from mlsys_serving.models.model import UnaryModel
+from mlsys_serving.models.model import InferRequest, InferResponse, UnaryModel
 from mlsys_serving.models.repository import ModelRepository
 from mlsys_serving.models.spec import ModelSpec, TensorSpec
 

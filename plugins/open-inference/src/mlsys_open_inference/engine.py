@@ -18,8 +18,7 @@ from mlsys_serving.http.describe import describe
 from mlsys_serving.http.threads import LARGE, RequestThreads
 from mlsys_serving.models.datatypes import Array
 from mlsys_serving.models.errors import DeadlineExceededError, UnsupportedError
-from mlsys_serving.models.messages import InferRequest, InferResponse, Parameter, Timing
-from mlsys_serving.models.model import UnaryModel
+from mlsys_serving.models.model import InferRequest, InferResponse, Parameter, Timing, UnaryModel
 from mlsys_serving.models.repository import ModelRepository
 from mlsys_serving.models.spec import TensorSpec
 from mlsys_serving.models.statistics import FailureReason

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.models.errors import UnsupportedError
-from mlsys_serving.models.settings import ModelSettings
+from mlsys_serving.models.spec import ModelSettings
 
 _log = logging.getLogger(__name__)
 _MAX_NBYTES = 1 << 20

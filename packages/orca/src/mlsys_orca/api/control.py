@@ -14,8 +14,8 @@ from fastapi.responses import PlainTextResponse
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.posix import memory_file, read_at, write_at
 from mlsys_serving.http import Router
-from mlsys_serving.http.access import check_model_control
-from mlsys_serving.processes.frames import MAX_FRAME_NBYTES
+from mlsys_serving.http.middleware.gate import check_model_control
+from mlsys_serving.processes.channel import MAX_FRAME_NBYTES
 from pydantic import BaseModel, ConfigDict, Field
 
 from mlsys_orca.api.service import ModelService, unknown_model

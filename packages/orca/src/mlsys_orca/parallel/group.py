@@ -19,7 +19,7 @@ import msgspec
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.posix import message_pair
 from mlsys_serving.processes import Death, is_stopped
-from mlsys_serving.processes.standing import Standing
+from mlsys_serving.processes.children import Standing
 
 from mlsys_orca.parallel.adapters import GroupAdapters
 from mlsys_orca.parallel.executor import IterationWatch, MasterLinks, ParallelExecutor, greet

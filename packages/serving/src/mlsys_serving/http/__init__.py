@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING
 from mlsys_core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from mlsys_serving.http.app import HttpRuntime, create_app, runtime_of
-    from mlsys_serving.http.config import HttpConfig
+    from mlsys_serving.http.app import HttpRuntime, Router, create_app, runtime_of
+    from mlsys_serving.http.config import ConnectionLimits, HttpConfig
     from mlsys_serving.http.errors import ErrorFormat, ErrorInfo, HttpError
     from mlsys_serving.http.lifecycle import Lifecycle, Readiness, ReadinessState
-    from mlsys_serving.http.limits import ConnectionLimits
     from mlsys_serving.http.port import BoundPort
-    from mlsys_serving.http.routing import Router
     from mlsys_serving.http.server import BackgroundServer, ServerAddress, serve
     from mlsys_serving.http.streaming import ClosingStreamingResponse, cancel_on_disconnect
     from mlsys_serving.http.tls import TlsConfig
@@ -54,13 +52,11 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "app": ["HttpRuntime", "create_app", "runtime_of"],
-        "config": ["HttpConfig"],
+        "app": ["HttpRuntime", "Router", "create_app", "runtime_of"],
+        "config": ["ConnectionLimits", "HttpConfig"],
         "errors": ["ErrorFormat", "ErrorInfo", "HttpError"],
         "lifecycle": ["Lifecycle", "Readiness", "ReadinessState"],
-        "limits": ["ConnectionLimits"],
         "port": ["BoundPort"],
-        "routing": ["Router"],
         "server": ["BackgroundServer", "ServerAddress", "serve"],
         "streaming": ["ClosingStreamingResponse", "cancel_on_disconnect"],
         "tls": ["TlsConfig"],

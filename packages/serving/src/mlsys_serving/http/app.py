@@ -1,9 +1,12 @@
-"""The factory of HTTP fronts: it takes routers and returns a FastAPI app that is ready to be served."""
+"""The factory of HTTP fronts: it takes routers and returns a FastAPI app that is ready to be served.
+
+The app has routes of its own, for orchestrators and Prometheus: ``/health/live``, ``/health/ready``, ``/metrics``.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,10 +14,13 @@ from typing import Any
 import structlog
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop.clock import WallClock
 from mlsys_core.loop.protocols import Clock
 from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -23,22 +29,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlsys_serving.extensions import Lifespan, Served
-from mlsys_serving.http.answers import ErrorAnswers
-from mlsys_serving.http.body_budget import BodyBudget
 from mlsys_serving.http.config import HttpConfig
+from mlsys_serving.http.describe import ErrorAnswers
 from mlsys_serving.http.errors import ErrorFormat
-from mlsys_serving.http.health import health_router
+from mlsys_serving.http.json_body import parse_json
 from mlsys_serving.http.lifecycle import DrainHook, Lifecycle, Readiness
 from mlsys_serving.http.logs import make_logger
-from mlsys_serving.http.metrics import HttpMetrics
-from mlsys_serving.http.middleware.body_limit import BodyLimitMiddleware
-from mlsys_serving.http.middleware.browser import BrowserGuard, BrowserGuardMiddleware
-from mlsys_serving.http.middleware.context import RequestContextMiddleware
-from mlsys_serving.http.middleware.gate import ApiKeyMiddleware, DrainGateMiddleware
-from mlsys_serving.http.middleware.observe import ObserveMiddleware
+from mlsys_serving.http.middleware.body_limit import BodyBudget, BodyLimitMiddleware
+from mlsys_serving.http.middleware.browser import BrowserGuard
+from mlsys_serving.http.middleware.gate import AdmissionMiddleware
+from mlsys_serving.http.middleware.observe import HttpMetrics, ObserveMiddleware
 from mlsys_serving.http.middleware.supervisor import SupervisorMiddleware
 from mlsys_serving.http.middleware.trace import TraceMiddleware, Tracing
-from mlsys_serving.http.routing import JsonRoute
+from mlsys_serving.http.record import RequestContextMiddleware
 from mlsys_serving.http.threads import LARGE, RequestThreads
 
 
@@ -77,7 +80,7 @@ def create_app(
 
     Args:
         config: limits, keys, names.
-        routers: the front's routes; make them with :class:`.routing.Router`.
+        routers: the front's routes; make them with :class:`Router`.
         lifespan: an asynchronous context manager function, entered before the first request (start the engine) and
             left after the last; the yielded values are in ``request.state``. The app is ready once it is entered.
         on_drain: called when a drain begins, before running requests are waited for.
@@ -194,9 +197,7 @@ def runtime_of(app: FastAPI) -> HttpRuntime:
 def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list[Middleware]:
     """Return the middlewares from the outside in."""
     config, answers, logger, clock = runtime.config, runtime.answers, runtime.logger, runtime.clock
-    stack = [
-        Middleware(RequestContextMiddleware, clock=clock, new_request_id=new_request_id),
-    ]
+    stack = [Middleware(RequestContextMiddleware, clock=clock, new_request_id=new_request_id)]
     if runtime.tracing is not None:  # outside of the log, whose lines name the trace
         stack.append(Middleware(TraceMiddleware, tracing=runtime.tracing, open_paths=config.open_paths))
     stack.append(Middleware(ObserveMiddleware, metrics=runtime.metrics, logger=logger, clock=clock))
@@ -211,13 +212,16 @@ def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list
                 expose_headers=["x-request-id", "retry-after"],
             )
         )
-    stack.append(Middleware(BrowserGuardMiddleware, guard=runtime.guard, answers=answers, uploads=config.uploads))
-    stack.append(Middleware(DrainGateMiddleware, lifecycle=runtime.lifecycle, answers=answers))
-    if config.api_keys:
-        stack.append(
-            Middleware(ApiKeyMiddleware, api_keys=config.api_keys, open_paths=config.open_paths, answers=answers)
-        )
     stack += [
+        Middleware(
+            AdmissionMiddleware,
+            guard=runtime.guard,
+            uploads=config.uploads,
+            lifecycle=runtime.lifecycle,
+            api_keys=config.api_keys,
+            open_paths=config.open_paths,
+            answers=answers,
+        ),
         Middleware(SupervisorMiddleware, config=config, lifecycle=runtime.lifecycle, answers=answers, logger=logger),
         Middleware(
             BodyLimitMiddleware, max_body_nbytes=config.max_body_nbytes, budget=runtime.bodies, uploads=config.uploads
@@ -254,3 +258,67 @@ def _lifespan(
             yield state
 
     return lifespan
+
+
+def health_router(readiness: Readiness, registry: CollectorRegistry) -> APIRouter:
+    """Return routes that report ``readiness`` and expose ``registry``."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/health/live", summary="200 as long as the process runs")
+    async def live() -> dict[str, str]:
+        return {"status": "live"}
+
+    @router.get("/health/ready", summary="200 if requests should be sent here, else 503", response_model=None)
+    async def ready() -> JSONResponse:
+        report = await readiness.report()
+        return JSONResponse(
+            {"status": report.state.value, "checks": report.checks}, status_code=200 if report.is_ready else 503
+        )
+
+    @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"content-type": content_type})
+
+    for path, endpoint in (("/health/live", live), ("/health/ready", ready)):
+        router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
+    return router
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        if not hasattr(self, "_json"):
+            body = await self.body()
+            self._json = await self.app.state.mlsys_http.threads.run(parse_json, body, size=len(body))
+        return self._json
+
+
+class JsonRoute(APIRoute):
+    """A route whose JSON bodies are read by :func:`.json_body.parse_json`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return FastAPI's handler on a request with the strict parser."""
+        handler = super().get_route_handler()
+
+        async def strict_handler(request: Request) -> Response:
+            return await handler(_StrictRequest(request.scope, request.receive))
+
+        return strict_handler
+
+
+class Router(APIRouter):
+    """``fastapi.APIRouter`` with strict JSON bodies; same arguments.
+
+    A plain ``APIRouter`` works with ``create_app`` too, but accepts non-standard values of Python's JSON parser (NaN,
+    lone surrogates), which then fail in the response.
+
+    Example:
+        >>> router = Router(prefix="/v1")
+        >>> @router.post("/echo")
+        ... async def echo(body: dict[str, object]) -> dict[str, object]:
+        ...     return body
+    """
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("route_class", JsonRoute)
+        super().__init__(**options)

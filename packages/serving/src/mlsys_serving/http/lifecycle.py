@@ -199,7 +199,9 @@ class Lifecycle:
         return True
 
 
-def shutting_down(message: str, *, retry_after_s: int = 1) -> HttpError:
+def shutting_down(
+    message: str = "the server is shutting down and takes no new requests; try again, or another replica",
+) -> HttpError:
     """Return the error of a server that drains: 503, try another one."""
-    headers = {"Retry-After": str(retry_after_s), "Connection": "close"}
+    headers = {"Retry-After": "1", "Connection": "close"}
     return HttpError(message, http_status=503, error_code="shutting_down", headers=headers)

@@ -20,8 +20,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from mlsys_serving.http.config import MAX_HEADER_NBYTES, ConnectionLimits
 from mlsys_serving.http.departure import Departure, attach_departure
-from mlsys_serving.http.limits import MAX_HEADER_NBYTES, ConnectionLimits
 
 
 class _Part(Enum):

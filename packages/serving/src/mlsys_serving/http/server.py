@@ -24,7 +24,7 @@ from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from uvicorn.config import STARTUP_FAILURE
 
 from mlsys_serving.http.app import HttpRuntime, runtime_of
-from mlsys_serving.http.limits import within_open_files
+from mlsys_serving.http.config import within_open_files
 from mlsys_serving.http.logs import forwarded_uvicorn_log
 from mlsys_serving.http.port import BoundPort, uvicorn_config
 from mlsys_serving.http.protocol import Connection

@@ -1,7 +1,7 @@
 """Instances of models in worker processes, behind one front: a worker's death is not its requests' death (ADR 41).
 
 Data flow: :mod:`.remote` (a model as the front sees it) -> :mod:`.fleet` (who runs it; :mod:`.recovery` decides what
-runs again) -> frames of :mod:`.wire`, tensors in :mod:`.shared` memory -> :mod:`.worker` -> the model.
+runs again) -> frames of :mod:`.members`, tensors in :mod:`.shared` memory -> :mod:`.worker` -> the model.
 """
 
 from __future__ import annotations

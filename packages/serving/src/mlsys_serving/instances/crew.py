@@ -12,12 +12,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from mlsys_serving.instances.members import OUT_S, Instance, Roles, Worker
-from mlsys_serving.instances.wire import Message, decode, encode
+from mlsys_serving.instances.members import OUT_S, Instance, Message, Roles, Worker, decode, encode
 from mlsys_serving.processes.channel import FrameChannel
 from mlsys_serving.processes.children import Death, is_stopped
-from mlsys_serving.processes.supervisor_link import SupervisorLink
-from mlsys_serving.processes.workers import Workers
+from mlsys_serving.processes.workers import SupervisorLink, Workers
 
 _log = logging.getLogger(__name__)
 _WATCH_S = 0.5

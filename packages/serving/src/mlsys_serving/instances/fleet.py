@@ -21,17 +21,18 @@ from mlsys_serving.instances.crew import Crew, cannot_start
 from mlsys_serving.instances.members import (
     Instance,
     InstanceDiedError,
+    Message,
     OutOfServiceError,
     Reply,
     Roles,
     Ticket,
+    encode,
 )
 from mlsys_serving.instances.shared import Array, Placed, SharedPart, read
-from mlsys_serving.instances.wire import Message, encode
 from mlsys_serving.models.errors import ModelNotReadyError
-from mlsys_serving.models.executions import BatchCounts, Executions
+from mlsys_serving.models.model import BatchCounts, Executions
 from mlsys_serving.processes.children import Death
-from mlsys_serving.processes.supervisor_link import SupervisorLink
+from mlsys_serving.processes.workers import SupervisorLink
 
 if TYPE_CHECKING:
     from mlsys_serving.instances.members import InstanceGroup

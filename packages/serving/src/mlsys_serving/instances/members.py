@@ -1,4 +1,8 @@
-"""Records of a fleet: instances, the workers that have their roles, and the requests that wait for answers."""
+"""Records of a fleet: instances, the workers that have their roles, and the requests that wait for answers.
+
+Front and worker exchange frames of :class:`Message`. Kinds to a worker: ``start``, ``run``, ``cancel``, ``free``; to
+the front: ``ready``, ``part``, ``done``, ``failed``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from mlsys_core.errors import ServingError
 
 from mlsys_serving.instances.recovery import Ledger
@@ -16,7 +21,25 @@ from mlsys_serving.models.errors import ModelNotReadyError
 from mlsys_serving.models.model import Model
 from mlsys_serving.models.spec import ModelSpec
 from mlsys_serving.processes.channel import FrameChannel
-from mlsys_serving.processes.restarts import RestartBudget
+from mlsys_serving.processes.recovery import RestartBudget
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True):
+    """One frame's content.
+
+    Example:
+        >>> decode(encode(Message("done", {"number": 3}, b"xyz")))
+        Message(kind='done', fields={'number': 3}, content=b'xyz')
+    """
+
+    kind: str
+    fields: dict[str, Any] = {}
+    content: bytes = b""
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Message).decode
+
 
 OUT_S = 10.0  # that an instance is left out once it has crashed again and again
 

@@ -13,9 +13,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_serving.instances.fleet import Fleet
 from mlsys_serving.instances.members import Reply
 from mlsys_serving.instances.shared import Array
-from mlsys_serving.models.executions import Executions
-from mlsys_serving.models.messages import InferRequest, InferResponse, Timing
-from mlsys_serving.models.model import Model
+from mlsys_serving.models.model import Executions, InferRequest, InferResponse, Model, Timing
 from mlsys_serving.models.spec import ModelSpec
 
 REPEATABLE = "repeatable"  # a request's parameter; false: it must not run twice

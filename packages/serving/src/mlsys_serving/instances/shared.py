@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mlsys_core.errors import ServingError
 from mlsys_core.memory.run_pool import RunPool
 
-from mlsys_serving.processes.frames import MAX_FRAME_NBYTES
+from mlsys_serving.processes.channel import MAX_FRAME_NBYTES
 
 Array = npt.NDArray[Any]
 PAGE_NBYTES = 4096

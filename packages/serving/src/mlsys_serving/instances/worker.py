@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from mlsys_core.posix import run_on_cores
 
 from mlsys_serving.http.describe import describe
+from mlsys_serving.instances.members import Message, decode, encode
 from mlsys_serving.instances.shared import Array, SharedPart, read
-from mlsys_serving.instances.wire import Message, decode, encode
-from mlsys_serving.models.messages import InferRequest, InferResponse
+from mlsys_serving.models.model import InferRequest, InferResponse
 from mlsys_serving.processes.box import Box
 from mlsys_serving.processes.channel import FrameChannel
 from mlsys_serving.processes.children import EXIT_UNHANDLED

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_serving.isolation.compare import difference, equal, magnitude, rounding
-from mlsys_serving.isolation.requests import Array, Arrays, Draw, Kind
+from mlsys_serving.isolation.compare import Array, Arrays, Draw, Kind, difference, equal, magnitude, rounding
 
 Run = Callable[[list[Any]], Sequence[Arrays]]  # requests of one batch -> the arrays of each one's answer
 _DRAWS = 3  # ordinary requests; of each other kind one

@@ -20,10 +20,19 @@ if TYPE_CHECKING:
         UnknownModelError,
         UnsupportedError,
     )
-    from mlsys_serving.models.executions import BatchCounts, Executions
     from mlsys_serving.models.loop_client import LoopClient
-    from mlsys_serving.models.messages import InferRequest, InferResponse, Parameter, Timing
-    from mlsys_serving.models.model import CountsExecutions, Model, StreamingModel, UnaryModel
+    from mlsys_serving.models.model import (
+        BatchCounts,
+        CountsExecutions,
+        Executions,
+        InferRequest,
+        InferResponse,
+        Model,
+        Parameter,
+        StreamingModel,
+        Timing,
+        UnaryModel,
+    )
     from mlsys_serving.models.repository import IndexEntry, ModelRepository, ModelState
     from mlsys_serving.models.source import DirectorySource, ModelSource
     from mlsys_serving.models.spec import ModelSpec, TensorSpec
@@ -72,10 +81,19 @@ __getattr__, __dir__ = lazy_exports(
             "UnknownModelError",
             "UnsupportedError",
         ],
-        "messages": ["InferRequest", "InferResponse", "Parameter", "Timing"],
-        "executions": ["BatchCounts", "Executions"],
         "loop_client": ["LoopClient"],
-        "model": ["CountsExecutions", "Model", "StreamingModel", "UnaryModel"],
+        "model": [
+            "BatchCounts",
+            "CountsExecutions",
+            "Executions",
+            "InferRequest",
+            "InferResponse",
+            "Model",
+            "Parameter",
+            "StreamingModel",
+            "Timing",
+            "UnaryModel",
+        ],
         "repository": ["IndexEntry", "ModelRepository", "ModelState"],
         "source": ["DirectorySource", "ModelSource"],
         "spec": ["ModelSpec", "TensorSpec"],

@@ -1,4 +1,4 @@
-"""The protocol that a plugin implements: a model is a spec and one or both ways to answer a request.
+"""The protocol that a plugin implements: a model is a spec and one or both ways to answer a request, and its messages.
 
 The front decodes, validates and encodes; a model sees numpy arrays of the datatypes and shapes its spec names. All
 methods are called in the event loop's thread: work that takes longer than some 100 us belongs into a thread, a process
@@ -7,12 +7,64 @@ or the serving loop (:class:`.loop_client.LoopClient`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from mlsys_serving.models.executions import Executions
-from mlsys_serving.models.messages import InferRequest, InferResponse
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_serving.models.datatypes import Array
 from mlsys_serving.models.spec import ModelSpec
+
+Parameter = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferRequest:
+    """One request, decoded and checked against the model's spec: names, datatypes and shapes are right."""
+
+    key: str  # unique in this process; what a scheduler may call the request
+    model_name: str
+    model_version: str
+    inputs: Mapping[str, Array]  # dtypes and shapes as the spec says; read-only, may be views of the request's body
+    outputs: tuple[str, ...]  # those the client wants, in its order; more may be given and are dropped
+    num_rows: int = 1  # size of the batch dimension; 1 if the model has none
+    request_id: str = ""  # the client's own, empty if it gave none; need not be unique
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)  # the client's, less those the front understands
+    priority: int = 0  # as sent: 0 is the model's default, else 1 goes first, then 2, ...
+    deadline_s: float | None = None  # seconds of the front's clock; the front itself ends the request then
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of a request's parts, in seconds; for statistics only."""
+
+    queue_s: float = 0.0
+    compute_input_s: float = 0.0  # gathering and padding
+    compute_infer_s: float = 0.0
+    compute_output_s: float = 0.0  # scattering
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponse:
+    """One answer. A unary request has one; a streaming one any number."""
+
+    outputs: Mapping[str, Array]  # as the spec says; non-contiguous ones are copied
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    timing: Timing | None = None  # None: all of the request's time counts as compute_infer
+
+
+def flag(parameters: Mapping[str, object], name: str) -> bool:
+    """Return a parameter that is true or false; False if it is not given.
+
+    Raises:
+        InvalidInputError: it is something else.
+    """
+    value = parameters.get(name, False)
+    if not isinstance(value, bool):
+        raise InvalidInputError(f"parameter {name!r} is true or false, got {str(value)[:40]!r}")
+    return value
 
 
 class Model(Protocol):
@@ -26,6 +78,63 @@ class Model(Protocol):
     async def close(self) -> None:
         """Free everything; called once, when no request runs any more."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """All executions of one batch size."""
+
+    batch_size: int  # rows
+    count: int = 0
+    compute_input_s: float = 0.0
+    compute_infer_s: float = 0.0
+    compute_output_s: float = 0.0
+
+
+class Executions:
+    """Counts of a model's executions; any thread may record, any may read.
+
+    Example:
+        >>> executions = Executions()
+        >>> executions.record(8, compute_infer_s=0.25)
+        >>> executions.record(8, compute_infer_s=0.25)
+        >>> executions.snapshot()
+        [BatchCounts(batch_size=8, count=2, compute_input_s=0.0, compute_infer_s=0.5, compute_output_s=0.0)]
+    """
+
+    def __init__(self) -> None:
+        self.num_repeated = (
+            0  # requests that ran again, since the process of the model died; see mlsys_serving.instances
+        )
+        self._lock = threading.Lock()
+        self._counts: dict[int, list[float]] = {}  # batch size -> what follows it in BatchCounts
+
+    def record(
+        self,
+        batch_size: int,
+        *,
+        compute_input_s: float = 0.0,
+        compute_infer_s: float = 0.0,
+        compute_output_s: float = 0.0,
+    ) -> None:
+        """Record one execution of ``batch_size`` rows, and its times in seconds."""
+        self.add(BatchCounts(batch_size, 1, compute_input_s, compute_infer_s, compute_output_s))
+
+    def add(self, counts: BatchCounts) -> None:
+        """Add several executions of one batch size."""
+        with self._lock:
+            sums = self._counts.setdefault(counts.batch_size, [0, 0.0, 0.0, 0.0])
+            sums[0] += counts.count
+            sums[1] += counts.compute_input_s
+            sums[2] += counts.compute_infer_s
+            sums[3] += counts.compute_output_s
+
+    def snapshot(self) -> list[BatchCounts]:
+        """Return the counts, by ascending batch size."""
+        with self._lock:
+            return [
+                BatchCounts(size, int(self._counts[size][0]), *self._counts[size][1:]) for size in sorted(self._counts)
+            ]
 
 
 @runtime_checkable

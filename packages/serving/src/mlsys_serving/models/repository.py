@@ -17,8 +17,8 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 
 from mlsys_serving.models.errors import ModelLoadError, ModelNotReadyError, UnknownModelError
 from mlsys_serving.models.model import Model
-from mlsys_serving.models.settings import NO_SETTINGS, ModelSettings
 from mlsys_serving.models.source import ModelSource
+from mlsys_serving.models.spec import NO_SETTINGS, ModelSettings
 from mlsys_serving.models.version import Version
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from enum import Enum
 
-from mlsys_serving.models.executions import BatchCounts, Executions
-from mlsys_serving.models.messages import Timing
-from mlsys_serving.models.model import CountsExecutions, Model
+from mlsys_serving.models.model import BatchCounts, CountsExecutions, Executions, Model, Timing
 
 # Seconds: from a cache hit to a long generation.
 BUCKETS_S = (

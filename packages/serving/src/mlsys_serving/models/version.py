@@ -8,7 +8,7 @@ import itertools
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_serving.models.model import Model, StreamingModel, UnaryModel
-from mlsys_serving.models.settings import NO_SETTINGS, ModelSettings
+from mlsys_serving.models.spec import NO_SETTINGS, ModelSettings
 from mlsys_serving.models.statistics import VersionStatistics
 
 _numbers = itertools.count(1)

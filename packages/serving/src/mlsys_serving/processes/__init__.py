@@ -27,24 +27,20 @@ __all__ = [
 
 if TYPE_CHECKING:
     from mlsys_serving.processes.box import Boxes
-    from mlsys_serving.processes.channel import FrameChannel
-    from mlsys_serving.processes.children import Child, Death, can_supervise, is_stopped
-    from mlsys_serving.processes.frames import FrameReader, frame
-    from mlsys_serving.processes.restarts import RestartBudget
-    from mlsys_serving.processes.standing import Standing
+    from mlsys_serving.processes.channel import FrameChannel, FrameReader, frame
+    from mlsys_serving.processes.children import Child, Death, Standing, can_supervise, is_stopped
+    from mlsys_serving.processes.recovery import RestartBudget
     from mlsys_serving.processes.supervisor import Supervisor
-    from mlsys_serving.processes.supervisor_link import SupervisorLink
+    from mlsys_serving.processes.workers import SupervisorLink
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "box": ["Boxes"],
-        "channel": ["FrameChannel"],
-        "children": ["Child", "Death", "can_supervise", "is_stopped"],
-        "frames": ["FrameReader", "frame"],
-        "restarts": ["RestartBudget"],
-        "standing": ["Standing"],
+        "channel": ["FrameChannel", "FrameReader", "frame"],
+        "children": ["Child", "Death", "Standing", "can_supervise", "is_stopped"],
+        "recovery": ["RestartBudget"],
         "supervisor": ["Supervisor"],
-        "supervisor_link": ["SupervisorLink"],
+        "workers": ["SupervisorLink"],
     },
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -121,3 +123,37 @@ def _num_blas_threads() -> int:
     from threadpoolctl import threadpool_info
 
     return sum(info["num_threads"] - 1 for info in threadpool_info() if info["internal_api"] == "openblas")
+
+
+_END_S = 5.0
+
+
+@dataclass(slots=True)
+class Standing:
+    """A child that keeps something for the workers: forked anew when it dies, and not with a new front."""
+
+    name: str
+    run: Callable[[], int | None]
+    child: Child | None = None
+
+    def fork(self, closing: Sequence[socket.socket] = ()) -> None:
+        """Fork it; in the child the sockets of ``closing`` are closed."""
+
+        def live() -> int | None:
+            for end in closing:
+                end.close()
+            return self.run()
+
+        self.child = Child(self.name, live)
+
+    def end(self) -> None:
+        """Ask it to end its own children and itself, and wait; kill it if it does not. Idempotent."""
+        child, self.child = self.child, None
+        if child is None:
+            return
+        child.send_signal(signal.SIGTERM)
+        poll = select.poll()
+        poll.register(child.fd, select.POLLIN)
+        if not poll.poll(_END_S * 1e3):
+            child.send_signal(signal.SIGKILL)
+        child.wait()

@@ -22,10 +22,9 @@ from typing import Any
 from mlsys_core.posix import message_pair, send_descriptors, stream_pair
 
 from mlsys_serving.processes.box import Boxes
-from mlsys_serving.processes.children import Child
-from mlsys_serving.processes.restarts import RestartBudget
-from mlsys_serving.processes.standing import Standing
-from mlsys_serving.processes.supervisor_link import MESSAGE_NBYTES, SupervisorLink
+from mlsys_serving.processes.children import Child, Standing
+from mlsys_serving.processes.recovery import RestartBudget
+from mlsys_serving.processes.workers import MESSAGE_NBYTES, SupervisorLink
 
 _log = logging.getLogger(__name__)
 _SEND_BUFFER_NBYTES = 4 << 20

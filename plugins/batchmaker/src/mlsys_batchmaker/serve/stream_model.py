@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_serving.models import DataType, Executions, InferRequest, InferResponse, ModelSpec, TensorSpec
-from mlsys_serving.models.messages import flag
+from mlsys_serving.models.model import flag
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.streams.engine import StreamEngine

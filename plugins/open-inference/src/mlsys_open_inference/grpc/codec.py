@@ -15,7 +15,7 @@ from mlsys_open_inference.grpc.size import MAX_CONTENTS, check_contents
 from mlsys_open_inference.rest.codec import MAX_DIMENSIONS, check_placement
 from mlsys_open_inference.tensors import from_elements, from_numbers, from_raw, to_raw
 from mlsys_serving.models.datatypes import Array, DataType
-from mlsys_serving.models.messages import Parameter
+from mlsys_serving.models.model import Parameter
 from mlsys_serving.models.version import Version
 
 _MAX_INT64 = 2**63 - 1

@@ -201,7 +201,7 @@ class GrpcServer:
         if name in _ALWAYS_OPEN:
             return
         if self._runtime.lifecycle.is_draining:
-            raise shutting_down("the server is shutting down and takes no new requests; try again, or another replica")
+            raise shutting_down()
         if self._keys:
             metadata = context.invocation_metadata() or ()
             self._keys.check(presented_keys((key.encode(), _encoded(value)) for key, value in metadata))

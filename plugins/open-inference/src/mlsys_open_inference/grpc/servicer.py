@@ -21,9 +21,9 @@ from mlsys_open_inference.files import load_config
 from mlsys_open_inference.grpc.codec import decode_message, encode_message
 from mlsys_open_inference.grpc.schema import messages
 from mlsys_serving.http import Readiness
-from mlsys_serving.http.access import check_model_control
+from mlsys_serving.http.middleware.gate import check_model_control
 from mlsys_serving.models.errors import UnknownModelError
-from mlsys_serving.models.messages import flag
+from mlsys_serving.models.model import flag
 from mlsys_serving.models.version import Version
 
 _MAX_CONCURRENT = 64  # requests of one stream that run at a time; more are read when one has ended

@@ -22,7 +22,7 @@ from mlsys_serving.http.json_body import parse_json
 from mlsys_serving.http.threads import LARGE
 from mlsys_serving.models.datatypes import Array, DataType
 from mlsys_serving.models.errors import UnsupportedError
-from mlsys_serving.models.messages import Parameter, flag
+from mlsys_serving.models.model import Parameter, flag
 from mlsys_serving.models.version import Version
 
 MAX_DIMENSIONS = 64

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI
 from mlsys_orca.api.service import ModelService
-from mlsys_serving.http.inside import InsideClient
 
 from mlsys_orca_gateway.batches.files import FileStore
 from mlsys_orca_gateway.batches.runner import BatchRunner
 from mlsys_orca_gateway.batches.store import BatchStore, salt_of
+from mlsys_orca_gateway.inside import InsideClient
 from mlsys_orca_gateway.log import Log
 from mlsys_orca_gateway.options import GatewayOptions
 

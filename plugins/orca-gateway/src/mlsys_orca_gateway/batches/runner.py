@@ -14,7 +14,6 @@ from functools import partial
 from mlsys_orca.api.answers import given
 from mlsys_orca.api.front import Front
 from mlsys_orca.engine.client import EngineClient
-from mlsys_serving.http.inside import InsideAnswer, InsideClient
 from mlsys_serving.http.json_body import parse_json
 from pydantic_core import to_json
 
@@ -22,6 +21,7 @@ from mlsys_orca_gateway.batches.files import FileStore, KeptFile
 from mlsys_orca_gateway.batches.lines import Plan, answer_line, line_identity, missing_line, plan_of, request_id_of
 from mlsys_orca_gateway.batches.records import BatchError, BatchErrors, Load, RequestCounts, may_start, to_yield
 from mlsys_orca_gateway.batches.store import BatchStore, RunningBatch
+from mlsys_orca_gateway.inside import InsideAnswer, InsideClient
 from mlsys_orca_gateway.log import LogUnavailableError
 
 _log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_orca.api.answers import Generation, Identity, Streams, given, identity_of, owner_of
 from mlsys_orca.engine.streams import PoisonedRequestError
 from mlsys_serving.http import ClosingStreamingResponse, HttpError, runtime_of
-from mlsys_serving.http.inside import InsideClient
 
+from mlsys_orca_gateway.inside import InsideClient
 from mlsys_orca_gateway.streams.event_ids import EventId, Numbering, Skip, place_of
 from mlsys_orca_gateway.streams.journal import MAX_TRIES, AnswerJournal, Opened, UnfinishedAnswer
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Self
 
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
-from mlsys_serving.processes.standing import Standing
+from mlsys_serving.processes.children import Standing
 
 from mlsys_orca.parallel.group import Holders, ParallelModel
 from mlsys_orca.parallel.holder import Loaded

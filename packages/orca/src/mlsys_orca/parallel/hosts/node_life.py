@@ -16,7 +16,7 @@ import msgspec
 from mlsys_core.device import get_device
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_serving.processes import RestartBudget, is_stopped
-from mlsys_serving.processes.standing import Standing
+from mlsys_serving.processes.children import Standing
 
 from mlsys_orca.parallel.group import Holders, ParallelModel
 from mlsys_orca.parallel.holder import Ask, Born, Failed, ask, decode_report, decode_told

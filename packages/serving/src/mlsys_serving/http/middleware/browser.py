@@ -12,13 +12,10 @@ Programs other than browsers send no Origin, so the checks do not affect them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import ip_address
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from mlsys_serving.http.answers import ErrorAnswers
 from mlsys_serving.http.errors import HttpError
 from mlsys_serving.http.sockets import ServerAddress
 
@@ -106,36 +103,6 @@ class BrowserGuard:
             return True
         # Its own pages (/docs). The scheme is left out: a proxy before the server may have ended TLS.
         return bool(host) and origin.partition(b"://")[2].lower() == host.lower()
-
-
-class BrowserGuardMiddleware:
-    """Asks the guard; a refusal is answered in the app's format.
-
-    Args:
-        app: the next ASGI app.
-        guard: decides.
-        answers: writes the refusal.
-        uploads: paths of routes that take files as forms.
-    """
-
-    def __init__(
-        self, app: ASGIApp, *, guard: BrowserGuard, answers: ErrorAnswers, uploads: Collection[str] = ()
-    ) -> None:
-        self._app = app
-        self._uploads = uploads
-        self._guard = guard
-        self._answers = answers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
-        if scope["type"] in ("http", "websocket"):
-            try:
-                takes_forms = scope["path"] in self._uploads
-                self._guard.check(scope.get("method", "WEBSOCKET"), scope["headers"], takes_forms=takes_forms)
-            except HttpError as error:
-                await self._answers.refuse(error, scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 @lru_cache(maxsize=64)  # parsing an address takes longer than all else here

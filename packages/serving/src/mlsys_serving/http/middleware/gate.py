@@ -1,45 +1,20 @@
-"""Admission: no new requests while the server drains, and only holders of a key if keys are set."""
+"""Admission: no pages of other sites, no new requests while the server drains, and, with keys, only their holders."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mlsys_serving.http.answers import ErrorAnswers
+from mlsys_serving.http.describe import ErrorAnswers
 from mlsys_serving.http.errors import HttpError
 from mlsys_serving.http.lifecycle import Lifecycle, shutting_down
+from mlsys_serving.http.middleware.browser import BrowserGuard
 
 # An orchestrator watches the drain, by these paths or by those of the Open Inference Protocol.
 _ALWAYS_OPEN = frozenset({"/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready"})
-
-
-class DrainGateMiddleware:
-    """Answers 503 with ``Retry-After`` and ``Connection: close`` while the server drains; health and metrics stay.
-
-    Args:
-        app: the next ASGI app.
-        lifecycle: knows whether it drains.
-        answers: writes the refusal.
-    """
-
-    def __init__(self, app: ASGIApp, *, lifecycle: Lifecycle, answers: ErrorAnswers) -> None:
-        self._app = app
-        self._lifecycle = lifecycle
-        self._answers = answers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
-        is_request = scope["type"] in ("http", "websocket")
-        if is_request and self._lifecycle.is_draining and scope["path"] not in _ALWAYS_OPEN:
-            error = shutting_down(
-                "the server is shutting down and takes no new requests; try again, or another replica"
-            )
-            await self._answers.refuse(error, scope, receive, send)
-            return
-        await self._app(scope, receive, send)
 
 
 class KeyRing:
@@ -90,33 +65,51 @@ class OpenPaths:
         return path in self._paths or path.startswith(self._prefixes)
 
 
-class ApiKeyMiddleware:
-    """Lets in requests with a known key, in ``Authorization: Bearer KEY`` or ``x-api-key: KEY``; others get 401.
+class AdmissionMiddleware:
+    """Refuses pages of other sites, all but health and metrics while the server drains, and requests without a key.
 
     Args:
         app: the next ASGI app.
-        api_keys: any of them will do.
-        open_paths: paths that need none; ``/*`` at the end takes all below.
+        guard: decides on requests that a browser may have sent.
+        uploads: paths of routes that take files as forms.
+        lifecycle: knows whether the server drains: 503 with ``Retry-After`` and ``Connection: close``.
+        api_keys: any of them will do, in ``Authorization: Bearer KEY`` or ``x-api-key: KEY``; none: all are let in.
+        open_paths: paths that need no key; ``/*`` at the end takes all below.
         answers: writes the refusal.
     """
 
     def __init__(
-        self, app: ASGIApp, *, api_keys: Iterable[str], open_paths: Iterable[str], answers: ErrorAnswers
+        self,
+        app: ASGIApp,
+        *,
+        guard: BrowserGuard,
+        uploads: Collection[str],
+        lifecycle: Lifecycle,
+        api_keys: Iterable[str],
+        open_paths: Iterable[str],
+        answers: ErrorAnswers,
     ) -> None:
-        self._app = app
-        self._keys = KeyRing(api_keys)
-        self._open_paths = OpenPaths(open_paths)
-        self._answers = answers
+        self._app, self._guard, self._uploads, self._lifecycle = app, guard, uploads, lifecycle
+        self._keys, self._open_paths, self._answers = KeyRing(api_keys), OpenPaths(open_paths), answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
-        if scope["type"] in ("http", "websocket") and scope["path"] not in self._open_paths:
+        if scope["type"] in ("http", "websocket"):
             try:
-                self._keys.check(presented_keys(scope["headers"]))
+                self._check(scope)
             except HttpError as error:
                 await self._answers.refuse(error, scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        """Raise the refusal of a request that is not let in."""
+        path, headers = scope["path"], scope["headers"]
+        self._guard.check(scope.get("method", "WEBSOCKET"), headers, takes_forms=path in self._uploads)
+        if self._lifecycle.is_draining and path not in _ALWAYS_OPEN:
+            raise shutting_down()
+        if self._keys and path not in self._open_paths:
+            self._keys.check(presented_keys(headers))
 
 
 def presented_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
@@ -152,3 +145,17 @@ def _unauthorized(*, has_key: bool) -> HttpError:
         error_code="invalid_api_key" if has_key else "missing_api_key",
         headers={"WWW-Authenticate": challenge},
     )
+
+
+def check_model_control(model_control: bool) -> None:
+    """Refuse what changes the server unless the operator allowed it.
+
+    Raises:
+        HttpError: 403.
+    """
+    if not model_control:
+        raise HttpError(
+            "clients may not load or unload models here; the server's operator allows it with --model-control",
+            http_status=403,
+            error_code="model_control_off",
+        )

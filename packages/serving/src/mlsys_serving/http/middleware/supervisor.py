@@ -17,12 +17,10 @@ from mlsys_core.errors import MlsysError
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlsys_serving.http.answers import ErrorAnswers
-from mlsys_serving.http.config import HttpConfig
-from mlsys_serving.http.describe import unwrap
+from mlsys_serving.http.config import HttpConfig, is_duration
+from mlsys_serving.http.describe import ErrorAnswers, unwrap
 from mlsys_serving.http.errors import ClientDisconnectedError, HttpError
 from mlsys_serving.http.lifecycle import Lifecycle
-from mlsys_serving.http.limits import is_duration
 from mlsys_serving.http.record import record_of
 
 _LAST_EVENT_TIMEOUT_S = 1.0  # a client that has stopped reading does not get its last event

@@ -10,13 +10,12 @@ from typing import Any
 
 from fastapi import FastAPI
 from mlsys_core.errors import MlsysError
-from starlette.types import Message, Scope
-
 from mlsys_serving.http.app import runtime_of
 from mlsys_serving.http.describe import describe
 from mlsys_serving.http.errors import HttpError
 from mlsys_serving.http.middleware.body_limit import body_too_large
 from mlsys_serving.http.record import RequestRecord, attach
+from starlette.types import Message, Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class InsideClient:
     Errors are those of HTTP, in the app's format.
 
     Args:
-        app: Made by :func:`.app.create_app`; all its routes are there.
+        app: Made by :func:`mlsys_serving.http.create_app`; all its routes are there.
 
     Example:
         >>> from mlsys_serving.http import HttpConfig, create_app
