@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from mlsys_core.errors import InvalidInputError
 from mlsys_open_inference.tensors import to_raw
 from mlsys_serving.http import BackgroundServer
 from mlsys_serving.models import DataType
@@ -272,3 +273,44 @@ async def test_a_body_in_parts_is_read_into_place(make_app: Any, reference: Modu
     assert got.flags.aligned
     assert not got.flags.writeable
     assert not got.flags.owndata  # read where it stays, and viewed there
+
+
+async def test_the_repository_over_rest(make_app: Any, reference: ModuleType) -> None:
+    class Source:
+        def names(self) -> list[str]:
+            return ["add", "bad"]
+
+        async def load(self, name: str) -> list[Any]:
+            if name == "bad":
+                raise InvalidInputError("weights.bin is cut off")
+            return [reference.Add()]
+
+    app = make_app([], source=Source())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+
+        async def post(path: str, body: Any = None) -> httpx.Response:
+            return await client.post(f"/v2/repository/{path}", json=body)
+
+        assert (await post("index")).json() == [{"name": "add"}, {"name": "bad"}]
+        assert (await client.get("/v2/models/add/ready")).status_code == 404
+        assert (await post("models/add/load")).status_code == 200
+        refused = await post("models/bad/load", {})
+        assert (refused.status_code, list(refused.json())) == (400, ["error"])
+        assert "weights.bin is cut off" in refused.json()["error"]
+        assert (await post("index", {"ready": True})).json() == [{"name": "add", "version": "1", "state": "READY"}]
+        assert (await post("index")).json()[1] == {
+            "name": "bad",
+            "state": "UNAVAILABLE",
+            "reason": "weights.bin is cut off",
+        }
+        assert (await client.get("/v2/models/add/ready")).status_code == 200
+        assert (await post("models/add/load", {"parameters": {"file:1/a": "x"}})).status_code == 501
+        assert (await post("models/add/unload", {"parameters": {"unload_dependents": False}})).status_code == 200
+        assert (await post("models/add/unload")).status_code == 200
+        assert (await post("models/nope/unload")).status_code == 404
+        refused = await post("models/nope/load")
+        assert refused.status_code == 400
+        assert refused.json()["error"] == "there is no model 'nope' to load; there are: add, bad"
+        assert "nope" not in (await post("index")).text
+        assert (await post("index", [])).status_code == 400
+        assert (await post("index", {"ready": 1})).status_code == 400

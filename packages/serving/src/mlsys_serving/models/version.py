@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_serving.models.model import Model, StreamingModel, UnaryModel
 from mlsys_serving.models.spec import NO_SETTINGS, ModelSettings
 from mlsys_serving.models.statistics import VersionStatistics
-
-_numbers = itertools.count(1)
 
 
 class Version:
@@ -28,7 +25,6 @@ class Version:
     def __init__(self, model: Model, settings: ModelSettings = NO_SETTINGS) -> None:
         self.model, self.settings = model, settings
         self.spec = settings.applied(model.spec)
-        self.number = next(_numbers)
         self.unary = model if isinstance(model, UnaryModel) else None
         self.streaming = model if isinstance(model, StreamingModel) else None
         if self.unary is None and self.streaming is None:

@@ -3,21 +3,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import httpx
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.models import (
+    DataType,
     DirectorySource,
     IndexEntry,
+    InferRequest,
+    InferResponse,
     ModelLoadError,
     ModelNotReadyError,
     ModelRepository,
+    ModelSpec,
     ModelState,
+    TensorSpec,
     UnknownModelError,
 )
+
+
+class Add:
+    """A model that notes its end."""
+
+    def __init__(self, *, version: str = "1") -> None:
+        number = (TensorSpec("x", DataType.FP32, (-1,)),)
+        self.spec = ModelSpec(name="add", version=version, inputs=number, outputs=number)
+        self.is_closed = False
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        return InferResponse({"x": request.inputs["x"] + 1})
+
+    async def close(self) -> None:
+        self.is_closed = True
 
 
 class Source:
@@ -52,8 +70,8 @@ async def let_tasks_run() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_greatest_version_is_the_default(reference: ModuleType) -> None:
-    models = [reference.Add(version=version) for version in ("10", "9")]
+async def test_the_greatest_version_is_the_default() -> None:
+    models = [Add(version=version) for version in ("10", "9")]
     repository = ModelRepository(models)
     assert repository.find("add").model is models[0]
     assert repository.find("add", "9").model is models[1]
@@ -61,9 +79,9 @@ async def test_the_greatest_version_is_the_default(reference: ModuleType) -> Non
     assert [entry.version for entry in repository.index()] == ["9", "10"]
 
 
-async def test_a_model_is_loaded_replaced_and_unloaded(reference: ModuleType) -> None:
+async def test_a_model_is_loaded_replaced_and_unloaded() -> None:
     source = Source()
-    first, second = reference.Add(), reference.Add(version="2")
+    first, second = Add(), Add(version="2")
     source.models["add"] = [first]
     repository = ModelRepository(source=source)
     assert states(repository) == [("add", "", None, "")]
@@ -85,9 +103,9 @@ async def test_a_model_is_loaded_replaced_and_unloaded(reference: ModuleType) ->
     assert repository.index(ready_only=True) == []
 
 
-async def test_a_model_that_loads_is_not_ready(reference: ModuleType) -> None:
+async def test_a_model_that_loads_is_not_ready() -> None:
     source = Source()
-    source.models["add"] = [reference.Add()]
+    source.models["add"] = [Add()]
     source.gate.clear()
     repository = ModelRepository(source=source)
     loading = asyncio.create_task(repository.load("add"))
@@ -100,9 +118,9 @@ async def test_a_model_that_loads_is_not_ready(reference: ModuleType) -> None:
     assert repository.find("add").spec.version == "1"
 
 
-async def test_a_ready_model_serves_on_while_it_reloads_or_that_fails(reference: ModuleType) -> None:
+async def test_a_ready_model_serves_on_while_it_reloads_or_that_fails() -> None:
     source = Source()
-    old = reference.Add()
+    old = Add()
     source.models["add"] = [old]
     repository = ModelRepository(source=source)
     await repository.load("add")
@@ -113,7 +131,7 @@ async def test_a_ready_model_serves_on_while_it_reloads_or_that_fails(reference:
     assert not old.is_closed
 
 
-async def test_why_a_load_failed_is_in_the_index(reference: ModuleType) -> None:
+async def test_why_a_load_failed_is_in_the_index() -> None:
     source = Source()
     source.errors = {"bad": InvalidInputError("weights.bin is cut off"), "odd": KeyError("secret")}
     repository = ModelRepository(source=source)
@@ -129,19 +147,19 @@ async def test_why_a_load_failed_is_in_the_index(reference: ModuleType) -> None:
         repository.find("bad", "1")
 
 
-async def test_a_source_that_gives_the_wrong_models_is_refused(reference: ModuleType) -> None:
+async def test_a_source_that_gives_the_wrong_models_is_refused() -> None:
     source = Source()
-    source.models = {"empty": [], "other": [reference.Add()], "add": [reference.Add(), reference.Add()]}
+    source.models = {"empty": [], "other": [Add()], "add": [Add(), Add()]}
     repository = ModelRepository(source=source)
     for name, message in (("empty", "no version"), ("other", "called 'add'"), ("add", "two models of one version")):
         with pytest.raises(ModelLoadError, match=message):
             await repository.load(name)
     with pytest.raises(InvalidInputError, match="two models of one version"):
-        ModelRepository([reference.Add(), reference.Add()])
+        ModelRepository([Add(), Add()])
 
 
-async def test_a_model_is_closed_when_nothing_runs_on_it(reference: ModuleType) -> None:
-    model = reference.Add()
+async def test_a_model_is_closed_when_nothing_runs_on_it() -> None:
+    model = Add()
     repository = ModelRepository([model])
     version = repository.find("add")
     version.hold()
@@ -164,9 +182,9 @@ async def test_a_model_is_closed_when_nothing_runs_on_it(reference: ModuleType) 
         await repository.load("add")
 
 
-async def test_loads_of_one_name_follow_each_other(reference: ModuleType) -> None:
+async def test_loads_of_one_name_follow_each_other() -> None:
     source = Source()
-    source.models["add"] = [reference.Add()]
+    source.models["add"] = [Add()]
     repository = ModelRepository(source=source)
     await asyncio.gather(repository.load("add"), repository.load("add"), repository.load_all())
     assert states(repository) == [("add", "1", "READY", "")]
@@ -178,7 +196,7 @@ def directories(root: Path, *paths: str) -> None:
         (root / path / "manifest.json").write_text("{}")
 
 
-async def test_directories_hold_models_with_and_without_versions(tmp_path: Path, reference: ModuleType) -> None:
+async def test_directories_hold_models_with_and_without_versions(tmp_path: Path) -> None:
     directories(tmp_path, "plain", "numbered/1", "numbered/12", "numbered/03")
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
@@ -186,7 +204,7 @@ async def test_directories_hold_models_with_and_without_versions(tmp_path: Path,
 
     def build(directory: Path, name: str, version: str) -> Any:
         built.append((str(directory.relative_to(tmp_path)), name, version))
-        return reference.Add(version=version)
+        return Add(version=version)
 
     source = DirectorySource([tmp_path], build=build, marker="manifest.json")
     assert source.names() == ["numbered", "plain"]
@@ -208,41 +226,6 @@ async def test_directories_hold_models_with_and_without_versions(tmp_path: Path,
     with pytest.raises(InvalidInputError, match=r"/plain and .*other/plain are models of one name, 'plain'"):
         DirectorySource(both, build=build, marker="manifest.json")
     assert DirectorySource([tmp_path / "plain"] * 2, build=build, marker="manifest.json").names() == ["plain"]
-
-
-async def test_the_repository_over_rest(make_app: Any, reference: ModuleType) -> None:
-    source = Source()
-    source.models["add"] = [reference.Add()]
-    source.errors["bad"] = InvalidInputError("weights.bin is cut off")
-    app = make_app([], source=source)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-
-        async def post(path: str, body: Any = None) -> httpx.Response:
-            return await client.post(f"/v2/repository/{path}", json=body)
-
-        assert (await post("index")).json() == [{"name": "add"}, {"name": "bad"}]
-        assert (await client.get("/v2/models/add/ready")).status_code == 404
-        assert (await post("models/add/load")).status_code == 200
-        refused = await post("models/bad/load", {})
-        assert (refused.status_code, list(refused.json())) == (400, ["error"])
-        assert "weights.bin is cut off" in refused.json()["error"]
-        assert (await post("index", {"ready": True})).json() == [{"name": "add", "version": "1", "state": "READY"}]
-        assert (await post("index")).json()[1] == {
-            "name": "bad",
-            "state": "UNAVAILABLE",
-            "reason": "weights.bin is cut off",
-        }
-        assert (await client.get("/v2/models/add/ready")).status_code == 200
-        assert (await post("models/add/load", {"parameters": {"file:1/a": "x"}})).status_code == 501
-        assert (await post("models/add/unload", {"parameters": {"unload_dependents": False}})).status_code == 200
-        assert (await post("models/add/unload")).status_code == 200
-        assert (await post("models/nope/unload")).status_code == 404
-        refused = await post("models/nope/load")
-        assert refused.status_code == 400
-        assert refused.json()["error"] == "there is no model 'nope' to load; there are: add, bad"
-        assert "nope" not in (await post("index")).text
-        assert (await post("index", [])).status_code == 400
-        assert (await post("index", {"ready": 1})).status_code == 400
 
 
 def test_the_index_entry_of_a_model_nobody_asked_for_has_no_state() -> None:
