@@ -25,7 +25,7 @@ from mlsys_open_inference.rest import codec as rest_codec
 from mlsys_open_inference.rest import routes as rest
 from mlsys_open_inference.tensors import from_values
 from mlsys_serving.http import HttpError
-from mlsys_serving.http.json_body import parse_json
+from mlsys_serving.http.bodies import parse_json
 from mlsys_serving.models.datatypes import DataType
 from mlsys_serving.models.version import Version
 

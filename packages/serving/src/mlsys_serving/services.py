@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from mlsys_serving.extensions import Extensions
 from mlsys_serving.http.app import Router
-from mlsys_serving.http.json_body import parse_json
+from mlsys_serving.http.bodies import parse_json
 from mlsys_serving.http.server import BackgroundServer, ServerAddress, serve
 from mlsys_serving.http.threads import RequestThreads
 from mlsys_serving.isolation.halves import NotFiniteError

@@ -12,8 +12,8 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from mlsys_serving.http import HttpError, runtime_of
+from mlsys_serving.http.bodies import parse_json
 from mlsys_serving.http.describe import describe
-from mlsys_serving.http.json_body import parse_json
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response

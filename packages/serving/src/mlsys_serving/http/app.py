@@ -29,10 +29,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlsys_serving.extensions import Lifespan, Served
+from mlsys_serving.http.bodies import parse_json
 from mlsys_serving.http.config import HttpConfig
 from mlsys_serving.http.describe import ErrorAnswers
 from mlsys_serving.http.errors import ErrorFormat
-from mlsys_serving.http.json_body import parse_json
 from mlsys_serving.http.lifecycle import DrainHook, Lifecycle, Readiness
 from mlsys_serving.http.logs import make_logger
 from mlsys_serving.http.middleware.body_limit import BodyBudget, BodyLimitMiddleware
@@ -294,7 +294,7 @@ class _StrictRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route whose JSON bodies are read by :func:`.json_body.parse_json`."""
+    """A route whose JSON bodies are read by :func:`.bodies.parse_json`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return FastAPI's handler on a request with the strict parser."""

@@ -18,7 +18,7 @@ from mlsys_open_inference.descriptions import (
 )
 from mlsys_open_inference.files import load_config
 from mlsys_serving.http import HttpError, Readiness, Router, runtime_of
-from mlsys_serving.http.json_body import parse_json
+from mlsys_serving.http.bodies import parse_json
 from mlsys_serving.http.middleware.gate import check_model_control
 from mlsys_serving.models.errors import UnsupportedError
 from mlsys_serving.models.repository import ModelRepository

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from mlsys_orca.api.answers import Identity
 from mlsys_serving.http import HttpError
-from mlsys_serving.http.json_body import parse_json
+from mlsys_serving.http.bodies import parse_json
 
 from mlsys_orca_gateway.batches.records import BatchError
 

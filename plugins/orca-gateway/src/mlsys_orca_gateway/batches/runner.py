@@ -14,7 +14,7 @@ from functools import partial
 from mlsys_orca.api.answers import given
 from mlsys_orca.api.front import Front
 from mlsys_orca.engine.client import EngineClient
-from mlsys_serving.http.json_body import parse_json
+from mlsys_serving.http.bodies import parse_json
 from pydantic_core import to_json
 
 from mlsys_orca_gateway.batches.files import FileStore, KeptFile

@@ -5,8 +5,8 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlsys_serving.http.bodies import MAX_DEPTH, parse_json
 from mlsys_serving.http.errors import HttpError
-from mlsys_serving.http.json_body import MAX_DEPTH, parse_json
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
