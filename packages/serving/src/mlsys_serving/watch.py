@@ -187,19 +187,11 @@ class BatchSource:
 
     Args:
         label_of: Names a batch: its stage, its cells.
-        lane: Number of the engine among those of a server.
-        name_of: Names a request by its id.
     """
 
-    def __init__(
-        self,
-        *,
-        label_of: Callable[[Any], str] = lambda _: "",
-        lane: int = 0,
-        name_of: Callable[[Any], str] = str,
-    ) -> None:
+    def __init__(self, *, label_of: Callable[[Any], str]) -> None:
         self.log = EventLog()
-        self._label_of, self._lane, self._name_of = label_of, lane, name_of
+        self._label_of = label_of
         self._board: Board | None = None
 
     def begin(self, board: Board) -> None:
@@ -225,16 +217,16 @@ class BatchSource:
 
     def _opened(self, request_id: Hashable, at_s: float) -> None:
         assert self._board is not None
-        self._board.opened(self._name_of(request_id), at_s=at_s)
+        self._board.opened(str(request_id), at_s=at_s)
 
     def _ran(self, label: str, request_ids: Sequence[Hashable], started_s: float, ended_s: float) -> None:
         board = self._board
         assert board is not None
-        squares = [Square(board.row(self._name_of(each)).number, Kind.DECODE, 1) for each in request_ids]
+        squares = [Square(board.row(str(each)).number, Kind.DECODE, 1) for each in request_ids]
         cause = label or board.unit
         split_ms = {cause: 1000 * (ended_s - started_s)}
-        board.add(started_s, ended_s, squares, split_ms=split_ms, lane=self._lane, label=cause)
+        board.add(started_s, ended_s, squares, split_ms=split_ms, label=cause)
 
     def _closed(self, request_id: Hashable, reason: str, at_s: float) -> None:
         assert self._board is not None
-        self._board.closed(self._name_of(request_id), reason, at_s=at_s)
+        self._board.closed(str(request_id), reason, at_s=at_s)
