@@ -18,8 +18,8 @@ from mlsys_open_inference import engine
 from mlsys_open_inference.grpc import codec as grpc_codec
 from mlsys_open_inference.grpc import server as grpc_server
 from mlsys_open_inference.grpc import servicer as grpc_servicer
+from mlsys_open_inference.grpc.codec import MAX_CONTENTS, check_contents
 from mlsys_open_inference.grpc.schema import messages
-from mlsys_open_inference.grpc.size import MAX_CONTENTS, check_contents
 from mlsys_open_inference.number_arrays import MAX_VALUES, lifted
 from mlsys_open_inference.rest import codec as rest_codec
 from mlsys_open_inference.rest import routes as rest

@@ -1,8 +1,13 @@
-"""Convert gRPC messages to requests, and answers to messages. Pure. Tensors go out as raw bytes, as Triton's do."""
+"""Convert gRPC messages to requests, and answers to messages. Pure. Tensors go out as raw bytes, as Triton's do.
+
+The size of typed contents is found before a message is parsed: parsing is one call, which keeps the interpreter's lock.
+Two million small integers take as long as the rest of a server may wait. Raw bytes and packed floats of any size are
+only copied.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -11,7 +16,6 @@ from mlsys_open_inference.binding import WireRequest, WireTensor, check_counts, 
 from mlsys_open_inference.classification import classified
 from mlsys_open_inference.engine import Answer
 from mlsys_open_inference.grpc.schema import messages
-from mlsys_open_inference.grpc.size import MAX_CONTENTS, check_contents
 from mlsys_open_inference.rest.codec import MAX_DIMENSIONS, check_placement
 from mlsys_open_inference.tensors import from_elements, from_numbers, from_raw, to_raw
 from mlsys_serving.models.datatypes import Array, DataType
@@ -19,6 +23,10 @@ from mlsys_serving.models.model import Parameter
 from mlsys_serving.models.version import Version
 
 _MAX_INT64 = 2**63 - 1
+MAX_CONTENTS = 2_000_000  # bytes of integers and booleans, and elements of BYTES, as contents of a request
+_INPUTS = _TYPED = 5  # numbers of the fields ModelInferRequest.inputs, and InferInputTensor.contents
+_FLOATS = frozenset({6, 7})  # fp32_contents, fp64_contents
+_BYTES = 8  # bytes_contents
 # The field of InferTensorContents that holds a datatype; FP16 and BF16 have none.
 _CONTENTS = {
     DataType.BOOL: "bool_contents",
@@ -176,3 +184,62 @@ def _contents_reader(contents: Any) -> Callable[[DataType, Sequence[int], str], 
         return from_numbers(elements, datatype, shape, what=what)
 
     return read
+
+
+def check_contents(message: bytes) -> None:
+    """Check that a ``ModelInferRequest`` has not too much slow content; other messages pass.
+
+    Raises:
+        InvalidInputError: it has.
+    """
+    size = 0
+    for number, start, stop in _fields(message, 0, len(message)):
+        for inner, inner_start, inner_stop in _fields(message, start, stop) if number == _INPUTS else ():
+            size += 1
+            for kind, first, last in _fields(message, inner_start, inner_stop) if inner == _TYPED else ():
+                size += 1 if kind == _BYTES or kind in _FLOATS else last - first
+                if size > MAX_CONTENTS:
+                    break
+        size += 1
+        if size > MAX_CONTENTS:
+            raise InvalidInputError(
+                f"the request has more than {MAX_CONTENTS} bytes of integers, or elements of BYTES, as contents: send "
+                "raw_input_contents"
+            )
+
+
+def _fields(message: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, start and end of each field; stop where the message is malformed."""
+    at = start
+    while at < stop:
+        tag, at = _varint(message, at, stop)
+        kind = tag & 7
+        begin = at
+        if kind == 0:
+            _, at = _varint(message, at, stop)
+        elif kind == 1:
+            at += 8
+        elif kind == 5:
+            at += 4
+        elif kind == 2:
+            length, begin = _varint(message, at, stop)
+            at = begin + length
+        else:  # groups are not used here
+            return
+        if at > stop:
+            return
+        yield tag >> 3, begin, at
+
+
+def _varint(message: bytes, at: int, stop: int) -> tuple[int, int]:
+    """Return an integer and its end; past ``stop`` if it is malformed."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= stop:
+            break
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    return 0, stop + 1
