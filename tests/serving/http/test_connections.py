@@ -133,7 +133,7 @@ def test_the_rest_of_a_refused_body_does_not_hold_a_connection(serve_with: Any, 
     with dial(serve_with(body_timeout_s=SOON_S)) as sock:
         sock.sendall(b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n")
         assert sock.recv(65536).startswith(b"HTTP/1.1 404 ")
-        assert b"408" not in drip_until_closed(sock, forever(b"x")), "it has had its answer"
+        assert b" 408 " not in drip_until_closed(sock, forever(b"x")), "it has had its answer"
 
 
 def test_an_answered_connection_whose_body_ends_late_becomes_idle_and_is_closed(serve_with: Any, dial: Any) -> None:
