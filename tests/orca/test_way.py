@@ -25,6 +25,7 @@ def test_a_prompts_way(tiny_gguf: Path) -> None:
 
     def call() -> None:
         assert httpx.post(f"{url[0]}/v1/chat/completions", json=body).status_code == 200
+        assert httpx.get(f"{url[0]}/health/live").status_code == 200  # by then the first request is in the log
 
     def start() -> None:
         server.start()
