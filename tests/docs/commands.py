@@ -1,7 +1,8 @@
 """Run the shell commands of README and the reference pages, one after another in one folder.
 
 ``python -m tests.docs.commands [PAGE...]`` prints each command with its seconds, and a tally. Equal commands run once.
-A command that serves stays until the next one that serves otherwise. What is not run stands in ``not_run.txt`` with its
+A command that serves stays until the next one that serves otherwise; where one is repeated and its page has no more
+commands, it is not started again. What is not run stands in ``not_run.txt`` with its
 reason.
 """
 
@@ -161,15 +162,15 @@ def run_all(folder: Path, only: Sequence[str] = ()) -> Counter[str]:
     shell = Shell(folder)
     (folder / "examples").symlink_to(ROOT / "examples")
     shell.run(f"{sys.executable} {Path(__file__).with_name('files.py')}")
+    found = [command for command in commands() if not only or command.page in only]
+    reasons = [next((each.reason for each in left_out if each.covers(command)), None) for command in found]
+    last = {command.page: number for number, command in enumerate(found) if reasons[number] is None}
     try:
-        for command in commands():
-            if only and command.page not in only:
-                continue
-            reason = next((each.reason for each in left_out if each.covers(command)), None)
-            same = _PORTS.sub("", command.text)
+        for number, command in enumerate(found):
+            reason, same = reasons[number], _PORTS.sub("", command.text)
             if reason is not None:
                 tally[f"not run: {reason}"] += 1
-            elif same in seen and not _SERVES.match(same):
+            elif same in seen and (number == last[command.page] or not _SERVES.match(same)):
                 tally["run, on another page"] += 1
             else:
                 seen.add(same)
