@@ -58,19 +58,6 @@ def chrome_trace(folder: Path) -> Case:
     return Case([seed, other], parse, ("ph", "ts", "dur", "X", "B", "E", "M", "i", "C", "s", "f", "process_name"))
 
 
-def recording_payload(folder: Path) -> Case:
-    """Messages of a worker process to its parent."""
-    from mlsys_core.profiling.recording import decode_recording
-
-    seed = _recording().dump()
-
-    def parse(made: Input) -> None:
-        assert isinstance(made, bytes)
-        decode_recording(made)
-
-    return Case([seed], parse)
-
-
 def profile_table(folder: Path) -> Case:
     """Profiles in the cache: a damaged one is measured again."""
     from mlsys_core.profiling import measure
@@ -228,7 +215,6 @@ def batchmaker_folder(folder: Path) -> Case:
 
 TARGETS = (
     Target("chrome-trace", chrome_trace, share=20),
-    Target("recording", recording_payload, share=40),
     Target("profile-cache", profile_table, share=14),
     Target("workload-trace", workload_trace, share=20),
     Target("options", command_line, share=30),

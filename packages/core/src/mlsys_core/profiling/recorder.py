@@ -2,7 +2,7 @@
 
 Each thread appends plain tuples to a ring of its own, without a lock. :meth:`Recorder.recording` gathers the rings into
 a :class:`~mlsys_core.profiling.recording.Recording`, which ``write_trace`` exports and ``summarise_recording``
-condenses. Worker processes send theirs to the parent with ``dump`` and ``absorb``.
+condenses.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ from mlsys_core.profiling.recording import (
     Sample,
     Span,
     Track,
-    decode_recording,
-    encode_recording,
-    merge,
     named_track,
 )
 from mlsys_core.profiling.spans import (
@@ -52,11 +49,11 @@ class Recorder:
     Args:
         enabled: False makes every method do nothing; it cannot be changed later, so that hot loops need no check.
         clock_ns: The clock of all events, in nanoseconds. The default is the same in all processes of a host.
-        wall_ns: Nanoseconds since 1970; aligns recordings of different hosts.
-        max_events: Events kept for each thread and each absorbed process, some 200 bytes each.
+        wall_ns: Nanoseconds since 1970; the recording notes its start in it.
+        max_events: Events kept for each thread, some 200 bytes each.
         max_threads: Buffers kept; beyond it the oldest finished thread's events are dropped.
         process: Name of this process in timelines.
-        host: Name of this host; processes of the same host are taken to share ``clock_ns``.
+        host: Name of this host.
 
     Raises:
         InvalidInputError: ``max_events`` or ``max_threads`` is below 1.
@@ -95,10 +92,9 @@ class Recorder:
         self._max_events = max_events
         self._max_threads = max_threads
         self._process = Process(os.getpid(), process, platform.node() if host is None else host)
-        self._lock = threading.Lock()  # guards the three below; never taken for an event
+        self._lock = threading.Lock()  # guards the two below; never taken for an event
         self._buffers: list[ThreadBuffer] = []
-        self._absorbed: dict[Process, list[Recording]] = {}
-        self._evicted = 0  # events dropped with whole buffers or payloads
+        self._evicted = 0  # events dropped with whole buffers
         self._local = LocalBuffer(self._register)
         if enabled:
             _watch_forks()
@@ -145,46 +141,16 @@ class Recorder:
         buffer.events.append((buffer.next_number(), "C", name, self.clock_ns(), value, None, False))
 
     def recording(self, *, clear: bool = False) -> Recording:
-        """Return all events recorded and absorbed; spans still open are not in it.
+        """Return all events recorded; spans still open are not in it.
 
         Args:
             clear: Forget the returned events, so that each is returned once.
         """
         with self._lock:
             own = self._own_recording(clear)
-            parts = [own, *(part for parts in self._absorbed.values() for part in parts)]
             if clear:
-                self._absorbed.clear()
                 self._evicted = 0
-        return merge(parts)
-
-    def dump(self, *, clear: bool = True) -> bytes:
-        """Return :meth:`recording` as bytes for :meth:`absorb` in another process; plain data, so safe to read."""
-        return encode_recording(self.recording(clear=clear))
-
-    def absorb(self, payload: bytes) -> None:
-        """Add the events that another process dumped.
-
-        Times are kept as they are if it runs on this host, else aligned by the two hosts' wall clocks.
-
-        Raises:
-            InvalidInputError: ``payload`` is not from ``dump``.
-        """
-        if not self.enabled:
-            return
-        received = decode_recording(payload)
-        sender = received.processes[0]
-        if sender.host != self._process.host and received.anchor is not None:
-            here = self._anchor()
-            received = received.shifted(
-                (here.clock_ns - here.wall_ns) - (received.anchor.clock_ns - received.anchor.wall_ns)
-            )
-        with self._lock:
-            parts = self._absorbed.setdefault(sender, [])
-            parts.append(received)
-            while len(parts) > 1 and sum(part.num_events for part in parts) > self._max_events:
-                oldest = parts.pop(0)
-                self._evicted += oldest.num_events + oldest.dropped
+        return own
 
     def _anchor(self) -> Anchor:
         return Anchor(self.clock_ns(), self._wall_ns())
@@ -230,7 +196,6 @@ class Recorder:
         """Forget everything; called in a child just forked, as the parent reports the events in the buffers."""
         self._lock = threading.Lock()  # another thread may have held it
         self._process = self._process._replace(pid=os.getpid())
-        self._absorbed.clear()
         self._evicted = 0
         self._buffers = [buffer for buffer in self._buffers if buffer.thread is threading.current_thread()]
         for buffer in self._buffers:

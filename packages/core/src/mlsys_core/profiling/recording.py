@@ -2,22 +2,18 @@
 
 ``Recorder.recording()`` and ``read_trace()`` make a :class:`Recording`; everything after them only reads it. Spans of
 concurrent requests on one named track may overlap partly; :func:`place` puts those on further lanes, as viewers need.
-A worker process sends its recording to its parent as compact bytes (JSON under zlib: reading them runs no code).
 """
 
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import zlib
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-from mlsys_core.errors import InvalidInputError
 
 FIRST_SYNTHETIC_ID = 2**31  # ids of named tracks and renumbered processes: above the systems' own, within 32 bits
 
@@ -25,7 +21,7 @@ Args = Mapping[str, Any]
 
 
 class Anchor(NamedTuple):
-    """One moment on two clocks; aligns recordings of several hosts."""
+    """One moment on two clocks."""
 
     clock_ns: int  # the recorder's clock
     wall_ns: int  # nanoseconds since 1970, UTC
@@ -120,55 +116,10 @@ class Recording:
         used = dict.fromkeys([*(span.track for span in self.spans), *(instant.track for instant in self.instants)])
         return sorted(used, key=lambda track: (rank.get(track.pid, len(rank)), min(track.tid, FIRST_SYNTHETIC_ID)))
 
-    def shifted(self, offset_ns: int) -> Recording:
-        """Return the same recording with ``offset_ns`` added to all times of its clock."""
-        if offset_ns == 0:
-            return self
-        return replace(
-            self,
-            spans=tuple(s._replace(start_ns=s.start_ns + offset_ns, end_ns=s.end_ns + offset_ns) for s in self.spans),
-            instants=tuple(i._replace(at_ns=i.at_ns + offset_ns) for i in self.instants),
-            samples=tuple(s._replace(at_ns=s.at_ns + offset_ns) for s in self.samples),
-            anchor=self.anchor and self.anchor._replace(clock_ns=self.anchor.clock_ns + offset_ns),
-        )
-
 
 def named_track(pid: int, name: str) -> Track:
     """Return the track ``name`` of a process: its id comes from the name, so all its recordings agree."""
     return Track(pid, FIRST_SYNTHETIC_ID + zlib.crc32(name.encode(errors="backslashreplace")) % 2**30, name)
-
-
-def merge(recordings: Iterable[Recording]) -> Recording:
-    """Merge several recordings on the same clock; the first one's process and anchor lead.
-
-    Processes of different hosts may have the same pid; viewers know processes by pid alone, so the later is renumbered.
-
-    Example:
-        >>> a, b = Recording((Process(7, "a", "left"),)), Recording((Process(7, "b", "right"),))
-        >>> [process.pid for process in merge([a, b]).processes]
-        [7, 2147483648]
-    """
-    parts = list(recordings)
-    pids: dict[tuple[str, int], int] = {}
-    processes: dict[int, Process] = {}
-    renumbered: list[Recording] = []
-    for part in parts:
-        mapping: dict[int, int] = {}
-        for process in part.processes:
-            key = (process.host, process.pid)
-            if key not in pids:
-                pids[key] = process.pid if process.pid not in processes else _free_id(processes)
-                processes[pids[key]] = process._replace(pid=pids[key])
-            mapping[process.pid] = pids[key]
-        renumbered.append(_with_pids(part, mapping))
-    return Recording(
-        processes=tuple(processes.values()),
-        spans=tuple(sorted((s for r in renumbered for s in r.spans), key=lambda s: (s.start_ns, -s.end_ns))),
-        instants=tuple(sorted((i for r in renumbered for i in r.instants), key=lambda i: i.at_ns)),
-        samples=tuple(sorted((s for r in renumbered for s in r.samples), key=lambda s: s.at_ns)),
-        dropped=sum(part.dropped for part in parts),
-        anchor=parts[0].anchor if parts else None,
-    )
 
 
 def plain(value: object) -> Any:
@@ -194,22 +145,6 @@ def plain(value: object) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a scalar of NumPy or torch
         return plain(value.item())
     return str(value)
-
-
-def _free_id(used: Mapping[int, object]) -> int:
-    return max(FIRST_SYNTHETIC_ID - 1, *used) + 1
-
-
-def _with_pids(recording: Recording, mapping: Mapping[int, int]) -> Recording:
-    if all(old == new for old, new in mapping.items()):
-        return recording
-    tracks = {track: track._replace(pid=mapping[track.pid]) for track in recording.tracks()}
-    return replace(
-        recording,
-        spans=tuple(s._replace(track=tracks[s.track]) for s in recording.spans),
-        instants=tuple(i._replace(track=tracks[i.track]) for i in recording.instants),
-        samples=tuple(s._replace(pid=mapping[s.pid]) for s in recording.samples),
-    )
 
 
 class Placement(NamedTuple):
@@ -291,69 +226,3 @@ def place(track: Track, spans: Sequence[Span]) -> list[Placement]:
     """Place the spans of ``track`` with :func:`nest`; on a named track spans of one name get separate lanes."""
     intervals = [(span.start_ns, span.end_ns) for span in spans]
     return nest(intervals, names=[span.name for span in spans] if track.is_named else None)
-
-
-_VERSION = 1
-
-
-class _Table:
-    """Numbers values in order of first appearance."""
-
-    def __init__(self) -> None:
-        self.index: dict[Hashable, int] = {}
-
-    def __call__(self, value: Hashable) -> int:
-        return self.index.setdefault(value, len(self.index))
-
-
-def encode_recording(recording: Recording) -> bytes:
-    """Return ``recording`` as bytes; arguments become JSON values (see ``recording.plain``).
-
-    Example:
-        >>> recording = Recording((Process(1, "worker", "here"),), samples=(Sample("queue", 5, 2.0, 1),))
-        >>> decode_recording(encode_recording(recording)) == recording
-        True
-    """
-    name, track = _Table(), _Table()
-    content = {
-        "version": _VERSION,
-        "spans": [[name(s.name), s.start_ns, s.duration_ns, track(s.track), plain(s.args)] for s in recording.spans],
-        "instants": [[name(i.name), i.at_ns, track(i.track), plain(i.args)] for i in recording.instants],
-        # repr tells NaN and the infinities apart, which JSON numbers cannot
-        "samples": [[name(s.name), s.at_ns, repr(float(s.value)), s.pid] for s in recording.samples],
-        "names": list(name.index),
-        "tracks": list(track.index),
-        "processes": recording.processes,
-        "dropped": recording.dropped,
-        "anchor": recording.anchor,
-    }
-    return zlib.compress(json.dumps(content, separators=(",", ":"), allow_nan=False).encode(), level=1)
-
-
-def decode_recording(payload: bytes) -> Recording:
-    """Return the recording that :func:`encode_recording` encoded as ``payload``.
-
-    Raises:
-        InvalidInputError: ``payload`` is anything else.
-    """
-    try:
-        content = json.loads(zlib.decompress(payload))
-        if content["version"] != _VERSION:
-            raise ValueError(f"version {content['version']}, this mlsys reads version {_VERSION}")
-        names: list[str] = content["names"]
-        tracks = [Track(*track) for track in content["tracks"]]
-        return Recording(
-            processes=tuple(Process(*process) for process in [content["processes"][0], *content["processes"][1:]]),
-            spans=tuple(
-                Span(names[n], start, start + dur, tracks[t], args) for n, start, dur, t, args in content["spans"]
-            ),
-            instants=tuple(Instant(names[n], at, tracks[t], args) for n, at, t, args in content["instants"]),
-            samples=tuple(Sample(names[n], at, float(value), pid) for n, at, value, pid in content["samples"]),
-            dropped=content["dropped"],
-            anchor=Anchor(*content["anchor"]) if content["anchor"] else None,
-        )
-    except (zlib.error, ValueError, KeyError, IndexError, TypeError) as error:
-        raise InvalidInputError(
-            f"these {len(payload)} bytes are no recording ({type(error).__name__}: {error}); "
-            "pass what Recorder.dump() returned"
-        ) from error
