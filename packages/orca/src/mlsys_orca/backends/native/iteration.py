@@ -18,7 +18,7 @@ from mlsys_core.errors import MemoryPlanError
 from mlsys_core.memory.pages import advise_huge_pages
 from mlsys_core.native import Struct, new
 from mlsys_orca.backends.native import library
-from mlsys_orca.backends.native.library import PANEL, RUN, address
+from mlsys_orca.backends.native.library import PANEL, RUN
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.kv_cache import SCALE_NBYTES, Empty, RecurrentStates
@@ -110,7 +110,7 @@ def look_up_native(table: Matrix, ids: Tensor) -> Tensor:
     native = library.load()
     matrix = new(
         native.structs["Codes"],
-        **{name: address(part) for name, part in parts.items()},
+        **{name: None if part is None else part.data_ptr() for name, part in parts.items()},
         rows=table.out_features,
         K=table.in_features,
         group_size=table.group_size,
@@ -191,7 +191,10 @@ class Iteration:
         begin, end = np.searchsorted(self._wanted, [first, stop]).tolist()
         sampled = self._wanted[begin:end] - first
         parts = [[None if part is None else part[first:stop] for part in pair] for pair in self._rotated]
-        factors = [(c_void_p * len(parts))(*map(address, each)) for each in zip(*parts, strict=True)]
+        factors = [
+            (c_void_p * len(parts))(*(None if part is None else part.data_ptr() for part in each))
+            for each in zip(*parts, strict=True)
+        ]
         recurrent = None if kv_cache.states is None else kv_cache.states.floats
         batch = new(
             native.structs["Batch"],
