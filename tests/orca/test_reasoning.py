@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader, read_whole
-from mlsys_orca.api.parts import Part, joined
-from mlsys_orca.api.reasoning import effort_variables, marks_of
+from mlsys_orca.api.conversation import AnswerForm, AnswerReader, read_whole
+from mlsys_orca.api.reasoning import Part, effort_variables, joined, marks_of
 from mlsys_orca.text.guides import grammar_of, reasoned
 
 THINK = marks_of("{{ content.split('</think>') }}")

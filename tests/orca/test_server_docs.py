@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from mlsys_encoders.serve.text_bodies import EmbeddingRequest, RerankRequest
-from mlsys_orca.api import chat, chat_messages, completions, tokens
+from mlsys_orca.api import chat, completions, tokens
 from mlsys_orca_gateway.messages import routes as messages
 from mlsys_orca_gateway.responses import routes as responses
 
@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "orca-server.md"
 BODIES = [
     completions.CompletionRequest,
     chat.ChatCompletionRequest,
-    chat_messages.Message,
+    chat.Message,
     responses.ResponsesRequest,
     messages.MessagesRequest,
     EmbeddingRequest,

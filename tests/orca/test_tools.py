@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.api.parts import Part, joined, text_of
+from mlsys_orca.api.reasoning import Part, joined, text_of
 from mlsys_orca.api.tool_parser import ToolParser
 from mlsys_orca.api.tools import MARKS, call_grammar, need_notation, notation_of
 from mlsys_orca.text.guides import Grammar

@@ -16,8 +16,7 @@ from mlsys_core.loop import SimulatedExecutor, simulate
 from mlsys_core.plugins import installed_plugins
 from mlsys_orca.api import chat, completions
 from mlsys_orca.api.answers import collect
-from mlsys_orca.api.chat import ChatCompletionRequest
-from mlsys_orca.api.chat_messages import Message
+from mlsys_orca.api.chat import ChatCompletionRequest, Message
 from mlsys_orca.api.completions import CompletionRequest
 from mlsys_orca.api.server import make_service
 from mlsys_orca.backends.runner import Runner

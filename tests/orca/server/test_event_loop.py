@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.api import chat, completions, front, intake, tokens
+from mlsys_orca.api import chat, completions, intake, service, tokens
 from mlsys_orca.api.intake import MAX_CONTAINERS, MAX_VALUES, bounded_json
 from mlsys_orca.api.server import make_app, make_service
 from mlsys_orca.engine.engine import EngineConfig
@@ -32,7 +32,7 @@ BLOCKING = [
     (ChatTemplate, "encode"),
     (GuideMaker, "guides"),
     (intake, "read_body"),
-    (front, "to_json"),
+    (service, "to_json"),
     (completions, "prompt_logprobs"),
     (completions, "completion"),
     (completions, "parameters_of"),
@@ -88,7 +88,7 @@ def test_blocking_calls_never_run_on_the_event_loops_thread(serve, calls: dict[s
         for path in {path for path, _ in BODIES}:
             refused = httpx.post(f"{url}{path}", json={"no_such_field": 1}, timeout=60)
             assert refused.status_code == 400
-    used = {"Tokenizer.encode", "ChatTemplate.encode", "GuideMaker.guides", "intake.read_body", "front.to_json"}
+    used = {"Tokenizer.encode", "ChatTemplate.encode", "GuideMaker.guides", "intake.read_body", "service.to_json"}
     used |= {
         "completions.completion",
         "chat.chat_completion",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_orca.engine.deadline import IterationDeadline
 from mlsys_orca.engine.recovery import Ledger, LiveRequest
+from mlsys_orca.engine.work_watch import IterationDeadline
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SampledToken, SamplingParams, ScoredPrompt
 from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_serving.processes.recovery import Turns, judge

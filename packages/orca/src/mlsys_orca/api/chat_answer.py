@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, SerializerFunctionWrapHandler, model_serializer
 
-from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader, read_whole
 from mlsys_orca.api.answers import (
     DONE,
     Choice,
@@ -18,8 +17,9 @@ from mlsys_orca.api.answers import (
     event,
     merged,
 )
+from mlsys_orca.api.conversation import AnswerForm, AnswerReader, read_whole
 from mlsys_orca.api.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
-from mlsys_orca.api.parts import Part, call_id, calls_of, text_of
+from mlsys_orca.api.reasoning import Part, call_id, calls_of, text_of
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.text.tokenizer import Tokenizer
 

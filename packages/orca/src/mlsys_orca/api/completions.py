@@ -27,7 +27,6 @@ from mlsys_orca.api.answers import (
     num_values,
 )
 from mlsys_orca.api.fields import MAX_CHOICES, Generating, ResponseFormat, grammar_from
-from mlsys_orca.api.front import body_size
 from mlsys_orca.api.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,
@@ -35,7 +34,7 @@ from mlsys_orca.api.logprobs import (
     completion_logprobs,
     prompt_logprobs,
 )
-from mlsys_orca.api.service import ModelService, text_options
+from mlsys_orca.api.service import ModelService, body_size, text_options
 from mlsys_orca.api.text_stream import FinishReason
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.text.tokenizer import Tokenizer

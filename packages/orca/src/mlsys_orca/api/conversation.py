@@ -1,7 +1,8 @@
 """A conversation, in no protocol's words, to a prompt: messages, tools, format and reasoning as its endpoint read them.
 
 Each endpoint of chats turns its own body into a :class:`Conversation` and the rest of a request; :func:`prepare`
-finishes it: the prompt, the grammar that the answer has to fit, and how the answer is read.
+finishes it: the prompt, the grammar that the answer has to fit, and how the answer is read. An :class:`AnswerReader`
+then turns the answer's text to its parts.
 """
 
 from __future__ import annotations
@@ -12,15 +13,81 @@ from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_orca.api.answer_reader import AnswerForm
 from mlsys_orca.api.answers import GenerationParameters
 from mlsys_orca.api.images import Prompt, SentImage, lift_images, place_images, read_images
-from mlsys_orca.api.reasoning import Effort, effort_variables, marks_of
+from mlsys_orca.api.reasoning import Effort, Part, ReasoningMarks, ReasoningParser, effort_variables, joined, marks_of
 from mlsys_orca.api.service import ModelService, num_chars, too_long
+from mlsys_orca.api.tagged_calls import Function
+from mlsys_orca.api.tool_parser import ToolParser
 from mlsys_orca.api.tools import Notation, call_grammar, need_notation
 from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
 from mlsys_orca.text.chat_template import last_text
 from mlsys_orca.text.guides import Grammar, grammar_of, reasoned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """Parts that an answer may have beside text."""
+
+    notation: Notation | None = None  # of its calls; None: there are none
+    functions: tuple[Function, ...] = ()  # that may be called
+    only_one: bool = False  # calls after the first are left out
+    marks: ReasoningMarks | None = None  # of its reasoning; None: there is none
+    is_open: bool = False  # the prompt ends within the reasoning
+
+
+class AnswerReader:
+    """Reader of one answer as it grows.
+
+    Example:
+        >>> reader = AnswerReader(AnswerForm(marks=ReasoningMarks("<think>", "</think>")))
+        >>> [part.kind for part in reader.push("<think>Well.</think>Yes.")]
+        ['reasoning', 'text']
+    """
+
+    def __init__(self, form: AnswerForm) -> None:
+        self._reasoning = None if form.marks is None else ReasoningParser(form.marks, is_open=form.is_open)
+        self._tools = None if form.notation is None else ToolParser(form.notation, form.functions)
+        self._only_one = form.only_one
+        self._num_calls = 0
+
+    @property
+    def has_called(self) -> bool:
+        """True if there is a call, and the last one is complete."""
+        return self._num_calls > 0 and self._tools is not None and not self._tools.is_open
+
+    def push(self, text: str) -> list[Part]:
+        """Take the next piece; return what is certain of it and of what was held."""
+        return self._kept(self._read([Part("text", text)] if self._reasoning is None else self._reasoning.push(text)))
+
+    def finish(self) -> list[Part]:
+        """End the answer; return what was held."""
+        parts = [] if self._reasoning is None else self._read(self._reasoning.finish())
+        return self._kept(parts + ([] if self._tools is None else self._tools.finish()))
+
+    def _read(self, parts: list[Part]) -> list[Part]:
+        tools = self._tools
+        if tools is None:
+            return parts
+        return [read for part in parts for read in (tools.push(part.text) if part.kind == "text" else [part])]
+
+    def _kept(self, parts: list[Part]) -> list[Part]:
+        kept = []
+        for part in parts:
+            self._num_calls += part.name is not None
+            is_left_out = self._only_one and part.kind == "call" and self._num_calls > 1
+            if (part.text or part.name is not None) and not is_left_out:
+                kept.append(part)
+        return kept
+
+
+def read_whole(text: str, form: AnswerForm) -> tuple[list[Part], bool]:
+    """Return the parts of a complete answer, and :attr:`AnswerReader.has_called`."""
+    reader = AnswerReader(form)
+    parts = reader.push(text)
+    parts += reader.finish()
+    return joined(parts), reader.has_called
+
 
 _TAIL = 24  # of a prompt's tokens: more than the beginning of any answer has
 

@@ -1,7 +1,7 @@
 """Turn a request's bytes into a checked body, off the event loop and with bounds that hold before any parsing.
 
 Routes made with :func:`intake_route` read their bodies through here: values are counted before they are parsed, and
-both parsing and checking happen in a thread of the :class:`.front.Front`.
+both parsing and checking happen in a thread of the :class:`.service.Front`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlsys_orca.api.front import Front
-from mlsys_orca.api.service import ModelService
+from mlsys_orca.api.service import Front, ModelService
 
 MAX_VALUES = 500_000  # of a body: texts, numbers and the like. Parsing that many takes the lock for some 10 ms
 MAX_CONTAINERS = 20_000  # of a body: arrays and objects, each some hundred bytes of memory

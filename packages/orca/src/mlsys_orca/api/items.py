@@ -9,8 +9,8 @@ from mlsys_core.errors import InvalidInputError
 from pydantic import ValidationError
 
 from mlsys_orca.api import chat, completions
-from mlsys_orca.api.answer_reader import AnswerForm
 from mlsys_orca.api.answers import GenerationParameters
+from mlsys_orca.api.conversation import AnswerForm
 from mlsys_orca.api.service import ModelService
 
 

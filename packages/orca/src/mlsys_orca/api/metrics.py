@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from mlsys_orca.engine.client import EngineClient
-    from mlsys_orca.engine.stats import Histogram
+    from mlsys_orca.engine.streams import Histogram
 
 _PREFIX = "mlsys_orca_"
 

@@ -1,23 +1,26 @@
 """Turn a checked body into running answers: model name, prompt, limits and sampling.
 
 All requests for the engine are made here. Each endpoint turns its own fields into
-:class:`GenerationParameters`.
+:class:`GenerationParameters`. A service owns one :class:`Front`: threads for work beside the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
+from fastapi import Request, Response
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.http import HttpError
+from mlsys_serving.http.threads import LARGE, RequestThreads
+from pydantic import BaseModel
 
 from mlsys_orca.api.answers import Choice, Generation, GenerationParameters, Identity, Streams
 from mlsys_orca.api.fields import MAX_PROMPTS, Generating
-from mlsys_orca.api.front import Front
 from mlsys_orca.api.text_stream import TextOptions, stream_text
 from mlsys_orca.engine.client import EngineClient
 from mlsys_orca.loading.loaded import LoadedModel
@@ -25,6 +28,43 @@ from mlsys_orca.scheduling.batch import SamplingParams
 from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_orca.text.guides import GrammarGuide, GuideMaker
 from mlsys_orca.text.tokenizer import LEAST_MAX_CHARS
+
+_NUM_SMALL_THREADS = 2
+
+
+class Front(RequestThreads):
+    """Threads for the work of requests: two for small work, so that a chat does not wait for a megabyte."""
+
+    def __init__(self) -> None:
+        super().__init__("orca-front", num_small=_NUM_SMALL_THREADS)
+
+    async def answer(self, make: Callable[[], BaseModel], *, size: int = 0) -> Response:
+        """Return a JSON response of what ``make`` gives; both made and written in a thread of the front.
+
+        Args:
+            make: Builds the answer.
+            size: Size of the work; see :meth:`run`.
+        """
+        return await self.run(lambda: Response(to_json(make()), media_type="application/json"), size=size)
+
+
+def to_json(answer: BaseModel) -> bytes:
+    """Return ``answer`` as JSON, piece by piece, so that no answer keeps the interpreter's lock for long.
+
+    Example:
+        >>> class Point(BaseModel):
+        ...     x: int
+        >>> to_json(Point(x=1))
+        b'{"x":1}'
+    """
+    encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict)
+    return "".join(encoder.iterencode(answer)).encode()
+
+
+def body_size(request: Request) -> int:
+    """Return how many bytes a request's body has; :data:`LARGE` if it did not say so before."""
+    return int(request.headers.get("content-length", LARGE))
+
 
 _CHOICE_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's choices
 _MASK = (1 << 63) - 1

@@ -9,11 +9,10 @@ from mlsys_serving.http import Router
 from mlsys_serving.http.bodies import Body, TokenId
 from pydantic import BaseModel, Field, model_validator
 
-from mlsys_orca.api.chat_messages import Message
+from mlsys_orca.api.chat import Message
 from mlsys_orca.api.conversation import encode_chat
 from mlsys_orca.api.fields import MAX_MESSAGES
-from mlsys_orca.api.front import body_size
-from mlsys_orca.api.service import ModelService
+from mlsys_orca.api.service import ModelService, body_size
 
 MAX_CHARS = 1_000_000  # of a text; it may be longer than the context, to learn by how much
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from mlsys_orca.api.parts import Part
+from mlsys_orca.api.reasoning import Part
 from mlsys_orca.api.tagged_calls import Function, tagged_calls_of
 from mlsys_orca.api.tools import MARKS, SEPARATORS, Notation
 

@@ -48,7 +48,7 @@ def chat(
     import asyncio
 
     loaded = load(model, dtype, device=device, weights=weights, activations=activations)
-    from mlsys_orca.api.chat_messages import Message
+    from mlsys_orca.api.chat import Message
     from mlsys_orca.api.server import make_service, model_name
     from mlsys_orca.cli.terminal_chat import Conversation, converse
     from mlsys_orca.engine.engine import EngineConfig

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import typer
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.api.chat import ChatCompletionRequest, parameters_of
-from mlsys_orca.api.chat_messages import Message
+from mlsys_orca.api.chat import ChatCompletionRequest, Message, parameters_of
 from mlsys_orca.api.service import ModelService
 
 HELP = """\

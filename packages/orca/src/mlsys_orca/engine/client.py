@@ -11,8 +11,7 @@ from typing import Any, Self
 from weakref import WeakSet
 
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_orca.engine.stats import EngineStats
-from mlsys_orca.engine.streams import KnownAnswer, Requests, Streams, TokenStream
+from mlsys_orca.engine.streams import EngineStats, KnownAnswer, Requests, Streams, TokenStream
 from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
 from mlsys_orca.scheduling.policy import DEFAULT_POLICY

@@ -14,8 +14,7 @@ from mlsys_core.loop import LoopRecorder
 from mlsys_core.plugins import Registry
 from mlsys_orca.engine.client import BusyError, EngineClient, EngineConfig, EngineCounts, EngineShape
 from mlsys_orca.engine.core import EngineCore, plan_kv_tokens
-from mlsys_orca.engine.stats import EngineStats
-from mlsys_orca.engine.streams import Streams, TokenStream
+from mlsys_orca.engine.streams import EngineStats, Streams, TokenStream
 from mlsys_orca.engine.watching.local import LocalScore
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.adapters import AdapterFiles, AdapterHolder

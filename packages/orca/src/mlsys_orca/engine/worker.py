@@ -20,8 +20,7 @@ from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.core import EngineCore
 from mlsys_orca.engine.crash_points import CrashPoints
-from mlsys_orca.engine.deadline import IterationDeadline
-from mlsys_orca.engine.work_watch import WorkWatch, die_with
+from mlsys_orca.engine.work_watch import IterationDeadline, WorkWatch, die_with
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.adapters import AdapterFiles, AdapterHolder
 from mlsys_orca.model.kv_cache import KVCache

@@ -23,8 +23,8 @@ from mlsys_orca.llm.loop_thread import LoopThread
 from mlsys_orca.loading.named import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from mlsys_orca.api.answer_reader import AnswerForm
     from mlsys_orca.api.answers import GenerationParameters
+    from mlsys_orca.api.conversation import AnswerForm
 
 Prompt: TypeAlias = str | Sequence[int]  # a text, or token ids
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}, as OpenAI's clients write it

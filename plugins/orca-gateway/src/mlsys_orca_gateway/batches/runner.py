@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from mlsys_orca.api.answers import given
-from mlsys_orca.api.front import Front
+from mlsys_orca.api.service import Front
 from mlsys_orca.engine.client import EngineClient
 from mlsys_serving.http.bodies import parse_json
 from pydantic_core import to_json

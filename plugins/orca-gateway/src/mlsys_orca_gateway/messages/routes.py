@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any, Literal
 
 from fastapi import Request, Response
-from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader, read_whole
 from mlsys_orca.api.answers import (
     STREAMED,
     Generation,
@@ -17,10 +16,9 @@ from mlsys_orca.api.answers import (
     merged,
     named_event,
 )
-from mlsys_orca.api.conversation import prepare
-from mlsys_orca.api.front import body_size
-from mlsys_orca.api.parts import Part, call_id
-from mlsys_orca.api.service import ModelService
+from mlsys_orca.api.conversation import AnswerForm, AnswerReader, prepare, read_whole
+from mlsys_orca.api.reasoning import Part, call_id
+from mlsys_orca.api.service import ModelService, body_size
 from mlsys_orca.api.text_stream import TextOptions
 from mlsys_orca.scheduling.batch import SamplingParams
 from mlsys_serving.http import Router, cancel_on_disconnect

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from mlsys_orca.api.chat_messages import shown_call
+from mlsys_orca.api.chat import shown_call
 from mlsys_orca.api.conversation import Conversation, ToolUse
 from mlsys_orca.api.fields import MAX_MESSAGES, Labelled
 from mlsys_orca.api.images import Detail, SentImage, content_of

@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import Annotated, Literal
 
 from fastapi import Query, Request, Response
-from mlsys_orca.api.answer_reader import AnswerForm, AnswerReader
 from mlsys_orca.api.answers import (
     STREAMED,
     Generation,
@@ -19,10 +18,9 @@ from mlsys_orca.api.answers import (
     named_event,
     owner_of,
 )
-from mlsys_orca.api.conversation import prepare
-from mlsys_orca.api.front import body_size, to_json
-from mlsys_orca.api.parts import Part, joined
-from mlsys_orca.api.service import ModelService
+from mlsys_orca.api.conversation import AnswerForm, AnswerReader, prepare
+from mlsys_orca.api.reasoning import Part, joined
+from mlsys_orca.api.service import ModelService, body_size, to_json
 from mlsys_orca.scheduling.batch import SamplingParams
 from mlsys_serving.http import HttpError, Router, cancel_on_disconnect
 from mlsys_serving.http.describe import describe
