@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlsys_core.errors import InvalidInputError
 
@@ -17,12 +17,14 @@ from mlsys_orca.api.answers import GenerationParameters
 from mlsys_orca.api.images import Prompt, SentImage, lift_images, place_images, read_images
 from mlsys_orca.api.reasoning import Effort, Part, ReasoningMarks, ReasoningParser, effort_variables, joined, marks_of
 from mlsys_orca.api.service import ModelService, num_chars, too_long
-from mlsys_orca.api.tagged_calls import Function
-from mlsys_orca.api.tool_parser import ToolParser
-from mlsys_orca.api.tools import Notation, call_grammar, need_notation
 from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
 from mlsys_orca.text.chat_template import last_text
 from mlsys_orca.text.guides import Grammar, grammar_of, reasoned
+
+if TYPE_CHECKING:  # a conversation without tools does without them
+    from mlsys_orca.api.tagged_calls import Function
+    from mlsys_orca.api.tool_parser import ToolParser
+    from mlsys_orca.api.tools import Notation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,11 @@ class AnswerReader:
 
     def __init__(self, form: AnswerForm) -> None:
         self._reasoning = None if form.marks is None else ReasoningParser(form.marks, is_open=form.is_open)
-        self._tools = None if form.notation is None else ToolParser(form.notation, form.functions)
+        self._tools: ToolParser | None = None
+        if form.notation is not None:
+            from mlsys_orca.api.tool_parser import ToolParser
+
+            self._tools = ToolParser(form.notation, form.functions)
         self._only_one = form.only_one
         self._num_calls = 0
 
@@ -140,7 +146,11 @@ def prepare(
     source, known = ("", frozenset[str]()) if template is None else (template.source, template.variables)
     tools, marks = conversation.tools, marks_of(source)
     has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in conversation.messages)
-    notation = need_notation(source) if tools.functions or has_calls else None
+    notation: Notation | None = None
+    if tools.functions or has_calls:
+        from mlsys_orca.api.tools import need_notation
+
+        notation = need_notation(source)
     variables = effort_variables(conversation.effort, known=known, marks=marks) | (conversation.variables or {})
     prompted = encode_chat(
         service,
@@ -197,6 +207,8 @@ def _grammar(conversation: Conversation, notation: Notation | None) -> Grammar |
     if conversation.grammar is not None and schema is not None:
         raise InvalidInputError("give 'structured_outputs' or 'response_format', not both")
     if notation is not None and tools.functions:
+        from mlsys_orca.api.tools import call_grammar
+
         wanted = [each for each in tools.functions if tools.wanted in (None, each["name"])]
         if tools.must_call:
             return call_grammar(notation, wanted, only_one=tools.only_one)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.loop import Finished, FinishReason
-from mlsys_serving.tracing import EngineTraces
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken, ScoredPrompt
 from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
+from mlsys_serving.tracing import EngineTraces
 
 if TYPE_CHECKING:
     from mlsys_orca.scheduling.batch import IterationBatch
