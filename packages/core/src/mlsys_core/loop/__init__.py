@@ -3,6 +3,9 @@
 Imports no torch and no web framework; the HTTP front is ``mlsys_serving.http``. See docs/serving-loop.md.
 """
 
+from typing import TYPE_CHECKING
+
+from mlsys_core.lazy import lazy_exports
 from mlsys_core.loop.clock import VirtualClock, WallClock
 from mlsys_core.loop.dispatch import Collector
 from mlsys_core.loop.executors import EventSignal, InlineExecutor, Signal, StreamExecutor, ThreadExecutor
@@ -22,7 +25,9 @@ from mlsys_core.loop.protocols import (
 )
 from mlsys_core.loop.queue import QueueFullError, RequestQueue, ServeRequest
 from mlsys_core.loop.serving_loop import ServingLoop
-from mlsys_core.loop.simulated import ServedRequest, SimulatedExecutor, SimulatedRun, Simulation, simulate
+
+if TYPE_CHECKING:
+    from mlsys_core.loop.simulated import ServedRequest, SimulatedExecutor, SimulatedRun, Simulation, simulate
 
 __all__ = [
     "Clock",
@@ -56,3 +61,10 @@ __all__ = [
     "WorkerId",
     "simulate",
 ]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "simulated": ["ServedRequest", "SimulatedExecutor", "SimulatedRun", "Simulation", "simulate"],
+    },
+)

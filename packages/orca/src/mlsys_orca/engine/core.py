@@ -22,8 +22,6 @@ from mlsys_core.loop import (
 from mlsys_core.memory import find_pool
 from mlsys_core.plugins import Registry, installed_plugins
 from mlsys_core.plugins.loading import find_module_compiler
-from mlsys_orca.backends.compiled import compile_decodes
-from mlsys_orca.backends.drafting import ModelDrafter
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.backends.native.iteration import NativeKVCache
 from mlsys_orca.backends.runner import Runner, intra_op_threads
@@ -205,6 +203,8 @@ class EngineCore:
         if self.pool is not None:
             self.pool.num_draft_tokens = config.num_draft_tokens
             if loaded.draft is not None and config.num_draft_tokens:
+                from mlsys_orca.backends.drafting import ModelDrafter
+
                 self.pool.drafter = ModelDrafter(
                     loaded.draft.model,
                     num_blocks=self.shape.num_blocks,
@@ -243,6 +243,8 @@ class EngineCore:
             model = model.with_threads(config.num_threads)
             self._num_torch_threads = 1 if loaded.images is None else config.num_threads  # an encoder of images
         if config.compiler is not None:
+            from mlsys_orca.backends.compiled import compile_decodes
+
             compiler = find_module_compiler(config.compiler, registry)
             model = compile_decodes(model, compiler, config.max_batch_size)
         if kv_cache is None:
