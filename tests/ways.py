@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import threading
@@ -32,6 +33,8 @@ def files_passed(call: Callable[[], object], *, start: Callable[[], object] = la
             if name is not None:
                 entered.setdefault(name)
 
+    gc.collect()  # what earlier tests left is finalised here, not within the call
+    gc.disable()
     before = sys.getprofile()
     threading.setprofile(watch)
     sys.setprofile(watch)
@@ -42,6 +45,7 @@ def files_passed(call: Callable[[], object], *, start: Callable[[], object] = la
     finally:
         sys.setprofile(before)
         threading.setprofile(None)
+        gc.enable()
     return list(entered)
 
 
