@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -103,7 +104,8 @@ def test_a_server_that_cannot_live_says_so_and_ends(start: Any):
     with start(max_deaths=6) as server:
         while server.process.poll() is None:
             for worker in server.workers() if server.process.poll() is None else ():
-                worker.kill()
+                with suppress(psutil.NoSuchProcess):  # it may have died since it was listed
+                    worker.kill()
             time.sleep(0.02)
         assert server.process.returncode == 71
 
