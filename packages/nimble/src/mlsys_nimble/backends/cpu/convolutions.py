@@ -47,6 +47,22 @@ def convolution(
     assert out.strides[1] == 1 or out.shape[1] == 1, "channels of the result are not side by side"
     assert kind.groups == 1 or x.strides[1] == 1, "channels of a grouped convolution are not side by side"
     packed = pack_convolution(weight, kind.groups, library.kernel_lanes(), library.weight_dtype)
+    return bind_packed("convolution", kind, x, weight, packed, bias, out, residual=residual, library=library)
+
+
+def bind_packed(
+    name: str,
+    kind: operators.Convolution,
+    x: View,
+    weight: Tensor,
+    packed: Tensor,
+    bias: Tensor | None,
+    out: View,
+    *,
+    residual: View | None,
+    library: Any,
+) -> Kernel:
+    """Bind the kernel ``name`` of a convolution, with ``packed``, its copy of ``weight``; shapes as in the caller."""
     shift = pack_bias(bias, weight.shape[0], kind.groups, library.kernel_lanes())
     arguments = {
         "x": image(x),
@@ -58,7 +74,7 @@ def convolution(
         "groups": kind.groups,
         "epilogue": kind.epilogue,
     }
-    return Kernel(library, "convolution", arguments, packed, shift)
+    return Kernel(library, name, arguments, packed, shift)
 
 
 def _is_pixel(view: View) -> bool:

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from mlsys_nimble.backends.cpu import convolutions
 from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View, load_bf16
-from mlsys_nimble.backends.cpu.loops import image, window
-from mlsys_nimble.backends.cpu.packing import pack_bias, pack_pairs
+from mlsys_nimble.backends.cpu.packing import pack_pairs
 from mlsys_nimble.backends.reference.pointwise import with_epilogue
 from mlsys_nimble.backends.table import FLOAT32, Call, Family, Run, find, weights_of
 from mlsys_nimble.ir import operators as kinds
@@ -153,15 +152,6 @@ def pairs_kernel(
     library = load_bf16()
     assert out.strides[1] == 1 or out.shape[1] == 1, "channels of the result are not side by side"
     packed = pack_pairs(weight, kind.groups, library.kernel_lanes())
-    shift = pack_bias(bias, weight.shape[0], kind.groups, library.kernel_lanes())
-    arguments = {
-        "x": image(x),
-        "residual": image(residual),
-        "out": image(out),
-        "weights": packed.data_ptr(),
-        "bias": shift.data_ptr(),
-        **window(kind, weight.shape[2:]),
-        "groups": kind.groups,
-        "epilogue": kind.epilogue,
-    }
-    return Kernel(library, "pairs_convolution", arguments, packed, shift)
+    return convolutions.bind_packed(
+        "pairs_convolution", kind, x, weight, packed, bias, out, residual=residual, library=library
+    )
