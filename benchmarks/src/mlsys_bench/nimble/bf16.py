@@ -86,7 +86,7 @@ class Halves(nn.Module):
         self.module = copy.deepcopy(module).bfloat16()
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Call the module on rounded inputs; whole numbers stay."""
+        """Call the module on rounded inputs; integers stay."""
         return _as(torch.float32, self.module(*_as(torch.bfloat16, inputs)))
 
 

@@ -59,7 +59,7 @@ EAGER_TOLERANCE = 0.02  # Nimble's int8 from eager PyTorch's on the same graph, 
 def run(
     context: BenchContext, *, nets: tuple[str, ...] = (), peers: str | None = None, trust_code: bool = False
 ) -> Section:
-    """Race on each net in int8: static quantisation, and dynamic as well for nets whose inputs are whole numbers.
+    """Race on each net in int8: static quantisation, and dynamic as well for nets whose inputs are integers.
 
     A run that was cut goes on from ``nimble-int8.jsonl``.
 
@@ -147,7 +147,7 @@ def _moved(graph: nn.Module, inputs: Inputs, by: float) -> Any:
 
 
 def is_text(net: Net) -> bool:
-    """Return whether all inputs are whole numbers, so that weights are in linears and rows may differ in range."""
+    """Return whether all inputs are integers, so that weights are in linears and rows may differ in range."""
     return not any(x.is_floating_point() for x in net.inputs)
 
 

@@ -85,7 +85,7 @@ class CountTable(OperatorModule):
         self.own = own
 
     def forward(self, cells: Tensor) -> Tensor:
-        """Return ``[rows, columns]`` from cells ``[rows, 1]``, whole numbers in any dtype."""
+        """Return ``[rows, columns]`` from cells ``[rows, 1]``, integers in any dtype."""
         counts = self.table[cells.long()[:, 0]]
         if self.training:
             counts[:, self.own] = (counts[:, self.own].expm1() - 1).clamp(min=0).log1p()

@@ -74,7 +74,7 @@ def code_task(task: Task, least: Mapping[str, int] | None = None) -> CodedTask:
 
 
 def frame_of(part: Coded, task: CodedTask, kind: str) -> pd.DataFrame:
-    """Return numbers ``number0``, ... and codes ``word0``, ...; codes as pandas categories or whole numbers."""
+    """Return numbers ``number0``, ... and codes ``word0``, ...; codes as pandas categories or integers."""
     import pandas as pd
 
     columns: dict[str, Any] = {f"number{index}": column for index, column in enumerate(part.numbers.T)}

@@ -198,7 +198,7 @@ def _load(content: bytes, source: str) -> Any:
 
 
 _LATEST_US = 1e18  # some 30,000 years
-_LARGEST = sys.float_info.max  # of a sample; JSON's whole numbers have no bound
+_LARGEST = sys.float_info.max  # of a sample; JSON's integers have no bound
 
 
 class _Reader:

@@ -1,4 +1,4 @@
-"""Products of whole numbers in quantised graphs, which PT2E writes in floats: dequantise, product, quantise."""
+"""Integer products in quantised graphs, which PT2E writes in floats: dequantise, product, quantise."""
 
 from __future__ import annotations
 

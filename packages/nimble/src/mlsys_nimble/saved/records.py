@@ -198,7 +198,7 @@ def tree_record(tree: Any, mark: Callable[[Any], int | None]) -> Any:
     """Return nested arguments or results as JSON.
 
     Args:
-        tree: Tuples, lists, dictionaries with keys of text or whole numbers, and leaves.
+        tree: Tuples, lists, dictionaries with keys of text or integers, and leaves.
         mark: Return the number of a leaf that stands for a tensor, None for others.
 
     Raises:

@@ -80,7 +80,7 @@ def load_model(
         progress: Called with the bytes of weights read so far and those in all.
         copies: Where a packed copy of a quantised GGUF is kept, which later loads map; None: nowhere.
         activations: Form of the rows that meet packed weights in native products: ``"int8"``: quantised, with a scale
-            for each group of 16 or 32 features, and multiplied as whole numbers, which is faster and a little less
+            for each group of 16 or 32 features, and multiplied as integers, which is faster and a little less
             exact; ``"float"``: as they are. ``"auto"`` or None: int8 for large quantised models (:mod:`.rows`); float
             in torch's operators.
 

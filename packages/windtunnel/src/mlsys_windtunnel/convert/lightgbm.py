@@ -1,7 +1,7 @@
 """LightGBM's models, read from their text form, which the library keeps stable and prints to the last bit.
 
 A tree compares doubles by ``<=``. What counts as missing is written beside each split: nothing (NaN is read as 0),
-zero (and NaN), or NaN. Categories are whole numbers; those that a split's bitset does not hold go right.
+zero (and NaN), or NaN. Categories are integers; those that a split's bitset does not hold go right.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def radius_neighbors_regressor(estimator: Any) -> OperatorModule | Unsupported:
     """Convert to averages of the targets within the radius."""
     targets = estimator._y.reshape(len(estimator._y), -1)
     with np.errstate(invalid="ignore"):
-        lonely = np.full_like(targets[0], np.nan).astype(np.float64)  # of whole numbers it is the least of them
+        lonely = np.full_like(targets[0], np.nan).astype(np.float64)  # of integers it is the least of them
     body = _average_within(estimator, targets.astype(np.float64), lonely)
     return body if isinstance(body, Unsupported) else Regressor(body, is_flat=estimator._y.ndim == 1)
 

@@ -155,7 +155,7 @@ class NativeLinear:
         self._linear = library.mlsys_linear
 
     def __call__(self, *tables: Floats, slope: float = 0.0) -> Floats:
-        """Return ``[rows, 1]`` from tables ``[rows, columns]``; codes are whole numbers.
+        """Return ``[rows, 1]`` from tables ``[rows, columns]``; codes are integers.
 
         Args:
             tables: In the order of their weights.

@@ -123,7 +123,7 @@ class NativeDecoder:
 
     @property
     def num_integer_products(self) -> int:
-        """Number of the plan's products that multiply whole numbers."""
+        """Number of the plan's products that multiply integers."""
         return sum(each is not None and each.is_integer for each in self.linears)
 
     def __call__(self, inputs: ForwardInputs, kv_cache: KVCache | NativeKVCache) -> Tensor:

@@ -47,7 +47,7 @@ class PackedLinear:
 
     @property
     def is_integer(self) -> bool:
-        """True if rows are quantised for it, so that whole numbers are multiplied."""
+        """True if rows are quantised for it, so that integers are multiplied."""
         return self.kind.endswith("_quads")
 
     def matrix(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def pack(
         is_gated: Its columns are gates, then as many factors: panels of the two alternate.
         in_pairs: bf16 in pairs, for machines that multiply them so; None: where this machine does.
         takes_bf16: For codes: where the processor multiplies pairs of bf16, rows and decoded weights are rounded.
-        activations: For codes: ``"int8"``: rows are quantised too, and whole numbers are multiplied.
+        activations: For codes: ``"int8"``: rows are quantised too, and integers are multiplied.
         num_slices: Slices of the features that are summed apart: no block of groups lies in two.
 
     Raises:
@@ -114,7 +114,7 @@ def _for_slices(weight: QuantizedMatrix, num_slices: int) -> QuantizedMatrix:
 
 
 def _pack_quads(weight: QuantizedMatrix, bias: Tensor | None, *, is_gated: bool) -> PackedLinear:
-    """Pack codes for products of whole numbers: the bytes of four neighbouring features stand together."""
+    """Pack codes for integer products: the bytes of four neighbouring features stand together."""
     if weight.factors is not None:
         if (bits := _bits_of_blocks(weight)) is not None:
             codes = _planes(weight.unpacked_codes(), bits)

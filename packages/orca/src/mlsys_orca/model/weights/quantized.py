@@ -7,7 +7,7 @@ bit::
     weight = float(scale) * float(code) + float(offset)      # fp32; rounded after the product and after the sum
 
 Without offsets the sum falls away. The product of a GGUF type's scale and code is exact in fp32, so one rounding is
-left at most, and it is the format's own. K-quants keep their scales and offsets as small whole numbers in units of a
+left at most, and it is the format's own. K-quants keep their scales and offsets as small integers in units of a
 factor that a block of groups shares; ``float(factor) * float(scale)`` is exact as well.
 """
 

@@ -104,7 +104,7 @@ class CategoryEmbedding(OperatorModule):
         self.tables = nn.ParameterList(torch.from_numpy(np.array(table, np.float64)) for table in tables)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Return ``[rows, sum of widths]`` from codes ``[rows, columns]``, whole numbers in any dtype."""
+        """Return ``[rows, sum of widths]`` from codes ``[rows, columns]``, integers in any dtype."""
         rows = codes.long()
         return torch.cat([table[rows[:, index]] for index, table in enumerate(self.tables)], dim=1)
 

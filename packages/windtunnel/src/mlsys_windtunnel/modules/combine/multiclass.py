@@ -161,7 +161,7 @@ class OutputCode(PredictorModule):
     def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
         """Compute the table, and the rows where code words may tie.
 
-        Sums of whole numbers are exact, and then the first is the nearest.
+        Sums of integers are exact, and then the first is the nearest.
         """
         scores = self.members(inputs, "score")
         table = self._distances(scores)

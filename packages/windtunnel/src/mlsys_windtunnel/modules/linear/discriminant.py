@@ -122,7 +122,7 @@ class CategoryLogLikelihood(nn.Module):
         self.register_buffer("num_categories", torch.from_numpy(counts))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``[rows, classes]``; codes are cut to whole numbers, as the source does.
+        """Return ``[rows, classes]``; codes are cut to integers, as the source does.
 
         A code without a category gives NaN in an exported or compiled module, which cannot raise.
 

@@ -84,7 +84,7 @@ class IdFactorization(OperatorModule):
         self.tables = nn.ParameterList(torch.from_numpy(np.array(table, np.float64)) for table in tables)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Return ``[rows, 1]`` from codes ``[rows, columns]``, whole numbers in any dtype."""
+        """Return ``[rows, 1]`` from codes ``[rows, columns]``, integers in any dtype."""
         rows = codes.long()
         chosen = torch.stack([table[rows[:, index]] for index, table in enumerate(self.tables)])
         sums = chosen.sum(0)

@@ -115,7 +115,7 @@ class Trees(OperatorModule):
 
     @property
     def bias_values(self) -> Floats:
-        """What is added to sums of leaves, ``[groups]``."""
+        """Bias of each group, added to the sums of leaves, ``[groups]``; zeros where there is none."""
         zeros = np.zeros(self.num_groups)
         return zeros if self.bias is None else zeros + self.bias.double().numpy(force=True)
 
