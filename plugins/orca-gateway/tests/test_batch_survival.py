@@ -100,6 +100,7 @@ def expected(start: Callable[..., Any], begun: Path, tmp_path_factory: pytest.Te
     return found
 
 
+@pytest.mark.some_cases(5)
 @pytest.mark.parametrize(
     ("step", "number"),
     [
@@ -128,6 +129,7 @@ def test_a_server_that_dies_as_a_batch_begins(start: Any, tmp_path: Path, step: 
         finished(server)
 
 
+@pytest.mark.some_cases(7)
 @pytest.mark.parametrize(
     ("step", "number"),
     [

@@ -1,4 +1,4 @@
-"""Troubles: workers killed for a minute, slow readers, clocks that jump, no file descriptors left."""
+"""Troubles: workers killed again and again, slow readers, clocks that jump, no file descriptors left."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from tests.orca.survival.clients import (
 from tests.processes import until
 
 pytestmark = [pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise())), pytest.mark.slow]
-_MINUTE_S = 60.0
-_KILL_EVERY_S = 2.0
+_STORM_S = 15.0
+_KILL_EVERY_S = 1.0
 _LEAST_KILLS = 10
 
 
-def test_a_minute_of_kills_under_mixed_streams_changes_nothing(start: Any) -> None:
+def test_a_storm_of_kills_under_mixed_streams_changes_nothing(start: Any) -> None:
     asked, rng, kills = [*bodies(24), *calls(8)], random.Random(0), list[int]()
 
-    async def ask_for_a_minute(server: Server) -> list[list[Any]]:
-        end_s, next_kill_s, found = time.monotonic() + _MINUTE_S, time.monotonic() + _KILL_EVERY_S, []
+    async def ask_through_the_storm(server: Server) -> list[list[Any]]:
+        end_s, next_kill_s, found = time.monotonic() + _STORM_S, time.monotonic() + _KILL_EVERY_S, []
         most = MOST_KILLS
 
         def kill() -> None:
@@ -55,7 +55,7 @@ def test_a_minute_of_kills_under_mixed_streams_changes_nothing(start: Any) -> No
     with start(template=CALLS, max_deaths=10_000) as server:
         undisturbed = asyncio.run(answers(server.url, asked))
         assert any("tool_calls" in json.dumps(events) for events in undisturbed[-8:])
-        for found in asyncio.run(ask_for_a_minute(server)):
+        for found in asyncio.run(ask_through_the_storm(server)):
             assert found == undisturbed
 
 
