@@ -62,6 +62,16 @@ class Ref:
 _MOVERS = (Aten, Cast, Concat, Copy, Expand, Pad, Permute, Reshape, Slice)  # these take any dtype
 
 
+def _holds(dtype: str, number: float) -> bool:
+    """Return whether a number is a value of an integer dtype, or any number of another dtype."""
+    if dtype == "bool":
+        return number in (0, 1)
+    if dtype in FLOATS or dtype.startswith("complex"):
+        return True
+    info = torch.iinfo(getattr(torch, dtype))
+    return info.min <= number <= info.max and number == int(number)
+
+
 def _types(refs: Sequence[Ref]) -> list[ValueType]:
     return [ref.type for ref in refs]
 
@@ -214,7 +224,7 @@ class Builder:
         """Emit one elementwise operation over tensors and numbers, computed in ``dtype`` (default: the first tensor's).
 
         Raises:
-            NoKindError: numbers are complex, or a step's float constant cannot hold them.
+            NoKindError: numbers are complex, or a step's float constant or ``dtype`` cannot hold them.
         """
         if any(not isinstance(a, Ref) and (isinstance(a, complex) or float(a) != a == a) for a in arguments):
             raise NoKindError(f"{op} with {arguments}")
@@ -222,7 +232,11 @@ class Builder:
         indices = iter(range(len(inputs)))
         step = Step(op, tuple(next(indices) if isinstance(a, Ref) else float(a) for a in arguments))
         dtype = dtype or inputs[0].dtype
-        if all(ref.dtype == "bool" for ref in inputs):
+        numbers = [argument for argument in arguments if not isinstance(argument, Ref)]
+        is_bool = all(ref.dtype == "bool" for ref in inputs)
+        if (is_bool and dtype not in ("bool", *FLOATS)) or any(not _holds(dtype, number) for number in numbers):
+            raise NoKindError(f"{op} with {arguments}")  # torch takes a number in the tensors' dtype first
+        if is_bool:
             dtype = "float32"
         shape = broadcast(*(ref.shape for ref in inputs))
         return self.emit(Pointwise((step,), dtype), inputs, ValueType(shape, result or dtype))

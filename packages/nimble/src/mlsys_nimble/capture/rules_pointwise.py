@@ -209,6 +209,8 @@ def _masked_fill(b: Builder, result: ValueType, x: Ref, mask: Ref, value: Operan
 
 @rule("aten.threshold")
 def _threshold(b: Builder, result: ValueType, x: Ref, threshold: float, value: float) -> Any:
+    if result.dtype not in FLOATS:
+        return NotImplemented
     steps = (Step("le", (0, float(threshold))), Step("where", (-1, float(value), 0)))
     return b.emit(Pointwise(steps, result.dtype), [x], result)
 
