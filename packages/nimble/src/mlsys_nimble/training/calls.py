@@ -136,7 +136,7 @@ class TrainingCalls:
             self._models.move_to_end(signature)
             self.latest = found
         try:
-            result = call_external(found.call, *args, **kwargs)
+            result = call_external(found.call, *args, **kwargs)[0]
         except _REFUSED as error:
             self._models.pop(signature, None)
             raise refuse(f"the model asks for what depends on values: {error}", "", _ADVICE) from error

@@ -69,15 +69,26 @@ def state_of(model: nn.Module) -> tuple[_Tensors, _Tensors]:
 def as_function(model: nn.Module) -> Callable[..., Any]:
     """Return a function of a model's parameters, its other tensors (:func:`state_of`) and its arguments.
 
+    It returns a tuple whose only item is the model's result.
+
     A tensor that forward assigns in place of a buffer or plain tensor is copied into the old one.
     """
-    named = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    first = {id(tensor): name for name, tensor in (*parameters.items(), *buffers.items())}
+    # Each slot once: functional_call does not restore a module that it meets under two names.
+    slots = {
+        f"{path}.{name}".strip("."): first[id(tensor)]
+        for path, module in model.named_modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    }
 
     def run(parameters: _Tensors, others: _Tensors, *args: Any, **kwargs: Any) -> Any:
-        given = {**parameters, **{name: tensor for name, tensor in others.items() if name in named}}
-        plain = {name: tensor for name, tensor in others.items() if name not in named}
+        own = {**parameters, **others}
+        given = {slot: own[name] for slot, name in slots.items()}
+        plain = {name: tensor for name, tensor in others.items() if name not in buffers}
         with traceable(), _ByParts(), _plain_replaced(model, plain) as held:
-            result = call_external(functional_call, model, given, args, kwargs)
+            result = call_external(functional_call, model, given, args, kwargs, tie_weights=False)
         for name, tensor in others.items():
             new = given[name] if name in given else held.get(name)
             if new is not tensor:
@@ -87,7 +98,7 @@ def as_function(model: nn.Module) -> Callable[..., Any]:
         added = [name for name in held if name not in plain]
         if added:
             raise refuse(f"forward assigns a new tensor to the attribute {added[0]}", "", _ADVICE)
-        return copied(result)
+        return (copied(result),)  # AOTAutograd returns a flat tuple as a list
 
     return run
 
