@@ -54,7 +54,9 @@ def shared_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return a tensor in memory that processes forked from this one share; pages not written to cost nothing."""
     import torch
 
-    memory = mmap.mmap(-1, max(1, prod(shape) * dtype.itemsize))
+    if 0 in shape:  # the keys of a model without attention: there is no memory to share
+        return torch.empty(shape, dtype=dtype)
+    memory = mmap.mmap(-1, prod(shape) * dtype.itemsize)
     return torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(shape)
 
 
