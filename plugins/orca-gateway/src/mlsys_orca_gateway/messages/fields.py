@@ -12,13 +12,15 @@ from mlsys_orca.api.reasoning import Effort
 from mlsys_serving.http.bodies import Body, Neutral
 from pydantic import Field, model_validator
 
-_CALLER: Neutral = {"caller": (None, {"type": "direct"}), "cache_control": (None,), "toolset_name": (None,)}
+# Beginnings of prompts are kept whether a client asks for it or not.
+CACHE_HINTS: tuple[Any, ...] = (None, *({"type": "ephemeral", **ttl} for ttl in ({}, {"ttl": "5m"}, {"ttl": "1h"})))
+_CALLER: Neutral = {"caller": (None, {"type": "direct"}), "cache_control": CACHE_HINTS, "toolset_name": (None,)}
 
 
 class TextBlock(Body):
     """A text."""
 
-    neutral: ClassVar[Neutral] = {"cache_control": (None,), "citations": (None, [])}
+    neutral: ClassVar[Neutral] = {"cache_control": CACHE_HINTS, "citations": (None, [])}
     type: Literal["text"]
     text: str
 
@@ -34,7 +36,7 @@ class ImageData(Body):
 class ImageBlock(Body):
     """An image."""
 
-    neutral: ClassVar[Neutral] = {"cache_control": (None,)}
+    neutral: ClassVar[Neutral] = {"cache_control": CACHE_HINTS}
     type: Literal["image"]
     source: ImageData
 
@@ -64,7 +66,7 @@ class ToolUseBlock(Body):
 class ToolResultBlock(Body):
     """The result of a call."""
 
-    neutral: ClassVar[Neutral] = {"cache_control": (None,), "toolset_name": (None,)}
+    neutral: ClassVar[Neutral] = {"cache_control": CACHE_HINTS, "toolset_name": (None,)}
     type: Literal["tool_result"]
     tool_use_id: str = Field(max_length=256)
     content: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES, fail_fast=True)] = ""
@@ -126,7 +128,7 @@ class ClientTool(Body):
 
     neutral: ClassVar[Neutral] = {
         "allowed_callers": (None, ["direct"]),
-        "cache_control": (None,),
+        "cache_control": CACHE_HINTS,
         "defer_loading": (None, False),
         "eager_input_streaming": (None, True, False),
         "input_examples": (None, []),
@@ -187,7 +189,7 @@ class MessagesRequest(Sampled):
     """``POST /v1/messages``."""
 
     neutral: ClassVar[Neutral] = {
-        "cache_control": (None,),
+        "cache_control": CACHE_HINTS,
         "container": (None,),
         "context_management": (None,),
         "diagnostics": (None,),
