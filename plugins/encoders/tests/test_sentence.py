@@ -13,6 +13,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import ServeRequest
 from mlsys_encoders.models.bert import BertStages
 from mlsys_encoders.models.bert_folder import load_bert
+from mlsys_encoders.models.sentence import read_sentence_form
 from mlsys_encoders.serve.tokens import tokenizer_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -197,3 +198,29 @@ def test_texts_are_cut_as_the_folder_says(source: tuple[Path, Any], tmp_path: Pa
         model = load_bert(folder)
         assert len(tokenizer_of(folder, model.config).encode("a b " * 100).ids) == expected
         assert model.config.form.is_lower_case == (asked is not None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [(None, 8, 8), (5, 8, 5), (None, 10**30, 10**30), (None, 1e30, int(1e30)), (None, None, None)],
+)
+def test_the_limit_of_a_text_stands_in_either_file(
+    tmp_path: Path, old: int | None, new: float | None, expected: object
+):
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": old}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": new}))
+    for has_head in (False, True):
+        assert read_sentence_form(tmp_path, 4, has_head=has_head).max_tokens == expected
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "8"])
+def test_an_unfit_limit_of_the_tokenizer_is_refused_by_name(tmp_path: Path, limit: object):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": limit}))
+    with pytest.raises(InvalidInputError, match="model_max_length is"):
+        read_sentence_form(tmp_path, 4, has_head=False)
+
+
+def test_vectors_that_a_folder_wants_cut_are_refused_by_name(tmp_path: Path):
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": 2}))
+    with pytest.raises(InvalidInputError, match=r"truncate_dim is 2, .* `dimensions` in"):
+        read_sentence_form(tmp_path, 4, has_head=False)

@@ -80,9 +80,12 @@ def read_sentence_form(folder: Path, hidden_size: int, *, has_head: bool) -> Sen
         InvalidInputError: It asks for something else than a sentence vector, or for one that is not known here.
     """
     texts = _object(folder / "sentence_bert_config.json") if (folder / "sentence_bert_config.json").is_file() else {}
-    max_tokens = texts.get("max_seq_length")
+    key, max_tokens = "max_seq_length", texts.get("max_seq_length")
+    if max_tokens is None and (folder / "tokenizer_config.json").is_file():  # newer folders keep the limit there
+        key, max_tokens = "model_max_length", _object(folder / "tokenizer_config.json").get("model_max_length")
+        max_tokens = int(max_tokens) if isinstance(max_tokens, float) and max_tokens.is_integer() else max_tokens
     if max_tokens is not None and (not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1):
-        raise InvalidInputError(f"{folder}: max_seq_length is {max_tokens!r}: give a whole number of tokens from 1 on")
+        raise InvalidInputError(f"{folder}: {key} is {max_tokens!r}: give a whole number of tokens from 1 on")
     is_lower_case = bool(texts.get("do_lower_case", False))
     if has_head:
         if (folder / "modules.json").is_file() and _kinds(folder)[0] != ["Transformer"]:
@@ -101,6 +104,10 @@ def _prompts(folder: Path) -> tuple[tuple[tuple[str, str], ...], str | None]:
     if not path.is_file():
         return (), None
     raw = _object(path)
+    if (size := raw.get("truncate_dim")) is not None:
+        raise InvalidInputError(
+            f"{path}: truncate_dim is {size!r}, which is not done here: remove it and ask for `dimensions` in requests"
+        )
     prompts, default = raw.get("prompts") or {}, raw.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(
         isinstance(text, str) and len(text) <= _MOST_PROMPT_CHARS for text in prompts.values()
