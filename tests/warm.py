@@ -83,10 +83,10 @@ class Warm:
 
     def __init__(self, module: str, *also: str) -> None:
         self._module, self._folder = module, tempfile.mkdtemp(prefix="warm")
-        self._address = f"{self._folder}/starts"
+        self.address = f"{self._folder}/starts"
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(self._address)
+            listener.bind(self.address)
             listener.listen(64)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.warm", str(listener.fileno()), module, *also],
@@ -98,7 +98,7 @@ class Warm:
     def start(self, *arguments: str) -> Started:
         """Run ``main()`` with these arguments in a process of its own."""
         end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        end.connect(self._address)
+        end.connect(self.address)
         reading, writing = os.pipe()
         with open(os.memfd_create("asked"), "w+b", 0) as file, open(os.devnull) as nothing:  # noqa: PTH123
             file.write(json.dumps([self._module, *arguments]).encode())

@@ -84,11 +84,12 @@ class Shell:
 
     Args:
         folder: Where commands run.
+        mlsys: The folder of the command ``mlsys``.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mlsys: Path) -> None:
         self._folder = folder
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        path = os.pathsep.join((str(mlsys), str(Path(sys.executable).parent), os.environ["PATH"]))
         self._environment = os.environ | {"PATH": path, "MPLBACKEND": "agg"}
         self._server: subprocess.Popen[bytes] | None = None
         self._serves, self._port = "", 0
@@ -151,15 +152,16 @@ class Shell:
             time.sleep(0.05)
 
 
-def run_all(folder: Path, only: Sequence[str] = ()) -> Counter[str]:
+def run_all(folder: Path, mlsys: Path, only: Sequence[str] = ()) -> Counter[str]:
     """Run every command that is not left out; return how many ran, and how many did not, by reason.
 
     Args:
         folder: Where they run.
+        mlsys: The folder of the command ``mlsys``.
         only: Pages; none: all.
     """
     left_out, tally, seen = omissions(), Counter[str](), set[str]()
-    shell = Shell(folder)
+    shell = Shell(folder, mlsys)
     (folder / "examples").symlink_to(ROOT / "examples")
     shell.run(f"{sys.executable} {Path(__file__).with_name('files.py')}")
     found = [command for command in commands() if not only or command.page in only]
@@ -193,5 +195,6 @@ if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as made:
-        for name, count in run_all(Path(made), sys.argv[1:]).most_common():
+        real = Path(sys.executable).parent
+        for name, count in run_all(Path(made), real, sys.argv[1:]).most_common():
             print(f"{count:4}  {name}")

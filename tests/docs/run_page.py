@@ -1,4 +1,5 @@
-"""Run the blocks of a page one after another, as a reader would who pastes them: ``main()`` with PAGE and a FOLDER.
+"""Run the blocks of a page one after another, as a reader would who pastes them: ``main()`` with PAGE, a FOLDER, and a
+folder that has the command ``mlsys``.
 
 On the pages of :data:`ALL_RUN` shell blocks run too; one that only serves goes on beside those that follow. A block
 with a title is that file.
@@ -54,16 +55,16 @@ def run_shell(text: str) -> None:
     if _SERVES.fullmatch(text):
         serving(text)
         return
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True, env=os.environ | {"PATH": path})
+    subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
 
 
 def main() -> int:
     """Run a page in a folder and in a session of its own."""
-    page, folder = sys.argv[1:]
+    page, folder, commands = sys.argv[1:]
     os.setsid()
     os.chdir(folder)
     sys.path.insert(0, folder)
     os.environ["MPLBACKEND"] = "agg"
+    os.environ["PATH"] = os.pathsep.join((commands, str(Path(sys.executable).parent), os.environ["PATH"]))
     run(Path(page))
     return 0

@@ -7,10 +7,8 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx
 
@@ -25,7 +23,7 @@ def serving(command: str) -> None:
     """
     words = shlex.split(command)
     port = words[words.index("--port") + 1]
-    server = subprocess.Popen([str(Path(sys.executable).with_name("mlsys")), *words[1:]])
+    server = subprocess.Popen(words)
     atexit.register(end, server)
     _wait(f"http://127.0.0.1:{port}", server)
 

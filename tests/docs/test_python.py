@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,17 +23,9 @@ THAT_RUN = [
 ]
 
 
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Warm]:
-    """A process that has imported what most pages do; each page runs in a fork of it."""
-    warm = Warm("tests.docs.run_page", "torch", "sklearn.pipeline", "pandas", "fastapi", "httpx")
-    yield warm
-    warm.close()
-
-
 @pytest.mark.parametrize("page", THAT_RUN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, warm: Warm) -> None:
-    running = warm.start(str(page), str(tmp_path))
+def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, warm: Warm, mlsys: Path) -> None:
+    running = warm.start(str(page), str(tmp_path), str(mlsys))
     try:
         assert running.stdout.read() is not None
         assert running.wait() == 0

@@ -76,9 +76,9 @@ def test_what_is_copied_has_no_prompt(page: Any) -> None:
             assert not re.search(r"^\$ ", block.text, re.MULTILINE), f"line {block.line}"
 
 
-@pytest.mark.timeout(1200)  # all of them, each a process of its own
-def test_the_commands_of_reference_pages_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tally = run_all(tmp_path)
+@pytest.mark.timeout(1200)
+def test_the_commands_of_reference_pages_run(tmp_path: Path, mlsys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tally = run_all(tmp_path, mlsys)
     with capsys.disabled():
         print("\ncommands of README and the reference pages:")
         for name, count in tally.most_common():
