@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from mlsys_serving.http import HttpError, runtime_of
 from mlsys_serving.http.bodies import parse_json
-from mlsys_serving.http.describe import describe
+from mlsys_serving.http.describe import refused_body
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -83,9 +82,7 @@ def read_body(body: bytes, model: type[BaseModel], validation_status: int) -> Ba
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        errors = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors(include_url=False)]
-        status: Any = validation_status
-        info = describe(RequestValidationError(errors), validation_status=status)
+        info = refused_body(error, value, validation_status=validation_status)
         raise HttpError(info.message, http_status=info.status, error_code=info.code, param=info.param) from None
 
 

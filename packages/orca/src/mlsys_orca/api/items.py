@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_serving.http.describe import refused_body
 from pydantic import ValidationError
 
 from mlsys_orca.api import chat, completions
@@ -30,6 +31,4 @@ def parameters_of(fields: Mapping[str, Any], service: ModelService) -> tuple[Gen
             return chat.parameters_of(chat.ChatCompletionRequest(**whole), service)
         return completions.parameters_of(completions.CompletionRequest(**whole), service), AnswerForm()
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InvalidInputError(f"{where}: {first['msg']}".lstrip(": ")) from error
+        raise InvalidInputError(refused_body(error, whole).message) from error

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from mlsys_serving.http.errors import ClientDisconnectedError, ErrorFormat, ErrorInfo, HttpError, to_json
 from mlsys_serving.http.record import request_id_of
+from mlsys_serving.http.unions import without_branches
 
 MAX_MESSAGE_CHARS = 1000
 _MAX_FIELDS = 5  # problems named in one message
@@ -53,12 +55,18 @@ def describe(error: BaseException, *, validation_status: int = 422) -> ErrorInfo
     """
     error = unwrap(error)
     if isinstance(error, RequestValidationError):
-        return _from_validation(error.errors(), validation_status)
+        return _from_validation(without_branches(error.errors(), error.body), validation_status)
     if isinstance(error, HTTPException):
         return _from_http_exception(error)
     if isinstance(error, MlsysError):
         return _from_mlsys_error(error)
     return _info(500, None)
+
+
+def refused_body(error: ValidationError, body: Any, *, validation_status: int = 400) -> ErrorInfo:
+    """Return what a client may see of the reasons for which ``body`` does not fit its model."""
+    errors = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors(include_url=False)]
+    return describe(RequestValidationError(errors, body=body), validation_status=validation_status)
 
 
 def unwrap(error: BaseException) -> BaseException:
