@@ -75,7 +75,7 @@ def rows(create: Callable[..., Any], body: type[Body]) -> Iterator[str]:
         elif name in honoured:
             yield f"| `{name}` | honoured |"
         elif name in body.neutral:
-            allowed = ", ".join(f"`{json.dumps(value)}`" for value in body.neutral[name] if value is not None)
+            allowed = ", ".join(f"`{json.dumps(value)}`" for value in body.neutral[name])
             yield f"| `{name}` | refused" + (f", but for {allowed} |" if allowed else " |")
         else:
             yield f"| `{name}` | refused: there is no such field |"

@@ -66,10 +66,11 @@ class Message(Body):
     """One message of a chat."""
 
     neutral: ClassVar[Neutral] = {
-        "refusal": (None,),
-        "audio": (None,),
-        "annotations": (None, []),
-        "function_call": (None,),
+        "refusal": (),
+        "reasoning": (),
+        "audio": (),
+        "annotations": ([],),
+        "function_call": (),
     }
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Content | None = None
@@ -163,15 +164,24 @@ class ChatCompletionRequest(Generating):
 
     neutral: ClassVar[Neutral] = {
         **Generating.neutral,
-        "audio": (None,),
-        "function_call": (None, "none"),
-        "functions": (None, []),
-        "modalities": (None, ["text"]),
-        "moderation": (None,),
-        "prediction": (None,),
-        "prompt_cache_options": (None,),
-        "verbosity": (None,),
-        "web_search_options": (None,),
+        "add_special_tokens": (False,),
+        "audio": (),
+        "best_of": (1,),
+        "chat_template": (),
+        "documents": ([],),
+        "echo": (False,),
+        "function_call": ("none",),
+        "functions": ([],),
+        "include_reasoning": (True,),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+        "modalities": (["text"],),
+        "moderation": (),
+        "prediction": (),
+        "prompt_cache_options": (),
+        "return_prompt_text": (False,),
+        "verbosity": (),
+        "web_search_options": (),
     }
     harmless: ClassVar[frozenset[str]] = Generating.harmless | {"metadata", "store"}
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -191,7 +201,7 @@ class ChatCompletionRequest(Generating):
 
     @model_validator(mode="after")
     def _of_a_chat(self) -> ChatCompletionRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("'top_logprobs' needs 'logprobs' to be true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ValueError("give 'max_completion_tokens' or 'max_tokens', not both")

@@ -43,7 +43,7 @@ from mlsys_orca.text.tokenizer import Tokenizer
 class CompletionRequest(Generating):
     """``POST /v1/completions``."""
 
-    neutral: ClassVar[Neutral] = {**Generating.neutral, "suffix": (None, "")}
+    neutral: ClassVar[Neutral] = {**Generating.neutral, "add_special_tokens": (True,), "suffix": ("",)}
     harmless: ClassVar[frozenset[str]] = Generating.harmless | {"metadata"}
     prompt: Text | Ids | Texts | ManyIds
     best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES, description="Answers made, of which n are given.")

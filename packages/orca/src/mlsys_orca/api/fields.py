@@ -37,7 +37,7 @@ def _not_too_many(biases: Any) -> Any:
 class StreamOptions(Body):
     """Options of a streamed answer."""
 
-    neutral: ClassVar[Neutral] = {"include_obfuscation": (None, False)}
+    neutral: ClassVar[Neutral] = {"include_obfuscation": (False,)}
     include_usage: bool = False
 
 
@@ -141,7 +141,34 @@ class Labelled(Sampled):
 class Generating(Labelled):
     """Fields that ``/v1/completions`` and ``/v1/chat/completions`` share."""
 
-    neutral: ClassVar[Neutral] = {"guided_decoding_backend": (None,), "guided_whitespace_pattern": (None,)}
+    neutral: ClassVar[Neutral] = {  # vLLM's, at its defaults
+        "cache_salt": (),
+        "ec_transfer_params": ({},),
+        "guided_decoding_backend": (),
+        "guided_whitespace_pattern": (),
+        "kv_transfer_params": ({},),
+        "length_penalty": (1,),
+        "logits_processors": ([],),
+        "logprob_token_ids": (),
+        "priority": (0,),
+        "prompt_embeds": (),
+        "repetition_detection": (),
+        "request_id": (),
+        "return_mm_kwargs": (True,),
+        "return_token_ids": (False,),
+        "return_token_offsets": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "routed_experts_prompt_start": (0,),
+        "session_id": (),
+        "spaces_between_special_tokens": (True,),
+        "stream_interval": (1,),
+        "thinking_token_budget": (-1,),
+        "truncate_prompt_tokens": (),
+        "truncation_side": (),
+        "use_beam_search": (False,),
+        "vllm_xargs": ({},),
+        "watermarking": (False,),
+    }
     max_tokens: int | None = Field(default=None, ge=0, le=2**31, description="New tokens at most.")
     min_tokens: int = Field(default=0, ge=0, le=2**31, description="Before so many tokens nothing ends the answer.")
     min_p: float = Field(default=0.0, ge=0, le=1)

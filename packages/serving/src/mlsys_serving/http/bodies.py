@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from functools import cache
 from typing import Annotated, Any, ClassVar
 
 import jiter
@@ -40,17 +41,17 @@ class NotImplementedFieldError(ValueError):
 
 
 class Body(BaseModel):
-    """A request's body: no unknown fields, no values of another type.
+    """A request's body: no unknown fields, no values of another type; a field that may be absent may be null.
 
-    ``neutral`` names fields that are taken at the values that ask for nothing; ``harmless`` those among the model's
-    that change no answer at any value.
+    ``neutral`` names fields that are taken at null and at the values that ask for nothing; ``harmless`` those among the
+    model's that change no answer at any value.
 
     Example:
         >>> class Ask(Body):
-        ...     neutral: ClassVar[Neutral] = {"best_of": (None, 1)}
+        ...     neutral: ClassVar[Neutral] = {"best_of": (1,)}
         ...     n: int = 1
-        >>> Ask.model_validate({"n": 2, "best_of": 1})
-        Ask(n=2)
+        >>> Ask.model_validate({"n": None, "best_of": 1})
+        Ask(n=1)
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -65,12 +66,21 @@ class Body(BaseModel):
         if len(values) > _MAX_FIELDS:
             raise ValueError(f"there are {len(values)} fields, and no object of this request has so many")
         rest = dict(values)
+        if None in rest.values():
+            rest = {name: value for name, value in rest.items() if value is not None or name not in _optional(cls)}
         for name, allowed in cls.neutral.items():
             if name in rest:
                 given = rest.pop(name)
                 if not any(_is_same(given, value) for value in allowed):
                     raise NotImplementedFieldError(name)
         return rest
+
+
+@cache
+def _optional(body: type[Body]) -> frozenset[str]:
+    """Return the names of the fields that may be absent."""
+    fields = body.model_fields.items()
+    return frozenset(field.alias or name for name, field in fields if not field.is_required()) | body.neutral.keys()
 
 
 def _is_same(value: Any, other: Any) -> bool:

@@ -13,14 +13,14 @@ from mlsys_serving.http.bodies import Body, Neutral
 from pydantic import Field, model_validator
 
 # Beginnings of prompts are kept whether a client asks for it or not.
-CACHE_HINTS: tuple[Any, ...] = (None, *({"type": "ephemeral", **ttl} for ttl in ({}, {"ttl": "5m"}, {"ttl": "1h"})))
-_CALLER: Neutral = {"caller": (None, {"type": "direct"}), "cache_control": CACHE_HINTS, "toolset_name": (None,)}
+CACHE_HINTS = ({"type": "ephemeral"}, *({"type": "ephemeral", "ttl": ttl} for ttl in (None, "5m", "1h")))
+_CALLER: Neutral = {"caller": ({"type": "direct"},), "cache_control": CACHE_HINTS, "toolset_name": ()}
 
 
 class TextBlock(Body):
     """A text."""
 
-    neutral: ClassVar[Neutral] = {"cache_control": CACHE_HINTS, "citations": (None, [])}
+    neutral: ClassVar[Neutral] = {"cache_control": CACHE_HINTS, "citations": ([],)}
     type: Literal["text"]
     text: str
 
@@ -66,7 +66,7 @@ class ToolUseBlock(Body):
 class ToolResultBlock(Body):
     """The result of a call."""
 
-    neutral: ClassVar[Neutral] = {"cache_control": CACHE_HINTS, "toolset_name": (None,)}
+    neutral: ClassVar[Neutral] = {"cache_control": CACHE_HINTS, "toolset_name": ()}
     type: Literal["tool_result"]
     tool_use_id: str = Field(max_length=256)
     content: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES, fail_fast=True)] = ""
@@ -127,11 +127,11 @@ class ClientTool(Body):
     """A function that the model may call."""
 
     neutral: ClassVar[Neutral] = {
-        "allowed_callers": (None, ["direct"]),
+        "allowed_callers": (["direct"],),
         "cache_control": CACHE_HINTS,
-        "defer_loading": (None, False),
-        "eager_input_streaming": (None, True, False),
-        "input_examples": (None, []),
+        "defer_loading": (False,),
+        "eager_input_streaming": (True, False),
+        "input_examples": ([],),
     }
     type: Literal["custom"] | None = None
     name: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")
@@ -160,7 +160,7 @@ class ToolChoice(Body):
 class Thinking(Body):
     """``thinking``."""
 
-    neutral: ClassVar[Neutral] = {"display": (None, "summarized", "omitted")}
+    neutral: ClassVar[Neutral] = {"display": ("summarized", "omitted")}
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(default=None, ge=1, le=2**31)  # a wish; max_tokens is what ends an answer
 
@@ -190,15 +190,15 @@ class MessagesRequest(Sampled):
 
     neutral: ClassVar[Neutral] = {
         "cache_control": CACHE_HINTS,
-        "container": (None,),
-        "context_management": (None,),
-        "diagnostics": (None,),
-        "inference_geo": (None,),
-        "mcp_servers": (None, []),
-        "output_format": (None,),
-        "speed": (None, "standard"),
-        "user_profile_id": (None,),
-        "workspace_id": (None,),
+        "container": (),
+        "context_management": (),
+        "diagnostics": (),
+        "inference_geo": (),
+        "mcp_servers": ([],),
+        "output_format": (),
+        "speed": ("standard",),
+        "user_profile_id": (),
+        "workspace_id": (),
     }
     harmless: ClassVar[frozenset[str]] = frozenset({"service_tier"})
     temperature: float = Field(default=1.0, ge=0, le=1, description="0 is greedy.")

@@ -15,13 +15,13 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 Status = Literal["completed", "incomplete", "in_progress"]
 End = Literal["cancelled", "failed"]  # of a whole answer that did not come to its own
-_CALLER: Neutral = {"caller": (None, {"type": "direct"}), "namespace": (None,), "async": (None, False)}
+_CALLER: Neutral = {"caller": ({"type": "direct"},), "namespace": (), "async": (False,)}
 
 
 class InputText(Body):
     """A part of a message."""
 
-    neutral: ClassVar[Neutral] = {"annotations": (None, []), "logprobs": (None, [])}
+    neutral: ClassVar[Neutral] = {"annotations": ([],), "logprobs": ([],)}
     type: Literal["input_text", "output_text"]
     text: str
 
@@ -29,7 +29,7 @@ class InputText(Body):
 class InputImage(Body):
     """An image of a message: a data URL, since nothing is fetched and no file is kept."""
 
-    neutral: ClassVar[Neutral] = {"file_id": (None,)}
+    neutral: ClassVar[Neutral] = {"file_id": ()}
     type: Literal["input_image"]
     image_url: str
     detail: Detail | None = None
@@ -73,7 +73,7 @@ class InputCall(Body):
 class InputCallOutput(Body):
     """The result of a call."""
 
-    neutral: ClassVar[Neutral] = {"caller": (None, {"type": "direct"}), "namespace": (None,)}
+    neutral: ClassVar[Neutral] = {"caller": ({"type": "direct"},), "namespace": ()}
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=256)
     output: Texts
@@ -92,7 +92,7 @@ class ReasoningText(Body):
 class InputReasoning(Body):
     """Reasoning of an earlier answer."""
 
-    neutral: ClassVar[Neutral] = {"encrypted_content": (None,)}
+    neutral: ClassVar[Neutral] = {"encrypted_content": ()}
     type: Literal["reasoning"]
     summary: list[ReasoningText] = Field(default_factory=list, max_length=MAX_MESSAGES)
     content: Annotated[list[ReasoningText], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
@@ -101,8 +101,8 @@ class InputReasoning(Body):
 
 
 def _type_of(item: Any) -> Any:
-    found = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
-    return found if isinstance(found, str) else None
+    found = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return "message" if found is None else found if isinstance(found, str) else None
 
 
 InputItem = Annotated[
@@ -139,7 +139,7 @@ class TextFormat(Body):
 class TextSettings(Body):
     """``text``."""
 
-    neutral: ClassVar[Neutral] = {"verbosity": (None, "medium")}
+    neutral: ClassVar[Neutral] = {"verbosity": ("medium",)}
     format: TextFormat = Field(default_factory=TextFormat)
 
 
@@ -147,10 +147,10 @@ class FunctionTool(Body):
     """A function that the model may call."""
 
     neutral: ClassVar[Neutral] = {
-        "allowed_callers": (None, ["direct"]),
-        "async": (None, False),
-        "defer_loading": (None, False),
-        "output_schema": (None,),
+        "allowed_callers": (["direct"],),
+        "async": (False,),
+        "defer_loading": (False,),
+        "output_schema": (),
     }
     type: Literal["function"]
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
@@ -170,10 +170,10 @@ class Reasoning(Body):
     """``reasoning``."""
 
     neutral: ClassVar[Neutral] = {
-        "summary": (None, "auto", "concise", "detailed"),  # all of it is in the answer
-        "generate_summary": (None,),
-        "context": (None,),
-        "mode": (None,),
+        "summary": ("auto", "concise", "detailed"),  # all of it is in the answer
+        "generate_summary": (),
+        "context": (),
+        "mode": (),
     }
     effort: Effort | None = None
 
@@ -182,19 +182,19 @@ class ResponsesRequest(Labelled):
     """``POST /v1/responses``."""
 
     neutral: ClassVar[Neutral] = {
-        "access_programs": (None, []),
-        "background_options": (None,),
-        "context_management": (None,),
-        "conversation": (None,),
-        "image": (None,),
-        "include": (None, [], ["reasoning.encrypted_content"]),
-        "max_tool_calls": (None,),
-        "moderation": (None,),
-        "prompt": (None,),
-        "prompt_cache_options": (None,),
-        "stream_options": (None, {}, {"include_obfuscation": False}),
-        "top_logprobs": (None, 0),
-        "truncation": (None, "disabled"),
+        "access_programs": ([],),
+        "background_options": (),
+        "context_management": (),
+        "conversation": (),
+        "image": (),
+        "include": ([], ["reasoning.encrypted_content"]),
+        "max_tool_calls": (),
+        "moderation": (),
+        "prompt": (),
+        "prompt_cache_options": (),
+        "stream_options": ({}, {"include_obfuscation": False}),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
     }
     input: Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: str | None = None
