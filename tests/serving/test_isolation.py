@@ -212,6 +212,47 @@ def test_integers_are_exchanged_too():
         require_isolated("it", lambda batch: [(batch[0][0],) for _ in batch], draw_like(words, [9]))
 
 
+@settings(max_examples=60)
+@given(
+    dtype=st.sampled_from(["i1", "i2", "i4", "i8", "u1", "u2", "u4"]),
+    depth=st.floats(0, 0.9),
+    is_low=st.booleans(),
+    shows=st.booleans(),
+    has_floats=st.booleans(),
+)
+def test_integers_mix_anywhere_in_the_range_of_their_dtype(
+    dtype: str, depth: float, is_low: bool, shows: bool, has_floats: bool
+):
+    """A bound is passed only by requests far from an example of zeros, and only then the others change."""
+    kind = np.dtype(dtype)
+    is_low = is_low and kind.kind == "i"
+    bound = int(np.iinfo(kind).max ** depth) * (-1 if is_low else 1)  # from 1 to the dtype's end, evenly by digits
+    least = np.minimum if is_low else np.maximum
+
+    def run(batch: list[Any]) -> list[tuple[Array]]:
+        whole = np.stack([row[0] for row in batch]).astype(np.float64)
+        reach = (whole.min if is_low else whole.max)(axis=1 if shows else None, keepdims=True)
+        beside = np.stack([row[1] for row in batch]) if has_floats else 0
+        return [(row,) for row in whole / least(reach, bound) + beside]
+
+    requests = [np.zeros(4, kind), *([np.ones(4, np.float32)] if has_floats else [])]
+    if shows:
+        require_isolated("it", run, draw_like(requests))
+    else:
+        with pytest.raises(InvalidInputError, match="it mixes requests"):
+            require_isolated("it", run, draw_like(requests))
+
+
+def test_integers_stay_within_what_is_known_of_them():
+    """Within a vocabulary, and where one outside of a table ends the process among those of the example."""
+    rng, words = np.random.default_rng(0), [np.array([3, 4], np.int64)]
+    for draw, known in ((draw_like(words, [50]), range(50)), (draw_like(words, is_wide=False), {0, 1, 3, 4})):
+        drawn = [request for kind in Kind for _ in range(9) if (request := draw(rng, kind)) is not None]
+        assert {int(value) for (row,) in drawn for value in row} <= {*known}
+        if len(known) == 50:
+            assert {0, 49} <= {int(value) for (row,) in drawn for value in row}
+
+
 def test_the_sizes_and_kinds_that_are_tried():
     assert [batch_sizes(n) for n in (1, 2, 4, 64, 65)] == [
         [],

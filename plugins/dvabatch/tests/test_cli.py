@@ -6,11 +6,13 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
+import torch
 from mlsys_core.cli.main import run
 from mlsys_core.config import settings
 from mlsys_dvabatch.stages.profile import OperatorProfile
 from mlsys_dvabatch.stages.vision import VGG19
 from mlsys_dvabatch.stages.zoo import Loading, load, open_program
+from torch import Tensor, nn
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,30 @@ def test_serve_and_profile_refuse_in_one_line(
     finally:
         settings.cache_clear()
     assert says in capsys.readouterr().err
+
+
+class Counts(nn.Module):
+    """Counts as parts of the greatest count of the batch, exported with zeros."""
+
+    def forward(self, counts: Tensor) -> Tensor:
+        return counts.float() / counts.max().clamp(min=1)
+
+
+@pytest.mark.parametrize("command", ["profile", "explain", "serve"])
+def test_every_command_refuses_a_model_that_mixes_requests(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    dims = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    torch.export.save(
+        torch.export.export(Counts(), (torch.zeros(2, 4, dtype=torch.int64),), dynamic_shapes=dims), tmp_path / "n.pt2"
+    )
+    monkeypatch.setenv("MLSYS_CACHE_DIR", str(tmp_path))
+    settings.cache_clear()
+    try:
+        assert run(["dvabatch", command, str(tmp_path / "n.pt2"), *(["--port", "0"] if command == "serve" else [])])
+    finally:
+        settings.cache_clear()
+    assert "n.pt2: the model mixes requests" in " ".join(capsys.readouterr().err.split())
 
 
 def test_profile_prints_costs_and_a_policy(

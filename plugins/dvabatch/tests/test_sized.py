@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,54 @@ def test_a_mask_that_keeps_nothing_out_is_refused(tmp_path: Path):
     assert isinstance(model, SizedModel)
     assert model.padding is None
     assert [trial.mask for trial in model.trials] == [None, "x", "mask"]
+
+
+class Scaled(nn.Module):
+    """A forward tagger whose answers are larger beyond some length, as with attention scaled by log n."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.least = least
+
+    def forward(self, x: Tensor) -> Tensor:
+        num = torch.full((1,), x.shape[1]).to(x.dtype)
+        return x.cumsum(1) * (num / self.least).clamp(min=1.0)
+
+
+@settings(max_examples=4, deadline=None)
+@given(least=st.integers(3, 400), most=st.integers(40, 400), example=st.integers(4, 12))
+def test_padding_is_tried_over_all_lengths_that_are_padded(least: int, most: int, example: int):
+    with TemporaryDirectory() as folder:
+        length = Dim("length", min=1, max=most)
+        file = written(Path(folder) / "scaled.pt2", Scaled(least), (torch.randn(2, example),), {1: length})
+        program = load_program(file)
+    model = SizedModel(SlicedModel(program, []))
+    numbers = np.random.default_rng(least).standard_normal
+    requests = [(numbers(size).astype(np.float32),) for size in {1, most, *range(2, most, 7)}]
+    with torch.inference_mode():
+        for (x,), (got,) in zip(requests, model.answers(requests), strict=True):
+            np.testing.assert_allclose(got, Scaled(least)(torch.from_numpy(x)[None])[0].numpy(), rtol=1e-3, atol=1e-4)
+
+
+class Together(nn.Module):
+    """Texts that are centred over their batch from some number of requests on."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.least = least
+
+    def forward(self, x: Tensor) -> Tensor:
+        num = torch.full((1, 1), x.shape[0]).to(x.dtype)
+        return torch.where(num >= self.least, x - x.mean(0), x)
+
+
+@pytest.mark.parametrize("least", [4, 9, 40, 64])
+def test_batches_of_several_sizes_are_tried_as_large_as_they_are_served(least: int, tmp_path: Path):
+    file = written(tmp_path / "together.pt2", Together(least), (torch.randn(2, 8),), {1: LENGTH})
+    model = load(str(file), tmp_path).model
+    model.isolation.require(least - 1)
+    with pytest.raises(InvalidInputError, match="mixes requests"):
+        model.isolation.require(64)
 
 
 def test_sizes_that_follow_from_others_are_checked(tmp_path: Path):

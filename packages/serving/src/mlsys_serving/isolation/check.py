@@ -22,15 +22,16 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_serving.isolation.compare import Array, Arrays, Draw, Kind, difference, equal, magnitude, rounding
 
 Run = Callable[[list[Any]], Sequence[Arrays]]  # requests of one batch -> the arrays of each one's answer
-_DRAWS = 3  # ordinary requests; of each other kind one
+_DRAWS = 3  # ordinary requests, and others of other lengths; of each other kind one
 _SMALL_SIZES = (2, 3, 5)  # with neighbours of each kind in turn
 _LARGE_SIZES = (8, 17, 32, 64)  # with neighbours of all kinds; doubled up to the largest batch
 _SHORT_SIZES = (2, 3)  # for models that take long, and the largest
 _SHARES = (0.5, 1.0)  # of a batch that is exchanged; at least one request stays, and one goes
 _NEIGHBOURS = [*(kind for kind in Kind if kind is not Kind.ORDINARY), Kind.ORDINARY]
-_OVERFLOWING = {Kind.HUGE, Kind.INFINITE, Kind.NAN}  # have no answers to compare
+_OVERFLOWING = {Kind.HUGE, Kind.INFINITE, Kind.NAN, Kind.EXTREME_INTEGER}  # have no answers to compare
 _USUAL = set(Kind) - _OVERFLOWING
-_STEEP = {Kind.LARGE, Kind.VERY_LARGE, *_OVERFLOWING}  # a sine of a large number makes of rounding what it likes
+# A sine of a large number makes of rounding what it likes.
+_STEEP = {kind for kind in Kind if "LARGE" in kind.name or kind is Kind.NEGATIVE_INTEGER} | _OVERFLOWING
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class _Check:
 
     def _collect(self, draw: Draw) -> str | None:
         """Draw requests and keep those that the model takes alone."""
-        for kind in [Kind.ORDINARY] * _DRAWS + _NEIGHBOURS:
+        for kind in [Kind.ORDINARY, Kind.OTHER_LENGTH] * _DRAWS + _NEIGHBOURS:
             request = draw(self._rng, kind)
             if request is None:
                 continue

@@ -27,13 +27,25 @@ class Kind(Enum):
     HUGE = auto()  # the largest numbers of the dtype: sums overflow
     INFINITE = auto()
     NAN = auto()
+    SMALL_INTEGER = auto()  # integers from 0 to 9, beside ordinary floats; so are those below
+    LARGE_INTEGER = auto()  # about a thousand
+    VERY_LARGE_INTEGER = auto()  # about a million
+    NEGATIVE_INTEGER = auto()
+    EXTREME_INTEGER = auto()  # the ends of what is known of them: of a vocabulary, or of the dtype
 
 
 Draw = Callable[[np.random.Generator, Kind], Any]  # a request of that kind; None: there is none of it
 _FACTORS = {Kind.SMALL: 1e-3, Kind.LARGE: 1e3, Kind.VERY_LARGE: 1e6, Kind.ZERO: 0.0}
+_INTEGERS = {  # first and last
+    Kind.SMALL_INTEGER: (0, 9),
+    Kind.LARGE_INTEGER: (500, 2000),
+    Kind.VERY_LARGE_INTEGER: (1_000_000, 2_000_000),
+    Kind.NEGATIVE_INTEGER: (-2000, -500),
+    Kind.EXTREME_INTEGER: (-(1 << 64), 1 << 64),
+}
 
 
-def draw_like(example: Arrays, high: Sequence[int | None] | None = None) -> Draw:
+def draw_like(example: Arrays, high: Sequence[int | None] | None = None, *, is_wide: bool = True) -> Draw:
     """Return a :data:`Draw` of requests that are tuples of arrays like those of ``example``.
 
     The first request drawn is the example itself: the model surely takes it.
@@ -41,9 +53,12 @@ def draw_like(example: Arrays, high: Sequence[int | None] | None = None) -> Draw
     Args:
         example: Arrays of one request. Floats are scaled at random, integers taken from among themselves, 0 and 1.
         high: Of each array, the exclusive upper bound of its integers, from 0 on; None: not known.
+        is_wide: Draw integers whose bound is not known over their whole dtype too. False where one outside of a table
+            would end the process, as on a GPU.
     """
     bounds = [None] * len(example) if high is None else list(high)
     has_floats = any(array.dtype.kind in "fc" for array in example)
+    spans = [_span(array, bound, is_wide=is_wide) for array, bound in zip(example, bounds, strict=True)]
     is_first = True
 
     def draw(rng: np.random.Generator, kind: Kind) -> tuple[Array, ...] | None:
@@ -51,11 +66,41 @@ def draw_like(example: Arrays, high: Sequence[int | None] | None = None) -> Draw
         if is_first:
             is_first = False
             return tuple(array.copy() for array in example)
-        if kind is Kind.OTHER_LENGTH or (kind is not Kind.ORDINARY and not has_floats):
+        if kind in _INTEGERS:
+            drawn = [_integers(*each, rng, kind) for each in zip(example, spans, strict=True)]
+            if all(one is None for one in drawn):
+                return None
+        elif kind is Kind.OTHER_LENGTH or (kind is not Kind.ORDINARY and not has_floats):
             return None
-        return tuple(_like(array, bound, rng, kind) for array, bound in zip(example, bounds, strict=True))
+        else:
+            drawn = [None] * len(example)
+        return tuple(
+            _like(array, bound, rng, kind) if one is None else one
+            for array, bound, one in zip(example, bounds, drawn, strict=True)
+        )
 
     return draw
+
+
+def _span(array: Array, high: int | None, *, is_wide: bool) -> tuple[int, int] | None:
+    """Return the first and the last integer to draw; None: those of the example are all that is known."""
+    if array.dtype.kind not in "iu" or (high is None and not is_wide):
+        return None
+    return (0, high - 1) if high is not None else (int(np.iinfo(array.dtype).min), int(np.iinfo(array.dtype).max))
+
+
+def _integers(array: Array, span: tuple[int, int] | None, rng: np.random.Generator, kind: Kind) -> Array | None:
+    """Return integers of one kind; None: the array has none of it."""
+    if array.dtype.kind == "b" and kind in (Kind.SMALL_INTEGER, Kind.EXTREME_INTEGER):
+        return np.full(array.shape, kind is Kind.EXTREME_INTEGER)
+    if span is None:
+        return None
+    first, last = max(span[0], _INTEGERS[kind][0]), min(span[1], _INTEGERS[kind][1])
+    if first > last:
+        return None
+    if kind is not Kind.EXTREME_INTEGER:
+        return rng.integers(first, last, array.shape, endpoint=True).astype(array.dtype)
+    return np.where(rng.integers(0, 2, array.shape) == 0, np.array(first, array.dtype), np.array(last, array.dtype))
 
 
 def _like(array: Array, high: int | None, rng: np.random.Generator, kind: Kind) -> Array:

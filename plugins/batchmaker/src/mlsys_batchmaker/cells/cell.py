@@ -196,11 +196,16 @@ def check_batchable(made: Cell) -> None:
                 f"cell {name!r}, output {port.name!r}: with {size} rows {port.dtype}{[size, *port.shape]} is expected, "
                 f"got {dtype_name(whole.dtype)}{list(whole.shape)}; the first dimension must be the batch"
             )
-    require_rows_apart(made, made.run)
+    require_rows_apart(made, made.run, is_wide=True)
 
 
-def require_rows_apart(made: Cell, run: Callable[..., Sequence[Tensor]]) -> None:
+def require_rows_apart(made: Cell, run: Callable[..., Sequence[Tensor]], *, is_wide: bool = False) -> None:
     """Refuse ``run``, the cell as a function of its inputs [b, ...], if one row of a batch changes another.
+
+    Args:
+        made: The cell.
+        run: It, compiled perhaps.
+        is_wide: Try integers without a bound over their whole dtype; not where some would end the process.
 
     Raises:
         InvalidInputError: It does, or it draws random numbers, or remembers rows.
@@ -213,11 +218,12 @@ def require_rows_apart(made: Cell, run: Callable[..., Sequence[Tensor]]) -> None
             outputs = [value.cpu().numpy() for value in run(*columns)]
         return [[value[row, ...] for value in outputs] for row in range(len(rows))]
 
+    example, highs = [value[0].numpy() for value in made.example(1)], [port.high for port in spec.inputs]
     num_weights = sum(value.numel() for value in made.module.state_dict().values())
     require_isolated(
         f"cell {spec.name!r}",
         answers,
-        draw_like([value[0].numpy() for value in made.example(1)], [port.high for port in spec.inputs]),
+        draw_like(example, highs, is_wide=is_wide),
         largest=spec.max_batch_size,
         is_short=num_weights > _MANY_WEIGHTS,
     )
