@@ -110,8 +110,19 @@ def _as_strided(
     b: Builder, result: ValueType, x: Ref, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> Ref:
     """Gather elements by index: the strides of ``x`` are planned later. The tracer checked that it is row-major."""
-    numbers = torch.arange(x.type.numel, device=b.device).as_strided(size, stride, offset or 0).contiguous()
-    return b.emit(Aten("aten.take.default", (Input(0), Input(1))), [x, b.constant(numbers)], result)
+    return b.emit(Aten("aten.take.default", (Input(0), Input(1))), [x, _places(b, x, size, stride, offset)], result)
+
+
+@rule("aten.as_strided_scatter")
+def _as_strided_scatter(b: Builder, result: ValueType, x: Ref, part: Ref, *layout: Any) -> Ref:
+    """Write elements by index: the offset is within the storage of ``x``, which is planned later."""
+    kind = Aten("aten.put.default", (Input(0), Input(1), Input(2)))
+    return b.emit(kind, [x, _places(b, x, *layout), part], result)
+
+
+def _places(b: Builder, x: Ref, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Ref:
+    numbers = torch.arange(x.type.numel, device=b.device).as_strided(size, stride, offset or 0)
+    return b.constant(numbers.contiguous())
 
 
 @rule("aten.expand", "aten.expand_as", "aten.broadcast_to")

@@ -20,7 +20,6 @@ from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.capture.refusals import faults_refused
 from mlsys_nimble.errors import CaptureError
 from mlsys_nimble.ir.program import Program
-from mlsys_nimble.ir.strides import dense, order_of
 from mlsys_nimble.passes import optimise
 from mlsys_nimble.state.forks import CAPTURE_LOCK, renew_in_forks
 from mlsys_nimble.training.passes import TRAINING_PASSES
@@ -79,6 +78,10 @@ class ReplayedGraph:
         num_results: int | None = None,
         falls_back: bool = False,
     ) -> None:
+        for node in graph.graph.nodes:  # values may have other strides than AOTAutograd assumed when it chose views
+            if node.target is torch.ops.aten.view.default:
+                node.target = torch.ops.aten.reshape.default
+        graph.recompile()
         self._graph = graph
         self._falls_back = falls_back
         self._is_eager = False
@@ -145,41 +148,10 @@ class ReplayedGraph:
 
     def _make_replay(self, arguments: Sequence[Any]) -> Replay:
         with CAPTURE_LOCK:
-            captured = capture(self._graph, _as_traced(self._graph, arguments))
+            captured = capture(self._graph, arguments)
         program = captured.program
         if self._num_results is not None:
             results = [index for index in captured.results.tensor_indices if index < self._num_results]
             program = share_saved_copies(program, len(results))
         program, _ = optimise(program, TRAINING_PASSES)
         return Replay(captured, program, self._make_executor(program, captured.device))
-
-
-def _as_traced(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[Any]:
-    """Return the arguments with the strides that AOTAutograd assumed when it chose views or copies.
-
-    Tensors that a forward graph saved may have other strides, such as channels last. Replays depend on shapes only.
-    """
-    found = list(arguments)
-    assumed = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
-    for index, (value, believed) in enumerate(zip(arguments, assumed, strict=True)):
-        if not isinstance(value, torch.Tensor) or not isinstance(believed, torch.Tensor):
-            continue
-        strides = _strides(believed, value)
-        if value.stride() != strides:
-            made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
-            found[index] = made.copy_(value)
-    return found
-
-
-def _strides(believed: torch.Tensor, value: torch.Tensor) -> tuple[int, ...]:
-    """Return the assumed strides or, where sizes are symbolic, strides of the same order for the actual sizes."""
-    shape, strides = ([_example(number) for number in numbers] for numbers in (believed.shape, believed.stride()))
-    if shape == list(value.shape) or None in shape or None in strides:
-        return tuple(value.stride()) if None in strides else tuple(strides)
-    order = order_of(tuple(shape), tuple(strides))
-    return dense(tuple(value.shape), order) if tuple(strides) == dense(tuple(shape), order) else tuple(value.stride())
-
-
-def _example(number: Any) -> Any:
-    """Return a size, or the first value of a symbolic size."""
-    return number.node.hint if isinstance(number, torch.SymInt) else number
