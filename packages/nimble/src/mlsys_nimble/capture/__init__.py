@@ -228,12 +228,14 @@ def _tensor_attributes(modules: Mapping[str, nn.Module]) -> _TensorAttributes:
 def _attributes_restored(modules: Mapping[str, nn.Module]) -> Iterator[_TensorAttributes]:
     """Undo what forward assigns to tensor attributes; yield what they held before."""
     before = _tensor_attributes(modules)
+    others = {id(held): {**held} for module in modules.values() for held in (module._buffers, module.__dict__)}
     try:
         yield before
     finally:
         for key, (held, _) in _tensor_attributes(modules).items():
             if key not in before:
-                held[key[1]] = None
+                held.pop(key[1])
+                held.update((name, value) for name, value in others[id(held)].items() if name == key[1])
         for (_, name), (held, tensor) in before.items():
             held[name] = tensor
 

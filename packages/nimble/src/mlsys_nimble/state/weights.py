@@ -125,6 +125,7 @@ class Watch:
             written. Tensors on other devices are compared by versions.
         executor: What replays the schedule; if it is :class:`~mlsys_nimble.state.digest.Comparing`, its workers
             compare bytes together.
+        ignored: Attributes, by dictionary and key, that may become other objects.
     """
 
     def __init__(
@@ -135,9 +136,10 @@ class Watch:
         *,
         weights: str = "pages",
         executor: Any = None,
+        ignored: Iterable[tuple[Any, Any]] = (),
     ) -> None:
         self._asks_system = weights == "pages"
-        self._attributes = Attributes(model)
+        self._attributes = Attributes(model, ignored)
         self._tensors = list({id(tensor): tensor for tensor in constants}.values())
         self._addresses = list(map(_ADDRESS, self._tensors))
         copied = list({id(tensor): tensor for tensor in copied}.values())
@@ -202,10 +204,12 @@ class Attributes:
 
     Args:
         model: The model; what is no ``nn.Module`` has none.
+        ignored: Attributes, by dictionary and key, that may become other objects.
     """
 
-    def __init__(self, model: Any) -> None:
-        found = list(_watched_attributes(model))
+    def __init__(self, model: Any, ignored: Iterable[tuple[Any, Any]] = ()) -> None:
+        free = {(id(held), key) for held, key in ignored}
+        found = [each for each in _watched_attributes(model) if (id(each[0]), each[1]) not in free]
         self._dictionaries = [attribute[0] for attribute in found]
         self._keys = [attribute[1] for attribute in found]
         self._held = [attribute[2] for attribute in found]

@@ -33,7 +33,7 @@ from mlsys_nimble.options import Options
 from mlsys_nimble.state.forks import CAPTURE_LOCK, renew_in_forks
 from mlsys_nimble.state.weights import Watch
 from mlsys_nimble.training.graphs import Partition, ReplayedGraph
-from mlsys_nimble.training.state import as_function, state_of
+from mlsys_nimble.training.state import Contents, Function, Held, state_of
 
 _LOG = logging.getLogger("mlsys_nimble")
 _REFUSED = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
@@ -41,22 +41,41 @@ _ADVICE = "A schedule is fixed ahead of time; prepare with fallback='eager' to r
 
 
 class TrainedModel:
-    """Model for one signature of arguments, whose forward and backward graphs are replayed."""
+    """Model for one signature of arguments, whose forward and backward graphs are replayed.
 
-    def __init__(self, model: nn.Module, options: Options) -> None:
+    Args:
+        model: Module whose tensors are read and written.
+        options: Options given to ``prepare``.
+        contents: Filled with the content of tensors that forward writes to, before its first run.
+    """
+
+    def __init__(self, model: nn.Module, options: Options, contents: Contents | None = None) -> None:
         self._options = options
         self.forward: ReplayedGraph | None = None
         self.backward: ReplayedGraph | None = None
         self._partition = Partition(rematerialises=options.rematerialises)
         parameters, others = state_of(model)
+        self._function = Function(model, contents)
         compiled = aot_function(
-            as_function(model),
+            self._function,
             fw_compiler=self._take_forward,
             bw_compiler=self._take_backward,
             partition_fn=self._partition,
             num_params_buffers=len(parameters) + len(others),
         )
-        self.call: Callable[..., Any] = partial(compiled, parameters, others)
+        self._call: Callable[..., Any] = partial(compiled, parameters, others)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the model's result, and put the tensors that forward keeps in their places."""
+        result, kept = call_external(self._call, *args, **kwargs)
+        if kept:
+            self._function.keep(kept)
+        return result
+
+    @property
+    def kept(self) -> list[tuple[Any, Any]]:
+        """Return the places, container and key, of tensors that forward keeps."""
+        return self._function.kept
 
     def _take_forward(self, gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
         maker = executor_maker(self._options, saves=True)
@@ -107,6 +126,7 @@ class TrainingCalls:
         self._options = options
         self._models: OrderedDict[Any, TrainedModel] = OrderedDict()
         self._watch: Watch | None = None
+        self._contents: Contents | None = None  # kept while it is prepared
         self.latest: TrainedModel | None = None
         self.renew()
         renew_in_forks(self)
@@ -128,15 +148,15 @@ class TrainingCalls:
             is_new = found is None
             if found is None:
                 devices = sorted({leaf.device for leaf in tree_leaves((args, kwargs)) if _is_cuda(leaf)}, key=str)
-                with CAPTURE_LOCK, torch.random.fork_rng(devices):
+                with CAPTURE_LOCK, torch.random.fork_rng(devices), Held(self._model):
                     refuse_unrepeatable(self._model, args, kwargs)
-                found = self._models[signature] = TrainedModel(self._model, self._options)
+                found = self._models[signature] = TrainedModel(self._model, self._options, self._contents)
                 if len(self._models) > self._options.max_schedules:
                     self._models.popitem(last=False)
             self._models.move_to_end(signature)
             self.latest = found
         try:
-            result = call_external(found.call, *args, **kwargs)[0]
+            result = found.call(*args, **kwargs)
         except _REFUSED as error:
             self._models.pop(signature, None)
             raise refuse(f"the model asks for what depends on values: {error}", "", _ADVICE) from error
@@ -147,23 +167,28 @@ class TrainingCalls:
             if not is_new:
                 raise
             self._models.pop(signature, None)
-            run_on_copies(self._model, args, kwargs)  # raises the model's own error, if it has one
+            contents = {id(tensor): (tensor, tensor.detach().clone()) for tensor in state_of(self._model)[1].values()}
+            with _restored(self._model, contents):
+                run_on_copies(self._model, args, kwargs)  # raises the model's own error, if it has one
             raise refuse_or_blame(error, "AOTAutograd cannot trace the model", _ADVICE) from error
         if is_new:
-            self._watch = Watch(self._model, (), ())  # tensors are read at every call
+            kept = [place for model in self._models.values() for place in model.kept]
+            self._watch = Watch(self._model, (), (), ignored=kept)  # tensors are read at every call
         return result
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainedModel:
         """Run one step on the example, forward and backward; restore buffers, gradients and random generators."""
         begin = time.perf_counter()
         devices = sorted({leaf.device for leaf in tree_leaves((args, kwargs)) if _is_cuda(leaf)}, key=str)
-        with torch.random.fork_rng(devices), _buffers_restored(self._model):
+        self._contents = {}
+        with torch.random.fork_rng(devices), _restored(self._model, self._contents):
             results = [leaf for leaf in tree_leaves(self.call(args, kwargs)) if _has_gradient(leaf)]
             wanted = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
             wanted += [leaf for leaf in tree_leaves((args, kwargs)) if _has_gradient(leaf)]
             if results and wanted and torch.is_grad_enabled():
                 ones = [torch.ones_like(result) for result in results]
                 torch.autograd.grad(results, wanted, ones, allow_unused=True)
+        self._contents = None
         assert self.latest is not None
         counts = [
             len(graph.program.operators)
@@ -206,11 +231,14 @@ def _has_gradient(leaf: Any) -> bool:
 
 
 @contextmanager
-def _buffers_restored(model: nn.Module) -> Iterator[None]:
-    before = [(buffer, buffer.detach().clone()) for buffer in state_of(model)[1].values()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, saved in before:
-                buffer.copy_(saved)
+def _restored(model: nn.Module, contents: Contents) -> Iterator[None]:
+    """Put a model's attributes back, and contents of its tensors; some may be added within the context."""
+    with Held(model):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, content in contents.values():
+                    if tensor.grad_fn is not None and not tensor._is_view():
+                        tensor.detach_()
+                    tensor.copy_(content)

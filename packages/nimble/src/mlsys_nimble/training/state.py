@@ -7,15 +7,17 @@ part. So a copy is returned, and gradients pass through the operator itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch._functorch._aot_autograd.functional_utils import has_data_mutation
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 
 from mlsys_nimble.capture import traceable
 from mlsys_nimble.errors import call_external, refuse
@@ -51,98 +53,161 @@ def _is_wrong(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout is torch.strided and value.requires_grad and overlaps(value)
 
 
-_ADVICE = "Register a buffer of the new tensor's shape and write to it: self.state.copy_(new)."
+_ADVICE = (
+    "Register a buffer of the new tensor's shape and write to it, self.state.copy_(new); call the model once before, "
+    "if only its first call does that; or prepare with fallback='eager'."
+)
+_PARTS = ("_parameters", "_buffers")  # entries of a module that no path names
 _Tensors = dict[str, Tensor]
+Contents = dict[int, tuple[Tensor, Tensor]]  # tensors by id, each with a copy
+
+
+class Held:
+    """Contents of a model's modules: their dictionaries of attributes, and the dictionaries and lists within them.
+
+    As a context manager it puts back every entry that has become another object.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._saved: list[tuple[str, Any, dict[Any, Any]]] = []  # path, container, its items
+        seen: set[int] = set()
+        rest: list[tuple[str, Any]] = [(path, vars(module)) for path, module in reversed([*model.named_modules()])]
+        while rest:
+            path, container = rest.pop()
+            if id(container) not in seen and isinstance(container, dict | list):
+                seen.add(id(container))
+                self._saved.append((path, container, _items(container)))
+                rest += [(_joined(path, key), value) for key, value in reversed(self._saved[-1][2].items())]
+
+    def tensors(self) -> Iterator[tuple[str, Any, Any, Tensor]]:
+        """Yield each tensor with its path, its container and its key there."""
+        for path, container, saved in self._saved:
+            for key, value in saved.items():
+                if isinstance(value, Tensor):
+                    yield _joined(path, key), container, key, value
+
+    def changed(self) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the path, the old and the new value of each entry that is another object now; None for no entry."""
+        for path, container, saved in self._saved:
+            items = _items(container)
+            for key in {**saved, **items}:
+                if saved.get(key) is not items.get(key):
+                    yield _joined(path, key), saved.get(key), items.get(key)
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _path, container, saved in self._saved:
+            if [*map(id, _items(container).values())] != [*map(id, saved.values())]:
+                container.clear()
+                container.update(saved) if isinstance(container, dict) else container.extend(saved.values())
+
+
+def _items(container: Any) -> dict[Any, Any]:
+    return dict(container if isinstance(container, dict) else enumerate(container))
+
+
+def _joined(path: str, key: Any) -> str:
+    return path if key in _PARTS else f"{path}.{key}".strip(".")
 
 
 def state_of(model: nn.Module) -> tuple[_Tensors, _Tensors]:
-    """Return a model's parameters, and its buffers and plain tensor attributes, by path; tied ones once."""
+    """Return a model's parameters, and its buffers and other tensors (:class:`Held`), by path; tied ones once."""
     others = dict(model.named_buffers())
     seen = {id(tensor) for tensor in (*others.values(), *model.parameters())}
-    for name, tensor in _plain_tensors(model).items():
+    for name, _, _, tensor in Held(model).tensors():
         if id(tensor) not in seen:
             others[name] = tensor
             seen.add(id(tensor))
     return dict(model.named_parameters()), others
 
 
-def as_function(model: nn.Module) -> Callable[..., Any]:
-    """Return a function of a model's parameters, its other tensors (:func:`state_of`) and its arguments.
+class Function:
+    """Function of a model's parameters, its other tensors (:func:`state_of`) and its arguments.
 
-    It returns a tuple whose only item is the model's result.
+    It returns the model's result, and by path the tensors that forward has put in the place of others without reading
+    those, as ``weight_norm`` does: :meth:`keep` puts them there. Others are copied into those that they replace.
 
-    A tensor that forward assigns in place of a buffer or plain tensor is copied into the old one.
+    Args:
+        model: The model.
+        contents: Filled with the content of tensors that forward writes to, when it is traced.
     """
-    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    first = {id(tensor): name for name, tensor in (*parameters.items(), *buffers.items())}
-    # Each slot once: functional_call does not restore a module that it meets under two names.
-    slots = {
-        f"{path}.{name}".strip("."): first[id(tensor)]
-        for path, module in model.named_modules()
-        for name, tensor in (*module._parameters.items(), *module._buffers.items())
-        if tensor is not None
-    }
 
-    def run(parameters: _Tensors, others: _Tensors, *args: Any, **kwargs: Any) -> Any:
-        own = {**parameters, **others}
-        given = {slot: own[name] for slot, name in slots.items()}
-        plain = {name: tensor for name, tensor in others.items() if name not in buffers}
-        with traceable(), _ByParts(), _plain_replaced(model, plain) as held:
-            result = call_external(functional_call, model, given, args, kwargs, tie_weights=False)
-        for name, tensor in others.items():
-            new = given[name] if name in given else held.get(name)
-            if new is not tensor:
-                if not isinstance(new, Tensor) or (new.shape, new.dtype) != (tensor.shape, tensor.dtype):
+    def __init__(self, model: nn.Module, contents: Contents | None = None) -> None:
+        self._model = model
+        self._names = {id(tensor): name for tensors in state_of(model) for name, tensor in tensors.items()}
+        self._places = {name: (container, key) for name, container, key, _ in Held(model).tensors()}
+        self._contents = contents
+        self.kept: list[tuple[Any, Any]] = []  # containers and keys of what it returns beside the result
+        for name, _ in model.named_parameters():
+            if name not in self._places:
+                raise refuse(f"the parameter {name} of a module in TorchScript", "", "Give what it was made of.")
+
+    def keep(self, tensors: _Tensors) -> None:
+        """Put tensors where forward puts them."""
+        self.kept = [self._places[name] for name in tensors]
+        for (container, key), tensor in zip(self.kept, tensors.values(), strict=True):
+            container[key] = tensor
+
+    def __call__(self, parameters: _Tensors, others: _Tensors, *args: Any, **kwargs: Any) -> Any:
+        """Run the model on other tensors than its own."""
+        given, contents = {**parameters, **others}, self._contents
+        with traceable(), Held(self._model) as own:
+            put: dict[int, Tensor] = {}  # own tensors by id of their stand-ins
+            tied: set[int] = set()
+            for _, container, key, tensor in own.tensors():
+                container[key] = stand_in = given[self._names[id(tensor)]]
+                tied.update([id(stand_in)] if id(stand_in) in put else [])
+                put[id(stand_in)] = tensor
+            held = Held(self._model)
+            with _Calls() as calls:
+                result = call_external(self._model, *args, **kwargs)
+            kept: _Tensors = {}
+            states: list[tuple[Tensor, Tensor]] = []
+            changed = [*held.changed()]
+            read = {*calls.read, *map(id, tree_leaves((result, [new for _, _, new in changed])))}
+            for name, old, new in changed:
+                leaves = [leaf for leaf in tree_leaves((old, new)) if isinstance(leaf, Tensor)]
+                if not isinstance(old, Tensor) and all(id(leaf) in put for leaf in leaves):
+                    continue  # as a list of the weights
+                if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+                    raise refuse(f"forward assigns a new value to the attribute {name}", "", _ADVICE)
+                is_like = (new.shape, new.dtype) == (old.shape, old.dtype)
+                if name not in parameters and id(old) not in read:
+                    kept[name] = new
+                elif is_like and not new.requires_grad and id(old) not in tied:
+                    states.append((old, new))
+                else:
                     raise refuse(f"forward assigns another tensor to the attribute {name}", "", _ADVICE)
-                tensor.copy_(new)
-        added = [name for name in held if name not in plain]
-        if added:
-            raise refuse(f"forward assigns a new tensor to the attribute {added[0]}", "", _ADVICE)
-        return (copied(result),)  # AOTAutograd returns a flat tuple as a list
+            if states:  # each is read before one is written
+                kept = {name: new.clone() for name, new in kept.items()}
+                for old, new in [(old, new.clone()) for old, new in states]:
+                    old.copy_(new)
+            for stand_in in given.values():
+                if contents is not None and isinstance(stand_in, FunctionalTensor) and has_data_mutation(stand_in):
+                    tensor = put[id(stand_in)]
+                    with _disable_current_modes(), torch.no_grad():
+                        contents[id(tensor)] = tensor, tensor.detach().clone()
+        return copied((result, kept))
 
-    return run
 
+class _Calls(TorchFunctionMode):
+    """Function mode that decomposes recurrent layers: no graph can hold what oneDNN's whole layer saves.
 
-class _ByParts(TorchFunctionMode):
-    """Function mode that decomposes recurrent layers: no graph can hold what oneDNN's whole layer saves."""
+    ``read`` gets the tensors, by id, that functions of torch were called with.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: dict[int, Tensor] = {}
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run ``func``, an LSTM without oneDNN."""
+        leaves = tree_leaves((args, kwargs))
+        self.read.update((id(leaf), leaf) for leaf in leaves if isinstance(leaf, Tensor))
         is_layer = getattr(func, "__name__", "") == "lstm"
         with torch.backends.mkldnn.flags(enabled=False) if is_layer else nullcontext():
             return call_external(func, *args, **(kwargs or {}))
-
-
-def _plain_tensors(model: nn.Module) -> _Tensors:
-    """Return the tensors, by path, that are plain attributes of modules: neither parameters nor buffers."""
-    return {
-        f"{path}.{name}".strip("."): value
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, Tensor)
-    }
-
-
-@contextmanager
-def _plain_replaced(model: nn.Module, given: Mapping[str, Tensor]) -> Iterator[_Tensors]:
-    """Replace plain tensors within the context; the yielded dictionary gets those present at its end."""
-    before = _plain_tensors(model)
-    stand_ins = {id(before[name]): tensor for name, tensor in given.items()}
-    held: _Tensors = {}
-    for name, tensor in before.items():
-        _put(model, name, stand_ins.get(id(tensor), tensor))
-    try:
-        yield held
-        after = _plain_tensors(model)
-        tied = {name for name in before if name not in given}
-        held.update((name, tensor) for name, tensor in after.items() if name not in tied)
-    finally:
-        for name in _plain_tensors(model):
-            _put(model, name, before.get(name))
-
-
-def _put(model: nn.Module, name: str, value: Any) -> None:
-    path, _, attribute = name.rpartition(".")
-    vars(model.get_submodule(path))[attribute] = value
