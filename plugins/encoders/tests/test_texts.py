@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,12 @@ import numpy as np
 import openai
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from mlsys_encoders.serve.tei_fields import TeiDecodeRequest, TeiEmbedRequest, TeiPredictRequest, TeiTokenizeRequest
+from mlsys_encoders.serve.text_bodies import EmbeddingRequest, RerankRequest
+from mlsys_serving.http.unions import without_branches
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from .texts import WORDS, serving, write_folder
@@ -276,3 +283,35 @@ def test_many_texts_are_encoded_while_others_run(encoder: tuple[str, Any, Path])
     assert refused.status_code == 413
     again = post(url, "/v1/embeddings", {"input": LINES}).json()
     close([each["embedding"] for each in again["data"]], expected)
+
+
+@pytest.mark.parametrize("side", ["left", "Left", "right", "Right"])
+def test_both_spellings_of_a_side_are_taken(side):
+    body = TeiEmbedRequest.model_validate({"inputs": "a", "truncation_direction": side})
+    assert body.truncation_direction == side.capitalize()
+
+
+_BAD_ITEMS = st.sampled_from(["", [], None, True, 5, 0.5, -1, 2**31, {}, {"text": ""}, ["a", ""], [[1], []], ["a", 1]])
+_UNIONS = [
+    (EmbeddingRequest, {}, "input"),
+    (RerankRequest, {"query": "a"}, "documents"),
+    (TeiEmbedRequest, {}, "inputs"),
+    (TeiPredictRequest, {}, "inputs"),
+    (TeiTokenizeRequest, {}, "inputs"),
+    (TeiDecodeRequest, {}, "ids"),
+]
+
+
+@given(st.sampled_from(_UNIONS), _BAD_ITEMS | st.lists(_BAD_ITEMS, max_size=4) | st.just(["a"] * 3000))
+def test_a_field_that_fits_no_branch_is_refused_under_its_own_path(union, value):
+    model, rest, field = union
+    body = {**rest, field: value}
+    try:
+        model.model_validate(body)
+    except ValidationError as error:
+        (told,) = without_branches([{**each, "loc": ("body", *each["loc"])} for each in error.errors()], body)
+        assert told["loc"][:2] == ("body", field)
+        place: Any = body
+        for part in told["loc"][1:]:
+            place = place[part]
+        assert re.match("(Input|String|List) should (be|have) [^_\\[]+$", told["msg"])

@@ -9,16 +9,17 @@ from typing import Annotated
 
 from mlsys_encoders.serve.tokens import Side
 from mlsys_serving.http.bodies import MAX_TEXTS, Body, Ids, ManyIds, Name, Text, Texts
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 Mixed = Annotated[list[Text | Ids], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
+_SIDES = {"left": "Left", "right": "Right"}  # the protocol's other spellings
 
 
 class Cut(Body):
     """Fields of text-embeddings-inference for texts that are too long."""
 
     truncate: bool | None = False
-    truncation_direction: Side = "Right"
+    truncation_direction: Annotated[Side, BeforeValidator(lambda side: _SIDES.get(str(side), side))] = "Right"
 
 
 class TeiEmbedRequest(Cut):
