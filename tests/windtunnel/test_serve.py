@@ -94,6 +94,8 @@ def test_rows_of_json(client: TestClient, sources: dict[str, Any]):
         ({"model": "churn", "rows": [{"age": 1.0, "city": 5, "is new": True}]}, "column city is text"),
         ({"model": "churn", "rows": [{"age": 1.0, "city": "Oslo", "is new": 1}]}, "truth values"),
         ({"model": "churn", "rows": [{"age": None, "city": "Oslo", "is new": True}]}, "contains NaN"),
+        ({"model": "churn", "rows": [{"age": 10**400, "city": "Oslo", "is new": True}]}, "integer beyond float64"),
+        ({"model": "price", "rows": [[1.0, -(10**400)]]}, "integer beyond float64"),
         ({"model": "churn", "rows": []}, "at least one row"),
         ({"model": "churn", "rows": [], "columns": {}}, "one of them"),
         ({"model": "churn", "data": [], "rows": []}, "unknown fields"),

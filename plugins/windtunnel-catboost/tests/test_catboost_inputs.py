@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from mlsys_windtunnel.convert.translation import translate
-from sklearn.ensemble import VotingRegressor
+from sklearn.ensemble import StackingRegressor, VotingRegressor
+from sklearn.linear_model import Ridge
+from sklearn.multioutput import RegressorChain
 
 from tests.windtunnel.booster_tables import FITS, FRAME, NAMED, X, check_categories, check_each_table
 
@@ -36,3 +38,11 @@ def test_names_reach_the_members_of_a_vote():
 
 def test_only_columns_that_were_categories_may_be():
     check_categories(booster(cat_features=["b"]))
+
+
+def test_a_regressor_is_a_member_of_a_stack_and_of_a_chain():
+    target = np.column_stack([X[:, 0], X[:, 1]])
+    stack = StackingRegressor([("one", booster()), ("two", Ridge())], booster(), cv=2, passthrough=True)
+    for source in (stack.fit(X, X[:, 0]), RegressorChain(booster()).fit(X, target)):
+        np.testing.assert_allclose(translate(source).predict(X), source.predict(X), rtol=1e-6)
+    np.testing.assert_allclose(translate(stack).transform(X), stack.transform(X), rtol=1e-6)

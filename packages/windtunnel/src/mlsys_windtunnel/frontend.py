@@ -221,4 +221,5 @@ def _table(sources: list[Table], value: FrontierValue) -> npt.NDArray[np.float64
     (source,) = sources
     if hasattr(source, "toarray"):
         source = source.toarray()
-    return numbers(source.to_numpy() if is_polars(source) else source, value.name)
+    found = numbers(source.to_numpy() if is_polars(source) else source, value.name)
+    return found.reshape(-1, 1) if found.ndim == 1 else found

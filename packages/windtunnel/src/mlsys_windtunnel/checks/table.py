@@ -35,6 +35,7 @@ class InputRules:
     labels_are_names: bool = False  # a frame's labels that are no texts count as names, spelt as texts
     takes_tuples: bool = True  # rows in a tuple or another iterable that is no list, and scipy's sparse arrays
     passed_columns: tuple[int, ...] = ()  # go into a column transformer's array as they are: NA is refused there
+    unstored_is_missing: bool = False  # what is not stored of a sparse table is missing, not 0
 
 
 def check_labels(labels: Sequence[Any]) -> bool:

@@ -15,23 +15,25 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.convert.registry import Converted, ConverterRegistry, default_registry
-from mlsys_windtunnel.frontend import Frontend, FrontierValue
+from mlsys_windtunnel.frontend import HOST_DATA, Frontend, FrontierValue
 from mlsys_windtunnel.host.fill import PATTERNS, Filler, Words
 from mlsys_windtunnel.host.lookup import is_missing
 from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import Reference, WindTunnelModule
 from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule
-from mlsys_windtunnel.modules.columns.columns import Concatenate, Scale, Select
+from mlsys_windtunnel.modules.columns.columns import Concatenate, Scale, Select, Unstored
 from mlsys_windtunnel.modules.network import Network, Wire
 from mlsys_windtunnel.modules.ties import fingerprint
 from mlsys_windtunnel.parse.boosters import as_estimator
 from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph
 from mlsys_windtunnel.parse.libraries import check_installed
-from mlsys_windtunnel.parse.names import public_name
+from mlsys_windtunnel.parse.names import known_name, public_name
 from mlsys_windtunnel.parse.pipeline import parse_pipeline
+from mlsys_windtunnel.parse.questions import makes_frames
 from mlsys_windtunnel.parse.source import checked_values, contract_of
 
 
+@torch.inference_mode(False)
 def translate(
     fitted: Any,
     X_example: Table | None = None,  # noqa: N803 - scikit-learn's name
@@ -72,8 +74,7 @@ def translate(
             "register one with mlsys_register_converters, or see the coverage page for what is supported"
         )
     wires, frontier = _wire(translated, lookups, registry)
-    on_host = [_on_host(operator, modules) for operator in graph.operators if operator.name in host]
-    frontend = Frontend(graph, operators=on_host, frontier=frontier)
+    frontend = Frontend(graph, operators=_on_host(graph, host, modules, frontier), frontier=frontier)
     features = [value.name for value in graph.features]
     network = Network(_widths(frontend, X_example), wires, modules, features=features)
     if graph.features_are_deep:
@@ -113,6 +114,8 @@ def convert_operator(operator: Operator, registry: ConverterRegistry) -> Convert
         return Converted(Select(operator.columns or ()))
     if operator.kind is Kind.CONCATENATE:
         return Converted(Concatenate())
+    if operator.kind is Kind.UNSTORED:
+        return Converted(Unstored())
     if operator.kind is Kind.SCALE:
         assert operator.weight is not None
         return Converted(Scale(operator.weight))
@@ -145,8 +148,38 @@ def _answers(module: OperatorModule, methods: tuple[str, ...]) -> bool:
     return not wanted or (isinstance(module, PredictorModule) and wanted <= module.answers)
 
 
-def _on_host(operator: Operator, modules: dict[str, OperatorModule]) -> Operator:
-    """Return an operator as the host runs it: as data where it has that form, the join of answers as its module."""
+def _on_host(
+    graph: PipelineGraph, host: set[str], modules: dict[str, OperatorModule], frontier: list[FrontierValue]
+) -> list[Operator]:
+    """Return the host's operators in their order, each as it runs there.
+
+    What is read by an estimator's own code is made by the source's own code too, so that it is in the container that it
+    is in there: sparse, a frame, an array. All else is plain data where it has that form.
+    """
+    found: dict[str, Operator] = {}
+    needed = {name for value in frontier for name in value.reads}
+    own: set[str] = set()  # values that estimators' own code reads
+    for operator in reversed([each for each in graph.operators if each.name in host]):
+        value = operator.output.name
+        if value not in needed:
+            continue
+        if value in own and value in graph.composites:
+            source, estimator = graph.composites[value]
+            operator = replace(operator, kind=Kind.TRANSFORM, inputs=(source,), estimator=estimator, methods=())
+            operator = replace(operator, source=known_name(type(estimator)))
+        elif value not in own or operator.kind is Kind.COMBINE:
+            operator = _as_plain(operator, modules)
+        found[value] = operator
+        reads = {each.name for each in operator.inputs}
+        needed |= reads
+        looks = operator.kind in (Kind.TRANSFORM, Kind.PREDICT) and not isinstance(operator.estimator, HOST_DATA)
+        if looks or value in own or operator.kind is Kind.UNSTORED:
+            own |= reads
+    return list(reversed(found.values()))
+
+
+def _as_plain(operator: Operator, modules: dict[str, OperatorModule]) -> Operator:
+    """Return an operator of the host as data where it has that form, the join of answers as its module."""
     if operator.kind is Kind.TRANSFORM:
         data = as_data(operator.estimator)
         return operator if data is None else replace(operator, estimator=data)
@@ -220,6 +253,7 @@ def host_operators(graph: PipelineGraph, fallbacks: set[str], lookups: set[str])
     producers = {operator.output.name: operator for operator in graph.operators}
     host: set[str] = set()
     pending = [producers[name] for name in fallbacks]
+    pending += [each for each in graph.operators if each.kind is Kind.UNSTORED and each.inputs[0].is_sparse is None]
     pending += [
         producers[value.name] for name in lookups for value in producers[name].inputs if value.name in producers
     ]
@@ -277,15 +311,8 @@ def _simple_imputer(estimator: Any) -> Filler | None:
         values=tuple(values[index] for index in kept),
         is_of_numbers=kind != "O",
         takes_all_missing=takes_all,
-        refuses_none=marker is not None and _hands_frames_on(estimator),
+        refuses_none=marker is not None and makes_frames(estimator),
     )
-
-
-def _hands_frames_on(estimator: Any) -> bool:
-    """Return whether ``set_output``, or scikit-learn's setting for all, makes frames of what it transforms."""
-    from sklearn.utils._set_output import _get_output_config
-
-    return bool(_get_output_config("transform", estimator)["dense"] != "default")
 
 
 def _vectoriser(estimator: Any) -> Words | None:

@@ -172,22 +172,15 @@ def current_path(path: str) -> str:
 def current_state(path: str, state: Any) -> Any:
     """Return the fields that a record of the class ``path``, of today, has by its ``state`` in a file.
 
-    ``takes_categories`` became ``category_columns``: all columns of a frame may be of pandas' category, or none. Before
-    ``takes_tuples``, all sources took them, and before ``passed_columns`` and ``refuses_none`` NA and None were not
-    looked for.
+    ``takes_categories`` became ``category_columns``: all columns of a frame may be of pandas' category, or none.
 
     Example:
         >>> current_state("mlsys_windtunnel.checks.table:InputRules", {"takes_categories": False})
-        {'takes_tuples': True, 'passed_columns': (), 'category_columns': (), 'labels_are_names': False}
+        {'category_columns': (), 'labels_are_names': False}
     """
-    if path == "mlsys_windtunnel.host.fill:Filler":
-        return {"refuses_none": False} | state
     if path == "mlsys_windtunnel.host.fill:Words":  # its column and kind were for a loader of raw rows
         return {name: value for name, value in state.items() if name not in ("column", "kind")}
-    if path != "mlsys_windtunnel.checks.table:InputRules":
-        return state
-    state = {"takes_tuples": True, "passed_columns": ()} | state
-    if "takes_categories" not in state:
+    if path != "mlsys_windtunnel.checks.table:InputRules" or "takes_categories" not in state:
         return state
     kept = {name: value for name, value in state.items() if name != "takes_categories"}
     return kept | {"category_columns": None if state["takes_categories"] else (), "labels_are_names": False}

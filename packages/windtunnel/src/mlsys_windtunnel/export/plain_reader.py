@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
 from types import FunctionType
@@ -210,6 +210,8 @@ def _attributes(kind: str, state: Any) -> Any:
 def _fill(made: Any, state: Any) -> None:
     """Give an empty object its state; no name may hide a method or, of a module, what holds its tensors."""
     cls = type(made)
+    if is_dataclass(cls):  # files are older than some fields, which have defaults
+        state = {each.name: each.default for each in fields(cls) if each.default is not MISSING} | _checked(state, dict)
     held = MODULE_FIELDS if isinstance(made, nn.Module) else frozenset()
     bad = [name for name in _checked(state, dict) if name in held or callable(getattr(cls, name, None))]
     if is_dataclass(cls):

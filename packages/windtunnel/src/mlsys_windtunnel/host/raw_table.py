@@ -169,6 +169,14 @@ def _kept(column: Any) -> Column:
     return column.array if is_pandas_own else np.asarray(column)
 
 
+def stored_cells(table: Any) -> Floats:
+    """Return a sparse table as an array in which NaN stands for each cell that is not stored."""
+    stored = table.tocsr().tocoo()  # what is stored twice is summed
+    made = np.full(table.shape, np.nan)
+    made[stored.row, stored.col] = stored.data
+    return made
+
+
 def raw(table: Table) -> npt.NDArray[Any]:
     """Return a table as a dense array."""
     if hasattr(table, "toarray"):

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.host.raw_table import Table, is_polars, raw
+from mlsys_windtunnel.checks.table import is_sparse
+from mlsys_windtunnel.host.raw_table import Table, is_polars, raw, stored_cells
 from mlsys_windtunnel.parse.graph import Kind, Operator
+from mlsys_windtunnel.parse.questions import labels_of
 
 
 def run(operator: Operator, inputs: list[Table]) -> Table:
@@ -25,7 +27,14 @@ def run(operator: Operator, inputs: list[Table]) -> Table:
         wanted = columns[0] if operator.is_flat else columns
         return table.iloc[:, wanted] if hasattr(table, "iloc") else table[:, wanted]
     if operator.kind is Kind.CONCATENATE:
+        if operator.output.is_sparse is not False and any(map(is_sparse, inputs)):
+            from scipy.sparse import hstack  # type: ignore[import-untyped]
+
+            return hstack(inputs, format="csr")
         return side_by_side(inputs)
+    if operator.kind is Kind.UNSTORED:
+        (table,) = inputs
+        return stored_cells(table) if is_sparse(table) else table
     if operator.kind is Kind.SCALE:
         return inputs[0] * operator.weight
     if operator.kind is Kind.COMBINE:
@@ -36,8 +45,7 @@ def run(operator: Operator, inputs: list[Table]) -> Table:
             [_source(operator, partial(_answer, operator.estimator, method), table) for method in operator.methods],
             axis=1,
         )
-    result = _source(operator, operator.estimator.transform, table)  # type: ignore[attr-defined]
-    return result.reshape(-1, 1) if getattr(result, "ndim", 2) == 1 else result
+    return _source(operator, operator.estimator.transform, table)  # type: ignore[attr-defined]
 
 
 def _source(operator: Operator, function: Callable[[Table], Any], table: Table) -> Any:
@@ -54,7 +62,7 @@ def _source(operator: Operator, function: Callable[[Table], Any], table: Table) 
 def _answer(estimator: Any, method: str, table: Table) -> npt.NDArray[np.float64]:
     """Return one answer of a predictor in the graph, ``[rows, width]``; see :data:`~.parse.graph.METHODS`."""
     answer = raw(getattr(estimator, "predict" if method == "labels" else method)(table))
-    classes = getattr(estimator, "classes_", None)
+    classes = labels_of(estimator)
     if method == "predict" and classes is not None:
         answer = np.searchsorted(classes, answer)
     answer = answer.astype(np.float64)
@@ -77,6 +85,7 @@ def side_by_side(tables: list[Table]) -> Table:
     if len(tables) == 1:
         return tables[0]
     arrays = [raw(table) for table in tables]
+    arrays = [array.reshape(-1, 1) if array.ndim == 1 else array for array in arrays]
     return np.concatenate(
         [array.astype(object) for array in arrays] if any(a.dtype == object for a in arrays) else arrays, axis=1
     )

@@ -20,6 +20,7 @@ from mlsys_windtunnel.checks.table import (
     check_names,
     check_width,
     is_frame,
+    is_sparse,
 )
 from mlsys_windtunnel.host.raw_table import (
     NamedTable,
@@ -29,6 +30,7 @@ from mlsys_windtunnel.host.raw_table import (
     has_names,
     is_polars,
     of_polars,
+    stored_cells,
 )
 
 Columns = NamedTable | PlainTable  # a table that the source takes
@@ -92,7 +94,7 @@ def validate(x: Table, schema: Schema, method: str | None = None) -> Columns:
         raise _needs_names(names)
     check_width(tuple(x.shape), schema.width, rules)
     check_kind(x, rules)
-    return PlainTable(x)
+    return PlainTable(stored_cells(x) if rules.unstored_is_missing and is_sparse(x) else x)
 
 
 def _needs_names(names: Sequence[str]) -> InvalidInputError:

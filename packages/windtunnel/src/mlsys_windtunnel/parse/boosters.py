@@ -118,7 +118,13 @@ def _xgboost_categories(estimator: Any) -> tuple[int, ...]:
 _OTHER = Library(package="")
 _BUILT_IN = {
     "lightgbm": Library(package="lightgbm", takes_inf=True, category_columns=_lightgbm_categories),
-    "xgboost": Library(package="xgboost", takes_inf=True, labels_are_names=True, category_columns=_xgboost_categories),
+    "xgboost": Library(
+        package="xgboost",
+        takes_inf=True,
+        unstored_is_missing=True,
+        labels_are_names=True,
+        category_columns=_xgboost_categories,
+    ),
 }
 
 

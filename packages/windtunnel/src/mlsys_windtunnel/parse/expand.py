@@ -26,10 +26,10 @@ class Builder(Protocol):
         """Add one operator; its name is made unique."""
         ...
 
-    def note_features(self, values: tuple[Value, ...], *, is_deep: bool = False) -> None:
+    def note_features(self, values: tuple[Value, ...], *, is_deep: bool = False, is_settled: bool = False) -> None:
         """Keep what stands side by side in the answer of ``transform`` of the estimator that the graph ends in.
 
-        With ``is_deep`` one behind another.
+        With ``is_deep`` one behind another; with ``is_settled`` no part within notes its own in their place.
         """
         ...
 
@@ -61,7 +61,7 @@ def expand(builder: Builder, estimator: Any, source: Value, path: str, methods: 
     if composition.stacked:
         source = _stacked(builder, estimator, composition, source, path)
         if not methods:
-            builder.note_features((source,))
+            builder.note_features((source,), is_settled=True)
     if composition.passes and wanted <= composition.passes and (methods or not hasattr(estimator, "classes_")):
         (member,) = composition.members
         return builder.parse(member.estimator, source, join(path, member.name), is_last=True, methods=methods)

@@ -5,6 +5,7 @@ Plain data. Each operator carries the fitted estimator it came from, for the con
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -25,6 +26,7 @@ class Kind(Enum):
 
     SELECT = "select"  # takes some columns of the input
     CONCATENATE = "concatenate"  # puts its inputs side by side
+    UNSTORED = "unstored"  # makes missing what a sparse table does not store, as XGBoost reads it
     SCALE = "scale"  # multiplies by a constant (transformer_weights of scikit-learn)
     TRANSFORM = "transform"  # a fitted transformer
     PREDICT = "predict"  # a fitted predictor: classifier, regressor, clusterer, outlier detector
@@ -37,6 +39,7 @@ class Value:
 
     name: str  # unique in the graph: the operator that makes it, or "input"
     width: int | None  # columns; None where the fitted estimator does not tell
+    is_sparse: bool | None = field(default=False, compare=False)  # of a dense input; None: only a run tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class PipelineGraph:
     rules: InputRules = field(default_factory=InputRules)  # the tables that the source takes
     features: tuple[Value, ...] = ()  # ``transform`` of a last predictor that has both, side by side: a stack, a vote
     features_are_deep: bool = False  # or rather one behind another, ``[members, rows, k]``
+    composites: Mapping[str, tuple[Value, object]] = field(default_factory=dict, compare=False)
+    """By output: what reads which value and makes it whole, where an array is not what the source makes."""
 
     @property
     def size(self) -> FittedSize:

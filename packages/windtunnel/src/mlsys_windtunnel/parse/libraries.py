@@ -27,6 +27,7 @@ class Library:
     takes_inf: bool = False  # infinity too, where missing values are taken
     takes_tuples: bool = True  # rows in a tuple or another iterable that is no list, and scipy's sparse arrays
     labels_are_names: bool = False  # labels of a frame that are no texts count as names, spelt as texts
+    unstored_is_missing: bool = False  # cells that a sparse table does not store are missing, not 0
     reads_by_name: bool = False  # a frame's columns are looked up by name, in any order and among others
     column_names: Callable[[Any], Sequence[str] | None] | None = None  # names seen in fit; None: feature_names_in_
     category_columns: Callable[[Any], tuple[int, ...] | None] | None = None  # indices that may be of pandas' category

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mlsys_windtunnel.parse.libraries import plugin_libraries
 
-_LIBRARIES = ("lightgbm", "mlsys_windtunnel", "sklearn", "xgboost")  # converters know their classes
+KNOWN_LIBRARIES = ("lightgbm", "mlsys_windtunnel", "sklearn", "xgboost")  # converters know their classes
 _BASES = ("sklearn.base", "sklearn.utils")  # mixins, which answer nothing themselves
 # Names that only a fit, a print or a clone reads; those with two underscores are such too, but for two.
 _OF_FIT = frozenset(
@@ -95,7 +95,7 @@ def known_name(source: type) -> str:
 def _is_of_library(source: type) -> bool:
     module = source.__module__
     package = module.partition(".")[0]
-    return (package in _LIBRARIES or package in plugin_libraries()) and not module.startswith(_BASES)
+    return (package in KNOWN_LIBRARIES or package in plugin_libraries()) and not module.startswith(_BASES)
 
 
 def _is_of_fit(name: str) -> bool:

@@ -14,14 +14,14 @@ from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.parse.boosters import as_estimator, library_of
+from mlsys_windtunnel.parse.boosters import as_estimator, library_of, package_of
 from mlsys_windtunnel.parse.expand import concatenated, expand, expand_features, join, num_outputs, width_of_answer
 from mlsys_windtunnel.parse.fitted_size import fitted_size
 from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
 from mlsys_windtunnel.parse.members import composition_of
-from mlsys_windtunnel.parse.names import known_name
-from mlsys_windtunnel.parse.questions import as_fitted, outermost, passes, within
-from mlsys_windtunnel.parse.source import rules_of
+from mlsys_windtunnel.parse.names import KNOWN_LIBRARIES, known_name
+from mlsys_windtunnel.parse.questions import as_fitted, makes_frames, outermost, passes, within
+from mlsys_windtunnel.parse.source import makes_sparse, rules_of
 
 
 def parse_pipeline(estimator: object) -> PipelineGraph:
@@ -58,6 +58,7 @@ def parse_pipeline(estimator: object) -> PipelineGraph:
         rules=replace(rules_of(estimator, source, parser.operators), passed_columns=tuple(sorted(parser.passed))),
         features=parser.features,
         features_are_deep=parser.features_are_deep,
+        composites=parser.composites,
     )
 
 
@@ -68,6 +69,8 @@ class _Parser:
         self.operators: list[Operator] = []
         self.features: tuple[Value, ...] = ()
         self.features_are_deep = False
+        self._is_settled = False
+        self.composites: dict[str, tuple[Value, object]] = {}
         self.passed: set[int] = set()  # columns of the input that go into an array as they are
         self._names = {"input"}
         self._answers: dict[tuple[int, str, tuple[str, ...]], Value] = {}
@@ -118,7 +121,7 @@ class _Parser:
                 for name, part in estimator.transformer_list
                 if part != "drop"
             ]
-            return self._concatenate(branches, source, path)
+            return self._made_by(estimator, self._concatenate(branches, source, path), source)
         if is_last:
             expanded = expand(self, estimator, source, path, methods)
         else:
@@ -135,7 +138,7 @@ class _Parser:
             if part == "drop" or not columns:
                 continue
             branch = join(path, name)
-            if source.name == "input" and (part is None or passes(part)) and not _makes_frames(estimator):
+            if source.name == "input" and (part is None or passes(part)) and not makes_frames(estimator):
                 self.passed.update(columns)
             is_flat = isinstance(wanted, str | Integral)  # "text", not ["text"]
             selected = self.add(
@@ -143,7 +146,15 @@ class _Parser:
             )
             value = self.parse(part, selected, branch, is_last=False)
             branches.append(self._weighted(estimator, name, value, path))
-        return self._concatenate(branches, source, path)
+        value = self._concatenate(branches, source, path)
+        value = self._made_by(estimator, value, source)
+        return value if getattr(estimator, "sparse_output_", False) else replace(value, is_sparse=False)
+
+    def _made_by(self, estimator: Any, value: Value, source: Value) -> Value:
+        """Note the estimator that makes a value whole, where a join of arrays is something else."""
+        if value.name != source.name and (value.is_sparse is not False or makes_frames(estimator)):
+            self.composites[value.name] = (source, estimator)
+        return value
 
     def _weighted(self, estimator: Any, name: str, value: Value, path: str) -> Value:
         weight = (estimator.transformer_weights or {}).get(name)
@@ -162,6 +173,8 @@ class _Parser:
         name = path or type(estimator).__name__.lower()
         _check_fitted(estimator, name)
         predicts = hasattr(estimator, "predict") if is_last else not hasattr(estimator, "transform")
+        if predicts and source.is_sparse is not False and library_of(estimator).unstored_is_missing:
+            source = self.add(join(name, "unstored"), Kind.UNSTORED, (source,), source.width)
         return self.add(
             name,
             Kind.PREDICT if predicts else Kind.TRANSFORM,
@@ -173,28 +186,22 @@ class _Parser:
             estimator=estimator,
         )
 
-    def note_features(self, values: tuple[Value, ...], *, is_deep: bool = False) -> None:
+    def note_features(self, values: tuple[Value, ...], *, is_deep: bool = False, is_settled: bool = False) -> None:
         """Keep what stands side by side in the answer of ``transform`` of the estimator that the graph ends in.
 
-        With ``is_deep`` one behind another.
+        With ``is_deep`` one behind another; with ``is_settled`` no part within notes its own in their place.
         """
-        self.features, self.features_are_deep = values, is_deep
+        if not self._is_settled:
+            self.features, self.features_are_deep, self._is_settled = values, is_deep, is_settled
 
     def add(self, name: str, kind: Kind, inputs: tuple[Value, ...], width: int | None, **fields: Any) -> Value:
         """Add one operator under a name that no other has."""
         if name in self._names:  # a user's step may be called "select" too
             name = next(numbered for number in count(2) if (numbered := f"{name}-{number}") not in self._names)
         self._names.add(name)
-        output = Value(name, width)
+        output = Value(name, width, makes_sparse(kind, inputs, fields.get("estimator")))
         self.operators.append(Operator(name=name, kind=kind, inputs=inputs, output=output, **fields))
         return output
-
-
-def _makes_frames(estimator: Any) -> bool:
-    """Return whether a column transformer answers with pandas' frames."""
-    from sklearn.utils._set_output import _get_output_config
-
-    return bool(_get_output_config("transform", estimator)["dense"] == "pandas")
 
 
 def _attribute(estimator: object, name: str) -> Any:
@@ -231,15 +238,28 @@ def _column_names(estimator: object) -> Any:
 
 
 def _check_fitted(estimator: object, name: str) -> None:
+    try:
+        is_fitted = _is_fitted(as_fitted(estimator))
+    except TypeError as error:  # no fit method
+        raise InvalidInputError(f"{name}: {error}") from error
+    if not is_fitted:
+        raise InvalidInputError(f"{name} is not fitted; call fit first")
+
+
+def _is_fitted(estimator: Any) -> bool:
+    """Return whether an estimator is fitted, as far as it tells: a user's own may keep nothing of its fit."""
     from sklearn.exceptions import NotFittedError
+    from sklearn.pipeline import FeatureUnion, Pipeline
     from sklearn.utils.validation import check_is_fitted
 
     try:
-        check_is_fitted(as_fitted(estimator))
-    except NotFittedError as error:
-        raise InvalidInputError(f"{name} is not fitted; call fit first") from error
-    except TypeError as error:  # no fit method
-        raise InvalidInputError(f"{name}: {error}") from error
+        check_is_fitted(estimator)
+    except NotFittedError:
+        if isinstance(estimator, Pipeline | FeatureUnion):
+            parts = estimator.steps if isinstance(estimator, Pipeline) else estimator.transformer_list
+            return all(_is_fitted(as_fitted(part)) for _, part in parts if not passes(part))
+        return package_of(estimator) not in KNOWN_LIBRARIES and not library_of(estimator).package
+    return True
 
 
 def _width_of_features(estimator: Any) -> int | None:

@@ -55,6 +55,13 @@ def is_function(estimator: Any) -> bool:
     return known_name(type(estimator)) == "sklearn.preprocessing.FunctionTransformer" and not estimator.validate
 
 
+def makes_frames(estimator: Any) -> bool:
+    """Return whether ``set_output``, or scikit-learn's setting for all, makes an estimator hand on frames."""
+    from sklearn.utils._set_output import _get_output_config
+
+    return bool(_get_output_config("transform", estimator)["dense"] != "default")
+
+
 def as_fitted(estimator: Any) -> Any:
     """Return what tells whether an estimator is fitted: itself, or the estimator within a fixed threshold."""
     is_fixed = known_name(type(estimator)) == "sklearn.model_selection.FixedThresholdClassifier"
@@ -73,16 +80,17 @@ def offered(estimator: Any, methods: Sequence[str] = ANSWERS) -> tuple[str, ...]
 
 
 def labels_of(estimator: Any) -> Any:
-    """Return ``classes_`` of a classifier of one output, else None."""
+    """Return ``classes_`` of a classifier of one output, else None; CatBoost's regressors have some, but none in it."""
     classes = getattr(estimator, "classes_", None)
-    return classes if isinstance(classes, np.ndarray) and classes.ndim == 1 else None
+    return classes if isinstance(classes, np.ndarray) and classes.ndim == 1 and len(classes) else None
 
 
 def has_one_output(estimator: Any) -> bool:
     """Return whether a predictor's ``predict`` gives one value for each row, as far as it tells."""
-    if isinstance(getattr(estimator, "classes_", None), list) or getattr(estimator, "multilabel_", False):
+    if getattr(estimator, "multilabel_", False):
         return False
-    return not hasattr(estimator, "classes_") or labels_of(estimator) is not None
+    classes = getattr(estimator, "classes_", None)
+    return classes is None or len(classes) == 0 or labels_of(estimator) is not None
 
 
 def labels_are_indices(estimator: Any) -> bool:

@@ -63,6 +63,19 @@ _OBJECTS: dict[str | None, Objects] = {
 }
 _MAKES_DENSE = ("sklearn.cluster.", "sklearn.decomposition.", "sklearn.kernel_approximation.", "sklearn.neighbors.")
 _TREES = ("sklearn.ensemble.", "sklearn.tree.")
+# Transformers whose sparse tables store what is not 0, and those that change a sparse table cell by cell, missing ones
+# too: what is not stored stays so.
+_STORES_NO_ZERO = (
+    ".CountVectorizer",
+    ".KBinsDiscretizer",
+    ".OneHotEncoder",
+    ".TfidfVectorizer",
+    ".RandomTreesEmbedding",
+)
+_KEEPS_CELLS = (
+    "sklearn.feature_selection.",
+    *(f"sklearn.preprocessing.{name}Scaler" for name in ("MaxAbs", "Robust", "Standard")),
+)
 
 
 def contract_of(operator: Operator, bounds: Bounds | None = None) -> Contract | None:
@@ -162,7 +175,7 @@ def rules_of(estimator: Any, source: Value, operators: Iterable[Operator]) -> In
     operators = list(operators)
     readers = [operator for operator in operators if operator.estimator is not None]
     by_name, needs_names = _names_rule(estimator)
-    takes_sparse = bool(readers) and _takes_sparse(source, operators)
+    takes_sparse, unstored_is_missing = _sparse_rules(source, operators) if readers else (False, False)
     return InputRules(
         estimator=_name(readers[0].estimator) if readers else type(estimator).__name__,
         number_columns=_number_columns(source, operators),
@@ -183,6 +196,7 @@ def rules_of(estimator: Any, source: Value, operators: Iterable[Operator]) -> In
         labels_are_names=library_of(outermost(estimator)).labels_are_names,
         takes_tuples=all(library_of(part.estimator).takes_tuples for part in readers if source in part.inputs),
         dense_answers=("score_samples",) if operators and operators[-1].source == "sklearn.decomposition.PCA" else (),
+        unstored_is_missing=unstored_is_missing,
         takes_sparse_nan=takes_sparse and not any((part.source or "").startswith(_TREES) for part in readers),
     )
 
@@ -226,19 +240,49 @@ def _items(columns: Any) -> Iterable[Any]:
     return np.flatnonzero(array) if array.size and isinstance(array.flat[0], bool | np.bool_) else list(array.flat)
 
 
-def _takes_sparse(source: Value, operators: list[Operator]) -> bool:
-    """Return whether each operator that may be given sparse data takes it."""
+def _sparse_rules(source: Value, operators: list[Operator]) -> tuple[bool, bool]:
+    """Return whether what may be given sparse data takes it, and takes what is not stored for missing, not for 0."""
     sparse = {source.name}
+    kept, found = {source.name}, set()  # values in which the input's cells that are not stored are still to be told
     for operator in operators:
         reads = [value.name for value in (*operator.inputs, *operator.guards)]
         if not any(name in sparse for name in reads):
             continue
         if operator.estimator is not None and not _takes_sparse_itself(operator):
-            return False
+            return False, False
+        are_kept = [value.name in kept for value in operator.inputs]
+        is_missing = operator.kind is Kind.PREDICT and library_of(operator.estimator).unstored_is_missing
+        keeps = (operator.source or "").startswith(_KEEPS_CELLS) and _takes_nan(
+            operator.estimator, operator.source or ""
+        )
+        if all(are_kept) and (operator.kind is Kind.SELECT or keeps):
+            kept.add(operator.output.name)
+        elif is_missing or any(are_kept):
+            found |= {is_missing, is_missing and all(are_kept)}
         makes_dense = (operator.source or "").startswith(_MAKES_DENSE) or operator.kind in (Kind.PREDICT, Kind.COMBINE)
         if not makes_dense:
             sparse.add(operator.output.name)
-    return True
+    return len(found) < 2, True in found
+
+
+def makes_sparse(kind: Kind, inputs: Iterable[Value], estimator: Any) -> bool | None:
+    """Return whether an operator makes a sparse table of its inputs that stores no 0; None where only a run tells."""
+    if kind in (Kind.PREDICT, Kind.COMBINE, Kind.UNSTORED):
+        return False
+    states = {value.is_sparse for value in inputs}
+    state = None if None in states else True in states
+    if kind is not Kind.TRANSFORM:
+        return None if kind is Kind.SCALE and state else state
+    source = known_name(type(estimator))
+    is_own = is_function(estimator) and estimator.func is not None and not name_of_function(estimator.func)
+    if is_own or not source.startswith(("sklearn.", "mlsys_windtunnel.")) or source.endswith("NeighborsTransformer"):
+        return None
+    if state is not False:
+        return state if source.startswith(_KEEPS_CELLS) else False if source.startswith(_MAKES_DENSE) else None
+    makes = any(getattr(estimator, name, False) is True for name in ("sparse", "sparse_output"))
+    if makes or getattr(estimator, "encode", "") == "onehot" or source.startswith("sklearn.feature_extraction."):
+        return source.endswith(_STORES_NO_ZERO) or None
+    return False
 
 
 def _takes_sparse_itself(operator: Operator) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from mlsys_windtunnel.export.onnx_rows import ARRAY
 from mlsys_windtunnel.serve.model import Columns, ServedPipeline
 
+_LARGEST = sys.float_info.max
 _FIELDS = {"model", "rows", "columns"}
 
 
@@ -113,6 +115,8 @@ def _numbers(rows: list[list[Any]], width: int) -> Any:
     cells = [[np.nan if cell is None else cell for cell in row] for row in rows]
     if any(isinstance(cell, dict | list) for row in cells for cell in row):
         raise InvalidInputError("a cell is a number, a text, a truth value or null")
+    if any(isinstance(cell, int) and abs(cell) > _LARGEST for row in cells for cell in row):
+        raise InvalidInputError("a cell holds an integer beyond float64: give a lesser one")
     return np.array(cells, object)
 
 
@@ -128,6 +132,8 @@ def _column(name: str, kind: str, cells: list[Any]) -> Any:
         return np.array(cells, np.bool_)
     if not all(cell is None or isinstance(cell, int | float) for cell in cells):
         raise InvalidInputError(f"column {name} holds numbers: give numbers, or null for a missing cell")
-    if kind == "int64" and all(type(cell) is int for cell in cells):
-        return np.array(cells, np.int64)
-    return np.array([np.nan if cell is None else cell for cell in cells], np.float64)
+    dtype = np.int64 if kind == "int64" and all(type(cell) is int for cell in cells) else np.float64
+    try:
+        return np.array([np.nan if cell is None else cell for cell in cells], dtype)
+    except OverflowError as error:
+        raise InvalidInputError(f"column {name} holds an integer beyond {dtype.__name__}: give a lesser one") from error

@@ -36,6 +36,14 @@ class Concatenate(OperatorModule):
         return torch.cat(inputs, dim=1)
 
 
+class Unstored(OperatorModule):
+    """NaN in place of each 0: what a sparse table does not store is missing to its reader."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` with NaN for 0."""
+        return x.masked_fill(x == 0, torch.nan)
+
+
 class Scale(OperatorModule):
     """Multiplication by one constant (scikit-learn's ``transformer_weights``)."""
 
