@@ -123,6 +123,7 @@ def test_control_tokens_are_tokens_when_allowed_and_text_otherwise(tokenizer: To
     assert tokenizer.encode("hi<tool>hi") == [*join_pieces("hi"), TOKENS.index("<tool>"), *join_pieces("hi")]
     assert tokenizer.encode("hi", add_bos=True) == [1, *join_pieces("hi")]
     assert tokenizer_from_gguf(fields(add_bos_token=False)).encode("hi", add_bos=True) == join_pieces("hi")
+    assert tokenizer_from_gguf(fields(add_eos_token=True)).encode("hi", add_bos=True) == [1, *join_pieces("hi"), 2]
     assert tokenizer.eos_ids == {2}
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     assert tokenizer.decode([1, *join_pieces("hi"), 2]) == "hi"

@@ -48,7 +48,6 @@ def test_a_model_without_template_or_bos_loads(make_gguf: Make) -> None:
     ("changes", "message"),
     [
         ({"llama.block_count": None}, "lacks llama.block_count"),
-        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "lacks llama.rope.scaling.orig"),
         ({"llama.expert_count": 8}, "lacks llama.expert_used_count"),
         ({"llama.expert_count": 8, "llama.expert_used_count": 9}, "cannot pass 9 of 8 experts"),
         ({"llama.attention.sliding_window": 16}, "llama.attention.sliding_window = 16"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -70,7 +71,7 @@ def load_gguf(
         )
     check_numbers(file.metadata, prefix=f"{architecture}.")
     check_types(entry.type for entry in file.tensors.values())
-    divisors = {}
+    divisors: dict[str, Any] = {}
     for name in _ROPE_DIVISORS.keys() & file.names:
         values = torch.empty(file.shape(name))
         file.read_into(name, values)

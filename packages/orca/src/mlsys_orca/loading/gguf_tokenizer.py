@@ -104,6 +104,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         return metadata.get(f"tokenizer.ggml.{key}", default)
 
     _check_vocabulary(get)
+    if get("suppress_tokens"):
+        raise InvalidInputError("the file has tokenizer.ggml.suppress_tokens, which is not implemented")
     if (kind := get("model")) == "t5":
         return unigram_from_gguf(metadata)
     if kind == "llama":
@@ -118,12 +120,15 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         )
     tokens = get("tokens")
     _add_tokens(backend, tokens, get("token_type", []))
-    ids = {role: get(f"{key}_token_id") for role, key in _ROLES.items()}
+    without = _WITHOUT_IDS if kind == "llama" and len(tokens) > max(_WITHOUT_IDS.values()) else {}
+    ids = {role: get(f"{key}_token_id", without.get(role)) for role, key in _ROLES.items()}
     special = {role: tokens[token_id] for role, token_id in ids.items() if token_id is not None}
-    if get("add_bos_token", adds_bos) and "bos_token" in special:
-        bos = special["bos_token"]
+    begins = [special["bos_token"]] if get("add_bos_token", adds_bos) and "bos_token" in special else []
+    ends_text = [special["eos_token"]] if get("add_eos_token", False) and "eos_token" in special else []
+    if begins or ends_text:
         backend.post_processor = processors.TemplateProcessing(
-            single=[bos, "$A"], special_tokens=[(bos, ids["bos_token"])]
+            single=[*begins, "$A", *ends_text],
+            special_tokens=[(token, tokens.index(token)) for token in {*begins, *ends_text}],
         )
     ends = (ids["eos_token"], get("eot_token_id"), get("eom_token_id"))
     return Tokenizer(backend, eos_ids=(end for end in ends if end is not None), special_tokens=special)
@@ -170,6 +175,7 @@ def _all_are(values: object, kinds: set[type]) -> bool:
 
 _MAX_TOKEN_CHARS = 4096
 _ELSEWHERE = "Load the model's Hugging Face directory instead: its tokenizer.json spells every rule"
+_WITHOUT_IDS = {"bos_token": 1, "eos_token": 2}  # of a file that merges pieces and does not say
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 

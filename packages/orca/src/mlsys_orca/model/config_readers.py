@@ -1,15 +1,15 @@
 """A Hugging Face ``config.json`` or a GGUF file's metadata to a :class:`ModelConfig`: what the families share.
 
 Between the loaders of both formats and the families. A family whose keys are Llama's adds its defaults and its
-differences to :func:`config_from_huggingface`; one with other keys builds its configuration with the helpers. Of a GGUF
-each family names the keys beyond the common ones that it implements; key names:
+differences to :func:`config_from_huggingface`; one with other keys builds its configuration with the helpers. A GGUF's
+defaults are those of llama.cpp's loader; a key that it would obey and the family has not read is refused. Key names:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
@@ -119,32 +119,67 @@ GGUF_STEMS = {
     "up": "blk.{}.ffn_up",
     "down": "blk.{}.ffn_down",
 }
-# Keys that change the result, with the values that mean "as if it were absent". A family names those it implements.
-_CHANGES_THE_RESULT: dict[str, tuple[Any, ...]] = {
+# Keys with which llama.cpp changes what a decoder computes -> values that ask for nothing. A key that is not here and
+# begins like those is unknown; what a family has read, it implements.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "activation_sparsity_scale": (),
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
-    "attention.key_length_swa": (),
+    "attention.kv_lora_rank": (0,),
     "attention.max_alibi_bias": (0,),
-    "attention.output_scale": (1,),
-    "attention.scale": (),
+    "attention.output_scale": (0, 1),
+    "attention.q_lora_rank": (0,),
+    "attention.relative_buckets_count": (0,),
+    "attention.scale": (0,),
     "attention.shared_kv_layers": (0,),
     "attention.sliding_window": (0,),
-    "attention.temperature_scale": (),
+    "attention.temperature_length": (0,),
+    "attention.temperature_scale": (0,),
+    "attention.value_scale": (0, 1),
     "attn_logit_softcapping": (0,),
-    "embedding_scale": (1,),
+    "embedding_length_per_layer_input": (0,),
+    "embedding_scale": (0, 1),
     "expert_count": (0,),
+    "expert_gating_func": (0, 1),  # the softmax
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
     "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "expert_used_count": (0,),
+    "expert_weights_scale": (0, 1),
     "final_logit_softcapping": (0,),
-    "logit_scale": (1,),
+    "hidden_activation": (),
+    "interleave_moe_layer_step": (0, 1),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0, 1),
+    "moe_every_n_layers": (0,),
+    "moe_latent_size": (0,),
+    "n_deepstack_layers": (0,),
     "nextn_predict_layers": (0,),
-    "residual_scale": (1,),
-    "rope.dimension_sections": (),
-    "rope.freq_base_swa": (),
+    "residual_scale": (0, 1),
+    "rope.scaling.alpha": (0, 1),
     "rope.scaling.yarn_attn_factor": (1,),
-    "rope.scaling.yarn_ext_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (1, -1),
     "rope.scaling.yarn_log_multiplier": (0,),
+    "router_logit_softcapping": (0,),
+    "swiglu_clamp_exp": (0,),
+    "swiglu_clamp_shexp": (0,),
 }
+_COUNTS = ("_count", "_count_kv", "_interval", "_kernel", "_layers", "_length", "_pattern", "_rank", "_size", "_window")
+_NAMESPACES = ("attention.", "expert", "rope.", "ssm.")
+# Keys of these that mean nothing to a family that has not read them: of the other norm, of another scaling, or a size
+# that its tensors have as well.
+_OF_NO_USE = frozenset(
+    {
+        "attention.layer_norm_epsilon",
+        "attention.layer_norm_rms_epsilon",
+        "expert_feed_forward_length",
+        "rope.scaling.finetuned",
+        "rope.scaling.original_context_length",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,24 +192,46 @@ class GgufFields:
     rope_divisors: tuple[float, ...] | None = None  # of the tensor rope_freqs.weight (Llama 3.1's scaling), if any
     long_divisors: tuple[float, ...] | None = None  # of rope_factors_long.weight (longrope)
     short_divisors: tuple[float, ...] | None = None  # of rope_factors_short.weight
+    read: set[str] = field(default_factory=set)  # keys that the family has asked for
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value at ``key`` of the architecture.
 
         Raises:
-            InvalidInputError: it is missing and there is no default, or differs from layer to layer.
+            InvalidInputError: it is missing and there is no default, differs from layer to layer, or is of a type or a
+                size that nobody can use.
         """
+        self.read.add(key)
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         refuse(isinstance(value, list), f"{self.architecture}.{key} that differs from layer to layer")
         if value is None:
             raise InvalidInputError(f"the file's metadata lacks {self.architecture}.{key}")
+        is_count = key.endswith(_COUNTS)
+        if (is_count and type(value) is not int) or (isinstance(value, str) and key != "rope.scaling.type"):
+            kind = "a whole number" if is_count else "a number"
+            raise InvalidInputError(f"the file's metadata has {self.architecture}.{key} = {value!r}; it must be {kind}")
+        if key == "attention.head_count" and value == 0:
+            raise InvalidInputError(f"the file's metadata has {self.architecture}.{key} = 0; it must be 1 or more")
         return value
+
+    def refuse_unread(self) -> None:
+        """Refuse keys that change the result and that the family has not read.
+
+        Raises:
+            InvalidInputError: there is one; the message names it.
+        """
+        prefix = f"{self.architecture}."
+        stated = {name.removeprefix(prefix): value for name, value in self.metadata.items() if name.startswith(prefix)}
+        for key in sorted(stated.keys() - self.read - _OF_NO_USE):
+            neutral = _NEUTRAL.get(key, () if key.startswith(_NAMESPACES) else (stated[key],))
+            if key.endswith("_swa"):  # of layers with a window: the same as of all
+                neutral = (stated.get(key.removesuffix("_swa")),)
+            refuse(stated[key] not in neutral, f"{prefix}{key} = {str(stated[key])[:100]}")
 
 
 def config_from_gguf(
     fields: GgufFields,
     *,
-    implements: frozenset[str] = frozenset(),
     norm: str = "rms",
     partial_rotary: bool = False,
     **changes: Any,
@@ -183,7 +240,6 @@ def config_from_gguf(
 
     Args:
         fields: The metadata.
-        implements: Keys beyond the common ones that the family has read itself.
         norm: ``"rms"`` or ``"layer"``: whose epsilon the file has.
         partial_rotary: True if the family knows rotary positions on part of a head.
         changes: Fields of :class:`ModelConfig` that the family has read itself.
@@ -191,9 +247,6 @@ def config_from_gguf(
     Raises:
         InvalidInputError: a key is missing, or states something that is not implemented.
     """
-    for key in _CHANGES_THE_RESULT.keys() - implements:
-        value = fields.metadata.get(name := f"{fields.architecture}.{key}")
-        refuse(value is not None and value not in _CHANGES_THE_RESULT[key], f"{name} = {value!r}")
     num_heads = fields.get("attention.head_count")
     head_dim = fields.get("attention.key_length", fields.get("embedding_length") // max(1, num_heads))
     refuse(fields.get("attention.value_length", head_dim) != head_dim, "values of another width than keys")
@@ -201,8 +254,7 @@ def config_from_gguf(
     refuse(rotary_dim != head_dim and not partial_rotary, "rotary positions on part of a head")
     stated: dict[str, Any] = {
         "architecture": fields.architecture,
-        "vocab_size": fields.metadata.get(f"{fields.architecture}.vocab_size")
-        or len(fields.metadata.get("tokenizer.ggml.tokens") or ()),
+        "vocab_size": fields.get("vocab_size", 0) or len(fields.metadata.get("tokenizer.ggml.tokens") or ()),
         "hidden_size": fields.get("embedding_length"),
         "intermediate_size": fields.get("feed_forward_length"),
         "num_layers": fields.get("block_count"),
@@ -218,7 +270,9 @@ def config_from_gguf(
         "output_bias": "blk.0.attn_output.bias" in fields.tensor_names,
         "mlp_bias": "blk.0.ffn_up.bias" in fields.tensor_names,
     }
-    return ModelConfig(**(stated | rope_from_gguf(fields, rotary_dim) | changes))
+    stated |= rope_from_gguf(fields, rotary_dim)
+    fields.refuse_unread()
+    return ModelConfig(**(stated | changes))
 
 
 def rope_from_gguf(fields: GgufFields, rotary_dim: int) -> dict[str, Any]:
@@ -227,25 +281,25 @@ def rope_from_gguf(fields: GgufFields, rotary_dim: int) -> dict[str, Any]:
     Raises:
         InvalidInputError: it is not implemented, or lacks a number.
     """
-    kind, amplitude = fields.get("rope.scaling.type", "none"), float(fields.get("rope.scaling.attn_factor", 1.0))
+    kind, amplitude = fields.get("rope.scaling.type", "linear"), float(fields.get("rope.scaling.attn_factor", 1.0))
+    divisors, factor = fields.rope_divisors, _rope_factor(fields)
     if fields.long_divisors and fields.short_divisors:
-        is_long = fields.get("context_length") > fields.get("rope.scaling.original_context_length")
-        return {
-            "rope_divisors": fields.long_divisors if is_long else fields.short_divisors,
-            "rope_amplitude": amplitude,
-        }
+        length = fields.get("context_length")
+        is_long = length > fields.get("rope.scaling.original_context_length", length)
+        divisors = fields.long_divisors if is_long else fields.short_divisors
+        kind = "linear" if kind == "longrope" else kind
     refuse(kind not in ("none", "linear", "yarn"), f"rotary scaling {kind!r} (none, linear, yarn and factors are)")
-    if kind == "none":
-        return {"rope_divisors": fields.rope_divisors, "rope_amplitude": amplitude}
-    factor = float(fields.get("rope.scaling.factor"))
-    if kind == "linear":
-        divisors = tuple(factor * divisor for divisor in fields.rope_divisors or (1.0,) * (rotary_dim // 2))
-        return {"rope_divisors": divisors, "rope_amplitude": amplitude}
-    refuse(fields.rope_divisors is not None, "rotary scaling 'yarn' beside rope_freqs")
-    return {
-        "rope_divisors": yarn_from_gguf(fields, rotary_dim),
-        "rope_amplitude": amplitude * yarn_amplitude(factor),
-    }
+    if kind == "yarn":
+        refuse(divisors is not None, "rotary scaling 'yarn' beside factors")
+        divisors, amplitude = yarn_from_gguf(fields, rotary_dim), amplitude * yarn_amplitude(factor)
+    elif kind == "linear" and factor != 1.0:
+        divisors = tuple(factor * divisor for divisor in divisors or (1.0,) * (rotary_dim // 2))
+    return {"rope_divisors": divisors, "rope_amplitude": amplitude}
+
+
+def _rope_factor(fields: GgufFields) -> float:
+    """Return the factor of a linear scaling or of yarn; a file says 1 with 0, too."""
+    return float(fields.get("rope.scaling.factor", fields.get("rope.scale_linear", 1.0))) or 1.0
 
 
 def yarn_from_gguf(fields: GgufFields, rotary_dim: int, *, truncate: bool = True) -> tuple[float, ...]:
@@ -253,8 +307,8 @@ def yarn_from_gguf(fields: GgufFields, rotary_dim: int, *, truncate: bool = True
     return yarn_divisors(
         float(fields.get("rope.freq_base", 10_000.0)),
         rotary_dim,
-        factor=float(fields.get("rope.scaling.factor")),
-        original_max_positions=fields.get("rope.scaling.original_context_length"),
+        factor=_rope_factor(fields),
+        original_max_positions=fields.get("rope.scaling.original_context_length", fields.get("context_length")),
         beta_fast=fields.get("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.get("rope.scaling.yarn_beta_slow", 1.0),
         truncate=truncate,

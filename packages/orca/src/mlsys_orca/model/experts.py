@@ -127,6 +127,13 @@ def expert_fields(fields: GgufFields) -> dict[str, Any]:
     return {"num_experts": num_experts, "num_chosen_experts": fields.get("expert_used_count")}
 
 
+def shared_size(fields: GgufFields, default: int | None = None) -> int | None:
+    """Return the features inside the experts that all tokens pass, taken together."""
+    fields.read.add("expert_shared_count")  # one as wide as all
+    size: int | None = fields.get("expert_shared_feed_forward_length", default)
+    return size
+
+
 def refuse_dense_layers(raw: Mapping[str, Any]) -> None:
     """Refuse a ``config.json`` that states layers without experts beside those with."""
     refuse(bool(raw.get("mlp_only_layers")), "layers without experts beside those with (mlp_only_layers)")

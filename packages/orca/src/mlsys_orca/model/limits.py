@@ -54,7 +54,8 @@ _RULES = [
     _Rule(r"rope_theta|rotary_emb_base|rope_local_base_freq|rope\.freq_base(_swa)?", 1 + 1e-6, MAX_MAGNITUDE),
     _Rule(r"partial_rotary_factor|rotary_pct", _TINY, 1),
     _Rule(r"beta_(fast|slow)|rope\.scaling\.yarn_beta_(fast|slow)", _TINY, MAX_MAGNITUDE),
-    _Rule(r"(low|high)_freq_factor|attention_factor|factor|rope\.scaling\.(attn_)?factor", _TINY, MAX_MAGNITUDE),
+    _Rule(r"(low|high)_freq_factor|attention_factor|factor|rope\.scaling\.attn_factor", _TINY, MAX_MAGNITUDE),
+    _Rule(r"rope\.(scaling\.factor|scale_linear)", 0, MAX_MAGNITUDE),  # 0: none
     _Rule(r"query_pre_attn_scalar", _TINY, MAX_MAGNITUDE),
     _Rule(r"(embedding|residual|attention)_multiplier|logits_scaling", -MAX_MAGNITUDE, MAX_MAGNITUDE),
     _Rule(r"(embedding|residual|logit)_scale|attention\.scale", -MAX_MAGNITUDE, MAX_MAGNITUDE),

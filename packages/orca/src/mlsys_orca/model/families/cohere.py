@@ -63,10 +63,9 @@ def _from_huggingface_2(raw: Mapping[str, Any]) -> ModelConfig:
 def _from_gguf(fields: GgufFields) -> ModelConfig:
     return config_from_gguf(
         fields,
-        implements=frozenset({"logit_scale"}),
         norm="layer",
         parallel_residual=True,
-        logit_scale=fields.get("logit_scale"),
+        logit_scale=fields.get("logit_scale") or 1.0,
         qk_norm="blk.0.attn_q_norm.weight" in fields.tensor_names,
     )
 
@@ -76,10 +75,9 @@ def _from_gguf_2(fields: GgufFields) -> ModelConfig:
     windows = tuple(window if (number + 1) % _PATTERN else None for number in range(fields.get("block_count")))
     return config_from_gguf(
         fields,
-        implements=frozenset({"attention.sliding_window", "logit_scale"}),
         norm="layer",
         parallel_residual=True,
-        logit_scale=fields.get("logit_scale"),
+        logit_scale=fields.get("logit_scale") or 1.0,
         windows=windows,
         rotated=tuple(window is not None for window in windows),
     )

@@ -38,7 +38,6 @@ _GGUF: dict[str, str] = {
     **{f"shared.{role}": f"blk.{{}}.ffn_{role}_shexp" for role in _ROLES},
     **{f"dense.{role}": f"blk.{{}}.ffn_{role}" for role in _ROLES},
 }
-_KEYS = frozenset({"expert_count", "expert_shared_count", "rope.scaling.yarn_log_multiplier"})
 
 
 def _from_gguf(fields: GgufFields) -> ModelConfig:
@@ -50,6 +49,7 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     gating = fields.get("expert_gating_func", _SOFTMAX) or _SOFTMAX
     refuse(gating not in (_SOFTMAX, _SIGMOID), f"experts weighted by function {gating} (softmax and sigmoid are)")
     scale = keys**-0.5
+    refuse(fields.get("rope.scaling.attn_factor", 1.0) != 1.0, "latent attention with rope.scaling.attn_factor")
     if fields.get("rope.scaling.type", "none") == "yarn":
         stretch = fields.get("rope.scaling.yarn_log_multiplier", 0.0) / _LOG_UNIT  # mscale_all_dim, which mscale equals
         refuse(not stretch > 0, "rotary scaling 'yarn' without rope.scaling.yarn_log_multiplier")
@@ -58,7 +58,6 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     inner, dense = fields.get("expert_feed_forward_length"), fields.get("leading_dense_block_count", 0)
     return config_from_gguf(
         replace(fields, metadata={**fields.metadata, **lengths}),
-        implements=_KEYS,
         num_kv_heads=1,
         head_dim=rank + rotary,
         rotary_dim=rotary,
@@ -75,7 +74,7 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
         expert_choice=ExpertChoice(
             scoring="sigmoid" if gating == _SIGMOID else "softmax",
             sums_to_one=bool(fields.get("expert_weights_norm", False)),
-            scale=float(fields.get("expert_weights_scale", 1.0)),
+            scale=float(fields.get("expert_weights_scale", 1.0)) or 1.0,
             has_preference=f"blk.{dense}.exp_probs_b.bias" in fields.tensor_names,
             num_groups=fields.get("expert_group_count", 1) or 1,
             num_chosen_groups=fields.get("expert_group_used_count", 1) or 1,

@@ -74,7 +74,6 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     scaled_by_width = fields.get("embedding_length") / fields.get("attention.head_count")
     return config_from_gguf(
         fields,
-        implements=frozenset({"attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}),
         activation="gelu_tanh",
         windows=tuple(window if window and _slides(number) else None for number in range(num_layers)),
         attention_scale=scaled_by_width**-0.5 if num_layers == _LAYERS_OF_27B else None,

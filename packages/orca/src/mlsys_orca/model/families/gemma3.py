@@ -70,9 +70,7 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     scaled_by_width = fields.get("embedding_length") / fields.get("attention.head_count")
     return config_from_gguf(
         fields,
-        implements=frozenset({"attention.sliding_window", "rope.freq_base_swa", "final_logit_softcapping"}),
         activation="gelu_tanh",
-        rope_theta=fields.get("rope.freq_base", _THETA),
         windows=tuple(window if (number + 1) % pattern else None for number in range(num_layers)),
         local_rope_theta=fields.get("rope.freq_base_swa", _LOCAL_THETA),
         attention_scale=scaled_by_width**-0.5 if num_layers == _LAYERS_OF_27B else None,

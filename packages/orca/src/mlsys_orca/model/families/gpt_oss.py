@@ -72,7 +72,6 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     layers, window = fields.get("block_count"), fields.get("attention.sliding_window", 0)
     config = config_from_gguf(
         fields,
-        implements=frozenset({"expert_count", "attention.sliding_window"}),
         intermediate_size=fields.get("expert_feed_forward_length"),
         windows=tuple(None if layer % 2 else window for layer in range(layers)) if window else None,
         gate_limit=_LIMIT,

@@ -14,8 +14,6 @@ from mlsys_orca.model.config import ModelConfig, refuse
 from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface
 from mlsys_orca.model.families import llama
 
-GGUF_KEYS = frozenset({"attention.scale", "embedding_scale", "logit_scale", "residual_scale"})
-
 
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     return scaled(
@@ -27,18 +25,15 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _from_gguf(fields: GgufFields) -> ModelConfig:
-    config = config_from_gguf(fields, implements=GGUF_KEYS, attention_scale=fields.get("attention.scale", 0.0) or None)
-    return scaled_by_file(config, fields)
+    numbers = numbers_of_file(fields)
+    refuse(not fields.get("rope.scaling.finetuned", True), "rope.scaling.finetuned = False, no rotary positions")
+    return scaled(config_from_gguf(fields, attention_scale=fields.get("attention.scale", 0.0) or None), **numbers)
 
 
-def scaled_by_file(config: ModelConfig, fields: GgufFields) -> ModelConfig:
-    """Return ``config`` with the numbers that a GGUF states; see :func:`scaled`."""
-    return scaled(
-        config,
-        embedding=fields.get("embedding_scale", 1.0),
-        branch=fields.get("residual_scale", 1.0),
-        logits=fields.get("logit_scale", 1.0),
-    )
+def numbers_of_file(fields: GgufFields) -> dict[str, float]:
+    """Return the numbers that a GGUF states, 1 where it has 0; see :func:`scaled`."""
+    keys = {"embedding": "embedding_scale", "branch": "residual_scale", "logits": "logit_scale"}
+    return {name: fields.get(key, 1.0) or 1.0 for name, key in keys.items()}
 
 
 def scaled(config: ModelConfig, *, embedding: float, branch: float, logits: float) -> ModelConfig:

@@ -20,6 +20,7 @@ from mlsys_orca.model.experts import (
     expert_fields,
     read_experts,
     read_gated,
+    shared_size,
 )
 from mlsys_orca.model.families import bamba, granite, mamba2
 from mlsys_orca.model.family import Family, Stems
@@ -91,22 +92,19 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
         raise InvalidInputError(f"{key} is {str(counts)[:50]}; it is a list that says which layers attend")
     refuse(len({*counts} - {0}) > 1, f"layers that attend with different {key}")
     # Bamba's, which turns a part of each head; the writer of these files orders its rows as if all of it turned.
-    refuse(bool(fields.get("rope.scaling.finetuned", False)), f"{prefix}rope.scaling.finetuned, rotary positions")
+    refuse(bool(fields.get("rope.scaling.finetuned", True)), f"{prefix}rope.scaling.finetuned, rotary positions")
     one = {**fields.metadata, key: max(counts, default=0) or fields.get("attention.head_count")}
-    num_experts = fields.get("expert_count", 0)
+    num_experts, numbers = fields.get("expert_count", 0), granite.numbers_of_file(fields)
     config = config_from_gguf(
         replace(fields, metadata=one),
-        implements=granite.GGUF_KEYS | {"expert_count", "expert_shared_count"},
         rotated=(False,) * len(counts),
         attention_scale=fields.get("attention.scale", 0.0) or None,
         recurrent=recurrent.part_from_gguf(fields, [count == 0 for count in counts]),
-        shared_expert_size=fields.get(
-            "expert_shared_feed_forward_length", None if num_experts else fields.get("feed_forward_length")
-        ),
+        shared_expert_size=shared_size(fields, None if num_experts else fields.get("feed_forward_length")),
         spans_heads=True,
         **expert_fields(fields),
     )
-    return granite.scaled_by_file(config, fields)
+    return granite.scaled(config, **numbers)
 
 
 def _mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:

@@ -45,7 +45,7 @@ def _read_attention(config: ModelConfig, read: OperatorReader, index: int) -> At
 
 
 def _from_gguf(fields: GgufFields) -> ModelConfig:
-    return config_from_gguf(fields, implements=frozenset({"expert_count"}), **expert_fields(fields))
+    return config_from_gguf(fields, **expert_fields(fields))
 
 
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:

@@ -95,8 +95,8 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     prefix = f"{fields.architecture}."
     none = {"attention.head_count": 1, "attention.head_count_kv": 1, "attention.key_length": 2}  # of attention
     stated = {prefix + key: value for key, value in none.items()} | {prefix + "feed_forward_length": 1}
+    part = recurrent.part_from_gguf(fields, (True,) * fields.get("block_count"))
     config = config_from_gguf(replace(fields, metadata={**fields.metadata, **stated}), spans_heads=True)
-    part = recurrent.part_from_gguf(fields, (True,) * config.num_layers)
     # What the file states of its context is a number that its writer made up.
     return replace(config, intermediate_size=part.num_values, max_positions=_MAX_POSITIONS, recurrent=part)
 

@@ -62,7 +62,6 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     refuse(not most, "learned positions (no attention.max_alibi_bias)")
     return config_from_gguf(
         fields,
-        implements=frozenset({"attention.max_alibi_bias"}),
         norm="layer",
         activation="gelu",
         alibi_slopes=mosaic_slopes(fields.get("attention.head_count"), most=most),

@@ -40,7 +40,6 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     window = fields.get("attention.sliding_window")  # 0: none; files that do not say are too old to tell
     return config_from_gguf(
         fields,
-        implements=frozenset({"attention.sliding_window"}),
         partial_rotary=True,
         windows=(window,) * fields.get("block_count") if window else None,
     )

@@ -13,7 +13,15 @@ from typing import Any
 from mlsys_orca.model import assembly
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface, require
-from mlsys_orca.model.experts import Choice, SharedExpert, expert_fields, read_experts, read_gated, refuse_dense_layers
+from mlsys_orca.model.experts import (
+    Choice,
+    SharedExpert,
+    expert_fields,
+    read_experts,
+    read_gated,
+    refuse_dense_layers,
+    shared_size,
+)
 from mlsys_orca.model.families import qwen2, qwen3_moe
 from mlsys_orca.model.family import Family, Stems
 from mlsys_orca.model.layers import Linear
@@ -67,9 +75,8 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
 def _from_gguf(fields: GgufFields) -> ModelConfig:
     return config_from_gguf(
         fields,
-        implements=frozenset({"expert_count", "expert_shared_count"}),
         intermediate_size=fields.get("expert_feed_forward_length"),
-        shared_expert_size=fields.get("expert_shared_feed_forward_length"),
+        shared_expert_size=shared_size(fields),
         spans_heads=True,
         experts_sum_to_one=False,
         **expert_fields(fields),

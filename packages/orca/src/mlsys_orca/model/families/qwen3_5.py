@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from mlsys_orca.model import assembly
-from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.config import ModelConfig, refuse
 from mlsys_orca.model.config_readers import GgufFields
 from mlsys_orca.model.families import llama, qwen2_moe, qwen3_next
 from mlsys_orca.model.families.gemma2 import one_plus_norm
@@ -46,8 +46,11 @@ def _with_experts_from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _from_gguf(fields: GgufFields) -> ModelConfig:
-    implements = frozenset({"nextn_predict_layers", "rope.dimension_sections"})
-    config = qwen3_next.config_of_file(fields, implements=implements)
+    fields.read.add("rope.dimension_sections")  # a text's positions are alike in the first three, and 0 in the last
+    sections = fields.metadata.get(f"{fields.architecture}.rope.dimension_sections", [])
+    refuse(not isinstance(sections, list) or any(sections[3:]), f"rope.dimension_sections = {sections!r}")
+    guessing = int(fields.get("nextn_predict_layers", 0))
+    config = qwen3_next.config_of_file(fields, num_layers=int(fields.get("block_count")) - guessing)
     part = config.recurrent
     assert part is not None
     return replace(config, recurrent=replace(part, is_tiled=part.num_heads != part.num_groups))

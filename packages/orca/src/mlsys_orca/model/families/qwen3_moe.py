@@ -50,9 +50,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
 
 def _from_gguf(fields: GgufFields) -> ModelConfig:
     inner = fields.get("expert_feed_forward_length")
-    return config_from_gguf(
-        fields, implements=frozenset({"expert_count"}), intermediate_size=inner, **expert_fields(fields)
-    )
+    return config_from_gguf(fields, intermediate_size=inner, **expert_fields(fields))
 
 
 FAMILY = Family(

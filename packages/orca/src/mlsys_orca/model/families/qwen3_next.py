@@ -9,7 +9,7 @@ from typing import Any
 from mlsys_orca.model import assembly, recurrent
 from mlsys_orca.model.config import ModelConfig, RecurrentPart, refuse
 from mlsys_orca.model.config_readers import GgufFields, config_from_gguf, config_from_huggingface, require
-from mlsys_orca.model.experts import expert_fields, refuse_dense_layers
+from mlsys_orca.model.experts import expert_fields, refuse_dense_layers, shared_size
 from mlsys_orca.model.families import qwen2_moe, qwen3
 from mlsys_orca.model.families.gemma2 import one_plus_norm
 from mlsys_orca.model.family import Family, Stems
@@ -97,24 +97,23 @@ def config_of(raw: Mapping[str, Any], architecture: str, *, has_experts: bool = 
     )
 
 
-def config_of_file(fields: GgufFields, *, implements: frozenset[str] = frozenset()) -> ModelConfig:
-    """Return the configuration that a GGUF states, with experts or without; ``implements``: keys beyond Qwen3-Next's.
+def config_of_file(fields: GgufFields, *, num_layers: int | None = None) -> ModelConfig:
+    """Return the configuration that a GGUF states, with experts or without.
 
-    Layers that guess further tokens are not counted, where their number is among those keys.
+    Args:
+        fields: The metadata.
+        num_layers: Layers but those that guess further tokens; None: all.
     """
-    every, num_layers = fields.get("full_attention_interval", 4), int(fields.get("block_count"))
-    if "nextn_predict_layers" in implements:
-        num_layers -= int(fields.get("nextn_predict_layers", 0))
+    every, num_layers = fields.get("full_attention_interval", 4), num_layers or int(fields.get("block_count"))
     experts: dict[str, Any] = expert_fields(fields)
     if experts:
         experts |= {
             "intermediate_size": fields.get("expert_feed_forward_length"),
-            "shared_expert_size": fields.get("expert_shared_feed_forward_length"),
+            "shared_expert_size": shared_size(fields),
         }
     layers = [bool((index + 1) % every) for index in range(num_layers)]
     return config_from_gguf(
         fields,
-        implements=implements | {"expert_count", "expert_shared_count"},
         partial_rotary=True,
         num_layers=num_layers,
         recurrent=recurrent.part_from_gguf(fields, layers, rule="delta"),
