@@ -12,7 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, Self
 
 from mlsys_core.device.protocols import Device, Event, Stream
@@ -86,8 +87,9 @@ class InlineExecutor(Generic[Batch, Output]):
     def close(self) -> None:
         """Refuse further batches and drop those not yet run."""
         self._closed = True
-        while not self._tasks.empty():
-            self._tasks.get()
+        with suppress(Empty):  # no look before the get: a signal handler may close it in between
+            while True:
+                self._tasks.get_nowait()
 
 
 class ThreadExecutor(Generic[Batch, Output]):
@@ -261,7 +263,7 @@ class StreamExecutor(Generic[Batch, Output]):
         self._signal = EventSignal(device) if signal is None else signal(self._stream)
         self._in_progress: deque[tuple[Batch, list[Output | BaseException]]] = deque()
         self._num_taken = 0
-        self._interrupted = threading.Event()
+        self._interrupts: SimpleQueue[None] = SimpleQueue()
 
     def submit(self, batch: Batch) -> None:
         """Issue ``batch``; an exception becomes its output, in its turn."""
@@ -276,19 +278,18 @@ class StreamExecutor(Generic[Batch, Output]):
         while True:
             if self._in_progress and self._signal.num_done() > self._num_taken:
                 return self._take()
-            if self._interrupted.is_set():
-                self._interrupted.clear()
-                return None
+            if not self._interrupts.empty():
+                return self._interrupts.get()
             if until_s is not None and self._clock.now() >= until_s:
                 return None
             if self._in_progress:
                 time.sleep(_POLL_S)
             else:
-                self._interrupted.wait(None if until_s is None else max(0.0, until_s - self._clock.now()))
+                return take(self._interrupts, None if until_s is None else until_s - self._clock.now())
 
     def interrupt(self) -> None:
         """Make a ``wait`` in progress, or the next one, return soon."""
-        self._interrupted.set()
+        self._interrupts.put(None)
 
     def close(self) -> None:
         """Drop batches in progress, and close the stream."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, Self
 
 from mlsys_core.errors import MlsysError, ServingError
@@ -31,7 +32,7 @@ from mlsys_core.loop.protocols import (
     Request,
     Scheduler,
 )
-from mlsys_core.loop.workers import Completion, Lost, is_set_in
+from mlsys_core.loop.workers import Completion, Latch, Lost
 
 _logger = logging.getLogger(__name__)
 
@@ -94,15 +95,15 @@ class ServingLoop(Generic[Request, Batch, Output]):
             on_output=self._listener.on_output,
             on_finished=self._tell_finished,
         )
-        self._claiming = threading.Lock()
+        self._driving = threading.Lock()  # held by who drives the loop; nobody waits for it
         self._has_rung = False  # an interrupt is under way that no wait has consumed: there is at most one
-        self._runner: int | None = None  # the thread in step(), or in run_forever()
+        self._runner: int | None = None  # the thread in step(), in run_forever(), or in start() until its thread runs
+        self._is_waiting = False  # the runner has looked at its inbox, and may block
         self._is_running = False  # run_forever() is at work, or about to be
         self._is_stopping = False
-        self._was_aborted = False  # requests left because the loop stopped
         self._unraised: BaseException | None = None  # error that ended the thread of start()
-        self._drained = threading.Event()
-        self._ended = threading.Event()
+        self._drained = Latch()
+        self._ended = Latch()
 
     def __enter__(self) -> Self:
         return self
@@ -139,8 +140,10 @@ class ServingLoop(Generic[Request, Batch, Output]):
             LoopClosedError: the loop is draining or has stopped.
             InvalidInputError: ``request_id`` belongs to an unfinished request, or is not ``request.request_id``.
         """
-        self._inbox.submit(request, request_id)
-        self._ring()
+        try:
+            self._inbox.submit(request, request_id)
+        finally:  # also if refused: a drain may have seen the request before it was taken back
+            self._ring()
 
     def cancel(self, request_id: str) -> None:
         """Ask for a request to leave as CANCELLED; unknown and finished ids are ignored. From any thread."""
@@ -172,32 +175,14 @@ class ServingLoop(Generic[Request, Batch, Output]):
             Exception: a defect of the scheduler, or the loss of the last executor; every unfinished request was failed
                 with it and the loop has stopped.
         """
-        if self._inbox.state is LoopState.STOPPED:
-            raise LoopClosedError("the loop has stopped: make a new one")
-        me = threading.get_ident()
-        if self._runner not in (None, me):
-            raise ServingError("another thread drives this loop: only it may call step()")
-        self._runner = me
+        self._claim("another thread drives this loop: only it may call step()")
         try:
-            num_taken = self._fill()
-            done = self._wait(until_s)
-            if done is not None:
-                tell = self._dispatcher.update_from_output(done)
-                try:
-                    if self._is_running:  # a caller of step() may still submit requests at this moment
-                        self._fill()  # the worker computes on while the listener is called
-                finally:
-                    tell()
-        except Exception as error:
-            self._abort(FinishReason.FAILED, error)
-            raise
+            return self._step(until_s)
         finally:
-            if not self._is_running:  # driven by hand: whoever asked for the end during this step gets it now
-                self._runner = None
-                if self._is_stopping:
-                    self._end()
-        self._note_drained()
-        return bool(num_taken or done)
+            self._runner = None
+            if self._is_stopping:  # asked for during this step
+                self._end()
+            self._driving.release()
 
     def run_forever(self) -> None:
         """Step until :meth:`stop`; in the calling thread. Blocks, without spinning, while there is nothing to do.
@@ -206,7 +191,8 @@ class ServingLoop(Generic[Request, Batch, Output]):
             ServingError: the loop runs already.
             Exception: as :meth:`step`.
         """
-        self._claim()
+        self._claim("the loop runs already: one thread drives it")
+        self._is_running = True
         self._run(reraise=True)
 
     def start(self) -> Self:
@@ -215,7 +201,8 @@ class ServingLoop(Generic[Request, Batch, Output]):
         Raises:
             ServingError: the loop runs already, or has stopped.
         """
-        self._claim()
+        self._claim("the loop runs already: one thread drives it")
+        self._is_running = True
         thread = threading.Thread(target=self._run, kwargs={"reraise": False}, name="serving-loop", daemon=True)
         thread.start()
         return self
@@ -223,7 +210,8 @@ class ServingLoop(Generic[Request, Batch, Output]):
     def drain(self, timeout_s: float | None = None) -> bool:
         """Refuse new requests and finish those accepted; return then, or after ``timeout_s``. Does not stop the loop.
 
-        If the loop does not run in another thread, this call drives it; ``drain(0)`` only begins.
+        If the loop does not run in another thread, this call drives it; ``drain(0)`` only begins, and may be called
+        from a signal handler.
 
         Returns:
             Whether every request accepted has left by being served, not by stopping.
@@ -236,14 +224,20 @@ class ServingLoop(Generic[Request, Batch, Output]):
             raise ServingError("drain() would wait for the step it is called from: call it from another thread")
         self._inbox.refuse()
         if self._is_running:
-            self._ring()
-            is_set_in(self._drained, timeout_s)
+            self._interrupt()  # in any case: a signal handler may have come in between _ring()'s note and its deed
+            self._drained.wait(timeout_s)
         elif self._inbox.state is LoopState.DRAINING:
             until_s = None if timeout_s is None else self._clock.now() + timeout_s
-            while self.num_unfinished and (until_s is None or self._clock.now() < until_s):
-                self.step(until_s=until_s)
+            with suppress(LoopClosedError):  # a signal handler stopped it between two steps
+                while self._may_have_work and (until_s is None or self._clock.now() < until_s):
+                    self.step(until_s=until_s)
         self._raise_once()
-        return not self.num_unfinished and not self._was_aborted
+        return not self._may_have_work and not self._inbox.was_aborted
+
+    @property
+    def _may_have_work(self) -> bool:
+        # The last request may have left in a step, by hand and in another thread, that has yet to tell the listener.
+        return bool(self.num_unfinished) or (self._runner is not None and not self._drained.is_set)
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Stop now: unfinished requests leave as CANCELLED, executors are closed. Idempotent.
@@ -260,11 +254,29 @@ class ServingLoop(Generic[Request, Batch, Output]):
         if self._runner == threading.get_ident():
             return
         if self._is_running or self._runner is not None:
-            if not is_set_in(self._ended, timeout_s):
+            if not self._ended.wait(timeout_s):
                 raise ServingError(f"the loop did not stop within {timeout_s} s: an executor has not returned")
         else:
             self._end()
         self._raise_once()
+
+    def _step(self, until_s: float | None) -> bool:
+        try:
+            num_taken = self._fill()
+            done = self._wait(until_s)
+            self._is_waiting = False
+            if done is not None:
+                tell = self._dispatcher.update_from_output(done)
+                try:
+                    if self._is_running:  # a caller of step() may still submit requests at this moment
+                        self._fill()  # the worker computes on while the listener is called
+                finally:
+                    tell()
+        except Exception as error:
+            self._abort(FinishReason.FAILED, error)
+            raise
+        self._note_drained()
+        return bool(num_taken or done)
 
     def _fill(self) -> int:
         """Admit new requests and fill the workers; return the number of messages and batches."""
@@ -274,7 +286,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
 
     def _admit(self, now: float) -> int:
         """Bring requests and cancellations from the inbox to the scheduler; return their number."""
-        is_draining = self._inbox.state is LoopState.DRAINING  # read first: then the messages below are the last
+        is_draining = self._inbox.state is LoopState.DRAINING
         messages = self._inbox.take()
         for request_id, request in messages:
             if request is Cancel.CANCEL:
@@ -287,14 +299,15 @@ class ServingLoop(Generic[Request, Batch, Output]):
                 self._scheduler.add(request, now)
             except MlsysError as error:
                 self._tell_finished([Finished(request_id, FinishReason.FAILED, error=error)], now)
-        if is_draining and self._draining is not None:
-            self._draining.drain(now)
+        if is_draining and self._draining is not None and self._scheduler.num_unfinished == self._inbox.num_unfinished:
+            self._draining.drain(now)  # not while a request that was just accepted is still on its way
             self._draining = None
         if self._expiring is not None:
             self._tell_finished(self._expiring.expire(now), now)
         return len(messages)
 
     def _wait(self, until_s: float | None) -> Completion[Batch, Output] | Lost | None:
+        self._is_waiting = True  # before the look at the inbox: who comes later rings
         if self._inbox or self._is_stopping:  # came since, in this very thread: no interrupt is needed to see it
             return None
         if self._note_drained():  # the last request left without a batch; who drives by hand must not block now
@@ -305,15 +318,17 @@ class ServingLoop(Generic[Request, Batch, Output]):
         return done
 
     def _note_drained(self) -> bool:
-        """Record the end of a drain; return True the first time."""
-        if self._inbox.state is not LoopState.DRAINING or self._inbox.num_unfinished or self._drained.is_set():
+        """Record the end of a drain; return True the first time, and always if driven by hand: nothing will come."""
+        if self._inbox.state is not LoopState.DRAINING or self._inbox.num_unfinished:
             return False
-        self._drained.set()
-        return True
+        is_news = not self._drained.is_set
+        if is_news:
+            self._drained.set()
+        return is_news or not self._is_running
 
     def _ring(self) -> None:
         """Make the loop look at its inbox."""
-        if self._has_rung or self._runner == threading.get_ident():
+        if self._has_rung or (self._runner == threading.get_ident() and not self._is_waiting):
             return
         self._has_rung = True
         self._interrupt()
@@ -334,24 +349,31 @@ class ServingLoop(Generic[Request, Batch, Output]):
     def _abort(self, reason: FinishReason, error: BaseException | None) -> None:
         """Let every unfinished request leave, and accept no more."""
         request_ids = self._inbox.close(error)
-        self._was_aborted = self._was_aborted or bool(request_ids)
         now = self._clock.now()
         for request_id in request_ids:
             self._listener.on_finished(Finished(request_id, reason, error=error), now)
 
-    def _claim(self) -> None:
-        with self._claiming:
-            if self._inbox.state is LoopState.STOPPED or self._is_stopping:
-                raise LoopClosedError("the loop has stopped: make a new one")
-            if self._is_running:
-                raise ServingError("the loop runs already: one thread drives it")
-            self._is_running = True
+    def _claim(self, refusal: str) -> None:
+        """Become the thread that drives the loop.
+
+        Raises:
+            LoopClosedError: the loop has stopped.
+            ServingError: another drives it, as ``refusal`` says.
+        """
+        if not self._driving.acquire(blocking=False):
+            raise ServingError(refusal)
+        self._runner = threading.get_ident()
+        if self._is_stopping or self._inbox.state is LoopState.STOPPED:  # stop() writes, then looks at the runner
+            self._runner = None
+            self._end()
+            self._driving.release()
+            raise LoopClosedError("the loop has stopped: make a new one")
 
     def _run(self, *, reraise: bool) -> None:
         self._runner = threading.get_ident()
         try:
             while not self._is_stopping:
-                self.step()
+                self._step(None)
         except BaseException as error:
             if reraise:
                 raise
@@ -359,14 +381,15 @@ class ServingLoop(Generic[Request, Batch, Output]):
             self._unraised = error
         finally:
             self._end()
+            self._driving.release()
 
     def _end(self) -> None:
         self._abort(FinishReason.CANCELLED, None)
         self._drained.set()  # only now: who waits in drain() must find what ended the loop
         self._dispatcher.close()
-        self._runner = None
+        self._ended.set()  # before the rest: a signal handler of this very thread must not wait for it
         self._is_running = False
-        self._ended.set()
+        self._runner = None
 
     def _raise_once(self) -> None:
         error, self._unraised = self._unraised, None

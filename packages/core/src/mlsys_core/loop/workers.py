@@ -209,9 +209,29 @@ def take(queue: SimpleQueue[_Item], timeout_s: float | None) -> _Item | None:
     return None
 
 
-def is_set_in(event: threading.Event, timeout_s: float | None) -> bool:
-    """Return True once the event is set, False after ``timeout_s`` seconds (None: no bound)."""
-    return any(event.wait(slice_s) for slice_s in _slices_s(timeout_s))
+class Latch:
+    """An event that is set once.
+
+    A signal handler may interrupt ``set`` and ``wait`` anywhere and call them: unlike ``threading.Event`` there is no
+    lock that it would wait for while its own thread holds it.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._woken: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        """Let all who wait, and will wait, go on."""
+        self.is_set = True
+        self._woken.put(None)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Return True once it is set, False after ``timeout_s`` seconds (None: no bound)."""
+        if not self.is_set:
+            take(self._woken, timeout_s)
+            if self.is_set:
+                self._woken.put(None)  # for the next who waits
+        return self.is_set
 
 
 def _slices_s(timeout_s: float | None) -> Iterator[float | None]:

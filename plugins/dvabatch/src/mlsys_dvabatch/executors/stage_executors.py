@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
-from typing import Any
+from queue import SimpleQueue
 
 import torch
 from mlsys_core.device import CpuDevice, Device, Event
 from mlsys_core.device.cpu import CpuStream
 from mlsys_core.loop.protocols import Clock, WorkerId
-from mlsys_core.loop.workers import Completion, QueuedWorkers, Workers
+from mlsys_core.loop.workers import Completion, QueuedWorkers, Workers, take
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
 
 _Done = Completion[StageTask, StageOutput]
@@ -77,7 +76,7 @@ class StageExecutor:
 
     def wait(self, timeout_s: float | None) -> tuple[StageTask, StageOutput | BaseException] | None:
         """Return the oldest completed task, for use without :meth:`as_workers`; None after the timeout."""
-        done = _get(self.completed, timeout_s)
+        done = take(self.completed, timeout_s)
         return None if done is None else (done.batch, done.output)
 
     def interrupt(self) -> None:
@@ -154,10 +153,3 @@ def _set_event() -> threading.Event:
     event = threading.Event()
     event.set()
     return event
-
-
-def _get(queue: SimpleQueue[Any], timeout_s: float | None) -> Any:
-    try:
-        return queue.get(timeout=None if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
-    except Empty:
-        return None
