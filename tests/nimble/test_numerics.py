@@ -11,7 +11,7 @@ import torch
 from mlsys_nimble import Nimble
 from mlsys_nimble.errors import CaptureError
 from torch import nn
-from torch.nn.functional import linear, one_hot, pdist, scaled_dot_product_attention
+from torch.nn.functional import interpolate, linear, one_hot, pdist, scaled_dot_product_attention
 
 BLIND = torch.ones(5, 5, dtype=torch.bool).tril().index_fill(0, torch.tensor([0, 3]), False)  # rows 0 and 3 see no key
 WEIGHT = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
@@ -94,6 +94,14 @@ COMPLEX = {
 @pytest.mark.parametrize("function", COMPLEX.values(), ids=COMPLEX)
 def test_complex_numbers(function: Any):
     as_eager(function, torch.randn(7, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_images_of_bytes_are_resized_to_the_bit(mode: str, channels_last: bool):
+    form = torch.channels_last if channels_last else torch.contiguous_format
+    x = torch.randint(0, 255, (2, 3, 6, 5)).to(torch.uint8)
+    as_eager(lambda x: interpolate((x // 2).to(memory_format=form), (5, 7), mode=mode), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)

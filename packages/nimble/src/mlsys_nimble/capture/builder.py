@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -63,11 +64,11 @@ _MOVERS = (Aten, Cast, Concat, Copy, Expand, Pad, Permute, Reshape, Slice)  # th
 
 
 def _holds(dtype: str, number: float) -> bool:
-    """Return whether a number is a value of an integer dtype, or any number of another dtype."""
+    """Return whether a number is a value of a dtype, within rounding for floats."""
     if dtype == "bool":
         return number in (0, 1)
     if dtype in FLOATS or dtype.startswith("complex"):
-        return True
+        return not math.isfinite(number) or abs(number) <= torch.finfo(getattr(torch, dtype)).max
     info = torch.iinfo(getattr(torch, dtype))
     return info.min <= number <= info.max and number == int(number)
 

@@ -46,9 +46,10 @@ _VIEWS_IN_PLACE = {
 }
 
 
-def is_whole(func: Any) -> bool:
-    """Return whether a composite operator is recorded whole: torch runs it faster, or it checks values."""
-    return func._schema.name.removeprefix("aten::") in _WHOLE
+def is_whole(func: Any, args: Sequence[Any] = ()) -> bool:
+    """Return whether a composite is recorded whole: torch runs it faster, or it checks values or rounds otherwise."""
+    name = func._schema.name.removeprefix("aten::")
+    return name in _WHOLE or (name.startswith("upsample") and not args[0].is_floating_point())
 
 
 def takes_any_strides(name: str) -> bool:

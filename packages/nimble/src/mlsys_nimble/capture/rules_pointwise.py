@@ -12,6 +12,7 @@ from mlsys_nimble.capture.rules import Rule, rule
 from mlsys_nimble.ir.operators import Copy, Pointwise, Step
 from mlsys_nimble.ir.program import ValueType
 
+WIDE_FLOATS = ("float32", "float64")  # torch rounds the others once, after several steps
 Operand = Ref | int | float | bool
 
 _FLOAT_UNARY = (
@@ -73,6 +74,8 @@ def _sum(op: str) -> Rule:
     def add(b: Builder, result: ValueType, x: Operand, y: Operand, alpha: float = 1) -> Any:
         scaled: Operand = y
         if alpha != 1:
+            if result.dtype in FLOATS and result.dtype not in WIDE_FLOATS:
+                return NotImplemented
             scaled = b.pointwise("mul", y, alpha, dtype=result.dtype) if isinstance(y, Ref) else y * alpha
         return elementwise(b, result, op, x, scaled)
 
@@ -93,7 +96,7 @@ def _added(op: str) -> Rule:
     """Return a rule for x + value * op(y, z)."""
 
     def add(b: Builder, result: ValueType, x: Ref, y: Ref, z: Ref, *, value: float = 1) -> Any:
-        if result.dtype not in FLOATS:
+        if result.dtype not in WIDE_FLOATS:
             return NotImplemented
         term = b.pointwise(op, y, z, dtype=result.dtype)
         return _sum("add")(b, result, x, term, value)
@@ -217,7 +220,7 @@ def _threshold(b: Builder, result: ValueType, x: Ref, threshold: float, value: f
 
 @rule("aten.lerp.Scalar")
 def _lerp(b: Builder, result: ValueType, start: Ref, end: Ref, weight: float) -> Any:
-    if isinstance(weight, complex):
+    if isinstance(weight, complex) or result.dtype not in WIDE_FLOATS:
         return NotImplemented
     steps = (Step("sub", (1, 0)), Step("mul", (-1, float(weight))), Step("add", (0, -2)))
     return b.emit(Pointwise(steps, result.dtype), [start, end], result) if abs(weight) < 0.5 else NotImplemented

@@ -199,7 +199,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             what = "as_strided of a tensor that is itself a view, or does not lie row by row"
             raise refuse(what, self.builder.site.source, "Call contiguous().clone() before, or use slices and expand.")
         rule = find_rule(name)
-        if rule is None and func._can_decompose() and not is_whole(func):
+        if rule is None and func._can_decompose() and not is_whole(func, args):
             with self:
                 return call_external(func.decompose, *args, **kwargs)
         self._is_lifting = name.startswith("aten.lift_fresh")
@@ -258,7 +258,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         site = self.builder.site.source
         call = as_functional(func, args, kwargs)
         if call is None:
-            if func._can_decompose() and not is_whole(func):
+            if func._can_decompose() and not is_whole(func, args):
                 with self:
                     return call_external(func.decompose, *args, **kwargs)
             raise refuse(f"{name} changes its arguments in place", site, "Use an operator that returns a new tensor.")
@@ -293,7 +293,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_functional(self, call: Written) -> list[Ref]:
         """Return the values that a call writes, in the dtypes that it computes in."""
         function = call.function
-        if find_rule(str(function)) is None and function._can_decompose() and not is_whole(function):
+        if find_rule(str(function)) is None and function._can_decompose() and not is_whole(function, call.args):
             with self:
                 results = call_external(function, *call.args, **call.kwargs)
             return [self.ref(result) for result in ([results] if is_tensor(results) else results)]

@@ -31,6 +31,7 @@ FUNCTIONS: dict[str, _Function] = {
     "where": lambda condition, x, y: torch.where(condition != 0, x, y),
     "clamp": lambda x, low, high: torch.clamp(x, low.item(), high.item()),
 }
+_TAKE_NUMBERS = ("mul", "div", "pow", "leaky_relu", "elu")  # torch does not round their number to the tensor's dtype
 
 
 def compile_pointwise(kind: kinds.Pointwise, inputs: tuple[ValueType, ...], result: ValueType) -> Callable[..., Tensor]:
@@ -39,25 +40,26 @@ def compile_pointwise(kind: kinds.Pointwise, inputs: tuple[ValueType, ...], resu
     result_dtype: torch.dtype = getattr(torch, result.dtype)
     num_inputs = len(inputs)
     first_step = num_inputs + sum(isinstance(a, float) for step in kind.steps for a in step.arguments)
-    constants: list[Tensor] = []
+    constants: list[Tensor | float] = []
     program: list[tuple[_Function, tuple[int, ...]]] = []  # indices: inputs, constants, results of steps
     for step in kind.steps:
         indices = []
         for argument in step.arguments:
             if isinstance(argument, float):
                 indices.append(num_inputs + len(constants))
-                constants.append(torch.tensor(argument, dtype=torch.float64).to(dtype))
+                is_exact = step.op in _TAKE_NUMBERS and dtype.is_floating_point and argument is step.arguments[-1]
+                constants.append(argument if is_exact else torch.tensor(argument, dtype=torch.float64).to(dtype))
             else:
                 indices.append(argument if argument >= 0 else first_step - 1 - argument)
         program.append((FUNCTIONS[step.op], tuple(indices)))
 
     def run(*tensors: Tensor) -> Tensor:
-        values = [tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in tensors]
+        values: list[Any] = [tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in tensors]
         values += constants
         for function, indices in program:
             made: Any = function(*[values[index] for index in indices])
             values.append(made if made.dtype == dtype else made.to(dtype))
-        y = values[-1]
+        y: Tensor = values[-1]
         y = y if y.dtype == result_dtype else y.to(result_dtype)
         return y if y.shape == result.shape else y.expand(result.shape).contiguous()
 
