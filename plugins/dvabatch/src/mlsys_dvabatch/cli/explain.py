@@ -34,6 +34,7 @@ def explain(
     from mlsys_core.config import settings
     from mlsys_core.device import get_device
     from mlsys_dvabatch.serve.preparing import Batching, prepare
+    from mlsys_dvabatch.serve.spec import wire_form
     from mlsys_dvabatch.stages.zoo import Loading
     from rich.console import Console
 
@@ -45,6 +46,7 @@ def explain(
             Batching(max_batch_size=max_batch),
             Loading(mask=mask, device=get_device(device), trust_code=trust_code),
         )
+        wire_form(prepared.loaded, max_batch_size=max_batch)  # what serve refuses is refused here
     print_batching(prepared, console)
 
 

@@ -14,6 +14,7 @@ from mlsys_dvabatch.engine import NO_EXITS
 from mlsys_dvabatch.scheduling.costs import TableCosts, catch_up_s, unit_name
 from mlsys_dvabatch.scheduling.policies.registry import choose
 from mlsys_dvabatch.serve.preparing import profiled
+from mlsys_dvabatch.serve.spec import wire_form
 from mlsys_dvabatch.stages.model import Packable
 from mlsys_dvabatch.stages.profile import (
     BATCH_SIZES,
@@ -22,6 +23,7 @@ from mlsys_dvabatch.stages.profile import (
     diversities_of,
     profile_operators,
 )
+from mlsys_dvabatch.stages.slicing.program import naming
 from mlsys_dvabatch.stages.zoo import Loading, load, open_program
 from rich.box import SIMPLE
 from rich.console import Console
@@ -59,7 +61,7 @@ def report(
         graph: File for the graph of the stages.
 
     Raises:
-        InvalidInputError: no such model, or one without exits where these are asked for.
+        InvalidInputError: no such model, one that is not served, or one without exits where these are asked for.
     """
     operators = None
     num_stages = stages
@@ -95,6 +97,9 @@ def report(
         )
         if has_exits and not loaded.has_exits:
             raise InvalidInputError(f"{name}: {NO_EXITS}")
+        with naming(name):  # what serve refuses is refused here
+            loaded.model.isolation.require(max_batch_size)
+            wire_form(loaded, max_batch_size=max_batch_size)
         measuring = bar.add_task("stages")
         profile = profiled(
             loaded,

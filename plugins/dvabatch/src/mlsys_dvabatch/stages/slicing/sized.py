@@ -6,6 +6,7 @@ shown that padding changes nothing, those of several lengths, padded to the long
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,11 +23,12 @@ from mlsys_dvabatch.stages.slicing.padding import Padding, Tester, Trial, mask_n
 from mlsys_dvabatch.stages.slicing.program import Program
 from mlsys_dvabatch.stages.slicing.shapes import Sizes, Values, units_of, vocabularies
 from mlsys_dvabatch.stages.slicing.sliced import THOROUGH_FLOPS, SlicedModel
-from mlsys_serving.isolation import Draw, Kind, draw_like
+from mlsys_serving.isolation import Draw, Kind
 
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # units of the sizes that are measured, over the example's
 _FEW_SCALES = (0.5, 1.0, 2.0)  # for slow programs
-_MOST_TRIED = 8  # requests of a batch in the isolation check
+_LEAST, _GREATEST = 1e-9, 16.0  # scales of the sizes that are tried beside: the least, and the greatest of them
+_MOST_FLOPS = 8_000_000_000  # FLOP of a request of the greatest size
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +113,13 @@ class SizedModel:
         self.example = inner.example
         self.may_be_missing = [np.zeros(array.shape, np.bool_) for array in inner.example]
         self._highs = vocabularies(inner.program.module)
-        self._draw_first = draw_like(inner.example, self._highs)
         self._allowed = lru_cache(maxsize=4096)(self._values)
         self._samples = self._runnable()
-        self.lengths = tuple(sorted({units_of(values) for values in self._samples}))
+        usual = {self.sizes.scaled(scale) for scale in _SCALES}  # to measure the others would take long
+        self.lengths = tuple(sorted({units_of(values) for values in self._samples if values in usual}))
         self.trials: list[Trial] = []
         self.padding: Padding | None = self._find_padding(mask)
-        self.isolation = IsolationCheck(
-            "the model",
-            self,
-            num_inner=0,
-            is_short=inner.program.flops > THOROUGH_FLOPS,
-            most=_MOST_TRIED,
-        )
+        self.isolation = IsolationCheck("the model", self, num_inner=0, is_short=inner.program.flops > THOROUGH_FLOPS)
         if hasattr(inner, "inspect"):
             self.inspect: Callable[..., Any] = self._inspect
 
@@ -135,11 +131,11 @@ class SizedModel:
     def draw(self) -> Draw:
         """Draw requests of the example's sizes, and others; see :class:`~mlsys_dvabatch.stages.model.Triable`."""
         others = [values for values in self._samples if values != self.sizes.example]
-        ordinary = draw_like(self.example, self._highs)
+        ordinary, ends = self.inner.draw(), itertools.cycle([others[0], others[-1]] if others else ())
 
         def draw(rng: np.random.Generator, kind: Kind) -> Any:
             if kind is Kind.OTHER_LENGTH:
-                return self._drawn(rng, others[0], 1.0) if others else None
+                return self._drawn(rng, next(ends), 1.0) if others else None
             return ordinary(rng, kind)
 
         return draw
@@ -174,15 +170,14 @@ class SizedModel:
 
     def group_of(self, payload: Any) -> Values | None:
         """Return the sizes that all requests of this one's batch must have; None: it may be padded with others."""
-        if self.padding is not None and self.padding.allows(payload):
-            return None
-        return self._allowed(tuple(array.shape for array in payload))
+        own = self._allowed(tuple(array.shape for array in payload))
+        return None if self._may_pad(payload, own) else own
 
     def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Grouped:
         """Return the requests stacked in groups: by size, and in one those that may be padded, to its longest."""
         payloads = [request.payload for request in requests]
         own = [self._allowed(tuple(array.shape for array in payload)) for payload in payloads]
-        may_pad = [self.padding is not None and self.padding.allows(payload) for payload in payloads]
+        may_pad = [self._may_pad(*each) for each in zip(payloads, own, strict=True)]
         longest = max((values for values, may in zip(own, may_pad, strict=True) if may), default=())
         rows: dict[Values, list[Any]] = {}
         members = []
@@ -244,6 +239,11 @@ class SizedModel:
                 skips[position] = group_skips[member.row]
         return exits, skips
 
+    def _may_pad(self, payload: Any, own: Values) -> bool:
+        """Return whether a request may be padded: what was not tried at lengths like its own is not promised."""
+        is_tried = self._samples[0] <= own <= self._samples[-1]
+        return self.padding is not None and is_tried and self.padding.allows(payload)
+
     def _cut(self, values: Grouped, results: Mapping[Values, list[Any]]) -> list[Any]:
         found = []
         for member in values.members:
@@ -287,10 +287,11 @@ class SizedModel:
         return tuple(found)
 
     def _runnable(self) -> list[Values]:
-        """Return the sizes to measure at: the program runs with them, and its stages give what it gives."""
+        """Return the sizes to try: the program runs with them, and its stages give what it gives."""
         scales = _FEW_SCALES if self.program.flops > THOROUGH_FLOPS else _SCALES
+        greatest = max(min(_GREATEST, _MOST_FLOPS / max(self.program.flops, 1)), scales[-1])
         found = {self.sizes.example: None}
-        for scale in scales:
+        for scale in (_LEAST, *scales, greatest):
             values = self.sizes.scaled(scale)
             try:
                 self._allowed(tuple(self.sizes.shapes(values)))

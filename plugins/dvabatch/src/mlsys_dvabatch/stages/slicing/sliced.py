@@ -15,6 +15,7 @@ from mlsys_dvabatch.stages.activations import Padded, to_host
 from mlsys_dvabatch.stages.model import IsolationCheck
 from mlsys_dvabatch.stages.slicing.partition import even_cuts
 from mlsys_dvabatch.stages.slicing.program import Program
+from mlsys_dvabatch.stages.slicing.shapes import vocabularies
 from mlsys_serving.isolation import Draw, draw_like
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
@@ -93,7 +94,8 @@ class SlicedModel:
 
     def draw(self) -> Draw:
         """Draw requests; see :class:`~mlsys_dvabatch.stages.model.Triable`."""
-        return draw_like(self.example)
+        is_wide = all(value.device.type == "cpu" for value in self.program.example)
+        return draw_like(self.example, vocabularies(self.program.module), is_wide=is_wide)
 
     def answers(self, payloads: Sequence[Any]) -> list[list[npt.NDArray[Any]]]:
         """Return each request's arrays; see :class:`~mlsys_dvabatch.stages.model.Triable`."""
