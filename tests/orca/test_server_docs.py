@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from mlsys_encoders.serve.text_bodies import EmbeddingRequest, RerankRequest
+from mlsys_encoders.serve.text_bodies import EmbeddingRequest, RerankRequest, ScoreRequest
 from mlsys_orca.api import chat, completions, tokens
 from mlsys_orca_gateway.messages import routes as messages
 from mlsys_orca_gateway.responses import routes as responses
@@ -20,6 +20,7 @@ BODIES = [
     messages.MessagesRequest,
     EmbeddingRequest,
     RerankRequest,
+    ScoreRequest,
     tokens.TokenizeRequest,
     tokens.DetokenizeRequest,
 ]

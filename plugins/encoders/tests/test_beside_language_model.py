@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -55,6 +56,11 @@ def test_a_cross_encoder_ranks_and_has_no_vectors(tmp_path: Path) -> None:
         for each in results:
             expected = logits(model, folder, LINES[1], LINES[each["index"]]).sigmoid()
             assert each["relevance_score"] == pytest.approx(float(expected), abs=1e-5)
+        assert httpx.post(f"{running.url}/rerank", json=body).json()["results"] == results
+        scores = httpx.post(f"{running.url}/score", json={"text_1": LINES[1], "text_2": LINES}).json()["data"]
+        assert {each["index"]: each["score"] for each in scores} == {
+            each["index"]: pytest.approx(each["relevance_score"], abs=1e-5) for each in results
+        }
         with pytest.raises(openai.APIStatusError, match="is a classifier, which has no vectors"):
             client.embeddings.create(model="ranker", input="sun")
 

@@ -185,6 +185,8 @@ def test_documents_are_ranked_by_cosines(encoder: tuple[str, Any, Path]):
     assert [each["index"] for each in answer["results"]] == order[:3]
     assert answer["results"][0]["document"] == {"text": LINES[order[0]]}
     close([each["relevance_score"] for each in answer["results"]], [cosines[index] for index in order[:3]])
+    pairs = post(url, "/score", {"text_1": ["the cat"] * 4, "text_2": LINES}).json()["data"]
+    close([each["score"] for each in pairs], cosines)
     body = {"inputs": {"source_sentence": "the cat", "sentences": LINES}}
     close(post(url, "/similarity", body).json(), cosines)
 
@@ -198,6 +200,14 @@ def test_cross_encoders_rank(ranker: tuple[str, Any, Path]):
     for path in ("/v1/rerank", "/v2/rerank"):
         answer = post(url, path, {"query": "the cat", "documents": documents, "return_documents": False}).json()
         assert [each["index"] for each in answer["results"]] == order
+    for path in ("/v1/score", "/score"):
+        for first in ("the cat", ["the cat"], ["the cat"] * 4):
+            data = post(url, path, {"text_1": first, "text_2": LINES}).json()["data"]
+            assert [each["index"] for each in data] == [0, 1, 2, 3]
+            close([each["score"] for each in data], [1 / (1 + np.exp(-each)) for each in raw])
+        refused = post(url, path, {"text_1": ["the cat"] * 3, "text_2": LINES})
+        assert refused.status_code == 400
+        assert "'text_1' is one text, or as many as" in refused.json()["error"]["message"]
         assert "document" not in answer["results"][0]
         close([each["relevance_score"] for each in answer["results"]], sure)
     tei = post(url, "/rerank", {"query": "the cat", "texts": LINES, "return_text": True}).json()

@@ -22,7 +22,8 @@ class EncoderOptions(ExtensionOptions):
     encoder: Annotated[
         str | None,
         typer.Option(
-            help="An encoder beside the model, for /v1/embeddings and /v1/rerank.", autocompletion=completion.models
+            help="An encoder beside the model, for embeddings, ranks and scores of texts.",
+            autocompletion=completion.models,
         ),
     ] = None
 
@@ -47,7 +48,7 @@ def beside_models(service: Service) -> Extension:
     add_model_list(router, texts)
     add_text_routes(router, texts, service.threads)
     add_tei_routes(router, texts, service.threads)
-    openai = dict.fromkeys(("/v1/", "/v2/rerank"), ErrorFormat())
+    openai = dict.fromkeys(("/v1/", "/v2/rerank", "/score"), ErrorFormat())
     return Extension(routers=[router], error_formats={**openai, **dict.fromkeys(TEI_PATHS, TEI_ERRORS)})
 
 
@@ -78,5 +79,6 @@ def beside_language_model(service: Service) -> Extension | None:
             await repository.close()
 
     router = Router()
-    add_text_routes(router, TextService(repository, service.threads), service.threads)
+    rerank = add_text_routes(router, TextService(repository, service.threads), service.threads)
+    router.post("/rerank", include_in_schema=False)(rerank)  # vLLM's; of a server of models, this is TEI's
     return Extension(routers=[router], lifespan=lifespan)

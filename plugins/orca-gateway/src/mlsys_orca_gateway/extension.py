@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
+from mlsys_core import __version__
 from mlsys_orca.api.answers import STREAMED, owner_of
 from mlsys_orca.api.intake import intake_route
 from mlsys_orca.api.service import ModelService
@@ -60,6 +61,11 @@ def extend(service: Service) -> Extension | None:
         if (rest := await keeper.go_on(request)) is not None:
             return rest
         return keeper.respond(request, keeper.get(key, owner_of(request)))
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """Return the version of this server, where vLLM has it."""
+        return {"version": __version__}
 
     return Extension(
         routers=[router],

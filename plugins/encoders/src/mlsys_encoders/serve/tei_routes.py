@@ -86,7 +86,7 @@ def add_tei_routes(router: Router, service: TextService, threads: RequestThreads
     async def rerank(body: TeiRerankRequest) -> Response:
         """Rank texts by their fit to a query."""
         with service.encoder() as encoder:
-            scores, _ = await encoder.scores(body.query, body.texts, cutting=_cutting(body), is_raw=body.raw_scores)
+            scores, _ = await encoder.scores([body.query], body.texts, cutting=_cutting(body), is_raw=body.raw_scores)
         listed = scores.tolist()
         order = sorted(range(len(listed)), key=lambda index: -listed[index])
         texts = [{"text": body.texts[index]} if body.return_text else {} for index in order]

@@ -1,4 +1,4 @@
-"""Bodies and answers of ``/v1/embeddings`` (OpenAI's) and ``/v1/rerank`` (Cohere's and Jina's).
+"""Bodies and answers of ``/v1/embeddings`` (OpenAI's), ``/v1/rerank`` (Cohere's, Jina's), ``/v1/score`` (vLLM's).
 
 Beside a server of models, and beside a language model.
 """
@@ -6,14 +6,15 @@ Beside a server of models, and beside a language model.
 from __future__ import annotations
 
 import base64
+import time
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
-from mlsys_serving.http.bodies import MAX_TEXTS, Body, Ids, ManyIds, Name, Text, Texts
-from pydantic import BaseModel, Field
+from mlsys_serving.http.bodies import MAX_TEXTS, Body, Ids, ManyIds, Name, Neutral, Text, Texts
+from pydantic import BaseModel, Field, model_validator
 
 Floats = npt.NDArray[np.float32]
 
@@ -140,6 +141,62 @@ class RerankAnswer(BaseModel):
     model: str
     results: list[RerankResult]
     usage: TextUsage
+
+
+class ScoreRequest(Body):
+    """``POST /v1/score`` and ``/score``: one text and others, or as many of both."""
+
+    neutral: ClassVar[Neutral] = {"priority": (0,), "truncate_prompt_tokens": ()}
+    model: Name | None = Field(default=None, description="Left out: the only encoder of this server.")
+    text_1: Text | Texts
+    text_2: Text | Texts
+    truncate: bool = Field(default=False, description="An extension: cut texts that are too long.")
+
+    @model_validator(mode="after")
+    def _are_pairs(self) -> ScoreRequest:
+        firsts, seconds = self.pairs
+        if len(firsts) not in (1, len(seconds)):
+            raise ValueError("'text_1' is one text, or as many as 'text_2' has")
+        return self
+
+    @property
+    def pairs(self) -> tuple[list[str], list[str]]:
+        """One text, or as many as there are of the others; and these."""
+        return _listed(self.text_1), _listed(self.text_2)
+
+
+def _listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+class Score(BaseModel):
+    """Score of one pair."""
+
+    index: int
+    object: Literal["score"] = "score"
+    score: float
+
+
+class ScoreAnswer(BaseModel):
+    """Answer of ``POST /v1/score``."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: TextUsage
+
+
+def score_answer(scores: Floats, *, model: str, num_tokens: int) -> ScoreAnswer:
+    """Return the answer to a request for scores of pairs."""
+    return ScoreAnswer(
+        id=f"score-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=model,
+        data=[Score(index=index, score=score) for index, score in enumerate(scores.tolist())],
+        usage=_usage(num_tokens),
+    )
 
 
 def embedding_list(body: EmbeddingRequest, vectors: Floats, *, model: str, num_tokens: int) -> EmbeddingList:

@@ -1,7 +1,8 @@
-"""``/v1/embeddings`` and ``/v1/rerank`` (``/v2/rerank``) over the encoders of a server."""
+"""``/v1/embeddings``, ``/v1/rerank`` (``/v2/rerank``) and ``/v1/score`` (``/score``) over the encoders of a server."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import Response
@@ -10,9 +11,12 @@ from mlsys_encoders.serve.text_bodies import (
     EmbeddingRequest,
     RerankAnswer,
     RerankRequest,
+    ScoreAnswer,
+    ScoreRequest,
     each_input,
     embedding_list,
     rerank_answer,
+    score_answer,
 )
 from mlsys_encoders.serve.text_service import Cutting, TextService
 from mlsys_serving.http import Router
@@ -36,13 +40,16 @@ def add_model_list(router: Router, service: TextService) -> None:
         return {"object": "list", "data": listed}
 
 
-def add_text_routes(router: Router, service: TextService, threads: RequestThreads) -> None:
-    """Add OpenAI's and Cohere's routes.
+def add_text_routes(router: Router, service: TextService, threads: RequestThreads) -> Callable[..., Any]:
+    """Add OpenAI's, Cohere's and vLLM's routes.
 
     Args:
         router: To add to.
         service: The encoders.
         threads: For writing large answers.
+
+    Returns:
+        The function of ``/v1/rerank``.
     """
 
     @router.post("/v1/embeddings", response_model=EmbeddingList, responses=_OPENAI_ERRORS)
@@ -65,9 +72,20 @@ def add_text_routes(router: Router, service: TextService, threads: RequestThread
     async def rerank(body: RerankRequest) -> Response:
         """Rank documents by their fit to a query: a cross-encoder's score, or the cosine of an encoder's vectors."""
         with service.encoder(body.model) as encoder:
-            scores, num_tokens = await encoder.scores(body.query, body.texts, cutting=Cutting(is_cut=body.truncate))
+            scores, num_tokens = await encoder.scores([body.query], body.texts, cutting=Cutting(is_cut=body.truncate))
             name = encoder.name
         return to_json(rerank_answer(body, scores, model=name, num_tokens=num_tokens))
+
+    @router.post("/v1/score", response_model=ScoreAnswer, responses=_OPENAI_ERRORS)
+    @router.post("/score", include_in_schema=False)
+    async def score(body: ScoreRequest) -> Response:
+        """Score pairs of texts as ``/v1/rerank`` scores a query and a document."""
+        with service.encoder(body.model) as encoder:
+            scores, num_tokens = await encoder.scores(*body.pairs, cutting=Cutting(is_cut=body.truncate))
+            name = encoder.name
+        return to_json(score_answer(scores, model=name, num_tokens=num_tokens))
+
+    return rerank
 
 
 def to_json(answer: BaseModel) -> Response:

@@ -184,9 +184,9 @@ class TextEncoder:
             raise
 
     async def scores(
-        self, query: str, texts: Sequence[str], *, cutting: Cutting, is_raw: bool = False
+        self, queries: Sequence[str], texts: Sequence[str], *, cutting: Cutting, is_raw: bool = False
     ) -> tuple[Floats, int]:
-        """Return how well each text fits a query, [texts], and the tokens of all.
+        """Return how well each text fits the one query, or that of its place, [texts], and the tokens of all.
 
         A cross-encoder's score is the sigmoid of its one logit (raw: the logit); an encoder's the cosine of vectors.
 
@@ -194,14 +194,14 @@ class TextEncoder:
             WrongModelError: The model is a classifier of several labels.
         """
         if self.head is None:
-            vectors, num_tokens = await self.vectors([query, *texts], cutting=cutting)
-            vectors = unit(vectors)
-            cosines: Floats = vectors[1:] @ vectors[0]
+            vectors, num_tokens = await self.vectors([*queries, *texts], cutting=cutting)
+            asked, vectors = np.split(unit(vectors), [len(queries)])
+            cosines: Floats = vectors @ asked[0] if len(asked) == 1 else np.einsum("td,td->t", vectors, asked)
             return cosines, num_tokens
         if len(self.head.labels) > 1:
             labels = len(self.head.labels)
             raise WrongModelError(f"{self.name!r} tells {labels} labels apart and ranks nothing: use /predict")
-        logits, num_tokens = await self.logits([(query, text) for text in texts], cutting=cutting)
+        logits, num_tokens = await self.logits(list(zip(itertools.cycle(queries), texts)), cutting=cutting)
         return logits[:, 0] if is_raw else sigmoid(logits[:, 0]), num_tokens
 
 

@@ -264,3 +264,9 @@ class MessagesRequest(Sampled):
             effort=self.effort,
             continues=self.messages[-1].role == "assistant",
         )
+
+
+class CountTokensRequest(MessagesRequest):
+    """``POST /v1/messages/count_tokens``: a request whose answer is not asked for."""
+
+    max_tokens: int = Field(default=1, ge=1, le=2**31)

@@ -26,7 +26,7 @@ from mlsys_serving.http.errors import ErrorFormat, ErrorInfo, stream_event
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json
 
-from mlsys_orca_gateway.messages.fields import MessagesRequest
+from mlsys_orca_gateway.messages.fields import CountTokensRequest, MessagesRequest
 from mlsys_orca_gateway.streams.keeper import AnswerKeeper
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -77,6 +77,12 @@ class MessagesAnswer(BaseModel):
     stop_reason: StopReason | None
     stop_sequence: str | None = None
     usage: MessagesUsage
+
+
+class TokenCount(BaseModel):
+    """Answer of ``POST /v1/messages/count_tokens``."""
+
+    input_tokens: int
 
 
 class MessageEvent(BaseModel):
@@ -209,7 +215,7 @@ async def message_events(generation: Generation, form: AnswerForm) -> AsyncGener
 
 
 def add_routes(router: Router, service: ModelService, keeper: AnswerKeeper) -> None:
-    """Add the route ``/v1/messages``."""
+    """Add the routes ``/v1/messages`` and ``/v1/messages/count_tokens``."""
 
     @router.post(MESSAGES_PATH, response_model=MessagesAnswer, responses=STREAMED | MESSAGES_ERRORS)
     async def messages(body: MessagesRequest, request: Request) -> Response:
@@ -222,6 +228,13 @@ def add_routes(router: Router, service: ModelService, keeper: AnswerKeeper) -> N
             return await keeper.streamed(request, generation, message_events(generation, form))
         (whole,) = await cancel_on_disconnect(request, collect(generation))
         return await service.front.answer(lambda: _answer(generation, whole, form))
+
+    @router.post(f"{MESSAGES_PATH}/count_tokens", response_model=TokenCount, responses=MESSAGES_ERRORS)
+    async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
+        """Return the number of tokens that a conversation becomes."""
+        service.check_counts(body.model)
+        parameters, _ = await service.front.run(parameters_of, body, service, size=body_size(request))
+        return TokenCount(input_tokens=len(parameters.prompts[0]))
 
 
 MESSAGES_PATH = "/v1/messages"
