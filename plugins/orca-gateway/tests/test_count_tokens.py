@@ -18,9 +18,7 @@ def test_as_many_tokens_are_counted_as_an_answer_reports(serve: Any) -> None:
     with serve() as (url, _), httpx.Client(base_url=url, timeout=None) as client:
 
         @settings(max_examples=15, deadline=None)
-        @given(
-            turns=st.lists(TURN, max_size=3), system=st.none() | CONTENT, effort=st.sampled_from([{}, {"top_p": None}])
-        )
+        @given(turns=st.lists(TURN, max_size=3), system=st.none() | CONTENT)
         def compare(turns: list[Any], system: Any) -> None:
             messages = [*turns, {"role": "user", "content": "ab"}]
             body = {"model": "tiny", "messages": messages, "system": system}
