@@ -20,6 +20,7 @@ _TYPES = {
     torch.float32: DataType.FP32,
     torch.float64: DataType.FP64,
     torch.float16: DataType.FP16,
+    torch.bfloat16: DataType.FP32,  # NumPy has no bfloat16
     torch.int64: DataType.INT64,
     torch.int32: DataType.INT32,
     torch.int16: DataType.INT16,

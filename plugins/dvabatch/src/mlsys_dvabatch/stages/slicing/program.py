@@ -16,12 +16,16 @@ from typing import Any
 import torch
 from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.pt2.program import SavedProgram
 from mlsys_core.pt2.program import load_program as load_exported
 from mlsys_dvabatch.stages.slicing.onnx_file import load_onnx
 from mlsys_dvabatch.stages.slicing.shapes import Sizes, dynamic_sizes, fixed_example
 from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator
+from torch.export._tree_utils import reorder_kwargs
+from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.export.passes import move_to_device_pass
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -171,8 +175,7 @@ def program_of(
     except Exception as error:
         raise InvalidInputError(f"this exported program cannot be made into a module: {_first_line(error)}") from error
     assert isinstance(module, fx.GraphModule)
-    guards = getattr(module, "_guards_fn", None)
-    _drop_guards(module)
+    module, guards = _flattened(module, model)
     skipped = ("placeholder", "get_attr", "output")
     operators = tuple(node for node in module.graph.nodes if node.op not in skipped)
     runs = [_shapes(module, example, num) for num in _PROBES]
@@ -214,11 +217,9 @@ def load_program(
     with naming(path):
         if path.suffix == ".pt2":
             saved = load_exported(path, trust_code=trust_code)
-            args = saved.example_args
+            args = _tensor_leaves(saved)
             if args is None and example is None:
                 raise InvalidInputError(f"{path} keeps no example inputs: give {_A_SHAPE}")
-            if saved.example_kwargs or not all(isinstance(value, Tensor) and value.ndim for value in args or ()):
-                raise InvalidInputError(f"{path} takes other inputs than tensors by position; export it so")
             sizes = None if example is not None or args is None else dynamic_sizes(saved.program, args)
             inputs = fixed_example(path, saved.program, args, example)
             return program_of(saved.program, inputs, device=device, sizes=sizes)
@@ -246,13 +247,57 @@ def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> torch.export.Exp
         ) from error
 
 
-def _drop_guards(module: fx.GraphModule) -> None:
-    """Take out the call that compares inputs with the example's constraints: stages have other inputs."""
-    for node in list(module.graph.nodes):
-        if node.op == "call_module" and node.target == "_guards_fn":
-            module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()
-    module.recompile()
+def _tensor_leaves(saved: SavedProgram) -> tuple[Tensor, ...] | None:
+    """Return the tensors within a file's example inputs in the order of its placeholders; None: it has no examples.
+
+    Raises:
+        InvalidInputError: An input is no tensor with rows, and no constant.
+    """
+    if saved.example_args is None:
+        return None
+    kwargs = reorder_kwargs(saved.example_kwargs, saved.program.call_spec.in_spec)
+    specs = [spec.arg for spec in saved.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    found = []
+    for spec, value in zip(specs, tree_leaves((saved.example_args, kwargs)), strict=True):
+        if isinstance(spec, ConstantArgument):
+            continue
+        if not isinstance(value, Tensor) or not value.ndim:
+            raise InvalidInputError(
+                f"input {spec.name!r} is one number: each input needs a row for each request; export it as a constant "
+                "or as a tensor with one row for each request"
+            )
+        found.append(value)
+    return tuple(found)
+
+
+def _flattened(
+    module: fx.GraphModule, program: torch.export.ExportedProgram
+) -> tuple[fx.GraphModule, Callable[..., Any] | None]:
+    """Return a module that takes the tensors of its inputs by position, and gives its outputs as they stand in a graph.
+
+    Dictionaries, keywords and constants are gone, and so is the call that compares inputs with the example's
+    constraints: stages have other inputs. That call is returned too, for the same tensors.
+    """
+    graph, compare = module.graph, getattr(module, "_guards_fn", None)
+    for node in graph.find_nodes(op="call_module", target="_guards_fn"):
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+    arguments = (spec.arg for spec in program.graph_signature.input_specs)
+    constants = {each.name: each.value for each in arguments if isinstance(each, ConstantArgument)}
+    names = [node.name for node in graph.find_nodes(op="placeholder")]
+    for node in graph.find_nodes(op="placeholder"):
+        if node.name in constants:
+            graph.erase_node(node)
+    graph.set_codegen(fx.graph.CodeGen())
+    flat = fx.GraphModule(module, graph)  # without the module's hooks, which want what is gone
+    if compare is None:
+        return flat, None
+
+    def guards(*tensors: Tensor) -> None:
+        rest = iter(tensors)
+        compare(*(constants[name] if name in constants else next(rest) for name in names))
+
+    return flat, guards
 
 
 def _shapes(module: fx.GraphModule, example: tuple[Tensor, ...], num: int) -> _Shapes:

@@ -22,7 +22,7 @@ from mlsys_dvabatch.stages.model import IsolationCheck
 from mlsys_dvabatch.stages.slicing.padding import Padding, Tester, Trial, mask_number
 from mlsys_dvabatch.stages.slicing.program import Program
 from mlsys_dvabatch.stages.slicing.shapes import Sizes, Values, units_of, vocabularies
-from mlsys_dvabatch.stages.slicing.sliced import THOROUGH_FLOPS, SlicedModel
+from mlsys_dvabatch.stages.slicing.sliced import THOROUGH_FLOPS, SlicedModel, several
 from mlsys_serving.isolation import Draw, Kind
 
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # units of the sizes that are measured, over the example's
@@ -301,10 +301,9 @@ class SizedModel:
             except Exception:  # noqa: BLE001 - it does not run at such a size: nothing to measure
                 continue
             got = self._staged(payloads)
-            outputs = expected if isinstance(expected, (tuple, list)) else (expected,)
             if not all(
                 torch.allclose(one, other, rtol=1e-5, atol=1e-5, equal_nan=True)
-                for one, other in zip(got.tensors.values(), outputs, strict=True)
+                for one, other in zip(got.tensors.values(), several(expected), strict=True)
             ):
                 raise InvalidInputError(
                     f"the {self.num_stages} stages do not give what the whole model gives at sizes {list(values)}: "

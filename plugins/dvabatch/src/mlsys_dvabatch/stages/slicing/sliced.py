@@ -126,7 +126,7 @@ class SlicedModel:
         extents = self._extents[stage - 1] if stage else []
         outputs = self._stages[stage](*(values.tensors[name] for name in given), *(values.extents[n] for n in extents))
         if stage == self.num_stages - 1:
-            return Padded({str(number): output for number, output in enumerate(_several(outputs))})
+            return Padded({str(number): output for number, output in enumerate(several(outputs))})
         names, numbers = self._carried[stage], self._extents[stage]
         tensors = dict(zip(names, outputs[: len(names)], strict=True))
         return Padded(tensors, dict(zip(numbers, outputs[len(names) :], strict=True)))
@@ -188,7 +188,7 @@ class SlicedModel:
                 results = self.program.module(*example)
         except Exception:  # noqa: BLE001 - whatever it is, the model does not take such values
             return False
-        numbers = [one for one in _several(results) if isinstance(one, Tensor) and one.is_floating_point()]
+        numbers = [one for one in several(results) if isinstance(one, Tensor) and one.is_floating_point()]
         return bool(numbers) and all(bool(torch.isfinite(one).all()) for one in numbers)
 
     def _stage(self, begin: int, end: int) -> fx.GraphModule:
@@ -243,14 +243,14 @@ class SlicedModel:
             for stage in range(self.num_stages):
                 values = self.run(stage, values)
 
-        if kinds := {type(one).__name__ for one in _several(expected) if not isinstance(one, Tensor)}:
+        if kinds := {type(one).__name__ for one in several(expected) if not isinstance(one, Tensor)}:
             named = ", ".join(sorted(kinds))
             raise InvalidInputError(f"the model returns {named} beside tensors: return a row for each request")
 
         def is_equal(left: Any, right: Any) -> bool:
             return all(
                 one.dtype == other.dtype and torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
-                for one, other in zip(_several(left), _several(right), strict=True)
+                for one, other in zip(several(left), several(right), strict=True)
             )
 
         if not is_equal(expected, again):
@@ -265,7 +265,7 @@ class SlicedModel:
             )
 
 
-def _several(outputs: Any) -> list[Any]:
+def several(outputs: Any) -> list[Any]:
     """Return the tensors of a result, in the order in which the graph has them; a missing one (None) is none."""
     return [leaf for leaf in tree_leaves(outputs) if leaf is not None]
 
