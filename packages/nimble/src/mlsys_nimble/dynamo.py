@@ -42,8 +42,9 @@ def backend(options: Options, made: list[PreparedCalls] | None = None) -> Callab
         tensors = [item for item in example_inputs if isinstance(item, torch.Tensor)]
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return _trained(graph, example_inputs, options)
-        if not any(node.op.startswith("call") for node in graph.graph.nodes):
-            return graph
+        turns_on = any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
+        if turns_on or not any(node.op.startswith("call") for node in graph.graph.nodes):
+            return graph  # within it autograd is at work
         owned = [index for index, item in enumerate(example_inputs) if _is_owned(item)]
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         symbolic = [node.meta.get("example_value") for node in placeholders]

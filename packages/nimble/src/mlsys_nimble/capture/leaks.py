@@ -42,6 +42,12 @@ class LeakGuard(TorchFunctionMode):
                 what = f"Tensor.{name}: the model's Python code asks for the values of a tensor computed from inputs"
                 raise refuse(what, self._site().source, BRANCH)
             self._tracer.reads_values = True
+        if func is torch.autograd.grad or name == "backward":
+            advice = "Prepare with training=True, which replays them too, or with fallback='eager'."
+            raise refuse("forward takes gradients itself (autograd.grad)", self._site().source, advice)
+        if name in ("_pack_padded_sequence", "_pad_packed_sequence"):
+            advice = "Pad sequences to one length and mask them, or prepare with fallback='eager'."
+            raise refuse("a packed sequence, whose sizes depend on lengths", self._site().source, advice)
         asks_address = name == self._ADDRESS or func == _INTERFACE
         if asks_address and not self._tracer.is_fixed(args[0]):
             what = "a kernel that is no operator of torch's asks where a tensor computed from inputs lies"

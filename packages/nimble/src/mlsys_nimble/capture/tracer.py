@@ -183,6 +183,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _dispatched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.builder.site = self._site()
         name = str(func)
+        if func.namespace == "profiler":  # record_function: it names a part of the run for a profile
+            return call_external(func, *args, **kwargs)
         if any(isinstance(argument, torch.ScriptObject) for argument in args):
             what = f"{name} reads weights that torch has packed into an object"
             raise refuse(what, self.builder.site.source, _PACKED)
