@@ -239,6 +239,31 @@ def test_files_that_are_none_of_ours_are_refused(source: Any, tmp_path: Path):
 
 
 @needs_onnx
+def test_a_bit_that_flips_in_an_onnx_file_is_noticed(tmp_path: Path):
+    x = np.random.default_rng(0).normal(size=(80, 3))
+    source = LogisticRegression().fit(x, x[:, 0] > 0)
+    path = export_onnx(translate(source), tmp_path / "m.onnx", columns=True)
+    data = path.read_bytes()
+    for place in np.random.default_rng(1).choice(len(data), 60, replace=False):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1 << int(place) % 8]) + data[place + 1 :])
+        try:
+            file = load_onnx(path)
+        except InvalidInputError:
+            continue
+        np.testing.assert_array_equal(file.predict(x), source.predict(x))
+        assert place >= len(data) - 76, "only the checksum itself may be lost"
+
+
+@needs_onnx
+def test_normal_quantiles_go_to_onnx_exactly(tmp_path: Path):
+    x = np.random.default_rng(0).gamma(2, size=(300, 3))
+    source = QuantileTransformer(n_quantiles=150, output_distribution="normal").fit(x)
+    file = load_onnx(export_onnx(translate(source), tmp_path / "m.onnx", columns=True))
+    asked = np.concatenate([x, x.min(axis=0)[None] - 1, x.max(axis=0)[None] + 1, x * 0.5])
+    np.testing.assert_allclose(file.transform(asked), source.transform(asked), rtol=1e-12, atol=1e-13)
+
+
+@needs_onnx
 def test_onnx_files_that_are_none_of_ours_are_refused(tmp_path: Path):
     (tmp_path / "text.onnx").write_text("no model")
     with pytest.raises(InvalidInputError, match="cannot be loaded"):

@@ -223,6 +223,23 @@ def test_inputs_have_types_of_their_own_and_answers_have_the_sources_names(logis
 
 
 @needs_onnx
+def test_an_example_of_integers_takes_all_numbers_that_the_source_takes(tmp_path: Path):
+    rows = TRAIN[["age", "rooms"]].assign(age=lambda x: x.age.fillna(0))
+    filled = make_pipeline(SimpleImputer(), LogisticRegression()).fit(rows, LABELS)
+    plain = make_pipeline(StandardScaler(), LogisticRegression()).fit(rows, LABELS)
+    for name, source in {"filled": filled, "plain": plain}.items():
+        path = export_onnx(translate(source), tmp_path / f"{name}.onnx", columns=True, X_example=rows)
+        file, asked = load_onnx(path), rows[:5].assign(rooms=3.0)
+        np.testing.assert_allclose(file.predict_proba(asked), source.predict_proba(asked))
+        asked["rooms"] = [1, np.nan, 2, 3, 4]
+        if name == "filled":
+            np.testing.assert_allclose(file.predict_proba(asked), source.predict_proba(asked))
+        else:
+            with pytest.raises(InvalidInputError, match="holds nan"):
+                file.predict_proba(asked)
+
+
+@needs_onnx
 def test_load_onnx_reads_such_a_file(logistic_file: Path):
     source = fitted("logistic", SOURCES["logistic"])
     file = load_onnx(logistic_file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import importlib
 import json
 import logging
@@ -17,9 +18,11 @@ import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 
+from mlsys_windtunnel.backends.direct.watch import frontier_checks
 from mlsys_windtunnel.checks.table import is_frame
 from mlsys_windtunnel.export import program
 from mlsys_windtunnel.export.exported import TIES, ExportedPipeline, restore
+from mlsys_windtunnel.export.host_parts import ColumnType, HostPlan
 from mlsys_windtunnel.export.host_plan import plan_host, types_of
 from mlsys_windtunnel.export.onnx_rows import ColumnsPipeline, refusal_of
 from mlsys_windtunnel.host.raw_table import Table
@@ -35,6 +38,8 @@ NAMES = {  # of outputs that take raw columns; a classifier's prediction is its 
     "score_samples": "samples",
     "transform": "features",
 }
+_SEAL = b"\x72\x4a\x0a\x06sha256\x12\x40"  # a protobuf entry of the metadata, up to its 64 digits
+_SEAL_NBYTES = len(_SEAL) + 64
 _INSTALL = {"onnxruntime": "pip install onnxruntime"}
 
 
@@ -83,7 +88,8 @@ def export_onnx(
         model = exported.model_proto
         _describe(model, METADATA, program.describe(module, answers.names, answers.refusals))
     try:
-        path.write_bytes(model.SerializeToString())
+        data = model.SerializeToString()
+        path.write_bytes(data + _seal(data))
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be written: {error}") from error
     return path
@@ -93,7 +99,9 @@ def _standalone(module: WindTunnelModule, methods: Sequence[str] | None, example
     """Return a model that takes raw columns."""
     from mlsys_windtunnel.export.onnx_columns import Output, with_columns
 
-    plan = plan_host(module.frontend, types_of(rows) if is_frame(rows) else None)
+    plan = plan_host(module.frontend)
+    if is_frame(rows):
+        plan = plan_host(module.frontend, _types(module, plan, rows))
     predictor = module.predictor
     if predictor is not None and predictor.outputs:
         raise InvalidInputError("labels of several outputs do not go to ONNX; export with columns=False (--packed)")
@@ -124,6 +132,17 @@ def _standalone(module: WindTunnelModule, methods: Sequence[str] | None, example
         _describe(model, "classes", json.dumps(np.asarray(predictor.classes).tolist()))
     _describe(model, METADATA, program.describe(module, methods))
     return model
+
+
+def _types(module: WindTunnelModule, plan: HostPlan, rows: Table) -> dict[str, ColumnType]:
+    """Return the types of an example's columns; int64, which has no NaN, only where the source refuses that."""
+    refuse = {name for name, contract in frontier_checks(module.network) if not contract.takes_nan}
+    may_lack: set[str] = set()
+    for name, part in zip(plan.frontier, plan.tables, strict=True):
+        if name not in refuse:
+            places = (each if isinstance(each, int) else each.cells.column for each in part.columns)
+            may_lack.update(plan.columns[place].name for place in places)
+    return {name: kind for name, kind in types_of(rows).items() if kind != "int64" or name not in may_lack}
 
 
 def _traced(
@@ -167,6 +186,11 @@ def _traced(
     return answers, exported
 
 
+def _seal(data: bytes) -> bytes:
+    """Return a checksum of a file's bytes as an entry of its metadata, which stands at the end."""
+    return _SEAL + hashlib.sha256(data).hexdigest().encode()
+
+
 def _describe(model: Any, key: str, value: str) -> None:
     entry = model.metadata_props.add()
     entry.key, entry.value = key, value
@@ -187,6 +211,10 @@ def load_onnx(path: Path | str, *, num_threads: int | None = None) -> ExportedPi
     path = Path(path)
     if not path.is_file():
         raise InvalidInputError(f"{path} is not a file; write one with mlsys windtunnel translate --onnx")
+    data = path.read_bytes()
+    body, seal = data[:-_SEAL_NBYTES], data[-_SEAL_NBYTES:]
+    if seal.startswith(_SEAL) and seal != _seal(body):  # files of earlier versions have none
+        raise InvalidInputError(f"{path} is damaged, or was changed since it was written: its checksum is another")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = num_threads or 0
     try:

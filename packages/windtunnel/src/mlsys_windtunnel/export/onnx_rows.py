@@ -96,10 +96,14 @@ def _typed(column: Mapping[str, Any], cells: Any) -> npt.NDArray[Any]:
         return wide.astype(np.float64 if kind == "double" else np.float32)[:, None]
     if kind == "string":
         return np.array([[_text(name, cell)] for cell in array.tolist()], object)
-    wanted: type = bool if kind == "bool" else int
-    if not all(type(cell) is wanted for cell in array.tolist()):
-        raise _wrong(name, kind, next(cell for cell in array.tolist() if type(cell) is not wanted))
-    return array.astype(np.bool_ if kind == "bool" else np.int64)[:, None]
+    found: list[Any] = array.tolist()
+    if kind == "int64":
+        found = [int(cell) if type(cell) is float and cell.is_integer() else cell for cell in found]
+    for cell in found:
+        is_of_kind = type(cell) is bool if kind == "bool" else type(cell) is int and -(1 << 63) <= cell < 1 << 63
+        if not is_of_kind:
+            raise _wrong(name, kind, cell)
+    return np.array(found, np.bool_ if kind == "bool" else np.int64)[:, None]
 
 
 def _text(name: str, cell: Any) -> str:

@@ -283,6 +283,60 @@ def erf(self: Any) -> Any:
     return op.Mul(op.Mul(z, integral), constant(2 / math.sqrt(math.pi)))
 
 
+def _coefficients(text: str) -> list[float]:
+    return [float(each) for each in text.split()]
+
+
+_CENTRAL = (
+    _coefficients(
+        "-59.9633501014107895267 98.0010754185999661536 -56.6762857469070293439 13.9312609387279679503 "
+        "-1.23916583867381258016"
+    ),
+    _coefficients(
+        "1 1.95448858338141759834 4.67627912898881538453 86.3602421390890590575 -225.462687854119370527 "
+        "200.260212380060660359 -82.0372256168333339912 15.9056225126211695515 -1.18331621121330003142"
+    ),
+)
+_TAIL = (
+    _coefficients(
+        "4.05544892305962419923 31.5251094599893866154 57.1628192246421288162 44.0805073893200834700 "
+        "14.6849561928858024014 2.18663306850790267539 -0.140256079171354495875 -0.0350424626827848203418 "
+        "-8.57456785154685413611e-4"
+    ),
+    _coefficients(
+        "1 15.7799883256466749731 45.3907635128879210584 41.3172038254672030440 15.0425385692907503408 "
+        "2.50464946208309415979 -0.142182922854787788574 -0.0380806407691578277194 -9.33259480895457427372e-4"
+    ),
+)
+
+
+def ndtri(self: Any) -> Any:
+    """Compute the inverse of the normal distribution function from exp(-32) to 1 - exp(-32), as Cephes does."""
+
+    def constant(value: float) -> Any:
+        return op.CastLike(op.Constant(value=onnx_ir.tensor(np.array(value, np.float64))), self)
+
+    def ratio(z: Any, coefficients: tuple[list[float], list[float]]) -> Any:
+        above, below = (constant(each[0]) for each in coefficients)
+        for number in coefficients[0][1:]:
+            above = op.Add(op.Mul(above, z), constant(number))
+        for number in coefficients[1][1:]:
+            below = op.Add(op.Mul(below, z), constant(number))
+        return op.Div(above, below)
+
+    centred = op.Sub(self, constant(0.5))
+    square = op.Mul(centred, centred)
+    central = op.Add(centred, op.Mul(centred, op.Mul(square, ratio(square, _CENTRAL))))
+    central = op.Mul(central, constant(math.sqrt(2 * math.pi)))
+    is_low = op.Less(self, constant(0.5))
+    near = op.Where(is_low, self, op.Sub(constant(1.0), self))  # how far from the nearer end
+    size = op.Sqrt(op.Mul(constant(-2.0), op.Log(near)))
+    inverse = op.Reciprocal(size)
+    tail = op.Sub(op.Sub(size, op.Div(op.Log(size), size)), op.Mul(inverse, ratio(inverse, _TAIL)))
+    tail = op.Where(is_low, op.Neg(tail), tail)
+    return op.Where(op.Greater(near, constant(math.exp(-2))), central, tail)
+
+
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.searchsorted.Tensor: searchsorted,
     torch.ops.aten.repeat_interleave.self_int: repeat_interleave,
@@ -290,4 +344,5 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.sort.stable: sort_stable,
     torch.ops.aten._cdist_forward.default: cdist,
     torch.ops.aten.erf.default: erf,
+    torch.ops.prims.ndtri.default: ndtri,
 }
