@@ -266,3 +266,11 @@ def test_copies_keep_the_source():
     assert copy.deepcopy(module).reference is module.reference
     _assert_same(source, pickle.loads(pickle.dumps(module)), FRESH)
     _assert_same(source, translate(source, dtype=torch.float32), FRESH)
+
+
+def test_a_later_fit_of_the_source_changes_no_answer_of_its_module():
+    source = KNeighborsClassifier(4).fit(LATTICE, LATTICE.sum(axis=1) % 2)
+    module = translate(source)
+    before = source.predict_proba(LATTICE + 0.5)
+    source.fit(LATTICE, LATTICE.sum(axis=1) > 4)
+    np.testing.assert_array_equal(module.predict_proba(LATTICE + 0.5), before)

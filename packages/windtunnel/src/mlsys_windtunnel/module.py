@@ -29,7 +29,7 @@ METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function",
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A fitted pipeline that answers in its translation's stead; copies of a module share it, files do not hold it."""
+    """A copy of a fitted pipeline that answers in its translation's stead; modules share it, files do not hold it."""
 
     source: Any
 

@@ -6,6 +6,7 @@ Imputers of text and vectorisers stay on the host as plain data, so that files c
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +45,7 @@ def translate(
     """Translate a fitted scikit-learn pipeline or estimator into a trainable module that answers as it does.
 
     Operators without a converter stay as they are and run on the host, before the translated part. Where stored points
-    may be equally near to a row, the module keeps ``fitted`` and asks it about tables with such rows.
+    may be equally near to a row, the module keeps a copy of ``fitted`` and asks it about tables with such rows.
 
     Args:
         fitted: The pipeline or estimator.
@@ -86,8 +87,16 @@ def translate(
         predictor.answers = frozenset(name for name in predictor.answers if hasattr(source, name))
     if network.can_tie:
         network.origin = fingerprint(network)
-        module.reference = Reference(fitted)
+        module.reference = _reference(fitted)
     return module
+
+
+def _reference(fitted: Any) -> Reference | None:
+    """Return a copy of the source, which its caller may fit anew; None, so that ties are refused, if it has none."""
+    try:
+        return Reference(deepcopy(fitted))
+    except Exception:  # noqa: BLE001  third-party code
+        return None
 
 
 def _convert(
