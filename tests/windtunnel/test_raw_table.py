@@ -10,6 +10,7 @@ import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from sklearn.compose import make_column_transformer
+from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -111,3 +112,15 @@ def test_bad_columns_are_refused():
     unnamed = translate(LogisticRegression().fit(FRAME[["n"]].to_numpy(), Y))
     with pytest.raises(InvalidInputError, match="shape"):
         unnamed.predict({"n": columns["n"]})
+
+
+def test_one_row_as_a_mapping_to_values_is_refused_and_says_how_to_write_it():
+    with pytest.raises(InvalidInputError, match=r"is one value: give columns as lists"):
+        MODULE.predict({name: column[0] for name, column in columns_of(FRAME).items()})
+
+
+def test_histograms_that_take_categories_from_a_frame_look_columns_up_by_name():
+    table = pd.DataFrame({"a": np.arange(40.0), "k": pd.Categorical(list("uv") * 20)})
+    source = HistGradientBoostingRegressor(max_iter=3, categorical_features="from_dtype").fit(table, table.a)
+    for asked in (table[["k", "a"]], table.assign(more=1)):
+        np.testing.assert_allclose(translate(source).predict(asked), source.predict(asked))

@@ -12,7 +12,7 @@ import numpy as np
 
 from mlsys_windtunnel.convert.linear import class_labels
 from mlsys_windtunnel.convert.registry import Converted, Converters, Unsupported
-from mlsys_windtunnel.convert.trees_lookup import MixedLookup
+from mlsys_windtunnel.convert.trees_lookup import EncodedLookup
 from mlsys_windtunnel.convert.trees_sklearn import tree_of
 from mlsys_windtunnel.host.lookup import is_missing
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
@@ -119,7 +119,7 @@ def _histogram_tree(predictor: Any) -> Tree:
     )
 
 
-def _coded(estimator: Any, trees: Trees) -> tuple[Trees | Coded, MixedLookup | None]:
+def _coded(estimator: Any, trees: Trees) -> tuple[Trees | Coded, EncodedLookup | None]:
     """Put codes of categories before the trees: in the network if categories are numbers, else on the host."""
     encoded = estimator._preprocessor
     if encoded is None:
@@ -134,4 +134,4 @@ def _coded(estimator: Any, trees: Trees) -> tuple[Trees | Coded, MixedLookup | N
     if all(values.dtype.kind in "iufb" and np.isfinite(values).all() for values in categories.values()):
         numbers = [values.astype(np.float64) for values in categories.values()]
         return Coded(CategoryCodes(numbers, columns=indices, others=others), trees), None
-    return trees, MixedLookup(categories, [*indices.tolist(), *others.tolist()])
+    return trees, EncodedLookup(categories, [*indices.tolist(), *others.tolist()])

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.host.lookup import LISTED, UNKNOWN, Vocabulary, is_missing
+from mlsys_windtunnel.host.lookup import LISTED, UNKNOWN, Vocabulary, as_source, is_missing
 
 
 class MixedLookup:
@@ -57,6 +57,20 @@ class MixedLookup:
 
     def check_known(self, unknown: npt.NDArray[Any], column: int) -> None:
         """Look at the cells of a column that are no category; here they count as missing."""
+
+
+class EncodedLookup(MixedLookup):
+    """The same for a source that encodes a frame's columns by scikit-learn, whose encoders look at dtypes."""
+
+    def check_frame(self, frame: Any) -> None:
+        """Look at the columns of categories too; see :meth:`MixedLookup.check_frame`."""
+        super().check_frame(frame)
+        for column, vocabulary in self.vocabularies.items():
+            given = frame.iloc[:, column]
+            cells = as_source(given.to_numpy() if isinstance(given.dtype, np.dtype) else given.array)
+            vocabulary.check_kind(str(column), cells)
+            if isinstance(cells, np.ndarray) and cells.dtype.kind == "b" and UNKNOWN in vocabulary.codes(cells):
+                vocabulary.check_truths(str(column))
 
 
 class KnownLookup(MixedLookup):

@@ -39,8 +39,12 @@ class Filler:
         """
         if hasattr(table, "toarray"):
             raise InvalidInputError("Sparse data was passed to an imputer of objects: pass X.toarray()")
+        if not self.is_of_numbers and not self.takes_all_missing and _has_nullable_gaps(table):
+            raise InvalidInputError("the input holds pandas' NA in a nullable column: boolean value of NA is ambiguous")
         cells = _cells(table)
         if self.is_of_numbers:
+            if not is_polars(table) and np.asarray(table).dtype.kind == "b":
+                raise InvalidInputError("SimpleImputer does not support data with dtype bool; give numbers")
             cells = numbers(cells if cells.dtype != object else table, "the imputer's input")
         if cells.dtype.kind == "f" and np.isinf(cells).any():
             raise InvalidInputError("Input X contains infinity, which SimpleImputer refuses; drop those rows")
@@ -67,6 +71,13 @@ class Filler:
                 f"Input X contains NaN, where SimpleImputer takes {self.marker!r} for what is missing"
             )
         return bool(cell == self.marker)
+
+
+def _has_nullable_gaps(table: Any) -> bool:
+    """Return whether a frame has nullable columns of numbers with NA, which stay NA among objects."""
+    names = table.columns if hasattr(table, "iloc") and table.ndim == 2 else ()
+    nullable = [name for name in names if type(getattr(table[name].dtype, "na_value", None)).__name__ == "NAType"]
+    return any(table[name].dtype.kind in "iufb" and bool(table[name].isna().any()) for name in nullable)
 
 
 def _cells(table: Any) -> npt.NDArray[Any]:

@@ -72,9 +72,12 @@ class Vocabulary:
         categories: ``[categories]``, distinct, of numbers, text or objects.
     """
 
+    is_of_truths = False  # in files without it
+
     def __init__(self, categories: npt.NDArray[Any]) -> None:
         values = categories.tolist()
         self.size = len(values)
+        self.is_of_truths = categories.dtype.kind == "b"
         self._code_of_missing = next((code for code, value in enumerate(values) if is_missing(value)), UNKNOWN)
         self._code_of = {value: code for code, value in enumerate(values) if not is_missing(value)}
         self._numbers: npt.NDArray[Any] | None = None  # sorted, for columns that are numbers as well
@@ -93,23 +96,38 @@ class Vocabulary:
         return dict(self._code_of), self._code_of_missing
 
     def check_kind(self, name: str, column: Column) -> None:
-        """Refuse a column that holds no numbers where the categories are numbers: True is no 1, a date no integer.
+        """Refuse a column that holds no numbers where the categories are numbers: a date is no integer.
 
         And one of numbers where they are texts or objects, as scikit-learn's encoders do: a column of NaN alone, too.
 
         Raises:
             InvalidInputError: see above; ``name`` is what the message calls the column.
         """
-        is_of_texts = self._numbers is None and not all(isinstance(value, bool) for value in self._code_of)
+        is_of_texts = self._numbers is None and not self.is_of_truths
         if is_of_texts and isinstance(column, np.ndarray) and column.dtype.kind in "iuf":
             raise InvalidInputError(
                 f"column {name} is of dtype {column.dtype}, and the encoder was fitted on texts or objects: convert it "
                 "with x.astype(object)"
             )
-        if self._numbers is not None and isinstance(column, np.ndarray) and column.dtype.kind not in "iufO":
+        if self._numbers is not None and isinstance(column, np.ndarray) and column.dtype.kind not in "iufOb":
             raise InvalidInputError(
                 f"y contains previously unseen labels: column {name} is of dtype {column.dtype}, and the encoder was "
                 "fitted on numbers; convert your data to numeric values"
+            )
+
+    def check_truths(self, name: str) -> None:
+        """Refuse truth values that are no category unless the first category is one of them, made a truth value.
+
+        scikit-learn's encoders put that in their place, and look it up.
+
+        Raises:
+            InvalidInputError: see above.
+        """
+        first = next(iter(self._code_of), True)
+        if bool(first) not in self._code_of:
+            raise InvalidInputError(
+                f"y contains previously unseen labels: column {name} holds truth values, and the encoder was fitted on "
+                f"others, as {first!r}; convert them as when fitting"
             )
 
     def codes(self, column: Column) -> Codes:
@@ -184,7 +202,7 @@ class CategoryLookup:
         Raises:
             InvalidInputError: a category is unknown and ``unknown`` is ``refuse``, or a cell is no category.
         """
-        columns = [_with_nan(column) for column in columns]
+        columns = [as_source(column) for column in columns]
         for name, vocabulary, column in zip(self.names, self.vocabularies, columns, strict=True):
             vocabulary.check_kind(name, column)
         num_rows = len(columns[0])
@@ -213,6 +231,8 @@ class CategoryLookup:
                 _refuse_odd(name, cells)
                 if self.unknown == "refuse":
                     raise InvalidInputError(_refusal(name, cells))
+                if cells.dtype.kind == "b":
+                    self.vocabularies[index].check_truths(name)
                 result[is_unknown, index] = self.codes_of_unknown(index, cells)
         if with_unknown and self.unknown == "warn":
             warnings.warn(f"unknown categories in the columns {with_unknown}", UserWarning, stacklevel=3)
@@ -272,6 +292,17 @@ class MissingLookup:
             )
         return flags[:, self.places].astype(np.float64)
 
+    def check_frame(self, frame: Any) -> None:
+        """Refuse NA in nullable columns of texts where NaN is looked for, since it stays NA there.
+
+        Raises:
+            InvalidInputError: see above.
+        """
+        for name, dtype in frame.dtypes.items() if is_nan(self.marker) else ():
+            is_nullable = type(getattr(dtype, "na_value", None)).__name__ == "NAType" and dtype.kind not in "iufb"
+            if is_nullable and frame[name].isna().any():
+                raise InvalidInputError(f"column {name} holds pandas' NA: boolean value of NA is ambiguous")
+
     def _check(self, columns: npt.NDArray[Any]) -> None:
         if columns.dtype.kind not in "fiuO":
             raise InvalidInputError(
@@ -312,15 +343,18 @@ def bucket(category: Any, num_buckets: int) -> int:
     return int.from_bytes(digest) % num_buckets
 
 
-def _with_nan(column: Column) -> Column:
-    """Return a nullable column of numbers or truth values, some of them missing, as floats with NaN; others as is."""
+def as_source(column: Column) -> Column:
+    """Return a nullable column, or categories, of numbers or truth values as floats with NaN; others as is."""
     dtype: Any = getattr(column, "dtype", None)
-    if isinstance(dtype, np.dtype) or getattr(dtype, "kind", "O") not in "iufb":
+    if isinstance(dtype, np.dtype):
         return column
     cells: Any = column
-    if cells.isna().any():
-        return np.asarray(cells.to_numpy(dtype=np.float64, na_value=math.nan))
-    return column if dtype.kind == "b" else np.asarray(cells.to_numpy())
+    if type(dtype).__name__ == "CategoricalDtype":
+        kind = getattr(dtype.categories.dtype, "kind", "O")
+        return np.asarray(cells, np.float64 if kind == "b" else None) if kind in "iufb" else column
+    if getattr(dtype, "kind", "O") not in "iufb":
+        return column
+    return np.asarray(cells.to_numpy(dtype=np.float64, na_value=math.nan))
 
 
 def _refuse_odd(name: str, cells: npt.NDArray[Any]) -> None:

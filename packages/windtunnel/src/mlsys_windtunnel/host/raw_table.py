@@ -79,7 +79,7 @@ class NamedTable:
     def __init__(self, x: Any, names: Sequence[str], read: Sequence[int] | None = None) -> None:
         self._names = names
         self._is_mapping = isinstance(x, Mapping)
-        self._shape = (len(next(iter(x.values()), ()) if self._is_mapping else x),)
+        self._shape = (_length(next(iter(x.values()), ()) if self._is_mapping else x),)
         self._x = x
         if is_polars(x):  # columns are read as arrays, and the frame is handed on as it is
             self._is_mapping = True
@@ -134,6 +134,8 @@ class NamedTable:
             return cells
         if not hasattr(cells, "shape"):
             cells = array_of(cells)
+        if not cells.shape:
+            raise InvalidInputError(f"the column {name!r} is one value: give columns as lists, as {{{name!r}: [...]}}")
         if self._is_mapping and cells.shape == (*self._shape, 1):
             cells = cells[:, 0]
         if cells.shape != self._shape:
@@ -154,6 +156,13 @@ class NamedTable:
         import pandas as pd
 
         return pd.DataFrame(columns)
+
+
+def _length(column: Any) -> int:
+    try:
+        return len(column)
+    except TypeError:  # one value, which is refused when it is read
+        return 1
 
 
 def _arrays_by_name(frame: Any) -> Any:

@@ -212,6 +212,8 @@ def _names_rule(estimator: Any) -> tuple[bool, bool]:
     if isinstance(estimator, ColumnTransformer):
         used = [columns for _, part, columns in estimator.transformers_ if not _is_dropped(part, columns)]
         return True, any(isinstance(name, str) for columns in used for name in _flat(columns))
+    if (columns := getattr(estimator, "_preprocessor", None)) is not None:  # of histograms' trees, for categories
+        return _names_rule(columns)
     if library_of(estimator).reads_by_name:
         return True, False
     composition = composition_of(estimator)
