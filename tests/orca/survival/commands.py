@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
@@ -45,9 +45,9 @@ class Served:
 
 
 @contextmanager
-def served(*arguments: str) -> Iterator[Served]:
+def served(*arguments: str, command: Sequence[str] = MLSYS) -> Iterator[Served]:
     """Run ``mlsys orca serve`` so on a free port; it ends with the block, and leaves nobody behind."""
-    command = [*MLSYS, "serve", *arguments, "--port", "0", "--threads", "1", "--log-level", "warning"]
+    command = [*command, "serve", *arguments, "--port", "0", "--threads", "1", "--log-level", "warning"]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stderr=log)
         server = Served(process, log)
