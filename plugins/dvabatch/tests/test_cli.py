@@ -80,7 +80,7 @@ def test_profile_prints_costs_and_a_policy(
     settings.cache_clear()
     written = tmp_path / "stages.graphml"
     try:
-        assert run(["dvabatch", "profile", "vgg19-weights", "--max-batch", "4", "--graph", str(written)]) == 0
+        assert run(["dvabatch", "profile", "vgg19-weights", "--max-batch", "2", "--graph", str(written)]) == 0
         assert len(list((tmp_path / "dvabatch-profiles").iterdir())) == 1
     finally:
         settings.cache_clear()

@@ -1,7 +1,7 @@
 """torch's own modules through DVABatch's and BatchMaker's executors: ``make oracles``.
 
 Every class of torch's own module tests, three argument lists each, in evaluation and in training, among 24 requests;
-then 400 requests of Triton's clients, REST and gRPC, every ninth at fault.
+400 requests of Triton's clients, REST and gRPC, every ninth at fault; then 2,000 programs, half of which mix.
 """
 
 from __future__ import annotations
@@ -11,11 +11,27 @@ import sys
 import warnings
 from pathlib import Path
 
+from hypothesis import Phase, given, settings
+
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.oracles.isolation.catalogue import cases
 from tests.oracles.isolation.clients import many_clients
 from tests.oracles.isolation.judge import Tally, by_cells, by_stages
+from tests.oracles.isolation.programs import Program, fault, programs
+
+
+def drawn_programs(tally: Tally, number: int) -> None:
+    """Count programs that are refused if they mix, and let through if they do not."""
+
+    @settings(max_examples=number, deadline=None, database=None, phases=[Phase.generate])
+    @given(programs())
+    def judge(program: Program) -> None:
+        what = fault(program)
+        tally["wrong" if what else "equal" if program.mixing is None else "refused"] += 1
+        tally.bad += [what] if what else []
+
+    judge()
 
 
 def main(per_class: int = 3) -> int:
@@ -30,6 +46,7 @@ def main(per_class: int = 3) -> int:
         if number % 50 == 49:
             print(tally.line(f"up to {case.name}"), flush=True)
     many_clients(tally, requests=400)
+    drawn_programs(tally, 2000)
     for line in tally.bad[:50]:
         print(line)
     for reason, count in tally.refusals.most_common(12):

@@ -7,10 +7,12 @@ import logging
 import warnings
 
 import pytest
+from hypothesis import given, settings
 from mlsys_dvabatch.stages import model as isolation
 
 from tests.oracles.isolation.catalogue import cases
 from tests.oracles.isolation.judge import Tally, by_cells, by_stages
+from tests.oracles.isolation.programs import Program, fault, programs
 
 # They mix over the first dimension, in training or always; draw random numbers; give one number for all; keep apart.
 NAMES = (
@@ -37,6 +39,13 @@ def test_modules_of_torch(name: str):
     assert not tally.bad
 
 
+@settings(max_examples=20, deadline=None)
+@given(programs())
+def test_an_operator_that_mixes_behind_a_bound_is_named(program: Program):
+    """Whatever bound hides it, and whatever steps stand around it; without one no operator is."""
+    assert fault(program) is None
+
+
 def test_clients_of_triton():
     """60 requests at once over REST and gRPC: each gets its own answer, every ninth one that is not finite."""
     pytest.importorskip("tritonclient.grpc")
@@ -52,6 +61,7 @@ def test_clients_of_triton():
 def test_the_judge_sees_mixing(monkeypatch: pytest.MonkeyPatch):
     """Without the check, batch norm in training gives answers that follow their neighbours."""
     monkeypatch.setattr(isolation, "require_isolated", lambda *_, **__: None)
+    monkeypatch.setattr(isolation, "require_followed", lambda *_, **__: None)
     tally = Tally()
     for case in itertools.islice(cases(1, (True,), names=("BatchNorm1d",)), 1):
         tally.judge(case, "stages", by_stages)

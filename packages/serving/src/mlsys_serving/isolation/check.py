@@ -33,6 +33,11 @@ _USUAL = set(Kind) - _OVERFLOWING
 # A sine of a large number makes of rounding what it likes.
 _STEEP = {kind for kind in Kind if "LARGE" in kind.name or kind is Kind.NEGATIVE_INTEGER} | _OVERFLOWING
 
+ADVICE = (
+    "One client's answer would depend on others'; export the model in evaluation mode, without operations over its "
+    "first dimension, or serve one request at a time"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
@@ -244,11 +249,7 @@ class _Check:
 
 
 def _mixes(by: float, when: str) -> str:
-    return (
-        f"mixes requests: an answer differed by {by:.2g} {when}. One client's answer would depend on others'; "
-        "export the model in evaluation mode, without operations over its first dimension, or serve one request at a "
-        "time"
-    )
+    return f"mixes requests: an answer differed by {by:.2g} {when}. {ADVICE}"
 
 
 def _forms(batch: list[_Probe]) -> list[Any]:

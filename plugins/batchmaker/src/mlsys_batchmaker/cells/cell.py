@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.isolation import draw_like, require_isolated
+from mlsys_serving.isolation.reading import require_followed
 from torch import Tensor, nn
 
 from mlsys_batchmaker.native.runner import HasForm, PackedCell, gives, pack_or_none
@@ -197,6 +198,7 @@ def check_batchable(made: Cell) -> None:
                 f"got {dtype_name(whole.dtype)}{list(whole.shape)}; the first dimension must be the batch"
             )
     require_rows_apart(made, made.run, is_wide=True)
+    require_followed(f"cell {name!r}", made.run, made.example(1))
 
 
 def require_rows_apart(made: Cell, run: Callable[..., Sequence[Tensor]], *, is_wide: bool = False) -> None:

@@ -5,13 +5,15 @@ Executors need little of a model, serving more; loaders of plugins bring their o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy.typing as npt
 import torch
 from mlsys_core.loop.queue import ServeRequest
 from mlsys_serving.isolation import Draw, require_isolated
+from mlsys_serving.isolation.reading import require_followed
+from torch import Tensor
 
 if TYPE_CHECKING:
     from mlsys_serving.models import TensorSpec
@@ -51,15 +53,25 @@ class IsolationCheck:
         num_inner: Leading arrays of its answers that lie between stages.
         is_short: It takes long.
         most: Largest batch to try, where larger ones tell nothing new; None: the largest that is served.
+        followed: The model as a function of tensors, and one request to it, ``[1, ...]`` each; None: it has no
+            operators of torch to follow. Not followed on a GPU, where numbers out of range would end the process.
     """
 
     def __init__(
-        self, name: str, model: Triable, *, num_inner: int = 0, is_short: bool = False, most: int | None = None
+        self,
+        name: str,
+        model: Triable,
+        *,
+        num_inner: int = 0,
+        is_short: bool = False,
+        most: int | None = None,
+        followed: tuple[Callable[..., Any], Sequence[Tensor]] | None = None,
     ) -> None:
         self._name = name
         self._model = model
         self._options: Any = {"num_inner": num_inner, "is_short": is_short}
         self._most = most
+        self._followed = followed
         self._largest = 0
 
     def require(self, largest: int) -> None:
@@ -75,6 +87,9 @@ class IsolationCheck:
             require_isolated(
                 self._name, model.answers, model.draw(), largest=tried, tolerance=model.tolerance, **self._options
             )
+        if self._followed is not None and largest > 1 and all(one.is_cpu for one in self._followed[1]):
+            require_followed(self._name, *self._followed)
+            self._followed = None
         self._largest = largest
 
 

@@ -119,7 +119,13 @@ class SizedModel:
         self.lengths = tuple(sorted({units_of(values) for values in self._samples if values in usual}))
         self.trials: list[Trial] = []
         self.padding: Padding | None = self._find_padding(mask)
-        self.isolation = IsolationCheck("the model", self, num_inner=0, is_short=inner.program.flops > THOROUGH_FLOPS)
+        program = inner.program
+        self.isolation = IsolationCheck(
+            "the model",
+            self,
+            is_short=program.flops > THOROUGH_FLOPS,
+            followed=(program.module, program.example),
+        )
         if hasattr(inner, "inspect"):
             self.inspect: Callable[..., Any] = self._inspect
 

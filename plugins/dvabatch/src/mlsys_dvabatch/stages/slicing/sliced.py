@@ -78,7 +78,11 @@ class SlicedModel:
         self._check_equal(tolerance)
         self.may_be_missing = self._find_missing()
         self.isolation = IsolationCheck(
-            "the model", self, num_inner=sum(map(len, self._carried)), is_short=program.flops > THOROUGH_FLOPS
+            "the model",
+            self,
+            num_inner=sum(map(len, self._carried)),
+            is_short=program.flops > THOROUGH_FLOPS,
+            followed=(program.module, program.example),
         )
 
     @property
