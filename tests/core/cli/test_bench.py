@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mlsys_core.bench import print_section, read_options, split_columns
@@ -28,7 +29,8 @@ SPEC = BenchmarkSpec(name="some", help="x", run=f"{__name__}:suite")
 
 @pytest.fixture(autouse=True)
 def this_module(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("mlsys_core.bench.resolve", lambda _: suite)
+    registry = SimpleNamespace(part=lambda _: suite)
+    monkeypatch.setattr("mlsys_core.bench.installed_plugins", lambda: SimpleNamespace(registry=registry))
 
 
 def test_an_option_has_its_defaults_type():

@@ -13,8 +13,9 @@ import pytest
 from mlsys_core.cli import main as cli
 from mlsys_core.cli.lazy_group import load_command, name_of, unwrapped
 from mlsys_core.cli.main import run
+from mlsys_core.config import read_settings
 from mlsys_core.demo import DemoContext
-from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.errors import InvalidInputError, MlsysError, PluginError
 from mlsys_core.plugins import LoadedPlugins, Registry, installed_plugins
 from mlsys_core.plugins.specs import CommandSpec
 from mlsys_core.report import Section
@@ -172,10 +173,15 @@ def test_errors_become_one_line(error, code, says, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith(says)
 
 
-def test_a_defect_keeps_its_traceback(monkeypatch):
+def test_a_defect_names_its_command_and_debug_keeps_its_traceback(monkeypatch, capsys):
     monkeypatch.setattr(cli, "installed_plugins", lambda: raising(ZeroDivisionError("defect")))
-    with pytest.raises(ZeroDivisionError, match="defect"):
+    assert cli.run(["fail"]) == 1
+    said = "mlsys: error: command 'fail' of test failed (ZeroDivisionError: defect); MLSYS_DEBUG=1 shows where\n"
+    assert capsys.readouterr().err == said
+    monkeypatch.setattr(cli, "settings", lambda: read_settings({"MLSYS_DEBUG": "1"}))
+    with pytest.raises(PluginError) as error:
         cli.run(["fail"])
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
 def test_shell_completion_offers_commands_and_subcommands():

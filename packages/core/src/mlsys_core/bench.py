@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mlsys_core.device import device_kind
 from mlsys_core.environment import describe_environment
 from mlsys_core.errors import InvalidInputError, PluginError
-from mlsys_core.lazy import resolve
+from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import BenchmarkSpec
 from mlsys_core.report import Figure, Section, Table, write
 
@@ -56,7 +56,7 @@ def run_suite(spec: BenchmarkSpec, context: BenchContext, *, name: str = "", **o
     if "*" not in spec.devices and kind not in spec.devices:
         hint = "leave out --device" if "cpu" in spec.devices else f"give --device {spec.devices[0]}"
         raise InvalidInputError(f"benchmark {spec.name!r} measures {' and '.join(spec.devices)}, not {kind}: {hint}")
-    section = resolve(spec.run)(context, **options)
+    section = installed_plugins().registry.part(spec)(context, **options)
     if not isinstance(section, Section):
         raise PluginError(f"benchmark {spec.name!r}: {spec.run} returned {type(section).__name__}, not a Section")
     write_results(name or spec.name, section, context)
@@ -71,7 +71,7 @@ def read_options(spec: BenchmarkSpec, texts: Sequence[str]) -> dict[str, Any]:
     Raises:
         InvalidInputError: the suite has no such option, or the value is not of its type.
     """
-    parameters = list(inspect.signature(resolve(spec.run)).parameters.values())[1:]
+    parameters = list(inspect.signature(installed_plugins().registry.part(spec)).parameters.values())[1:]
     defaults = {parameter.name: parameter.default for parameter in parameters}
     options: dict[str, Any] = {}
     for text in texts:

@@ -1,7 +1,8 @@
 """The single tree of errors that mlsys raises on purpose.
 
 Each message says what was wrong, what was got, what is allowed and what to do next. The command line prints it as one
-line and exits with ``exit_code``; anything outside this tree is a defect and keeps its traceback.
+line and exits with ``exit_code``; anything else that a plugin's part raises, a command's too, becomes a
+:class:`PluginError` that names the part, and ``MLSYS_DEBUG=1`` shows its traceback.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Extensions:
         chosen = []
         for spec in specs_of(system, registry):
             given = options.get(spec.name.replace("-", "_"))
-            made = resolve(spec.options)() if given is None and spec.options is not None else given
+            made = registry.part(spec, spec.options)() if given is None and spec.options is not None else given
             chosen.append(Chosen(spec, made))
         return cls(registry, chosen)
 
@@ -174,9 +174,8 @@ class Extensions:
             return [panel for extension in made for panel in extension.panels]
 
         for each in self._chosen:
-            with failing_as(each.spec, self._registry):
-                own = replace(service, options=each.options, panels=panels)
-                extension = resolve(each.spec.factory)(own)
+            own = replace(service, options=each.options, panels=panels)
+            extension = self._registry.part(each.spec)(own)
             if extension is None:
                 continue
             if not isinstance(extension, Extension):
@@ -238,7 +237,8 @@ def option_groups(system: str, registry: Registry) -> dict[str, type]:
     owner_of: dict[str, str] = {}
     for spec in specs_of(system, registry):
         if spec.options is not None:
-            group = resolve(spec.options)
+            with failing_as(spec, registry):
+                group = resolve(spec.options)
             groups[spec.name.replace("-", "_")] = group
             for each in (each for each in fields(group) if each.init):
                 if each.name in owner_of:

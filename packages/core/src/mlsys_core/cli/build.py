@@ -25,8 +25,10 @@ def build(
     """
     import time
 
-    from mlsys_core.errors import KernelUnavailableError
+    from mlsys_core.config import settings
+    from mlsys_core.errors import MlsysError
     from mlsys_core.plugins import installed_plugins
+    from mlsys_core.plugins.registry import failing_as
     from mlsys_core.plugins.specs import KernelSpec
 
     registry = installed_plugins().registry
@@ -35,8 +37,12 @@ def build(
     for spec in specs:
         start = time.perf_counter()
         try:
-            library = registry.load(KernelSpec, spec.name).load()
-        except KernelUnavailableError as error:
+            kernel = registry.part(spec)
+            with failing_as(spec, registry):
+                library = kernel.load()
+        except MlsysError as error:
+            if settings().debug:
+                raise
             failed = True
             typer.echo(f"{spec.name}: not built: {error}", err=True)
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeAlias
 
@@ -11,8 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from mlsys_core.errors import PluginError
-from mlsys_core.lazy import resolve
-from mlsys_core.plugins.registry import Registry
+from mlsys_core.plugins.registry import Registry, failing_as
 from mlsys_core.plugins.specs import CommandSpec, EngineSpec, noun
 
 AppSpec: TypeAlias = CommandSpec | EngineSpec  # specs with a Typer app
@@ -41,11 +40,14 @@ def load_command(spec: AppSpec, registry: Registry | None = None) -> Any:
     Raises:
         PluginError: the app is no Typer app, or commands are registered below one that is no group.
     """
-    app = resolve(spec.app)
+    found = registry or Registry()
+    app = found.part(spec)
     if not isinstance(app, typer.Typer):
         raise PluginError(f"{noun(type(spec))} {spec.name!r}: {spec.app} is a {type(app).__name__}, not a typer.Typer")
     app._add_completion = False  # the root offers completion for all
-    command: Any = typer.main.get_command(app)
+    with failing_as(spec, found):
+        command: Any = typer.main.get_command(app)
+    _name_failures(command, spec, found)
     command.name = spec.name.rpartition(" ")[2]
     known = registry.all(CommandSpec) if registry is not None and isinstance(spec, CommandSpec) else []
     for each in (each for each in known if each.name.rpartition(" ")[0] == spec.name):
@@ -55,6 +57,20 @@ def load_command(spec: AppSpec, registry: Registry | None = None) -> Any:
         command.commands[nested.name] = nested
     show_help_alike(command)
     return command
+
+
+def _name_failures(command: Any, spec: AppSpec, registry: Registry) -> None:
+    """Have exceptions of a command's code, while it reads its arguments and while it runs, name its plugin."""
+    passing = (typer.TyperException, typer.Exit, typer.Abort, BrokenPipeError, SystemExit)
+
+    def naming(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **keywords: Any) -> Any:
+            with failing_as(spec, registry, passing=passing):
+                return function(*args, **keywords)
+
+        return call
+
+    command.make_context, command.invoke = naming(command.make_context), naming(command.invoke)
 
 
 class LazyGroup(TyperGroup):

@@ -73,7 +73,6 @@ def export(
 
     Example: mlsys trace export run.json --to chrome-trace run.json.gz
     """
-    from mlsys_core.lazy import resolve
     from mlsys_core.plugins import installed_plugins
     from mlsys_core.plugins.registry import failing_as
     from mlsys_core.plugins.specs import ExporterSpec
@@ -86,8 +85,10 @@ def export(
     recording = read_trace(file)
     with failing_as(spec, registry):
         try:
-            resolve(spec.factory)(recording, output)
+            registry.part(spec, passing=(OSError,))(recording, output)
         except OSError as error:
+            if error.filename not in (None, str(output)):
+                raise
             raise InvalidInputError(f"cannot write {output}: {error.strerror or error}; name another file") from error
     if not output.exists():
         raise PluginError(f"exporter {to!r} of {registry.owner(spec)} wrote no {output}")

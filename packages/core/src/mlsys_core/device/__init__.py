@@ -15,7 +15,6 @@ from mlsys_core.device.cpu import CpuDevice
 from mlsys_core.device.cuda import CudaDevice
 from mlsys_core.device.protocols import Device, DeviceTimeoutError, Event, MemoryInfo, Stream
 from mlsys_core.errors import InvalidInputError, PluginError
-from mlsys_core.lazy import resolve
 
 if TYPE_CHECKING:
     import torch
@@ -65,8 +64,8 @@ def get_device(name: str, *, registry: Registry | None = None) -> Device:
 
     found = _registry(registry)
     spec = device_kind(name, registry=found)
+    device = found.part(spec)(int(name.partition(":")[2] or 0))
     with failing_as(spec, found):
-        device = resolve(spec.factory)(int(name.partition(":")[2] or 0))
         missing = [part for part in _PARTS if not hasattr(device, part)]
     if missing:
         raise PluginError(

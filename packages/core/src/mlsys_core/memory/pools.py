@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.lazy import resolve
 from mlsys_core.memory.block_pool import BlockId, BlockPool
 from mlsys_core.memory.run_pool import RunPool
 
@@ -39,7 +38,6 @@ def find_pool(
     if name is None:
         return DEFAULT_POOLS[kind]
     from mlsys_core.plugins import installed_plugins
-    from mlsys_core.plugins.registry import failing_as
     from mlsys_core.plugins.specs import MemoryPoolSpec
 
     found = installed_plugins().registry if registry is None else registry
@@ -47,13 +45,8 @@ def find_pool(
     if spec.kind != kind:
         fitting = ", ".join(sorted(each.name for each in found.all(MemoryPoolSpec) if each.kind == kind))
         raise InvalidInputError(f"memory pool {name!r} hands out {spec.kind}; this takes pools of {kind}: {fitting}")
-    factory: Callable[..., Any] = resolve(spec.factory)
-
-    def make(*sizes: int) -> Any:
-        with failing_as(spec, found):
-            return factory(*sizes)
-
-    return make
+    factory: Callable[..., Any] = found.part(spec)
+    return factory
 
 
 class Blocks(Protocol):

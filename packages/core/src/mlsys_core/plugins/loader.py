@@ -22,7 +22,7 @@ import mlsys_core
 from mlsys_core.config import Settings
 from mlsys_core.errors import PluginError
 from mlsys_core.plugins import hookspecs
-from mlsys_core.plugins.registry import Registry
+from mlsys_core.plugins.registry import Registry, one_line
 from mlsys_core.plugins.specs import Spec, noun
 
 GROUP = "mlsys.plugins"
@@ -122,22 +122,17 @@ def _load_one(
     except (Exception, SystemExit) as error:
         if settings.plugins_strict:
             raise
+        why = str(error) if isinstance(error, PluginError) else one_line(error)
         next_step = (
             error.hint if isinstance(error, _RefusedError) else f"see the whole cause: mlsys plugins info {name}"
         )
-        return PluginRow(name, distribution, version, "broken", _one_line(error), next_step, cause=error)
+        return PluginRow(name, distribution, version, "broken", why, next_step, cause=error)
     load_time_s = time.perf_counter() - started
     hint = f"took {load_time_s:.1f} s to load, which delays every command: import heavy modules inside functions"
     is_slow = load_time_s > SLOW_LOAD_S
     return PluginRow(
         name, distribution, version, "loaded", hint=hint if is_slow else None, load_time_s=load_time_s, specs=specs
     )
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, PluginError):
-        return str(error)
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
 def _check_name(name: str, distribution: str, earlier: Sequence[PluginRow]) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError, PluginError
-from mlsys_core.lazy import resolve
-from mlsys_core.plugins.registry import Registry, failing_as
+from mlsys_core.plugins.registry import Registry
 from mlsys_core.plugins.specs import CompilerSpec, ModelLoaderSpec
 
 
@@ -86,8 +85,7 @@ def load_with(spec: ModelLoaderSpec, path: Path, context: LoadContext, registry:
         PluginError: the loader fails by a mistake of its own, or gives something else.
         MlsysError: as the loader refuses the file.
     """
-    with failing_as(spec, registry):
-        model = resolve(spec.factory)(path, context)
+    model = registry.part(spec)(path, context)
     if not isinstance(model, kind):
         raise PluginError(
             f"model loader {spec.name!r} of {registry.owner(spec)}: it gave a {type(model).__name__}, and "
@@ -130,11 +128,10 @@ def find_module_compiler(name: str, registry: Registry) -> Compiler:
         PluginError: the compiler fails by a mistake of its own, or gives nothing that can be called (when it is used).
     """
     spec = registry.chosen(CompilerSpec, name)
-    factory = resolve(spec.factory)
+    factory = registry.part(spec)
 
     def compile_module(module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        with failing_as(spec, registry):
-            made = factory(module, tuple(example_inputs))
+        made = factory(module, tuple(example_inputs))
         if not callable(made):
             owner = registry.owner(spec)
             raise PluginError(f"compiler {name!r} of {owner}: it gave a {type(made).__name__}, which cannot be called")

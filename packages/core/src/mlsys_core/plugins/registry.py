@@ -6,9 +6,10 @@ import difflib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import wraps
 from typing import Any, TypeVar
 
-from mlsys_core.errors import InvalidInputError, MlsysError, PluginError
+from mlsys_core.errors import InvalidInputError, MissingDependencyError, MlsysError, PluginError
 from mlsys_core.lazy import resolve
 from mlsys_core.plugins.specs import Spec, noun
 
@@ -92,14 +93,76 @@ class Registry:
             raise InvalidInputError(str(error)) from error
 
     def load(self, kind: type[S], name: str) -> Any:
-        """Resolve the lazy reference of the spec of ``kind`` called ``name``; see :meth:`get` for errors."""
-        spec = self.get(kind, name)
-        return resolve(getattr(spec, _lazy_field(spec)))
+        """Return :meth:`part` of the spec of ``kind`` called ``name``; see :meth:`get` for errors."""
+        return self.part(self.get(kind, name))
+
+    def part(self, spec: Spec, reference: str | None = None, *, passing: tuple[type[BaseException], ...] = ()) -> Any:
+        """Return the object behind ``spec``; calls of a function or class fail as :func:`failing_as` says.
+
+        Args:
+            spec: One of the registered specs.
+            reference: Another lazy reference of it than its main one.
+            passing: As in :func:`failing_as`.
+
+        Raises:
+            PluginError: it cannot be imported; the message names the spec and its distribution.
+            MissingDependencyError: likewise, since something is not installed.
+        """
+        field = _lazy_field(spec)
+        try:
+            with failing_as(spec, self):
+                found = resolve(reference or getattr(spec, field))
+        except (InvalidInputError, MissingDependencyError) as error:
+            kind = MissingDependencyError if isinstance(error, MissingDependencyError) else PluginError
+            raise kind(f"{noun(type(spec))} {spec.name!r} of {self.owner(spec)} cannot be loaded: {error}") from error
+        if field == "app" or not callable(found):
+            return found
+
+        @wraps(found)
+        def call(*args: Any, **keywords: Any) -> Any:
+            with failing_as(spec, self, passing=passing):
+                return found(*args, **keywords)
+
+        return call
+
+    def blamed(self, error: BaseException) -> Spec | None:
+        """Return the part, of those that are no commands, in whose code ``error`` was raised; None: of none.
+
+        A part's objects are used long after they were made, in hot loops: so they are not wrapped, and found here.
+        """
+        by_module: dict[str, dict[str, Spec]] = {}
+        for spec in (spec for kind in self._entries.values() for spec, _ in kind.values()):
+            module, _, attribute = str(getattr(spec, _lazy_field(spec))).partition(":")
+            if _lazy_field(spec) != "app":
+                by_module.setdefault(module, {})[attribute.partition(".")[0]] = spec
+        found, trace = None, error.__traceback__
+        while trace is not None:
+            frame, trace = trace.tb_frame, trace.tb_next
+            if parts := by_module.get(frame.f_globals.get("__name__", "")):
+                only = next(iter(parts.values())) if len(parts) == 1 else None
+                found = parts.get(frame.f_code.co_qualname.partition(".")[0], only) or found
+        return found
+
+
+def one_line(error: BaseException) -> str:
+    """Return the kind and the text of an error on one line.
+
+    Example:
+        >>> one_line(KeyError("a")), one_line(ValueError())
+        ("KeyError: 'a'", 'ValueError')
+    """
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a plugin's own class of errors, which cannot tell its text
+        text = ""
+    return " ".join(f"{type(error).__name__}: {text}".split()).removesuffix(":")
 
 
 @contextmanager
-def failing_as(spec: Spec, registry: Registry) -> Iterator[None]:
+def failing_as(spec: Spec, registry: Registry, *, passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
     """Turn exceptions of the code behind ``spec``, other than errors on purpose, into a :class:`PluginError`.
+
+    ``passing``: further classes that are left as they are. An exception out of another registered part names that one.
 
     Example:
         >>> from mlsys_core.plugins.specs import ExporterSpec
@@ -111,11 +174,12 @@ def failing_as(spec: Spec, registry: Registry) -> Iterator[None]:
     """
     try:
         yield
-    except MlsysError:
-        raise
-    except Exception as error:  # a plugin's own mistake: the message names the plugin, MLSYS_DEBUG shows the rest
+    except (Exception, SystemExit) as error:  # a plugin's own mistake: named here, MLSYS_DEBUG shows the rest
+        blamed = registry.blamed(error)
+        if isinstance(error, (MlsysError, *passing)) and not (blamed and isinstance(error, SystemExit)):
+            raise
+        spec = blamed or spec
         owner = registry.owner(spec) or "an unknown distribution"
-        what = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
         raise PluginError(
-            f"{noun(type(spec))} {spec.name!r} of {owner} failed ({what}); MLSYS_DEBUG=1 shows where"
+            f"{noun(type(spec))} {spec.name!r} of {owner} failed ({one_line(error)}); MLSYS_DEBUG=1 shows where"
         ) from error

@@ -170,11 +170,11 @@ def placed_options(
     Raises:
         InvalidInputError: there is no such policy or cluster, the parts do not fit it, or an option is refused.
     """
-    from mlsys_core.lazy import resolve
     from mlsys_core.plugins import installed_plugins
     from mlsys_core.plugins.specs import PolicySpec
 
-    placements = {spec.name: spec for spec in installed_plugins().registry.all(PolicySpec) if spec.kind == "placement"}
+    registry = installed_plugins().registry
+    placements = {spec.name: spec for spec in registry.all(PolicySpec) if spec.kind == "placement"}
     if executor not in placements:
         hint = ": pip install mlsys-ray" if executor == "ray" else ""
         raise InvalidInputError(f"--executor is {', '.join(['local', *placements])}, not {executor!r}{hint}")
@@ -183,7 +183,7 @@ def placed_options(
     from mlsys_orca.parallel.hosts.settings import parse_address
 
     own = None if listen is None else parse_address(listen, "--listen")
-    placer: NodePlacer = resolve(placements[executor].factory)(
+    placer: NodePlacer = registry.part(placements[executor])(
         model,
         address=address,
         tensor_parallel=tensor_parallel,

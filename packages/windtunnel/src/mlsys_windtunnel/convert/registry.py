@@ -15,8 +15,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
-from mlsys_core.lazy import resolve
-
 import mlsys_windtunnel.convert
 from mlsys_windtunnel.host.lookup import Lookup
 from mlsys_windtunnel.modules.base import OperatorModule
@@ -48,7 +46,7 @@ class Entry:
     """A line of the table of converters."""
 
     source: str  # the estimator's class as users import it
-    converter: str | Converter  # a plugin's is a lazy reference "package.module:function"
+    converter: Converter
     is_trainable: bool = True  # gradients reach its parameters or pass through it
     note: str = ""  # what is special, for the coverage page
     bounds: Bounds | None = None  # least and largest number that a fitted source takes; None: what its options tell
@@ -95,11 +93,13 @@ class ConverterRegistry:
 
     def find(self, source: str | None) -> Converter | None:
         """Return the converter for a class name of the graph, or None: the operator stays a fallback."""
-        return _resolved(self._entries.get(source or ""))
+        entry = self._entries.get(source or "")
+        return None if entry is None else entry.converter
 
     def find_combiner(self, source: str | None) -> Converter | None:
         """Return the converter that joins the answers of a meta-estimator's members, or None, as :meth:`find` does."""
-        return _resolved(self._combiners.get(source or ""))
+        entry = self._combiners.get(source or "")
+        return None if entry is None else entry.converter
 
     def bounds(self, source: str | None) -> Bounds | None:
         """Return what tells the numbers that a source takes; None where its converter says nothing of them."""
@@ -109,13 +109,6 @@ class ConverterRegistry:
     def adding(self, entry: Entry) -> ConverterRegistry:
         """Return a registry with one more line."""
         return ConverterRegistry({**self._entries, entry.source: entry}, self._combiners)
-
-
-def _resolved(entry: Entry | None) -> Converter | None:
-    if entry is None:
-        return None
-    converter: Converter = resolve(entry.converter) if isinstance(entry.converter, str) else entry.converter
-    return converter
 
 
 def converters() -> list[Entry]:
@@ -143,9 +136,14 @@ def default_registry() -> ConverterRegistry:
     from mlsys_core.plugins import installed_plugins
     from mlsys_core.plugins.specs import ConverterSpec
 
+    registry = installed_plugins().registry
+
+    def imported_when_called(spec: ConverterSpec) -> Converter:
+        return lambda estimator: registry.part(spec)(estimator)
+
     added = {
-        spec.source.replace(":", "."): Entry(spec.source.replace(":", "."), spec.factory, note=spec.help)
-        for spec in installed_plugins().registry.all(ConverterSpec)
+        spec.source.replace(":", "."): Entry(spec.source.replace(":", "."), imported_when_called(spec), note=spec.help)
+        for spec in registry.all(ConverterSpec)
     }
     return ConverterRegistry(
         added | {entry.source: entry for entry in converters()}, {entry.source: entry for entry in combiners()}

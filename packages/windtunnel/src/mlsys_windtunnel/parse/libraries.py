@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 from mlsys_core.errors import MissingDependencyError
-from mlsys_core.lazy import resolve
 
 from mlsys_windtunnel.parse.graph import FittedSize
 
@@ -40,8 +39,9 @@ def plugin_libraries() -> dict[str, Library]:
     from mlsys_core.plugins import installed_plugins
     from mlsys_core.plugins.specs import ConverterSpec
 
-    named = {spec.library for spec in installed_plugins().registry.all(ConverterSpec) if spec.library is not None}
-    found: list[Library] = [resolve(each) for each in sorted(named)]
+    registry = installed_plugins().registry
+    named = {spec.library: spec for spec in registry.all(ConverterSpec) if spec.library is not None}
+    found: list[Library] = [registry.part(named[each], each) for each in sorted(named)]
     return {library.package: library for library in found}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +47,10 @@ def make_policy(name: str, registry: Registry, **options: Any) -> Policy:
         ) from error
     factory = registry.load(PolicySpec, PREFIX + name)
     try:
-        policy = factory(**options)
+        inspect.signature(factory).bind(**options)
     except TypeError as error:
         raise InvalidInputError(f"policy {name!r} does not take {sorted(options)}: {error}") from error
+    policy = factory(**options)
     if not isinstance(policy, Policy):
         raise PluginError(f"policy {name!r}: its factory gave a {type(policy).__name__}, not a Policy")
     return policy
