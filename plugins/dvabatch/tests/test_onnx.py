@@ -17,13 +17,20 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.loop import ServeRequest
 from mlsys_dvabatch.serve.preparing import Batching, prepare
 from mlsys_dvabatch.stages.slicing.onnx_child import answers_in_child
-from mlsys_dvabatch.stages.slicing.onnx_file import _inline_copies, _name_inputs, _told, onnx_inputs, require_equal
+from mlsys_dvabatch.stages.slicing.onnx_file import (
+    _inline_copies,
+    _told,
+    as_module,
+    onnx_inputs,
+    read_onnx,
+    require_equal,
+)
 from mlsys_dvabatch.stages.slicing.program import load_program
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.vision import UNet
 from mlsys_serving.instances.chaos import running_server
 from mlsys_serving.processes import can_supervise
-from torch import fx, nn
+from torch import nn
 
 onnx = pytest.importorskip("onnx")
 helper, T = onnx.helper, onnx.TensorProto
@@ -158,18 +165,8 @@ def test_outputs_without_a_row_for_each_request_are_refused(kind: str, tmp_path:
     options = {"keepdims": 0} if kind == "ReduceSum" else {}
     number = T.FLOAT if kind == "ReduceSum" else T.INT64
     model = model_of([node(kind, "x", "y", **options)], FLOAT, [("y", number, None)])
-    with pytest.raises(InvalidInputError, match=r"net.onnx: output 'y' is of shape .* needs a row for each request"):
+    with pytest.raises(InvalidInputError, match=r"output 'y' is of shape .* needs a row for each request"):
         require_equal(written(model, tmp_path), model, nn.Identity(), onnx_inputs(tmp_path, model))
-
-
-def test_arguments_have_the_names_of_the_files_inputs():
-    graph = fx.Graph()
-    first, second, third = (graph.placeholder(f"input_{number}") for number in (1, 2, 3))
-    graph.output(graph.call_function(torch.add, (graph.call_function(torch.mul, (first, third)), second)))
-    module = fx.GraphModule({}, graph)
-    _name_inputs(module, ["pixel:0", "ids", "class"])  # the last is a word of Python's
-    assert [each.name for each in module.graph.find_nodes(op="placeholder")] == ["pixel_0", "ids", "input_3"]
-    assert module(torch.tensor(2), torch.tensor(3), torch.tensor(4)) == 11
 
 
 def test_an_operator_that_the_converter_lacks_is_told_with_what_to_do():
@@ -186,7 +183,7 @@ def test_an_operator_that_the_converter_lacks_is_told_with_what_to_do():
 def test_onnx_needs_a_converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "a.onnx").write_bytes(b"")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match="pip install onnx2torch"):
+    with pytest.raises(MissingDependencyError, match="pip install onnx onnxruntime"):
         load_program(tmp_path / "a.onnx", (torch.ones(1, 4),))
 
 
@@ -275,9 +272,7 @@ def test_inputs_of_each_datatype_are_taken_as_the_file_has_them(number: int, tmp
 
 
 @needs_converter
-def test_a_file_for_batches_of_one_is_batched_if_its_rows_are_independent(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_a_file_for_batches_of_one_is_cut_if_its_rows_are_independent(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         require_equal_rows(written(product(1), tmp_path))
     assert "exported for batches of 1" in caplog.text
@@ -285,8 +280,10 @@ def test_a_file_for_batches_of_one_is_batched_if_its_rows_are_independent(
     shaped = [node("Reshape", "x", "axes", "y")]
     for nodes, sizes, axes in ((summed, [1, 4], [0]), (shaped, [1, 2, 2], [1, 4])):
         model = model_of(nodes, [("x", T.FLOAT, sizes)], [("y", T.FLOAT, [1, 4])], axes=np.array(axes))
+        path = written(model, tmp_path)
         with pytest.raises(InvalidInputError, match=r"net.onnx gives other answers to 4 requests at once than to 1"):
-            load_program(written(model, tmp_path))
+            as_module(read_onnx(path))
+        assert require_equal_rows(path).num_stages == 1
 
 
 @needs_converter
@@ -300,13 +297,26 @@ def test_a_file_is_served_by_processes(tmp_path: Path):
 
 
 @needs_converter
-def test_damaged_files_and_unknown_operators_are_refused_by_name(tmp_path: Path):
+def test_unknown_operators_are_refused_by_name(tmp_path: Path):
+    model = model_of([node("RandomNormalLike", "x", "y")], FLOAT, [("y", T.FLOAT, ["n", 4])])
+    with pytest.raises(InvalidInputError, match=r"net.onnx.*does not know the operator RandomNormalLike"):
+        as_module(read_onnx(written(model, tmp_path)))
+
+
+def test_files_that_cannot_be_served_are_refused_by_name(tmp_path: Path):
+    pytest.importorskip("onnxruntime")
     (tmp_path / "damaged.onnx").write_bytes(b"no model")
     with pytest.raises(InvalidInputError, match=r"damaged.onnx cannot be converted: it is no ONNX file"):
         load_program(tmp_path / "damaged.onnx")
-    model = model_of([node("RandomNormalLike", "x", "y")], FLOAT, [("y", T.FLOAT, ["n", 4])])
-    with pytest.raises(InvalidInputError, match=r"net.onnx.*does not know the operator RandomNormalLike"):
-        load_program(written(model, tmp_path))
+    random = model_of([node("RandomNormalLike", "x", "y")], FLOAT, [("y", T.FLOAT, ["n", 4])])
+    with pytest.raises(InvalidInputError, match=r"net.onnx.*another answer when it is asked again"):
+        prepare(str(written(random, tmp_path)), tmp_path)
+    unknown = model_of([node("NoSuchOperator", "x", "y")], FLOAT, [("y", T.FLOAT, ["n", 4])])
+    with pytest.raises(InvalidInputError, match=r"net.onnx: ONNX Runtime refuses it: .*NoSuchOperator"):
+        load_program(written(unknown, tmp_path))
     fixed = model_of([node("Mul", "x", "k", "y")], FLOAT, [("y", T.FLOAT, [3, 4])], k=np.ones((3, 1), np.float32))
-    with pytest.raises(InvalidInputError, match=r"net.onnx: output 'y' is of shape \[3, 4\] for 1 request"):
+    with pytest.raises(InvalidInputError, match=r"net.onnx: the model does not run with 2 requests: .*broadcast"):
         load_program(written(fixed, tmp_path))
+    summed = model_of([node("ReduceSum", "x", "y", keepdims=0)], FLOAT, [("y", T.FLOAT, [])])
+    with pytest.raises(InvalidInputError, match=r"net.onnx: output 'y' is of shape \[\] for 2 requests"):
+        load_program(written(summed, tmp_path))

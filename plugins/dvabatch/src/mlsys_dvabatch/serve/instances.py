@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from mlsys_core.errors import InvalidInputError
 from mlsys_dvabatch.serve.models import ServedModel
 from mlsys_dvabatch.serve.preparing import Batching, Prepared
 from mlsys_dvabatch.serve.spec import WireForm, wire_form
@@ -69,6 +70,11 @@ def instance_group(prepared: Prepared, batching: Batching) -> InstanceGroup:
     All that takes long is done here, once: a worker that takes over has requests waiting, and only starts its engine.
     """
     model = prepared.loaded.model
+    program: Any = getattr(model, "program", None)
+    if program is not None and not program.can_fork:
+        raise InvalidInputError(
+            f"{prepared.loaded.name} runs in ONNX Runtime, which cannot fork: leave out --instances"
+        )
     form = wire_form(prepared.loaded, max_batch_size=batching.max_batch_size)
     if isinstance(model, Triable):
         model.isolation.require(batching.max_batch_size)  # the result is cached

@@ -104,8 +104,9 @@ def _tensors(model: SlicedModel | SizedModel) -> tuple[tuple[TensorSpec, ...], t
         TensorSpec(name, _type(value), (-1, *shape), finite_only=value.is_floating_point() and not bool(missing.any()))
         for name, value, shape, missing in zip(model.input_names, example, shapes, model.may_be_missing, strict=True)
     )
+    names = model.program.output_names or [f"output_{number}" for number in range(len(answers))]
     outputs = tuple(
-        TensorSpec(f"output_{number}", _type(value), (-1, *shape)) for number, (value, shape) in enumerate(answers)
+        TensorSpec(name, _type(value), (-1, *shape)) for name, (value, shape) in zip(names, answers, strict=True)
     )
     return inputs, outputs
 

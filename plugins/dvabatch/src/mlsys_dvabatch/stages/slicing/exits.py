@@ -32,7 +32,7 @@ class ExitingModel(SlicedModel):
 
     def __init__(self, program: Program, confidence: float, *, rule: str = "confidence") -> None:
         self.decide_by(confidence, rule)
-        program = _in_order_of_heads(program)
+        program = replace(_in_order_of_heads(program), output_names=())
         heads, cuts = _heads(program)
         self._heads = heads
         super().__init__(program, cuts)

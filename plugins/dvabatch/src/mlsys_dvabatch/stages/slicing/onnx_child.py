@@ -25,8 +25,8 @@ def answers_in_child(path: Path, batches: Sequence[Arrays]) -> list[list[npt.NDA
     """Run a file on batches of inputs, in the file's order of inputs.
 
     Returns:
-        Each batch's outputs, as far as they are tensors of numbers; None: ONNX Runtime does not know an operator, a
-        version or a value, or has crashed.
+        Each batch's outputs, as far as they are tensors of numbers, none where ONNX Runtime does not take the batch;
+        None: it does not know an operator or a version, or has crashed.
     """
     given = _packed(
         {f"{number}.{index}": array for number, each in enumerate(batches) for index, array in enumerate(each)}
@@ -60,7 +60,10 @@ def main(path: str) -> None:
     names = [each.name for each in session.get_inputs()]
     found = {}
     for number in range(len(given) // len(names)):
-        outputs = session.run(None, {name: given[f"{number}.{index}"] for index, name in enumerate(names)})
+        try:
+            outputs = session.run(None, {name: given[f"{number}.{index}"] for index, name in enumerate(names)})
+        except Exception:  # noqa: BLE001 - of many kinds: it takes no such values
+            continue
         for index, value in enumerate(outputs):
             if not isinstance(value, np.ndarray) or value.dtype == np.object_:
                 break

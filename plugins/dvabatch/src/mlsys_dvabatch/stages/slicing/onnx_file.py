@@ -1,10 +1,9 @@
-"""ONNX files as torch modules, through onnx2torch: their inputs, and whether the module answers as the file does."""
+"""ONNX files: their inputs, and onnx2torch's modules of them, which must answer as the files do."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import keyword
 import logging
 import re
 import sys
@@ -21,6 +20,7 @@ import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_dvabatch.stages.slicing.onnx_child import answers_in_child
+from mlsys_dvabatch.stages.slicing.onnx_session import require_rows
 from mlsys_serving.isolation import Kind, draw_like
 from torch import Tensor, nn
 
@@ -137,6 +137,7 @@ def _drawn(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generato
 
 _TOLERANCE = 1e-3  # relative to the largest number of an output
 _ROWS = 4  # requests that are compared, at least
+_OTHERS = [kind for kind in Kind if kind.name in ("SMALL", "LARGE", "NEGATIVE", "ZERO") or "INTEGER" in kind.name]
 
 Array = npt.NDArray[Any]
 
@@ -156,7 +157,8 @@ def require_equal(path: Path, model: Any, module: nn.Module, inputs: OnnxInputs)
     requests, at_once = _requests(inputs), inputs.batch or 1
     expected = _answers(path, model, inputs, requests)
     alone = [_run(module, requests[first : first + at_once]) for first in range(0, len(requests), at_once)]
-    if fault := _first_fault(model, [np.concatenate(rows) for rows in zip(*alone, strict=True)], expected):
+    fault = _first_fault(model, [np.concatenate(rows) for rows in zip(*alone, strict=True)], expected)
+    if fault := fault or _fault_beyond(path, model, module, inputs):
         raise InvalidInputError(
             f"{path}: onnx2torch converts it into another model: {fault}. Export a .pt2 file instead"
         )
@@ -169,6 +171,24 @@ def require_equal(path: Path, model: Any, module: nn.Module, inputs: OnnxInputs)
             f"{path} gives other answers to {len(requests)} requests at once than to {at_once}: {fault}. Export it "
             "with a dynamic first dimension, without operations over it"
         )
+
+
+def _fault_beyond(path: Path, model: Any, module: nn.Module, inputs: OnnxInputs) -> str | None:
+    """Return the first fault in answers to other than ordinary requests, where ONNX Runtime takes them."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return None
+    draw, rng = draw_like([value[0].numpy() for value in inputs.example]), np.random.default_rng(1)
+    drawn = [[draw(rng, kind) for _ in range(inputs.batch or 1)] for kind in (Kind.ORDINARY, *_OTHERS)][1:]
+    tried = [each for each in drawn if each[0] is not None]
+    answers = answers_in_child(path, [[np.stack(rows) for rows in zip(*each, strict=True)] for each in tried])
+    for requests, expected in zip(tried, answers or (), strict=False):
+        try:
+            fault = _first_fault(model, _run(module, requests), expected) if expected else None
+        except Exception as error:  # noqa: BLE001 - ONNX Runtime answers
+            fault = _first_line(error)
+        if fault:
+            return fault
+    return None
 
 
 def _run(module: nn.Module, requests: Sequence[tuple[Array, ...]]) -> list[Array]:
@@ -203,17 +223,11 @@ def _answers(path: Path, model: Any, inputs: OnnxInputs, requests: Sequence[tupl
     answers: Sequence[Sequence[Any]] | None = None
     if importlib.util.find_spec("onnxruntime") is not None:
         answers = answers_in_child(path, [list(each.values()) for each in batches])
-    if answers is None:
+    if answers is None or not all(answers):
         answers = _of_evaluator(model, batches)
     for given in answers:
         for output, value in zip_longest(model.graph.output, given):
-            shape = getattr(value, "shape", None)
-            if shape is None or shape[:1] != (at_once,):
-                what = "no tensor" if shape is None else f"of shape {list(shape)}"
-                raise InvalidInputError(
-                    f"{path}: output {output.name!r} is {what} for {at_once} request{'s' * (at_once > 1)}: each output "
-                    "needs a row for each request; export the model without it"
-                )
+            require_rows(output.name, value, at_once)
     return [np.concatenate(rows) for rows in zip(*answers, strict=True)]
 
 
@@ -239,41 +253,63 @@ _KNOWN_OPSET = 17  # the latest of which onnx2torch has nearly all operators
 _UNKNOWN = re.compile(r"domain='([\w.]*)', operation_type='(\w+)', version=(\d+)")
 
 
-def load_onnx(path: Path, shape: Sequence[int] | None = None) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Load the model of a file, in evaluation mode, and compare it with what ONNX itself says of a few requests.
+@dataclass(frozen=True, slots=True)
+class OnnxFile:
+    """A file that was read."""
+
+    path: Path
+    model: Any  # onnx.ModelProto
+    inputs: OnnxInputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        return tuple(each.name for each in self.model.graph.output)
+
+
+def read_onnx(path: Path, shape: Sequence[int] | None = None) -> OnnxFile:
+    """Read a file.
 
     Args:
         path: Path of the file.
         shape: Shape of one request, where the file leaves it open.
 
-    Returns:
-        The module, and the inputs of one request, ``[1, ...]`` each.
-
     Raises:
-        InvalidInputError: The file is damaged, has inputs or operators that cannot be converted, or the converted model
-            gives other answers than ONNX Runtime, or onnx's own evaluator if that is not installed.
-        MissingDependencyError: onnx2torch is not installed.
+        InvalidInputError: The file is damaged, or has inputs that no request can have.
+        MissingDependencyError: onnx is not installed.
     """
-    if importlib.util.find_spec("onnx2torch") is None:
+    if importlib.util.find_spec("onnx") is None:
         raise MissingDependencyError(
-            f"{path}: cutting ONNX files needs onnx2torch: pip install onnx2torch; a .pt2 file needs nothing"
+            f"{path}: ONNX files need: pip install onnx onnxruntime; a .pt2 file needs nothing"
         )
     onnx = importlib.import_module("onnx")
     try:
         model = onnx.load(str(path))
     except Exception as error:
         raise InvalidInputError(f"{path} cannot be converted: it is no ONNX file: {_first_line(error)}") from error
-    inputs = onnx_inputs(path, model, shape)
-    module = _converted(path, model)
-    _name_inputs(module, inputs.names)
-    require_equal(path, model, module, inputs)
+    return OnnxFile(path, model, onnx_inputs(path, model, shape))
+
+
+def as_module(file: OnnxFile) -> nn.Module:
+    """Convert a file, and compare the module with what ONNX itself says of some requests.
+
+    Raises:
+        InvalidInputError: The file has operators that cannot be converted, or the module gives other answers than ONNX
+            Runtime, or onnx's own evaluator if that is not installed.
+        MissingDependencyError: onnx2torch is not installed.
+    """
+    path, inputs = file.path, file.inputs
+    if importlib.util.find_spec("onnx2torch") is None:
+        raise MissingDependencyError(f"{path}: cutting ONNX files needs onnx2torch: pip install onnx2torch")
+    module = _converted(path, file.model)
+    require_equal(path, file.model, module, inputs)
     if inputs.batch is not None:
         _log.warning(
             "%s was exported for batches of %d; its rows are checked to be independent, and run in batches of any size",
             path,
             inputs.batch,
         )
-    return module, inputs.example
+    return module
 
 
 def _converted(path: Path, model: Any) -> nn.Module:
@@ -299,17 +335,6 @@ def _module(model: Any) -> nn.Module:
     _inline_copies(copied.graph)
     module: nn.Module = _converter().convert(copied).eval()
     return module
-
-
-def _name_inputs(module: Any, names: Sequence[str]) -> None:
-    """Give a module's arguments the names of the file's inputs, as far as Python allows them."""
-    taken = {node.name for node in module.graph.nodes}
-    for node, name in zip(module.graph.find_nodes(op="placeholder"), names, strict=True):
-        identifier = re.sub(r"\W", "_", name)
-        if identifier.isidentifier() and not keyword.iskeyword(identifier) and identifier not in taken:
-            node.target = node.name = identifier
-            taken.add(identifier)
-    module.recompile()
 
 
 def _told(error: NotImplementedError) -> str:

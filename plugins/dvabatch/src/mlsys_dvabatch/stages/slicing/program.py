@@ -6,10 +6,13 @@ then requests can join and leave there. Which values do is found by running the 
 
 from __future__ import annotations
 
+import importlib.util
+import io
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,8 @@ from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.pt2.program import SavedProgram
 from mlsys_core.pt2.program import load_program as load_exported
-from mlsys_dvabatch.stages.slicing.onnx_file import load_onnx
+from mlsys_dvabatch.stages.slicing.onnx_file import OnnxFile, as_module, read_onnx
+from mlsys_dvabatch.stages.slicing.onnx_session import OnnxSession
 from mlsys_dvabatch.stages.slicing.shapes import Sizes, dynamic_sizes, fixed_example
 from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator
@@ -27,6 +31,8 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.export.passes import move_to_device_pass
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -49,6 +55,7 @@ def naming(name: str | Path) -> Iterator[None]:
 
 
 _A_SHAPE = "the shape of one request, like --shape 3,224,224"
+_FLOPS = 1e10  # FLOP a second of ONNX Runtime, roughly: it counts none
 _PROBES = (2, 3)  # batch sizes that tell rows from other dimensions
 
 
@@ -72,6 +79,9 @@ class Program:
     sizes: Sizes | None = None  # allowed sizes of requests; None: all have the example's shapes
     extents: frozenset[str] = frozenset()  # names of nodes that are numbers which follow from a request's sizes alone
     guards: Callable[..., Any] | None = None  # raises for inputs of sizes that the program was not exported for
+    input_names: tuple[str, ...] = ()  # on the wire; (): those of the graph
+    output_names: tuple[str, ...] = ()  # on the wire; (): output_0, output_1, ...
+    can_fork: bool = True  # the process that holds it may fork workers
 
     @property
     def allowed_cuts(self) -> list[int]:
@@ -176,6 +186,15 @@ def program_of(
         raise InvalidInputError(f"this exported program cannot be made into a module: {_first_line(error)}") from error
     assert isinstance(module, fx.GraphModule)
     module, guards = _flattened(module, model)
+    return replace(_program(module, example, synchronize, sizes), guards=guards)
+
+
+def _program(
+    module: fx.GraphModule,
+    example: tuple[Tensor, ...],
+    synchronize: Callable[[], None] = _nothing,
+    sizes: Sizes | None = None,
+) -> Program:
     skipped = ("placeholder", "get_attr", "output")
     operators = tuple(node for node in module.graph.nodes if node.op not in skipped)
     runs = [_shapes(module, example, num) for num in _PROBES]
@@ -187,10 +206,9 @@ def program_of(
     )
     batch = frozenset(name for name, value in first.items() if (value, second[name]) == _PROBES)
     flops = _flops(module, example)
-    shapes = _tensors(first)
     extents = frozenset() if sizes is None else _extents(operators, sizes)
     return Program(
-        module, operators, example, rows, batch, runs[0].rounding, shapes, flops, synchronize, sizes, extents, guards
+        module, operators, example, rows, batch, runs[0].rounding, _tensors(first), flops, synchronize, sizes, extents
     )
 
 
@@ -212,7 +230,7 @@ def load_program(
 
     Raises:
         InvalidInputError: the file is damaged, of another kind, or its model takes no batches.
-        MissingDependencyError: an ONNX file, and onnx2torch is not installed.
+        MissingDependencyError: an ONNX file, and neither ONNX Runtime nor onnx2torch is installed.
     """
     with naming(path):
         if path.suffix == ".pt2":
@@ -224,14 +242,30 @@ def load_program(
             inputs = fixed_example(path, saved.program, args, example)
             return program_of(saved.program, inputs, device=device, sizes=sizes)
         if path.suffix == ".onnx":
-            try:
-                module, inputs = load_onnx(path, None if example is None else example[0].shape[1:])
-                return program_of(module, inputs, device=device)
-            except (InvalidInputError, MissingDependencyError):
-                raise
-            except Exception as error:
-                raise InvalidInputError(f"{path} cannot be converted: {_first_line(error)}") from error
+            file = read_onnx(path, None if example is None else example[0].shape[1:])
+            program = _onnx_program(file, device)
+            return replace(program, input_names=file.inputs.names, output_names=file.outputs)
     raise InvalidInputError(f"{path}: got {path.suffix or 'no suffix'}; a .pt2 or .onnx file is needed")
+
+
+def _onnx_program(file: OnnxFile, device: Device | None) -> Program:
+    """Return a file's operators if onnx2torch has them all and they answer as the file does, else a session of it."""
+    try:
+        with redirect_stdout(io.StringIO()):  # torch prints the graphs that it cannot export
+            return program_of(as_module(file), file.inputs.example, device=device)
+    except Exception as error:  # noqa: BLE001 - of many kinds: ONNX Runtime may take the file
+        known = isinstance(error, InvalidInputError | MissingDependencyError)
+        reason = error if known else InvalidInputError(f"{file.path} cannot be converted: {_first_line(error)}")
+    if device is not None and device.torch_name != "cpu":
+        raise reason
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise type(reason)(f"{reason}; or pip install onnxruntime, which runs the file as one stage") from reason
+    _log.info("%s is one stage, run by ONNX Runtime: %s", file.path, reason)
+    session = OnnxSession(file.path, file.inputs.names, file.outputs, file.inputs.batch)
+    program = _program(session.graph_module(), file.inputs.example)
+    start_s = time.perf_counter()
+    program.module(*program.example)
+    return replace(program, flops=int((time.perf_counter() - start_s) * _FLOPS), can_fork=False)
 
 
 def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
@@ -305,6 +339,8 @@ def _shapes(module: fx.GraphModule, example: tuple[Tensor, ...], num: int) -> _S
     try:
         with torch.inference_mode():
             finder.run(*(torch.cat([value] * num) for value in example))
+    except InvalidInputError:
+        raise
     except Exception as error:
         raise InvalidInputError(
             f"the model does not run with {num} requests: {_first_line(error)}; export it with a dynamic first "

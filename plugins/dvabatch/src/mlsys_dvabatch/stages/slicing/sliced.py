@@ -59,7 +59,8 @@ class SlicedModel:
         self.cuts = tuple(cuts)
         self.num_stages = len(cuts) + 1
         self.example = tuple(to_host(value[0].detach()) for value in program.example)
-        self.input_names = [node.name for node in program.module.graph.nodes if node.op == "placeholder"]
+        self._given = [node.name for node in program.module.graph.nodes if node.op == "placeholder"]
+        self.input_names = list(program.input_names) or self._given
         if not program.operators:
             raise InvalidInputError("the program has no operators: it returns what it is given")
         bounds = [0, *cuts, len(program.operators)]
@@ -121,12 +122,12 @@ class SlicedModel:
         """Stack payloads of one shape."""
         columns = zip(*payloads, strict=True)
         stacked = (torch.from_numpy(np.stack(rows)) for rows in columns)
-        named = zip(self.input_names, stacked, self.program.example, strict=True)
+        named = zip(self._given, stacked, self.program.example, strict=True)
         return Padded({name: value.to(like.device, like.dtype) for name, value, like in named})
 
     def run(self, stage: int, values: Padded) -> Padded:
         """Run one stage."""
-        given = self.input_names if not stage else self._carried[stage - 1]
+        given = self._given if not stage else self._carried[stage - 1]
         extents = self._extents[stage - 1] if stage else []
         outputs = self._stages[stage](*(values.tensors[name] for name in given), *(values.extents[n] for n in extents))
         if stage == self.num_stages - 1:
@@ -168,7 +169,7 @@ class SlicedModel:
 
     def example_inputs(self, num: int) -> Padded:
         """Return the example ``num`` times, as one batch."""
-        return Padded({n: torch.cat([v] * num) for n, v in zip(self.input_names, self.program.example, strict=True)})
+        return Padded({n: torch.cat([v] * num) for n, v in zip(self._given, self.program.example, strict=True)})
 
     def _find_missing(self) -> list[npt.NDArray[np.bool_]]:
         """Return masks of the positions where NaN means a missing value, as it does to trees; one mask for each input.
@@ -200,7 +201,7 @@ class SlicedModel:
         program, graph = self.program, fx.Graph()
         own = set(program.operators[begin:end])
         is_first, is_last = begin == 0, end == len(program.operators)
-        given = self.input_names if is_first else self._carried[self.cuts.index(begin)]
+        given = self._given if is_first else self._carried[self.cuts.index(begin)]
         copies: dict[fx.Node, fx.Node] = {}
         by_name = {node.name: node for node in program.module.graph.nodes}
         for name in [*given, *([] if is_first else self._extents[self.cuts.index(begin)])]:
@@ -235,7 +236,7 @@ class SlicedModel:
         for stage in range(self.num_stages):
             module = self._stages[stage]
             assert isinstance(module, fx.GraphModule)
-            given = self.input_names if not stage else self._carried[stage - 1]
+            given = self._given if not stage else self._carried[stage - 1]
             self._stages[stage] = compile_stage(module, tuple(values.tensors[name] for name in given))
             with torch.inference_mode():
                 values = self.run(stage, values)
