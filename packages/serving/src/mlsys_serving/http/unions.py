@@ -60,12 +60,12 @@ def _message(error: Mapping[str, Any]) -> str:
     context = error.get("ctx") or {}
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return "Input should be a valid object"
-    if error["type"] == "union_tag_invalid" and not context["discriminator"].endswith("()"):
-        return f"{context['discriminator']} should be one of {context['expected_tags']}, got {context['tag']!r}"
-    if error["type"] == "union_tag_invalid":
-        return f"Input should be of one of the types {context['expected_tags']}, got {context['tag']!r}"
-    if error["type"] == "union_tag_not_found":
-        return "Input should be an object with a valid type"
+    if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        tag = context["discriminator"]  # a quoted field, or a function's name
+        tag = "the type" if tag.endswith("()") else tag
+        if error["type"] == "union_tag_not_found":
+            return f"Input should be an object, and have {tag}"
+        return f"{tag} should be one of {context['expected_tags']}, got {context['tag']!r}"
     return str(error.get("msg", ""))
 
 
