@@ -14,9 +14,10 @@ from fastapi.responses import PlainTextResponse
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.posix import memory_file, read_at, write_at
 from mlsys_serving.http import Router
+from mlsys_serving.http.bodies import Body
 from mlsys_serving.http.middleware.gate import check_model_control
 from mlsys_serving.processes.channel import MAX_FRAME_NBYTES
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from mlsys_orca.api.service import ModelService, unknown_model
 from mlsys_orca.model.adapters import read_adapter
@@ -65,20 +66,16 @@ class ModelControl:
 NO_CONTROL = ModelControl()
 
 
-class LoadAdapterBody(BaseModel):
+class LoadAdapterBody(Body):
     """Body of ``POST /v1/load_lora_adapter``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     lora_name: str = Field(min_length=1, max_length=256)
     lora_path: str = Field(min_length=1, max_length=4096)  # a PEFT directory on the server's machine
     load_inplace: bool = False  # in place of one of that name
 
 
-class UnloadAdapterBody(BaseModel):
+class UnloadAdapterBody(Body):
     """Body of ``POST /v1/unload_lora_adapter``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     lora_name: str = Field(min_length=1, max_length=256)
     lora_int_id: int | None = None  # vLLM's; taken, and not needed

@@ -17,6 +17,7 @@ from mlsys_serving.http.bodies import MAX_TEXTS, Body, Ids, ManyIds, Name, Neutr
 from pydantic import BaseModel, Field, model_validator
 
 Floats = npt.NDArray[np.float32]
+VLLM: Neutral = {"add_special_tokens": (True,), "priority": (0,), "request_id": (), "truncate_prompt_tokens": ()}
 
 
 def each_input(given: str | list[Any]) -> list[str | list[int]]:
@@ -64,6 +65,7 @@ def shortened(vectors: Floats, dimensions: int | None) -> Floats:
 class EmbeddingRequest(Body):
     """``POST /v1/embeddings``."""
 
+    neutral: ClassVar[Neutral] = VLLM
     model: Name | None = Field(default=None, description="Left out: the only encoder of this server.")
     input: Text | Ids | Texts | ManyIds
     encoding_format: Literal["float", "base64"] = "float"
@@ -106,6 +108,7 @@ class Document(Body):
 class RerankRequest(Body):
     """``POST /v1/rerank`` and ``/v2/rerank``."""
 
+    neutral: ClassVar[Neutral] = VLLM
     model: Name | None = Field(default=None, description="Left out: the only encoder of this server.")
     query: Text
     documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
@@ -146,7 +149,7 @@ class RerankAnswer(BaseModel):
 class ScoreRequest(Body):
     """``POST /v1/score`` and ``/score``: one text and others, or as many of both."""
 
-    neutral: ClassVar[Neutral] = {"priority": (0,), "truncate_prompt_tokens": ()}
+    neutral: ClassVar[Neutral] = VLLM
     model: Name | None = Field(default=None, description="Left out: the only encoder of this server.")
     text_1: Text | Texts
     text_2: Text | Texts
