@@ -45,13 +45,13 @@ def test_tokens_joined_are_the_text_and_begin_where_their_positions_say(tokenize
     assert (
         b"".join(bytes(each.bytes or ()) for each in chat_logprobs(tokens, tokenizer).content).decode().strip() == TEXT
     )
-    found = completion_logprobs(tokens, tokenizer, TextOffsets.of_prompt(ids, TEXT, tokenizer))
+    found = completion_logprobs(tokens, tokenizer, TextOffsets(tokenizer).of(ids))
     whole = [(at, text) for at, text in zip(found.text_offset, found.tokens, strict=True) if text[:6] != "bytes:"]
     assert all(TEXT[max(0, at) :].startswith(text if at else text.lstrip()) for at, text in whole)
     assert [text for text in found.tokens if text[:6] == "bytes:"][:3] == [r"bytes:\xe6", r"bytes:\x97", r"bytes:\xa5"]
     streamed = TextOffsets(tokenizer)
-    whole_answer = TextOffsets(tokenizer).of(tokens)
-    assert [at for token in tokens for at in streamed.of([token])] == whole_answer
+    whole_answer = TextOffsets(tokenizer).of(ids)
+    assert [at for token_id in ids for at in streamed.of([token_id])] == whole_answer
 
 
 def test_tokens_that_differ_in_a_space_or_a_byte_stay_apart_among_the_likeliest() -> None:
@@ -65,9 +65,10 @@ def test_tokens_that_differ_in_a_space_or_a_byte_stay_apart_among_the_likeliest(
 
 def test_control_tokens_that_the_text_leaves_out_take_no_place_in_it() -> None:
     tokenizer = sentencepiece()
-    tokens = sampled([1, tokenizer.token_id("▁cat") or 0, 1, tokenizer.token_id("s") or 0])
-    assert TextOffsets(tokenizer).of(tokens) == [0, 0, 4, 4]
-    assert TextOffsets(tokenizer, skip_special=False).of(tokens) == [0, 3, 7, 10]
+    prompt_ids = [tokenizer.token_id("▁the") or 0]
+    ids = [1, tokenizer.token_id("▁cat") or 0, 1, tokenizer.token_id("s") or 0]
+    assert TextOffsets(tokenizer, prompt_ids=prompt_ids).of(ids) == [0, 0, 4, 4]
+    assert TextOffsets(tokenizer, prompt_ids=prompt_ids, skip_special=False).of(ids) == [0, 3, 7, 10]
 
 
 def test_added_tokens_are_spelt_as_they_are() -> None:

@@ -37,7 +37,7 @@ from mlsys_orca.api.logprobs import (
 from mlsys_orca.api.service import ModelService, body_size, text_options
 from mlsys_orca.api.text_stream import FinishReason
 from mlsys_orca.scheduling.batch import SampledToken
-from mlsys_orca.text.tokenizer import Tokenizer
+from mlsys_orca.text.tokenizer import Tokenizer, prompt_text
 
 
 class CompletionRequest(Generating):
@@ -164,14 +164,18 @@ def _choice(
     index: int, whole: Whole, prompt_ids: tuple[int, ...], body: CompletionRequest, tokenizer: Tokenizer
 ) -> CompletionChoice:
     text, tokens = (whole.text, whole.tokens) if body.max_tokens != 0 else ("", [])
-    prompt = tokenizer.decode(prompt_ids) if body.echo else ""
+    skips, prompt = body.skip_special_tokens, ""
+    if body.echo:
+        is_all = body.max_tokens == 0
+        prompt = tokenizer.decode(prompt_ids) if is_all else prompt_text(tokenizer, prompt_ids, skip_special=skips)
     logprobs = None
     if body.logprobs is not None:
-        offsets = TextOffsets(tokenizer, skip_special=body.skip_special_tokens, start=len(prompt)).of(tokens)
+        offsets = TextOffsets(tokenizer, prompt_ids=prompt_ids, skip_special=skips, start=len(prompt))
+        positions = offsets.of(token.token_id for token in tokens)
         if body.echo:
             tokens = [SampledToken("", prompt_ids[0]), *whole.scored, *tokens]
-            offsets = TextOffsets.of_prompt(prompt_ids, prompt, tokenizer) + offsets
-        logprobs = completion_logprobs(tokens, tokenizer, offsets)
+            positions = TextOffsets(tokenizer).of(prompt_ids) + positions
+        logprobs = completion_logprobs(tokens, tokenizer, positions)
     return CompletionChoice(
         index=index,
         text=prompt + text,
@@ -195,11 +199,15 @@ async def completion_events(
         return event(whole, exclude=exclude)
 
     pending: list[list[SampledToken]] = [[] for _ in generation.choices]
-    offsets = [TextOffsets(tokenizer, skip_special=body.skip_special_tokens) for _ in generation.choices]
+    offsets = [
+        TextOffsets(tokenizer, prompt_ids=choice.request.prompt_token_ids, skip_special=body.skip_special_tokens)
+        for choice in generation.choices
+    ]
     spent = Spent(generation)
     if body.echo:
         for choice in generation.choices:
-            text = await asyncio.to_thread(tokenizer.decode, choice.request.prompt_token_ids)
+            prompt_ids, skips = choice.request.prompt_token_ids, body.skip_special_tokens
+            text = await asyncio.to_thread(prompt_text, tokenizer, prompt_ids, skip_special=skips)
             yield chunk([CompletionChoice(index=choice.index, text=text, finish_reason=None)])
     async for choice, delta in merged(generation):
         waiting = pending[choice.index]
@@ -210,7 +218,8 @@ async def completion_events(
             continue
         logprobs = None
         if body.logprobs is not None:
-            logprobs = completion_logprobs(waiting, tokenizer, offsets[choice.index].of(waiting))
+            positions = offsets[choice.index].of(token.token_id for token in waiting)
+            logprobs = completion_logprobs(waiting, tokenizer, positions)
         pending[choice.index] = []
         piece = CompletionChoice(
             index=choice.index,

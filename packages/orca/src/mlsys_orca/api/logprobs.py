@@ -6,14 +6,13 @@ space before a word (SentencePiece), and give all parts of characters one text.
 
 from __future__ import annotations
 
-import codecs
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel
 
 from mlsys_orca.scheduling.batch import SampledToken
-from mlsys_orca.text.tokenizer import Tokenizer
+from mlsys_orca.text.tokenizer import Detokenizer, Tokenizer
 
 LEAST_LOGPROB = -9999.0  # for minus infinity, which JSON has not; the protocol's own stand-in
 
@@ -65,34 +64,24 @@ class TextOffsets:
 
     Args:
         tokenizer: The model's.
+        prompt_ids: The tokens before the first.
         skip_special: Whether control tokens are left out of the text.
         start: Position of the first token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, start: int = 0) -> None:
-        self._tokenizer = tokenizer
-        self._skipped = frozenset(tokenizer.control_tokens.values()) if skip_special else frozenset()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    def __init__(
+        self, tokenizer: Tokenizer, *, prompt_ids: Sequence[int] = (), skip_special: bool = True, start: int = 0
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids=prompt_ids, skip_special=skip_special)
         self._num_chars = start
 
-    def of(self, tokens: Sequence[SampledToken]) -> list[int]:
+    def of(self, token_ids: Iterable[int]) -> list[int]:
         """Return the position of each of the next tokens."""
-        return self._of([token.token_id for token in tokens])
-
-    def _of(self, token_ids: Sequence[int]) -> list[int]:
         offsets = []
         for token_id in token_ids:
-            offsets.append(max(0, self._num_chars))
-            if token_id not in self._skipped:
-                self._num_chars += len(self._decoder.decode(self._tokenizer.token_bytes(token_id) or b""))
+            offsets.append(self._num_chars)
+            self._num_chars += len(self._detokenizer.push(token_id))
         return offsets
-
-    @classmethod
-    def of_prompt(cls, token_ids: Sequence[int], text: str, tokenizer: Tokenizer) -> list[int]:
-        """Return the position of each token of a prompt in its ``text``, which may lack the space before its start."""
-        spelt = cls(tokenizer)
-        spelt._of(token_ids)
-        return cls(tokenizer, start=min(0, len(text) - spelt._num_chars))._of(token_ids)
 
 
 def finite(logprob: float | None) -> float:

@@ -7,8 +7,10 @@ encodes prompts, and by each client's stream, which turns tokens to text as they
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import islice
 
 import tokenizers
 from mlsys_core.errors import InvalidInputError
@@ -66,13 +68,18 @@ class Tokenizer:
 
     def warm_up(self) -> None:
         """Build what the first requests would otherwise wait for."""
-        _ = self.max_token_chars, self.control_tokens, self._plain
+        _ = self.max_token_chars, self.control_ids, self._byte_tokens, self._plain
 
     @cached_property
     def control_tokens(self) -> dict[str, int]:
         """The special tokens' ids by text; what :meth:`encode` finds only with ``allow_special``."""
         added = self._backend.get_added_tokens_decoder().items()
         return {token.content: token_id for token_id, token in added if token.special}
+
+    @cached_property
+    def control_ids(self) -> frozenset[int]:
+        """The special tokens' ids."""
+        return frozenset(self.control_tokens.values())
 
     @cached_property
     def _added(self) -> frozenset[str]:
@@ -147,9 +154,50 @@ class Tokenizer:
             token_ids: Ids below the vocabulary's size; others are skipped.
             skip_special: Leave control tokens out.
         """
+        text = self._decode(token_ids, skip_special)
+        if REPLACEMENT in text and self._byte_tokens:  # the backend gives up a whole run of bytes for one wrong byte
+            return self._decode(self._valid(token_ids, skip_special), skip_special)
+        return text
+
+    def _decode(self, token_ids: Sequence[int], skip_special: bool) -> str:
         if len(token_ids) < _LONG:
             return self._backend.decode(list(token_ids), skip_special_tokens=skip_special)
         return self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special)[0]
+
+    @cached_property
+    def _byte_tokens(self) -> dict[int, int]:
+        """Bytes by the id of the token that stands for one, in the order of the bytes; empty where no token does."""
+        decoder = self._backend.decoder
+        if decoder is None or "ByteFallback" not in json.dumps(json.loads(decoder.__getstate__())):
+            return {}
+        ids = ((self._backend.token_to_id(f"<0x{byte:02X}>"), byte) for byte in range(256))
+        found = {token_id: byte for token_id, byte in ids if token_id is not None}
+        return found if len(found) == 256 else {}
+
+    def _valid(self, token_ids: Sequence[int], skip_special: bool) -> list[int]:
+        """Return ``token_ids`` with each byte that is of no character replaced by U+FFFD's bytes."""
+        by_byte, valid, run = list(self._byte_tokens), list[int](), bytearray()
+        for token_id in (*(each for each in token_ids if self.has_text(each, skip_special=skip_special)), None):
+            if token_id in self._byte_tokens:
+                run.append(self._byte_tokens[token_id])
+                continue
+            text = re.sub("[\udc80-\udcff]", REPLACEMENT, run.decode(errors="surrogateescape"))
+            valid += [by_byte[byte] for byte in text.encode()]
+            valid += [] if token_id is None else [token_id]
+            run.clear()
+        return valid
+
+    def has_text(self, token_id: int, *, skip_special: bool) -> bool:
+        """Return whether :meth:`decode` looks at the token: it is known, and no control token that is left out."""
+        return self._backend.id_to_token(token_id) is not None and not (skip_special and token_id in self.control_ids)
+
+    def num_open(self, token_ids: Sequence[int], text: str) -> int:
+        """Return how many U+FFFD at the end of ``text``, which is that of ``token_ids``, may yet become a character."""
+        if not text.endswith(REPLACEMENT):
+            return 0
+        raw = b"".join(self.token_bytes(token_id) or b"" for token_id in token_ids[-4:])
+        num_bytes = next((len(raw[start:]) for start in (-3, -2, -1) if _is_begun(raw[start:])), 0)
+        return num_bytes if self._byte_tokens else min(1, num_bytes)
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes that a token stands for, which need not be whole characters; None: the token is unknown."""
@@ -184,11 +232,21 @@ def _encoding(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: b
     return backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
+def _is_begun(raw: bytes) -> bool:
+    """Return whether ``raw`` is the beginning of one character."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        return error.start == 0 and error.reason == "unexpected end of data"
+    return False
+
+
 class Detokenizer:
     """Decoder of one request's tokens as they come, yielding whole characters only.
 
-    A character may be spread over several tokens; its text comes with the last of them. The pieces joined,
-    :meth:`flush`'s included, are what :meth:`Tokenizer.decode` gives for all tokens at once.
+    A character may be spread over several tokens; its text comes with the last of them. Where the prompt ends within
+    a character, the whole character is the answer's. The pieces joined, :meth:`flush`'s included, are what
+    :meth:`Tokenizer.decode` gives for all tokens at once. Each push decodes a bounded number of tokens.
 
     Args:
         tokenizer: The model's.
@@ -207,29 +265,49 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, *, prompt_ids: Sequence[int] = (), skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        # Only a window is ever decoded: the tokens before the last clean boundary (context), then those since.
-        self._window = list(prompt_ids[-self._CONTEXT :])
-        self._num_context = len(self._window)
-        self._num_sent = len(self._decode())  # characters of the window's text that were yielded, or are the prompt's
+        # Only a window is ever decoded: the tokens before the last boundary (context), then those since.
+        self._window = list(islice(filter(self._has_text, reversed(prompt_ids)), self._CONTEXT))[::-1]
+        self._mark()
+
+    @property
+    def num_held(self) -> int:
+        """Characters at the end of the text, each U+FFFD so far, that the next tokens may complete."""
+        return self._num_held
 
     def push(self, token_id: int) -> str:
         """Take the next token; return the text that it completes, empty while a character is incomplete."""
+        if not self._has_text(token_id):
+            return ""
         self._window.append(token_id)
         text = self._decode()
-        # A replacement character at the end may yet become a character; elsewhere it is final.
-        piece = text.rstrip(REPLACEMENT)[self._num_sent :]
-        self._num_sent += len(piece)
-        if piece and self._num_sent == len(text):
+        self._num_held = self._tokenizer.num_open(self._window, text)
+        piece = text[self._num_sent : len(text) - self._num_held]
+        if piece:  # what is held lies in the tokens since the boundary: a lead byte is never within another character
             del self._window[: self._num_context]
-            self._num_context = len(self._window)
-            self._num_sent = len(self._decode())
+            self._mark()
         return piece
 
     def flush(self) -> str:
-        """End the request; return what is left: a replacement character for each that never became whole."""
+        """End the request; return what is left: U+FFFD for a character that never became whole."""
         piece = self._decode()[self._num_sent :]
         self._num_sent += len(piece)
         return piece
 
+    def _mark(self) -> None:
+        """Set the boundary behind the window: its text, but what is held, was yielded or is the prompt's."""
+        text = self._decode()
+        self._num_context = len(self._window)
+        self._num_held = self._tokenizer.num_open(self._window, text)
+        self._num_sent = len(text) - self._num_held
+
+    def _has_text(self, token_id: int) -> bool:
+        return self._tokenizer.has_text(token_id, skip_special=self._skip_special)
+
     def _decode(self) -> str:
         return self._tokenizer.decode(self._window, skip_special=self._skip_special)
+
+
+def prompt_text(tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special: bool = True) -> str:
+    """Return the prompt's text up to where a :class:`Detokenizer` of its answer begins."""
+    text = tokenizer.decode(prompt_ids)
+    return text[: len(text) - Detokenizer(tokenizer, prompt_ids=prompt_ids, skip_special=skip_special).num_held]
