@@ -124,3 +124,13 @@ def test_histograms_that_take_categories_from_a_frame_look_columns_up_by_name():
     source = HistGradientBoostingRegressor(max_iter=3, categorical_features="from_dtype").fit(table, table.a)
     for asked in (table[["k", "a"]], table.assign(more=1)):
         np.testing.assert_allclose(translate(source).predict(asked), source.predict(asked))
+
+
+def test_what_is_missing_in_a_mapping_is_what_it_is_in_a_frame_of_it():
+    texts = pd.DataFrame({"n": [1.0, 2, 3] * 9, "word": pd.Series(["a", "b", np.nan] * 9, dtype="str")})
+    columns = make_column_transformer((OneHotEncoder(), ["word"]), (SimpleImputer(), ["n"]))
+    source = make_pipeline(columns, LogisticRegression()).fit(texts, texts.n > 1)
+    asked = {"n": [None, 2], "word": ["b", None]}
+    given = pd.DataFrame({"n": [np.nan, 2], "word": ["b", np.nan]})
+    for each in (asked, {name: np.array(cells, object) for name, cells in asked.items()}):
+        np.testing.assert_allclose(translate(source).predict_proba(each), source.predict_proba(given))

@@ -115,6 +115,26 @@ def asked() -> Iterator[tuple[str, Any]]:
         yield f"{name}, few", table[:6]
 
 
+class _ByColumns:
+    """A translation that is given a frame's columns by their names."""
+
+    def __init__(self, module: Any, kind: str) -> None:
+        self.module, self.kind = module, kind
+
+    def predict(self, x: pd.DataFrame) -> Any:
+        """Return the translation's answer."""
+        return self.module.predict({name: getattr(x[name], self.kind)() for name in x})
+
+
+def _without_a_frame(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the frames that pandas makes of columns alone; none of NA, which no column without a frame is read as."""
+    if any(type(cell).__name__ == "NAType" for cell in table["k"].tolist()):
+        return {}
+    return {
+        kind: pd.DataFrame({name: getattr(table[name], kind)() for name in table}) for kind in ("to_numpy", "tolist")
+    }
+
+
 def run(cases: Iterable[Case], tally: Tally, *, every: int = 1) -> None:
     """Compare each pipeline's translation with it on every so many-th table."""
     warnings.simplefilter("ignore")
@@ -130,7 +150,10 @@ def run(cases: Iterable[Case], tally: Tally, *, every: int = 1) -> None:
         own = [(case[1], _table(COLUMNS[case[1]])), (f"{case[1]}, few", _table(COLUMNS[case[1]])[:6])]
         others = list(asked())
         for label, x in own + random.Random(0).sample(others, len(others) // every):
-            compare(source, module, "predict", x, f"{case[0]} of {case[1]}: {label}", tally)
+            where = f"{case[0]} of {case[1]}: {label}"
+            compare(source, module, "predict", x, where, tally)
+            for kind, made in _without_a_frame(x).items():
+                compare(source, _ByColumns(module, kind), "predict", made, f"{where} by {kind}", tally)
 
 
 def main() -> int:

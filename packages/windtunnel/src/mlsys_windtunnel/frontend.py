@@ -178,7 +178,8 @@ class Frontend:
         if value.lookup is None:
             return x.numbers(None if value.reads == (self._input,) else value.columns, value.name)
         assert isinstance(value.lookup, CategoryLookup)
-        return value.lookup.of_columns(x.cells(value.columns or ()))
+        cells = x.cells(value.columns or ())
+        return value.lookup.of_columns(cells, is_without_frame=x.is_without_frame)
 
     @property
     def takes_rows(self) -> bool:

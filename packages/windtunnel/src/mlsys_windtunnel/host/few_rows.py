@@ -72,8 +72,8 @@ def _numbers(columns: Sequence[Column], num_rows: int) -> Floats | None:
 
 def _codes_of(lookup: CategoryLookup) -> Reader:
     tables = [vocabulary.items()[0].get for vocabulary in lookup.vocabularies]
-    if type(lookup) is not CategoryLookup or any(each.holds_numbers for each in lookup.vocabularies):
-        return lambda columns, _: lookup.of_columns(columns)
+    if type(lookup) is not CategoryLookup or any(each.holds_objects for each in lookup.vocabularies):
+        return lambda columns, _: lookup.of_columns(columns, is_without_frame=True)
 
     def codes(columns: Sequence[Column], num_rows: int) -> Floats | None:
         try:

@@ -45,6 +45,8 @@ class Filler:
         if self.is_of_numbers:
             if not is_polars(table) and np.asarray(table).dtype.kind == "b":
                 raise InvalidInputError("SimpleImputer does not support data with dtype bool; give numbers")
+            if cells.dtype == object and any(isinstance(cell, str) for cell in cells.flat):
+                raise InvalidInputError("the imputer's input: text where numbers belong, even if it spells numbers")
             cells = numbers(cells if cells.dtype != object else table, "the imputer's input")
         if cells.dtype.kind == "f" and np.isinf(cells).any():
             raise InvalidInputError("Input X contains infinity, which SimpleImputer refuses; drop those rows")

@@ -7,6 +7,7 @@ or pandas.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import warnings
@@ -87,9 +88,14 @@ class Vocabulary:
             self._numbers, self._codes_of_numbers = categories[order], order
 
     @property
-    def holds_numbers(self) -> bool:
-        """Return whether the categories are numbers, which columns of numbers are searched for."""
-        return self._numbers is not None
+    def holds_objects(self) -> bool:
+        """Return whether categories are neither texts nor truth values: then a column's dtype counts."""
+        return not self.is_of_truths and not all(cell is None or isinstance(cell, str) for cell in self._code_of)
+
+    @property
+    def has_none(self) -> bool:
+        """Return whether None is a category."""
+        return None in self._code_of
 
     def items(self) -> tuple[dict[Any, int], int]:
         """Return the code of each category that is not missing, and that of missing cells (or ``UNKNOWN``)."""
@@ -116,13 +122,7 @@ class Vocabulary:
             )
 
     def check_truths(self, name: str) -> None:
-        """Refuse truth values that are no category unless the first category is one of them, made a truth value.
-
-        scikit-learn's encoders put that in their place, and look it up.
-
-        Raises:
-            InvalidInputError: see above.
-        """
+        """Refuse truth values that are no category, unless the first category as one is: the source looks that up."""
         first = next(iter(self._code_of), True)
         if bool(first) not in self._code_of:
             raise InvalidInputError(
@@ -196,12 +196,21 @@ class CategoryLookup:
         """Return float64 codes from raw columns, ``[rows, columns]`` both; errors as :meth:`of_columns`."""
         return self.of_columns(list(columns.T))
 
-    def of_columns(self, columns: Sequence[Column]) -> npt.NDArray[np.float64]:
+    def of_columns(self, columns: Sequence[Column], *, is_without_frame: bool = False) -> npt.NDArray[np.float64]:
         """Return codes ``[rows, columns]``, float64, from raw columns ``[rows]`` each.
+
+        Args:
+            columns: Raw columns.
+            is_without_frame: None among texts counts as missing, as in a frame of them, unless it is a category.
 
         Raises:
             InvalidInputError: a category is unknown and ``unknown`` is ``refuse``, or a cell is no category.
         """
+        if is_without_frame:
+            pairs = zip(self.vocabularies, columns, strict=True)
+            columns = [
+                column if None in vocabulary.items()[0] else as_in_a_frame(column) for vocabulary, column in pairs
+            ]
         columns = [as_source(column) for column in columns]
         for name, vocabulary, column in zip(self.names, self.vocabularies, columns, strict=True):
             vocabulary.check_kind(name, column)
@@ -293,14 +302,14 @@ class MissingLookup:
         return flags[:, self.places].astype(np.float64)
 
     def check_frame(self, frame: Any) -> None:
-        """Refuse NA in nullable columns of texts where NaN is looked for, since it stays NA there.
+        """Refuse NA among texts and objects where NaN is looked for, since it stays NA there.
 
         Raises:
             InvalidInputError: see above.
         """
         for name, dtype in frame.dtypes.items() if is_nan(self.marker) else ():
-            is_nullable = type(getattr(dtype, "na_value", None)).__name__ == "NAType" and dtype.kind not in "iufb"
-            if is_nullable and frame[name].isna().any():
+            gaps = frame[name][frame[name].isna()] if dtype.kind not in "iufb" else ()
+            if any(type(cell).__name__ == "NAType" for cell in gaps):
                 raise InvalidInputError(f"column {name} holds pandas' NA: boolean value of NA is ambiguous")
 
     def _check(self, columns: npt.NDArray[Any]) -> None:
@@ -341,6 +350,18 @@ def bucket(category: Any, num_buckets: int) -> int:
     text = "nan" if is_missing(category) else str(category)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest) % num_buckets
+
+
+def as_in_a_frame(column: Column, *, is_list: bool = False) -> Column:
+    """Return texts as pandas' columns have them, with NaN for what is missing; of a list, numbers too."""
+    if not isinstance(column, np.ndarray) or column.dtype != object or column.ndim != 1:
+        return column
+    gaps = np.array([cell is None or is_missing(cell) for cell in column.tolist()], bool)
+    others = {type(cell) for cell in column[~gaps].tolist()}
+    if is_list and others <= {int, float} and not any(type(cell).__name__ == "NAType" for cell in column[gaps]):
+        with contextlib.suppress(OverflowError):
+            return np.where(gaps, np.nan, column).astype(np.float64)
+    return np.where(gaps, np.nan, column) if gaps.any() and others <= {str} else column
 
 
 def as_source(column: Column) -> Column:

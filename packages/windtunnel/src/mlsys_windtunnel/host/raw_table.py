@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.host.lookup import FEW_ROWS, Column, is_missing
+from mlsys_windtunnel.host.lookup import FEW_ROWS, Column, as_in_a_frame, is_missing
 
 Table = Any  # [rows, columns]: numpy array, pandas DataFrame, scipy sparse matrix, or columns [rows] by their names
 
@@ -44,6 +44,8 @@ def has_names(x: Table) -> bool:
 
 class PlainTable:
     """A table without names that count: an array, a frame by its places, a sparse matrix, or objects ``[rows]``."""
+
+    is_without_frame = False
 
     def __init__(self, x: Any) -> None:
         self.whole = x  # as it was given
@@ -78,7 +80,7 @@ class NamedTable:
 
     def __init__(self, x: Any, names: Sequence[str], read: Sequence[int] | None = None) -> None:
         self._names = names
-        self._is_mapping = isinstance(x, Mapping)
+        self._is_mapping = self.is_without_frame = isinstance(x, Mapping)
         self._shape = (_length(next(iter(x.values()), ()) if self._is_mapping else x),)
         self._x = x
         if is_polars(x):  # columns are read as arrays, and the frame is handed on as it is
@@ -133,7 +135,7 @@ class NamedTable:
         if type(cells) is np.ndarray and cells.shape == self._shape:
             return cells
         if not hasattr(cells, "shape"):
-            cells = array_of(cells)
+            cells = as_in_a_frame(array_of(cells), is_list=True)
         if not cells.shape:
             raise InvalidInputError(f"the column {name!r} is one value: give columns as lists, as {{{name!r}: [...]}}")
         if self._is_mapping and cells.shape == (*self._shape, 1):
