@@ -130,3 +130,17 @@ def _end(tensor: torch.Tensor) -> int:
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors lie in one storage."""
     return one.untyped_storage()._cdata == other.untyped_storage()._cdata and one.untyped_storage().nbytes() > 0
+
+
+def shares_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have a byte in common: as ``x[::2]`` and ``x[1::2]`` have not."""
+    if not shares_memory(one, other) or not overlap(one, other):
+        return False
+    marks = torch.zeros(one.untyped_storage().nbytes(), dtype=torch.bool)
+    _bytes_of(one, marks).fill_(True)
+    return bool(_bytes_of(other, marks).any())
+
+
+def _bytes_of(tensor: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+    strides = [stride * tensor.itemsize for stride in tensor.stride()]
+    return marks.as_strided((*tensor.shape, tensor.itemsize), (*strides, 1), tensor.storage_offset() * tensor.itemsize)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from mlsys_nimble.capture.aliases import shares_elements
 from mlsys_nimble.errors import call_external, refuse
 from mlsys_nimble.state.digest import Digest
 
@@ -35,7 +36,7 @@ _ANY_STRIDES = (
     "batch_norm",
     "_native_batch",
 )
-_VIEWS_IN_PLACE = {
+VIEWS_IN_PLACE = {
     "detach_": "detach",
     "transpose_": "transpose",
     "t_": "t",
@@ -59,7 +60,7 @@ def takes_any_strides(name: str) -> bool:
 
 def view_of(func: Any) -> Callable[..., torch.Tensor] | None:
     """Return the view that an operator such as ``transpose_`` makes of its argument; None if it makes none."""
-    name = _VIEWS_IN_PLACE.get(func._schema.name.removeprefix("aten::"), "")
+    name = VIEWS_IN_PLACE.get(func._schema.name.removeprefix("aten::"), "")
     return getattr(torch.ops.aten, name, None)
 
 
@@ -163,6 +164,33 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 def is_write(argument: Any) -> bool:
     """Return whether an operator writes to an argument of its schema."""
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+def has_overlaps(targets: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:
+    """Return whether one of the targets shares elements with another tensor, or appears twice."""
+    return any(sum(shares_elements(target, other) for other in tensors) > 1 for target in targets)
+
+
+_IN_ORDER = ("aten::copy_", "aten::cumsum", "aten::cumprod", "aten::_foreach_")  # each element is read, then written
+
+
+def reads_what_it_writes(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]
+) -> bool:
+    """Return whether a call that writes may read elements that it has written: its result depends on their order."""
+    named = dict(zip([argument.name for argument in func._schema.arguments], args, strict=False)) | dict(kwargs)
+    read = tensors_of([named.get(argument.name) for argument in func._schema.arguments if not is_write(argument)])
+    is_pointwise = torch.Tag.pointwise in func.tags or func._schema.name.startswith(_IN_ORDER)
+    for target in targets:
+        if any(shares_elements(target, each) and not (is_pointwise and _is_same(target, each)) for each in read):
+            return True
+    return has_overlaps(targets, targets)
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return (one.data_ptr(), one.shape, one.stride(), one.dtype) == (
+        *(other.data_ptr(), other.shape, other.stride(), other.dtype),
+    )
 
 
 def _batch_norm(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from mlsys_nimble.capture.dispatched import VIEWS_IN_PLACE
 from mlsys_nimble.capture.layouts import ASKS_STRIDES, MAY_BE_VIEWS
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.tracer import BRANCH, CUSTOM, Tracer
@@ -48,6 +49,9 @@ class LeakGuard(TorchFunctionMode):
         if name in ("_pack_padded_sequence", "_pad_packed_sequence"):
             advice = "Pad sequences to one length and mask them, or prepare with fallback='eager'."
             raise refuse("a packed sequence, whose sizes depend on lengths", self._site().source, advice)
+        if name in VIEWS_IN_PLACE and (args[0].is_neg() or args[0].is_conj()):
+            what = f"{name} of a tensor that carries a bit for its sign or conjugate"
+            raise refuse(what, self._site().source, "Use an operator that returns a new tensor.")
         asks_address = name == self._ADDRESS or func == _INTERFACE
         if asks_address and not self._tracer.is_fixed(args[0]):
             what = "a kernel that is no operator of torch's asks where a tensor computed from inputs lies"

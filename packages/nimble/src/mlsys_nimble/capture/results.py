@@ -17,6 +17,7 @@ from mlsys_nimble.capture.tracer import Tracer
 from mlsys_nimble.capture.watched import Read
 from mlsys_nimble.errors import refuse
 from mlsys_nimble.ir import trees
+from mlsys_nimble.ir.operators import VIEWS, Copy
 from mlsys_nimble.ir.program import Operator, Program, ValueType
 
 _ADVICE = "Return a tensor of its own, y.clone(), or prepare with fallback='eager'."
@@ -107,6 +108,7 @@ class _Finder:
         self._results = results
         self._known: dict[int, Origin] = {}
         self._bases: dict[int, int] = {}  # index of the output that is a group's base, by id of the group
+        self._taken: set[int] = set()  # values that results lie in
         self.outputs: list[Ref] = []
 
     def origin(self, tensor: Tensor) -> Origin:
@@ -132,11 +134,21 @@ class _Finder:
             return Origin("constant", root.value, steps)
         others = [other for other in self._results if other is not tensor and overlap(other, tensor)]
         if not others:
-            return self._output(ref)
+            return self._output(self._own(ref))
         group = member.group
         if id(group) not in self._bases:
-            self._bases[id(group)] = self._output(group.base).number
+            self._bases[id(group)] = self._output(self._own(group.base)).number
         return Origin("output", self._bases[id(group)], _runs(member, group.base.type))
+
+    def _own(self, ref: Ref) -> Ref:
+        """Return a value in memory of its own, a copy where it is that of an input or of another result (y[:] = x)."""
+        builder, value = self._tracer.builder, ref.value
+        while (operator := builder.producer(Ref(value, ref.type))) and isinstance(operator.kind, VIEWS):
+            value = operator.inputs[0]
+        if value in self._taken or value in self._inputs or value in builder.constants:
+            return builder.emit(Copy(), [ref], ref.type)
+        self._taken.add(value)
+        return ref
 
     def _output(self, ref: Ref) -> Origin:
         self.outputs.append(ref)

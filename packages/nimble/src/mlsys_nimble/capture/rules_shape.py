@@ -54,8 +54,9 @@ def _transpose(b: Builder, result: ValueType, x: Ref, one: int, other: int) -> R
 
 @rule("aten.movedim.int")
 def _movedim(b: Builder, result: ValueType, x: Ref, source: int, destination: int) -> Ref:
-    dims = [dim for dim in range(x.rank) if dim != source % x.rank]
-    dims.insert(destination % x.rank, source % x.rank)
+    dims = list(range(x.rank))
+    if dims:
+        dims.insert(destination % x.rank, dims.pop(source))
     return b.permute(x, dims)
 
 

@@ -27,11 +27,13 @@ from mlsys_nimble.capture.dispatched import (
     as_functional,
     checked,
     declared,
+    has_overlaps,
     is_row_by_row,
     is_tensor,
     is_whole,
     is_write,
     read_values,
+    reads_what_it_writes,
     takes_any_strides,
     tensors_of,
     view_of,
@@ -265,6 +267,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return call_external(func.decompose, *args, **kwargs)
             raise refuse(f"{name} changes its arguments in place", site, "Use an operator that returns a new tensor.")
         self._refuse_data_dependence(call.function, name, call.args, call.kwargs)
+        is_list = name.startswith("aten._foreach_") and len(args[0]) > 1
+        if is_list and has_overlaps(call.targets, tensors_of((args, kwargs))):
+            for number in range(len(args[0])):  # torch takes one after the other
+                with self:
+                    func(*[[each[number]] if isinstance(each, list | tuple) else each for each in args], **kwargs)
+            return None
+        if reads_what_it_writes(func, args, kwargs, call.targets):
+            what = f"{name} reads memory that it writes to"
+            raise refuse(what, site, "Copy what it reads: y.clone(), or prepare with fallback='eager'.")
         before = [self.ref(target).type for target in call.targets]
         news = self._run_functional(call)
         for target in call.targets:
@@ -357,6 +368,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if group.version:
             return
         roots = [root for root in self._roots if shares_memory(root[0], target)]
+        if any(torch._debug_has_internal_overlap(root) == 1 for root, _, _ in roots):
+            what = "a write in place to an argument or buffer whose elements share memory (expand)"
+            raise refuse(what, self.builder.site.source, "Give it elements of their own: x.clone().")
         if len(roots) > 1:
             what = "a write in place to memory that several parameters, buffers or inputs share"
             raise refuse(what, self.builder.site.source, "Give each a tensor of its own: buffer.clone().")
