@@ -23,6 +23,7 @@ _MOST_LAYERS = 512
 _MOST_LABELS = 1 << 16
 _PLAIN = ("Model", "ForMaskedLM", "ForPreTraining")  # architectures whose encoder alone gives sentence vectors
 _CLASSIFIER = "ForSequenceClassification"
+PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 
 def load_bert(folder: Path, *, num_stages: int = 2, is_packed: bool = False) -> BertStages:
@@ -132,8 +133,10 @@ def _head(raw: Mapping[str, Any], family: Family) -> HeadConfig | None:
         ordered = tuple(str(labels[str(number)]) for number in range(len(labels)))
     except KeyError as error:
         raise InvalidInputError(f"id2label has no label {error}: labels are numbered from 0") from error
+    if (problem := raw.get("problem_type")) not in (None, *PROBLEMS):
+        raise InvalidInputError(f"problem_type is {problem!r}; known are {', '.join(PROBLEMS)}")
     if "norm" not in family.head:
-        return HeadConfig(labels=ordered, activation=family.head_activation)
+        return HeadConfig(labels=ordered, activation=family.head_activation, problem=problem)
     activation, pooling = raw.get("classifier_activation", "gelu"), raw.get("classifier_pooling", "cls")
     if not isinstance(activation, str) or activation not in ACTIVATIONS or pooling not in ("cls", "mean"):
         raise InvalidInputError(f"got classifier_activation {activation!r} and classifier_pooling {pooling!r}")
@@ -143,6 +146,7 @@ def _head(raw: Mapping[str, Any], family: Family) -> HeadConfig | None:
         pooling=pooling,
         has_pool_bias=bool(raw.get("classifier_bias", False)),
         has_norm=True,
+        problem=problem,
     )
 
 

@@ -19,6 +19,7 @@ class HeadConfig:
     pooling: str = "cls"  # vector that the first product takes: "cls" or "mean"
     has_pool_bias: bool = True
     has_norm: bool = False  # a LayerNorm behind the activation
+    problem: str | None = None  # problem_type of config.json, which tells scores; None: by the number of labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,19 @@ _KEYS = {  # keys of a pooling's config.json
     "pooling_mode_lasttoken": "lasttoken",
 }
 _DENSE_ACTIVATIONS = {"Tanh": "tanh", "Identity": "identity", "ReLU": "relu", "GELU": "gelu", "Sigmoid": "sigmoid"}
+_OUTPUTS = ("last_hidden_state", "logits")
+_TEXT_KEYS = {  # of sentence_bert_config.json, beside those that are read; values: what is computed here, or None: any
+    "transformer_task": ("feature-extraction", "sequence-classification"),
+    "modality_config": tuple({"text": {"method": "forward", "method_output_name": name}} for name in _OUTPUTS),
+    "module_output_name": ("token_embeddings", "scores"),
+    "unpad_inputs": None,
+}
+_MODEL_KEYS = {  # of config_sentence_transformers.json
+    "__version__": None,
+    "model_type": ("SentenceTransformer",),
+    "similarity_fn_name": None,  # of two vectors
+}
+_SENTENCE = ("sentence_embedding",)
 _LARGEST = 1 << 20  # largest size of a Dense module
 _MOST_MODULES = 16
 _MOST_PROMPT_CHARS = 1 << 16
@@ -48,6 +61,7 @@ class SentenceForm:
     denses: tuple[DenseForm, ...] = ()  # behind the pooling, in this order
     prompts: tuple[tuple[str, str], ...] = ()  # name and what goes before a text
     default_prompt: str | None = None  # name of the prompt for texts without one
+    has_types: bool = True  # the two texts of a pair are told apart, where the encoder has types
 
     def prompt(self, name: str | None) -> str:
         """Return what goes before a text.
@@ -79,10 +93,14 @@ def read_sentence_form(folder: Path, hidden_size: int, *, has_head: bool) -> Sen
     Raises:
         InvalidInputError: It asks for something else than a sentence vector, or for one that is not known here.
     """
-    texts = _object(folder / "sentence_bert_config.json") if (folder / "sentence_bert_config.json").is_file() else {}
+    texts, tokens = read_settings(folder / "sentence_bert_config.json"), read_settings(folder / "tokenizer_config.json")
+    require_known(folder / "sentence_bert_config.json", texts, "max_seq_length", "do_lower_case", **_TEXT_KEYS)
+    if not isinstance(given := tokens.get("model_input_names") or ["token_type_ids"], list):
+        raise InvalidInputError(f"{folder}: model_input_names is {given!r}: a list of names is needed")
+    has_types = "token_type_ids" in given
     key, max_tokens = "max_seq_length", texts.get("max_seq_length")
-    if max_tokens is None and (folder / "tokenizer_config.json").is_file():  # newer folders keep the limit there
-        key, max_tokens = "model_max_length", _object(folder / "tokenizer_config.json").get("model_max_length")
+    if max_tokens is None:  # newer folders keep the limit there
+        key, max_tokens = "model_max_length", tokens.get("model_max_length")
         max_tokens = int(max_tokens) if isinstance(max_tokens, float) and max_tokens.is_integer() else max_tokens
     if max_tokens is not None and (not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1):
         raise InvalidInputError(f"{folder}: {key} is {max_tokens!r}: give a whole number of tokens from 1 on")
@@ -90,24 +108,65 @@ def read_sentence_form(folder: Path, hidden_size: int, *, has_head: bool) -> Sen
     if has_head:
         if (folder / "modules.json").is_file() and _kinds(folder)[0] != ["Transformer"]:
             raise InvalidInputError(f"{folder}: got modules behind a classifier's head, which are not computed here")
-        return SentenceForm(max_tokens=max_tokens, is_lower_case=is_lower_case)
+        return SentenceForm(max_tokens=max_tokens, is_lower_case=is_lower_case, has_types=has_types)
     prompts, default = _prompts(folder)
+    form = SentenceForm(
+        max_tokens=max_tokens,
+        is_lower_case=is_lower_case,
+        prompts=prompts,
+        default_prompt=default,
+        has_types=has_types,
+    )
     if not (folder / "modules.json").is_file():
-        return SentenceForm(max_tokens=max_tokens, is_lower_case=is_lower_case, prompts=prompts, default_prompt=default)
+        return form
     poolings, denses, is_normalised = _modules(folder, hidden_size, has_prompts=any(text for _, text in prompts))
-    return SentenceForm(poolings, is_normalised, max_tokens, is_lower_case, denses, prompts, default)
+    return replace(form, poolings=poolings, denses=denses, is_normalised=is_normalised)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the object in a file; empty where there is no file.
+
+    Raises:
+        InvalidInputError: It cannot be read, or holds something else.
+    """
+    return _object(path) if path.is_file() else {}
+
+
+def require_known(path: Path, raw: Mapping[str, Any], *read: str, **values: Sequence[Any] | None) -> None:
+    """Refuse a file's settings that nothing here obeys, by name.
+
+    Args:
+        path: The file.
+        raw: Its settings; null, false and what is empty ask for nothing.
+        read: Keys that are read elsewhere.
+        values: By other key: values that are what is computed here anyway; None: any.
+
+    Raises:
+        InvalidInputError: There is another key, or another value.
+
+    Example:
+        >>> require_known(Path("a.json"), {"size": 4, "kind": "b", "more": None}, "size", kind=("b",))
+        >>> require_known(Path("a.json"), {"kind": "c"}, kind=("b",))
+        Traceback (most recent call last):
+            ...
+        mlsys_core.errors.InvalidInputError: a.json: kind is 'c', which is not done here; known is 'b'
+    """
+    for key, value in raw.items():
+        allowed = values.get(key, ())
+        if key not in read and value and allowed is not None and value not in allowed:
+            known = f"; known is {' or '.join(map(repr, allowed))}" if allowed else ""
+            raise InvalidInputError(f"{path}: {key} is {value!r}, which is not done here{known}")
 
 
 def _prompts(folder: Path) -> tuple[tuple[tuple[str, str], ...], str | None]:
     """Read the prompts of ``config_sentence_transformers.json`` and the name of the default one."""
     path = folder / "config_sentence_transformers.json"
-    if not path.is_file():
-        return (), None
-    raw = _object(path)
+    raw = read_settings(path)
     if (size := raw.get("truncate_dim")) is not None:
         raise InvalidInputError(
             f"{path}: truncate_dim is {size!r}, which is not done here: remove it and ask for `dimensions` in requests"
         )
+    require_known(path, raw, "prompts", "default_prompt_name", **_MODEL_KEYS)
     prompts, default = raw.get("prompts") or {}, raw.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(
         isinstance(text, str) and len(text) <= _MOST_PROMPT_CHARS for text in prompts.values()
@@ -141,6 +200,10 @@ def _modules(
         )
     path = _inside(folder, modules[1]) / "config.json"
     asked = _object(path)
+    sizes = ("word_embedding_dimension", "embedding_dimension")
+    require_known(
+        path, asked, *sizes, "include_prompt", "pooling_mode", *(k for k in asked if k.startswith("pooling_mode_"))
+    )
     size = asked.get("word_embedding_dimension", asked.get("embedding_dimension", hidden_size))
     if size != hidden_size:
         raise InvalidInputError(f"{path}: pools vectors of {size!r} numbers, and the encoder gives {hidden_size!r}")
@@ -154,6 +217,9 @@ def _modules(
         raise InvalidInputError(
             f"{path}: asks for the pooling {', '.join(sorted(wanted)) or 'of no mode'}; known are {', '.join(POOLINGS)}"
         )
+    if is_normalised:
+        path = _inside(folder, modules[-1]) / "config.json"
+        require_known(path, read_settings(path), module_input_name=_SENTENCE, module_output_name=_SENTENCE)
     denses, width = [], hidden_size * len(wanted)
     for module in modules[2 : 2 + len(between)]:
         denses.append(_dense(folder, module, width))
@@ -171,13 +237,13 @@ def _dense(folder: Path, module: Mapping[str, Any], width: int) -> DenseForm:
     if activation not in _DENSE_ACTIVATIONS:
         known = ", ".join(_DENSE_ACTIVATIONS)
         raise InvalidInputError(f"{path}: the activation {activation!r} is not known here; {known} are")
-    for key in ("module_input_name", "module_output_name"):
-        if raw.get(key, "sentence_embedding") not in (None, "sentence_embedding"):
-            raise InvalidInputError(
-                f"{path}: {key} is {raw[key]!r}; only the sentence's vector goes through Dense here"
-            )
-    if raw.get("use_residual"):
-        raise InvalidInputError(f"{path}: a Dense that adds its input (use_residual) is not computed here")
+    require_known(
+        path,
+        raw,
+        *("in_features", "out_features", "activation_function", "bias"),
+        module_input_name=_SENTENCE,
+        module_output_name=_SENTENCE,
+    )
     is_biased = bool(raw.get("bias", True))
     return DenseForm(str(module.get("path", "")), width, sizes[1], is_biased, _DENSE_ACTIVATIONS[activation])
 

@@ -99,7 +99,9 @@ def add_tei_routes(router: Router, service: TextService, threads: RequestThreads
         with service.encoder() as encoder:
             logits, _ = await encoder.logits(batch, cutting=_cutting(body))
             assert encoder.head is not None
-            found = [_predictions(row, encoder.head) for row in _scores(logits, is_raw=body.raw_scores)]
+            found = [
+                _predictions(row, encoder.head) for row in _scores(logits, encoder.head.problem, is_raw=body.raw_scores)
+            ]
         return _json(found if is_batch else found[0])
 
     @router.post("/similarity", response_model=list[float])
@@ -164,10 +166,13 @@ def _predicted(inputs: Any) -> tuple[list[str | tuple[str, str]], bool]:
     return [each[0] if len(each) == 1 else (each[0], each[1]) for each in many], is_batch
 
 
-def _scores(logits: Floats, *, is_raw: bool) -> Floats:
-    if is_raw:
+def _scores(logits: Floats, problem: str | None, *, is_raw: bool) -> Floats:
+    """Return a classifier's scores as pipelines of transformers have them."""
+    if is_raw or problem == "regression":
         return logits
-    return sigmoid(logits) if logits.shape[1] == 1 else softmax(logits)
+    if problem == "multi_label_classification" or logits.shape[1] == 1:
+        return sigmoid(logits)
+    return softmax(logits)
 
 
 def _predictions(row: Floats, head: HeadConfig) -> list[dict[str, object]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,9 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 from mlsys_encoders.models.config import BertConfig
+from mlsys_encoders.models.sentence import read_settings, require_known
 from mlsys_serving.http import HttpError
 
 Side = Literal["Left", "Right"]
+_CHANGING = ("truncation_side", "split_special_tokens")  # keys for other ways of cutting texts into tokens
+_OWN_RULES = ("BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer")  # classes that make their rules anew
 
 
 class InputTooLongError(HttpError):
@@ -85,7 +89,7 @@ class TextTokens:
 
     def _payload(self, encoding: Any) -> npt.NDArray[np.int64]:
         ids = np.array(encoding.ids, np.int64)
-        if self.config.num_token_types < 2 or not any(encoding.type_ids):
+        if self.config.num_token_types < 2 or not self.config.form.has_types or not any(encoding.type_ids):
             return ids
         return np.stack([ids, np.array(encoding.type_ids, np.int64)])
 
@@ -98,12 +102,50 @@ class TextTokens:
 
 
 def tokenizer_of(folder: Path, config: BertConfig) -> Any:
-    """Return the tokenizer in an encoder's folder, without padding, or None."""
+    """Return the tokenizer in an encoder's folder, without padding, or None.
+
+    Raises:
+        InvalidInputError: ``tokenizer_config.json`` asks for other tokens than ``tokenizer.json`` makes.
+    """
     if not (folder / "tokenizer.json").is_file():
         return None
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    _require_same(folder, tokenizer)
     tokenizer.no_padding()
     tokenizer.enable_truncation(config.max_tokens)
     return tokenizer
+
+
+def _require_same(folder: Path, tokenizer: Any) -> None:
+    """Refuse settings of ``tokenizer_config.json`` by which transformers changes what ``tokenizer.json`` makes."""
+    path = folder / "tokenizer_config.json"
+    raw, made = read_settings(path), json.loads(tokenizer.to_str())
+    require_known(path, {key: raw.get(key) for key in _CHANGING}, truncation_side=("right",))
+    rules = made["normalizer"] or {}
+    if str(raw.get("tokenizer_class")).removesuffix("Fast") in _OWN_RULES:
+        if rules.get("type") == "BertNormalizer":
+            theirs = _rules(rules, "lowercase", "handle_chinese_chars")
+            for key, asked in _rules(raw, "do_lower_case", "tokenize_chinese_chars").items():
+                if asked != (has := theirs.pop(next(iter(theirs)))):
+                    raise InvalidInputError(f"{path}: {key} comes to {asked!r}, and in tokenizer.json to {has!r}")
+        around = tokenizer.encode("").tokens
+        for key in ("cls_token", "sep_token"):
+            if raw.get(key) and _content(raw[key]) not in around:
+                raise InvalidInputError(f"{path}: {key} is {raw[key]!r}, and tokenizer.json puts {around} around texts")
+    added = {str(each["id"]): each["content"] for each in made["added_tokens"]}
+    listed = raw.get("added_tokens_decoder") or {}
+    for number, each in listed.items() if isinstance(listed, dict) else ():
+        if added.get(number) != _content(each):
+            raise InvalidInputError(f"{path}: added_tokens_decoder has {each!r} as {number}, tokenizer.json has not")
+
+
+def _rules(raw: Mapping[str, Any], lower: str, chinese: str) -> dict[str, object]:
+    """Return the rules of a BERT's normalizer: accents go where capitals do, unless it is said."""
+    is_lower, accents = raw.get(lower, True), raw.get("strip_accents")
+    return {lower: is_lower, "strip_accents": is_lower if accents is None else accents, chinese: raw.get(chinese, True)}
+
+
+def _content(token: Any) -> object:
+    return token.get("content") if isinstance(token, dict) else token
