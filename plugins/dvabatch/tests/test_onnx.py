@@ -262,7 +262,6 @@ def test_files_of_torchs_exporter_are_cut(tmp_path: Path):
     assert model.input_names == ["ids", "x"]
 
 
-@needs_converter
 @pytest.mark.parametrize("number", [T.FLOAT, T.DOUBLE, T.FLOAT16, T.INT32, T.INT64, T.UINT8, T.BOOL])
 def test_inputs_of_each_datatype_are_taken_as_the_file_has_them(number: int, tmp_path: Path):
     nodes = [node("Cast", "x", "c", to=T.FLOAT), node("MatMul", "c", "w", "y")]

@@ -17,11 +17,13 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_dvabatch.serve.instances import instance_group
 from mlsys_dvabatch.serve.preparing import Batching, prepare
 from mlsys_dvabatch.serve.spec import wire_form
+from mlsys_serving.isolation.halves import run_in_halves
 from torch import Tensor, nn
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
 WIDTH = 8
+LEGACY: Any = {"dynamo": False, "fixed": False}
 LAYERS = {
     "linear": lambda: nn.Linear(WIDTH, WIDTH),
     "gelu": nn.GELU,
@@ -165,7 +167,17 @@ def test_pipelines_of_skl2onnx_are_served_or_refused_with_what_to_do(kind: str, 
 def test_a_session_is_not_forked(tmp_path: Path):
     torch.manual_seed(0)
     net = Net(["lstm"], has_ids=False, is_split=False).eval()
-    exported(net, tmp_path / "net.onnx", (torch.randn(2, WIDTH),), ["x"], dynamo=False, fixed=False)
+    exported(net, tmp_path / "net.onnx", (torch.randn(2, WIDTH),), ["x"], **LEGACY)
     prepared = require_served(tmp_path / "net.onnx")
     with pytest.raises(InvalidInputError, match="leave out --instances"):
         instance_group(prepared, Batching(policy="zero", max_batch_size=8))
+
+
+def test_a_value_that_the_runtime_does_not_take_is_its_requests_own_fault(tmp_path: Path):
+    net = Net(["norm"], has_ids=True, is_split=False).eval()
+    exported(net, tmp_path / "net.onnx", (torch.randn(2, 8), torch.ones(2, 3).long()), ["x", "ids"], **LEGACY)
+    staged: Any = require_served(tmp_path / "net.onnx").loaded.model
+    rows = [(np.ones(8, np.float32), np.full(3, id_)) for id_ in (1, 9, 2)]
+    _, failed = run_in_halves(lambda at: staged.answers(rows[at.start : at.stop]), 3)
+    assert [*failed] == [1]
+    assert str(failed[1]).startswith("the model does not take these values: ")

@@ -10,10 +10,10 @@ import numpy as np
 from mlsys_core.errors import InvalidInputError, ServingError
 
 Part = TypeVar("Part")
-# What torch says, in words of its own, of values outside a table or of a division by 0.
+# What torch and ONNX Runtime say, in words of their own, of values outside a table or of a division by 0.
 _OF_VALUES = re.compile(
     r"index out of range in self|out of bounds for dimension|index out of bounds|Class values must be|"
-    r"Target -?\d+ is out of bounds|^ZeroDivisionError$"
+    r"Target -?\d+ is out of bounds|^ZeroDivisionError$|element out of data bounds|(division|modulo) by zero"
 )
 
 

@@ -51,7 +51,10 @@ class OnnxSession(nn.Module):
             rows = [array[first : first + at_once] for array in arrays]
             if missing := at_once - len(rows[0]):
                 rows = [np.concatenate([each, np.repeat(each[-1:], missing, axis=0)]) for each in rows]
-            parts.append(self._session.run(list(self._outputs), dict(zip(self._inputs, rows, strict=True))))
+            try:
+                parts.append(self._session.run(list(self._outputs), dict(zip(self._inputs, rows, strict=True))))
+            except Exception as error:
+                raise RuntimeError(told(error)) from error
             for name, value in zip(self._outputs, parts[-1], strict=True):
                 require_rows(name, value, at_once)
         columns = [part[0] if len(parts) == 1 else np.concatenate(part) for part in zip(*parts, strict=True)]
@@ -84,5 +87,6 @@ def require_rows(name: str, value: Any, num: int) -> None:
 
 
 def told(error: Exception) -> str:
-    """Return the first line of a runtime's error without its codes."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rpartition(" : ")[2]
+    """Return the first line of a runtime's error without its codes and places."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line.rpartition(" : ")[2].rpartition("Status Message: ")[2]
