@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from mlsys_nimble.calls import PreparedCalls
+from mlsys_nimble.capture.modes import modes_restored
 from mlsys_nimble.errors import CaptureError, first_line
 from mlsys_nimble.options import Options, make_options
 from mlsys_nimble.ranged import MAX_SYMBOLS, Ranges, VaryingDim
@@ -45,6 +46,7 @@ def backend(options: Options, made: list[PreparedCalls] | None = None) -> Callab
         turns_on = any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
         if turns_on or not any(node.op.startswith("call") for node in graph.graph.nodes):
             return graph  # within it autograd is at work
+        graph.meta["has_gradients"] = torch.is_grad_enabled()  # those of each call: dynamo guards them
         owned = [index for index, item in enumerate(example_inputs) if _is_owned(item)]
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         symbolic = [node.meta.get("example_value") for node in placeholders]
@@ -95,7 +97,7 @@ def _ranges_of(symbolic: Sequence[Any], owned: Sequence[int], options: Options) 
                 return None
             least = size.node.shape_env.var_to_range[expression].lower
             most = size.node.shape_env.var_to_range[expression].upper
-            bounds[str(expression)] = max(int(least), 2), int(min(most, MOST))
+            bounds[str(expression)] = int(max(least, 2)), int(min(most, MOST))  # either may be infinite
             dims.append(VaryingDim(index, None if is_size else dim, str(expression)))
     if not 0 < len(bounds) <= MAX_SYMBOLS or options.executor not in ("auto", "native"):
         return None
@@ -123,7 +125,8 @@ def _trained(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], options
 
     compiler = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=partition)
     try:
-        compiled: Callable[..., Any] = compiler(graph, example_inputs)
+        with modes_restored():
+            compiled: Callable[..., Any] = compiler(graph, example_inputs)
     except Exception as error:  # noqa: BLE001 - AOTAutograd's own limits have no class in common
         _LOG.warning("a graph trains eagerly: %s: %s", type(error).__name__, first_line(error))
         return graph

@@ -21,6 +21,31 @@ class InternalError(CaptureError):
     """Error for a fault of Nimble itself, not of the model; its cause is attached."""
 
 
+class Caught:
+    """Context that keeps the first error within it: a model whose own code catches it takes another branch for ever."""
+
+    def __init__(self) -> None:
+        self.first: BaseException | None = None
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.first = self.first or error
+
+    def check(self) -> None:
+        """Raise the first error if it was caught.
+
+        Raises:
+            CaptureError: forward has gone on after an error.
+        """
+        if isinstance(self.first, CaptureError):
+            raise self.first
+        if self.first is not None:
+            what = f"forward catches an error of an operator ({type(self.first).__name__}: {first_line(self.first)})"
+            raise refuse(what, "", "A replay would not: test before, or prepare with fallback='eager'.")
+
+
 def refuse(what: str, source: str, advice: str) -> CaptureError:
     """Build the error for ``what``, asked for at ``source``; ``advice`` is the next step.
 

@@ -13,6 +13,8 @@ BF16, BF16_PAIRS = "bf16", "bf16-pairs"
 PRECISIONS = ("fp32", BF16, BF16_PAIRS)
 WEIGHTS = ("pages", "bytes")
 
+_MOST = {"num_threads": 1024, "max_schedules": 2**31, "max_concurrency": 1024}  # each at least 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -31,9 +33,15 @@ class Options:
     optimises: bool = True  # run the passes; without them the program has the model's operators
 
     def __post_init__(self) -> None:
-        for name in ("max_schedules", "max_concurrency"):
-            if getattr(self, name) < 1:
-                raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if name == "num_threads" and value is None:
+                continue
+            if type(value) is not int or not 1 <= value <= most:
+                raise InvalidInputError(f"{name} is {value!r}; it must be an integer, at least 1 and at most {most}")
+        for name in ("use_multi_stream", "rematerialises", "optimises"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInputError(f"{name} is {getattr(self, name)!r}; it must be True or False")
         if self.precision not in PRECISIONS:
             names = ", ".join(map(repr, PRECISIONS))
             raise InvalidInputError(f"precision is {self.precision!r}; it may be one of {names}")
@@ -45,7 +53,7 @@ class Options:
             names = ", ".join(map(repr, WEIGHTS))
             raise InvalidInputError(f"weights is {self.weights!r}; it may be one of {names}")
         if self.winograd not in (0, 2, 4):
-            raise InvalidInputError(f"winograd is {self.winograd}; it may be 0, 2 or 4")
+            raise InvalidInputError(f"winograd is {self.winograd!r}; it may be 0, 2 or 4")
         if self.kernels not in ("triton", "inductor", "aten"):
             raise InvalidInputError(f"kernels is {self.kernels!r}; it may be 'triton', 'inductor' or 'aten'")
 

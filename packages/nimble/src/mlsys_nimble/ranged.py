@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -121,6 +123,8 @@ def parse_ranges(
     Raises:
         InvalidInputError: it names no tensor among the arguments, or no range that holds the example's size.
     """
+    if not isinstance(dynamic, Mapping) or not all(isinstance(ranges, Mapping) for ranges in dynamic.values()):
+        raise InvalidInputError(f"dynamic is {dynamic!r}. {_ADVICE}")
     named = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     leaves = trees.flatten((tuple(args), dict(kwargs))).leaves
     dims: list[VaryingDim] = []
@@ -143,6 +147,15 @@ def parse_ranges(
         raise InvalidInputError(
             f"dynamic has {len(bounds)} sizes that vary; there may be 1 to {MAX_SYMBOLS}. {_ADVICE}"
         )
+    for leaf in {each.leaf for each in dims}:
+        largest = list(leaves[leaf].shape)
+        for each in dims:
+            if each.leaf == leaf and each.dim is not None:
+                largest[each.dim] = bounds[each.symbol][1]
+        nbytes = prod(largest) * leaves[leaf].element_size()
+        if nbytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+            what = f"dynamic: an argument of the largest sizes, {largest}, takes {nbytes:,} bytes"
+            raise InvalidInputError(f"{what}, more than this machine's memory. Give smaller ranges.")
     if found.sizes_of(leaves) is None:
         raise InvalidInputError(f"the example's sizes do not lie in {dict(bounds)}, or differ where they share a name")
     return found

@@ -16,6 +16,7 @@ from mlsys_nimble.capture.draws import Draws
 from mlsys_nimble.capture.encoders import padding_as_in_eager
 from mlsys_nimble.capture.layouts import copied
 from mlsys_nimble.capture.leaks import LeakGuard
+from mlsys_nimble.capture.modes import modes_restored
 from mlsys_nimble.capture.results import Results, find_results
 from mlsys_nimble.capture.sources import Site, current_site, site_of_node
 from mlsys_nimble.capture.tracer import Tracer
@@ -87,7 +88,7 @@ def capture(
     run: Callable[..., Any] = node_site.run if node_site else model
     # Generators are restored afterwards, so that the first replay draws what eager draws.
     generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with generators, torch.inference_mode(), traceable(), _attributes_restored(modules) as before:
+    with generators, torch.inference_mode(), modes_restored(), traceable(), _attributes_restored(modules) as before:
         for index in indices:
             leaves[index] = copied(leaves[index].detach())
         # The run must not write to the caller's arrays.
@@ -101,6 +102,7 @@ def capture(
         try:
             with LeakGuard(tracer, site, questions), tracer:
                 result = call_external(run, *call[0], **call[1])
+            tracer.caught.check()
             _refuse_elsewhere(result, device, tracer.beside)
             tracer.draws.check()
             results, outputs = find_results(result, objects, given.changed(), tracer, inputs, separates=separates)
@@ -113,6 +115,7 @@ def capture(
             what = f"an operator that takes functions or has effects: {str(error).partition(' and mode ')[0]}"
             raise refuse(what, site().source, "Prepare with fallback='eager' to run that part eagerly.") from error
         finally:
+            tracer.caught.first = None  # its traceback holds tensors
             tracer.restore()
             tracer.draws.restore()
     if node_site is None:
@@ -254,6 +257,9 @@ def _note_reassigned(before: _TensorAttributes, modules: Mapping[str, nn.Module]
             raise refuse(f"forward assigns a new tensor to the attribute {name}", "", advice)
 
 
+_REGIONS: Any = (torch._C._InferenceMode, torch.autocast)
+
+
 class _NodeSites(torch.fx.Interpreter):
     """Interpreter of a graph module that knows the source line of the node that runs."""
 
@@ -261,6 +267,19 @@ class _NodeSites(torch.fx.Interpreter):
         super().__init__(module, garbage_collect_values=True)
         self._node: torch.fx.Node | None = None
         self._sites: dict[torch.fx.Node, Site] = {}
+        self._has_gradients: bool = module.meta.get("has_gradients", False)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph in the modes of its trace; close the regions that it has opened if it stops midway."""
+        torch._C._set_grad_enabled(self._has_gradients)  # dynamo leaves out of a graph what is on already
+        torch._C._set_fwd_grad_enabled(self._has_gradients)
+        try:
+            return super().run(*args, **kwargs)
+        finally:  # values that are still needed are of regions left open: inference mode, autocast
+            for value in reversed([*self.env.values()]):
+                if isinstance(value, _REGIONS):
+                    value.__exit__(None, None, None)
+            self.env.clear()
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Remember the node and run it."""

@@ -35,6 +35,14 @@ class LeakGuard(TorchFunctionMode):
         self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run ``func`` unless it is such a call."""
+        caught = self._tracer.caught
+        before = caught.first
+        with caught:
+            result = self._checked(func, args, kwargs or {})
+        caught.first = before  # what torch itself has caught, as where it tries one overload after the other
+        return result
+
+    def _checked(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
         if isinstance(func, torch.ScriptMethod):
             args = args[1:]  # the module, to which the method is bound
@@ -66,7 +74,7 @@ class LeakGuard(TorchFunctionMode):
         if name == "storage_offset" and self._tracer.is_computed(args[0]):
             what = "the model's Python code asks where a tensor computed from inputs begins in its memory"
             raise refuse(what, self._site().source, "Call contiguous().clone() before, or use slices.")
-        result = call_external(func, *args, **(kwargs or {}))
+        result = call_external(func, *args, **kwargs)
         if name in MAY_BE_VIEWS and isinstance(result, torch.Tensor):
             self._tracer.may_share(args[0], result)
         if self._questions is None:

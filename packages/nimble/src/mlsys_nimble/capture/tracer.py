@@ -43,7 +43,7 @@ from mlsys_nimble.capture.layouts import Kin, depends_on_strides
 from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.watched import Questions, ask_cuts
-from mlsys_nimble.errors import call_external, refuse
+from mlsys_nimble.errors import Caught, call_external, refuse
 from mlsys_nimble.ir.operators import Aten, Copy, Input
 
 BRANCH = (
@@ -92,6 +92,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._unsure: list[Kin] = []  # kin of tensors that are views for some strides alone
         self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []  # constants written in place, with their old content
         self.beside: list[torch.Tensor] = []  # CPU tensors made by operators whose results lie on the device
+        self.caught = Caught()
         self._is_lifting = False  # torch.tensor(numbers) is at work: its tensor appears here first
 
     def add_input(self, tensor: torch.Tensor) -> Ref:
@@ -176,7 +177,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Record ``func``, then run it; what it does in Python is its own affair, not the model's."""
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), self.caught:
             if torch.Tag.nondeterministic_seeded not in func.tags:
                 return self._dispatched(func, args, kwargs)
             with self.draws.drawing((*args, *kwargs.values()), self._site().source):

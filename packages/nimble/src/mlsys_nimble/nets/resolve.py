@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -196,6 +197,10 @@ def _function(module: str, name: str) -> Net:
         raise InvalidInputError(f"cannot take {module}:{name} ({error}); MODEL is {FORMS}") from error
     finally:
         sys.path.remove("")
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"cannot call {module}:{name} without arguments ({error}); MODEL is {FORMS}") from error
     made = function()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise InvalidInputError(f"{module}:{name} gave {type(made).__name__}; give (module, example inputs)")

@@ -123,7 +123,7 @@ def _weight(rewriter: Rewriter, value: ValueId) -> tuple[ValueId, torch.Tensor] 
 def _scales(rewriter: Rewriter, source: Operator, codes: torch.Tensor) -> torch.Tensor | None:
     kind: Any = source.kind
     if isinstance(kind, Dequantise) and not kind.is_dynamic and kind.codes.zero_point == 0:
-        return torch.full((codes.shape[0],), kind.codes.scale)
+        return torch.full((codes.shape[0],), kind.codes.scale, dtype=torch.float32)
     if not isinstance(kind, Aten) or kind.target != _PER_CHANNEL or kind.arguments[3] != 0:
         return None
     scales, *zero_points = (rewriter.constant(value) for value in source.inputs[1:])

@@ -110,7 +110,7 @@ _WATCHED = (torch.Tensor, nn.Module, bool, int, float, complex, str, type(None),
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _PLAIN = frozenset({bool, int, float, complex, str, tuple})
 _NOT_WATCHED = frozenset(vars(nn.Module())) | {"training"}  # the entries of its dictionaries are watched instead
-_ABSENT: Any = object()  # stands for an entry that a dictionary must not have
+_ABSENT: Any = object()  # stands for an entry that a dictionary no longer has
 _ADDRESS, _VERSION = torch.Tensor.data_ptr, attrgetter("_version")
 
 
@@ -214,7 +214,7 @@ class Attributes:
         self._keys = [attribute[1] for attribute in found]
         self._held = [attribute[2] for attribute in found]
         array = c_void_p * max(len(found), 1)
-        self._objects = array(*[id(held) if held is not _ABSENT else None for held in self._held])  # ids are addresses
+        self._objects = array(*map(id, self._held))  # ids are addresses
         self._arguments = array(*map(id, self._dictionaries)), array(*map(id, self._keys)), self._objects
         self._count = c_int64(len(found))
         self._first_changed = _compiled("nimble_first_changed", 4)
@@ -265,8 +265,6 @@ def _watched_attributes(model: Any) -> Iterable[tuple[dict[str, Any], str, Any]]
             if isinstance(held, dict):  # TorchScript's are views of objects in C++
                 yield from ((held, key, value) for key, value in held.items())
         own = vars(module)
-        if "forward" not in own:
-            yield own, "forward", _ABSENT
         if not isinstance(module, torch.jit.ScriptModule):
             yield from _globals_read(type(module).forward)
         yield from ((own, key, value) for key, value in own.items() if key not in _NOT_WATCHED and _is_watched(value))
@@ -305,6 +303,7 @@ def _growing(model: Any) -> Iterable[dict[Any, Any]]:
             yield module._modules
         yield module._forward_hooks
         yield module._forward_pre_hooks
+        yield vars(module)  # an entry of it hides a submodule, a parameter or forward
 
 
 def copied_constants(captured: Program, final: Program, copies: Collection[ValueId]) -> list[torch.Tensor]:

@@ -154,8 +154,8 @@ def _winograd(work: Work, way: Way, inputs: Sequence[View], out: View) -> list[K
     x, weight = inputs[0], inputs[2 if is_turned else 1]
     bias = inputs[2] if not is_turned and len(inputs) > 2 else None
     points = (int(way[-1]) + 2) ** 2
-    transformed = torch.empty(points * prod(work.weight[:2]))
-    shift = torch.zeros(out.shape[1])
+    transformed = torch.empty(points * prod(work.weight[:2]), dtype=torch.float32)
+    shift = torch.zeros(out.shape[1], dtype=torch.float32)
     weights = {
         "weight": weight,
         "bias": bias,

@@ -74,7 +74,7 @@ def linear_kernels(kind: Gemm | WeightGradient, inputs: Sequence[View], outputs:
         return [Kernel(load(), "weight_gradient", arguments)]
     a, b, *rest = inputs
     k, n = b.shape
-    packed = torch.empty(k * n)
+    packed = torch.empty(k * n, dtype=torch.float32)
     bias = rest.pop(0) if kind.has_bias else None
     a_rows, *others, out_rows = _rows([a, *rest, outputs[0]])
     mask = others.pop(0) if kind.has_mask else None

@@ -35,7 +35,7 @@ def product(
     library = load_int8()
     lanes, words = library.kernel_lanes(), library.constants["DOT_WORDS"]
     factor = 1.0 if kind.is_dynamic else kind.x.scale
-    shift = torch.zeros(weight.shape[0]) if bias is None else bias.detach()
+    shift = torch.zeros(weight.shape[0], dtype=torch.float32) if bias is None else bias.detach()
     codes, unit = _codes(kind)
     values = [scales.detach().double() * factor * unit, shift.double() * unit]
     columns = [*(each.float() for each in values), weight.detach().flatten(1).sum(1, dtype=torch.int32)]

@@ -155,7 +155,7 @@ def pack_columns(weight: Tensor, lanes: int) -> Tensor:
 def pack_gemv(weight: Tensor, lanes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Pack a linear's weight [N, K] for a single row: flat panels of 8 vectors of columns, each [K, NR]."""
     n, k = weight.shape
-    padded = torch.zeros(k, -(-n // lanes) * lanes)
+    padded = torch.zeros(k, -(-n // lanes) * lanes, dtype=torch.float32)
     padded[:, :n] = weight.detach().float().T
     panels = torch.split(padded, ROW_VECS * lanes, dim=1)
     return torch.cat([panel.reshape(-1) for panel in panels]).to(dtype)
@@ -186,7 +186,7 @@ def _bias_size(bias: Tensor | None, num_columns: int, groups: int, lanes: int) -
 def pack_bias(bias: Tensor | None, num_columns: int, groups: int, lanes: int) -> Tensor:
     """Pack a bias [O] (None: zeros) as [groups][columns, padded with zeros to whole vectors]."""
     columns = num_columns // groups
-    padded = torch.zeros(groups, -(-columns // lanes) * lanes)
+    padded = torch.zeros(groups, -(-columns // lanes) * lanes, dtype=torch.float32)
     if bias is not None:
         padded[:, :columns] = bias.detach().float().reshape(groups, columns)
     return padded
@@ -196,7 +196,7 @@ def pack_bias(bias: Tensor | None, num_columns: int, groups: int, lanes: int) ->
 def pack_depthwise(weight: Tensor, lanes: int) -> Tensor:
     """Pack a weight [C, 1, *kernel] as [taps][C], with zeros where there are fewer channels than lanes."""
     channels = weight.shape[0]
-    packed = torch.zeros(weight[0].numel(), max(channels, lanes))
+    packed = torch.zeros(weight[0].numel(), max(channels, lanes), dtype=torch.float32)
     packed[:, :channels] = weight.detach().float().reshape(channels, -1).T
     return packed
 
@@ -204,7 +204,7 @@ def pack_depthwise(weight: Tensor, lanes: int) -> Tensor:
 @_packs(lambda weight, lanes: (_whole(weight.shape[0], lanes) * prod(weight.shape[1:]), torch.float32))
 def pack_grouped(weight: Tensor, lanes: int) -> Tensor:
     """Pack a weight [O, width, rows, columns] as [vectors of O][rows][width][columns][lane] (grouped.h)."""
-    padded = torch.zeros(_whole(weight.shape[0], lanes), *weight.shape[1:])
+    padded = torch.zeros(_whole(weight.shape[0], lanes), *weight.shape[1:], dtype=torch.float32)
     padded[: weight.shape[0]] = weight.detach().float()
     return padded.reshape(-1, lanes, *weight.shape[1:]).permute(0, 3, 2, 4, 1).contiguous()
 
@@ -235,7 +235,7 @@ def pack_winograd(weight: Tensor, size: int, lanes: int) -> Tensor:
 @_packs(lambda values, lanes: (_whole(values.numel(), lanes), torch.float32))
 def pack_row(values: Tensor, lanes: int) -> Tensor:
     """Pack a parameter of a layer norm, flat and padded with zeros to whole vectors."""
-    packed = torch.zeros(-(-values.numel() // lanes) * lanes)
+    packed = torch.zeros(-(-values.numel() // lanes) * lanes, dtype=torch.float32)
     packed[: values.numel()] = values.detach().float().reshape(-1)
     return packed
 

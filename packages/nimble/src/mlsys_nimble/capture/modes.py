@@ -1,0 +1,48 @@
+"""Torch's ambient modes: what a thread has switched on, beside the arguments of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+_KINDS = ("cpu", "cuda")
+_FUNCTORCH: Any = torch._C._functorch
+_HOOKS: Any = torch._C._autograd
+
+
+@contextmanager
+def modes_restored() -> Iterator[None]:
+    """Restore every ambient mode afterwards: what was opened within, by code that ended early, is closed.
+
+    Gradients, autocast, the default dtype and device, levels of functorch and of dual numbers. Inference mode is an
+    object's, which restores it when it dies: who runs the code closes the object.
+    """
+    depth, level = _FUNCTORCH.get_dynamic_layer_stack_depth(), forward_ad._current_level
+    has_hooks, inplace = _HOOKS._saved_tensors_hooks_is_enabled(), _FUNCTORCH.get_inplace_requires_grad_allowed()
+    has_gradients, forward = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+    dtype = torch.get_default_dtype()
+    casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
+    num_functions = torch._C._len_torch_function_stack()  # the default device is one of them
+    try:
+        yield
+    finally:
+        while torch._C._len_torch_function_stack() > num_functions:
+            torch._C._pop_torch_function_stack()
+        if _FUNCTORCH.get_dynamic_layer_stack_depth() > depth:
+            _FUNCTORCH.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        while forward_ad._current_level > level:
+            forward_ad.exit_dual_level()  # type: ignore[no-untyped-call]
+        if has_hooks:
+            _HOOKS._saved_tensors_hooks_enable()
+        _FUNCTORCH.set_inplace_requires_grad_allowed(inplace)
+        torch._C._set_fwd_grad_enabled(forward)
+        torch._C._set_grad_enabled(has_gradients)
+        if torch.get_default_dtype() is not dtype:
+            torch.set_default_dtype(dtype)
+        for kind, is_on, cast in casts:
+            torch.set_autocast_enabled(kind, is_on)
+            torch.set_autocast_dtype(kind, cast)
