@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--journal", help="file of what came of each operator; those in it are not run again")
     options = parser.parse_args()
     by_operator: dict[int, list[plan.Work]] = defaultdict(list)
-    for work in plan.whole():
+    for work in (*plan.whole(), *plan.in_modes()):
         by_operator[work.number].append(work)
     tallies: dict[str, Tally] = {}
     whole = Tally("nimble-opinfo")
@@ -67,7 +67,8 @@ def main() -> int:
         for judgement in judgements:
             found.append(judgement)
             whole.add(judgement)
-            tallies.setdefault(judgement.path, Tally(f"  {judgement.path}")).add(judgement)
+            path = "ambient modes" if ", prepared in " in judgement.case else judgement.path
+            tallies.setdefault(path, Tally(f"  {path}")).add(judgement)
             if judgement.verdict in ("wrong", "raw"):
                 print(f"{judgement.verdict}: {judgement.case} ({judgement.path}): {judgement.reason}", flush=True)
         if done % 100 == 0:

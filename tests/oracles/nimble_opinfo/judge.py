@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from mlsys_nimble.errors import InternalError
 from mlsys_nimble.module import Nimble
 from torch.utils._pytree import tree_leaves
 
+from tests.oracles.nimble_opinfo import ambient
 from tests.oracles.nimble_opinfo.cases import Call, Case
 from tests.oracles.nimble_opinfo.compare import compare
 
@@ -52,14 +54,28 @@ class Tally:
         return f"{self.name}: {ran:,} cases: {shown}"
 
 
-def judge(case: Case, path: str) -> Judgement:
+def judge_in_modes(case: Case, path: str, modes: tuple[str, str]) -> Judgement:
+    """Prepare a case in one ambient mode and call it in another; both must be left as they were."""
+    case = replace(case, name=f"{case.name}, prepared in {modes[0] or 'no mode'}, called in {modes[1] or 'no mode'}")
+    before = ambient.present()
+    judgement = judge(case, path, modes)
+    if (after := ambient.present()) != before:
+        return replace(judgement, verdict="wrong", reason=f"modes {before} became {after}")
+    return judgement
+
+
+def judge(case: Case, path: str, modes: tuple[str, str] = ("", "")) -> Judgement:
     """Prepare and call twice; results, gradients, and what is left in the inputs must be as eager has them."""
+    function, prepare = case.function, ambient.within(modes[0], partial(_prepare, case, path))
+    case = replace(case, function=ambient.within(modes[1], case.function))
     learns = "training" in path
     with warnings.catch_warnings(), torch.set_grad_enabled(learns):
         warnings.simplefilter("ignore")
 
         try:
             theirs = clones(case.tensors)
+            if modes[0] != modes[1]:
+                ambient.within(modes[0], function)(*clones(case.tensors))
             expected = _run(case.function, theirs, learns=learns)
             if case.has_set_values and _varies(case, expected, learns=learns):
                 return Judgement(case.name, path, "not run", "eager gives another result each time: unset memory")
@@ -68,7 +84,7 @@ def judge(case: Case, path: str) -> Judgement:
         if learns and not any(_needs_gradient(tensor) for tensor in case.tensors):
             return Judgement(case.name, path, "not run", "nothing to learn")
         try:
-            call = _prepare(case, path)
+            call = ambient.within(modes[1], prepare())
             for _ in range(2):
                 ours = clones(case.tensors)
                 got = _run(call, ours, learns=learns)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tests.oracles.nimble_opinfo.ambient import MODES
 from tests.oracles.nimble_opinfo.cases import DTYPES, VARIANTS, cases_of, operators
-from tests.oracles.nimble_opinfo.judge import Judgement, judge
+from tests.oracles.nimble_opinfo.judge import Judgement, judge, judge_in_modes
 
 DIFFERENTIABLE = ("float32", "float64", "complex64", "float32")
+
+FLOATS = ("float32", "float32", "bfloat16", "float64")
+AMBIENT_PATHS = ("native", "native", "reference", "native", "native", "native", "native", "compile", "native")
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class Work:
     path: str
     variants: tuple[str, ...]
     most_samples: int = 1
+    modes: tuple[str, str] | None = None  # ambient modes in which it is prepared, and called
 
 
 def whole() -> Iterator[Work]:
@@ -51,4 +56,16 @@ def bounded() -> Iterator[Work]:
 def judgements(work: Work) -> Iterator[Judgement]:
     """The verdicts on a piece of work."""
     for case in cases_of(operators()[work.number], work.dtype, most_samples=work.most_samples, variants=work.variants):
-        yield judge(case, work.path)
+        yield judge(case, work.path) if work.modes is None else judge_in_modes(case, work.path, work.modes)
+
+
+def in_modes() -> Iterator[Work]:
+    """Yield every operator under each ambient mode, prepared in that mode or in another by turns."""
+    modes = [*MODES]
+    for number in range(len(operators())):
+        for turn, mode in enumerate(modes):
+            dtype = FLOATS[(number + turn) % len(FLOATS)]
+            path = AMBIENT_PATHS[(number + turn) % len(AMBIENT_PATHS)]
+            other = (mode, "", modes[(number + turn) % len(modes)])[(number // 3 + turn) % 3]
+            variant = VARIANTS[(number + turn) % len(VARIANTS)] if number % 2 else "plain"
+            yield Work(number, dtype, path, (variant,), modes=(other, mode))

@@ -34,7 +34,7 @@ def rows(judgements: Iterable[Judgement]) -> dict[str, str]:
     """A case for each operator and reason: its name -> the reason; names in order."""
     found: dict[tuple[str, str], str] = {}
     for judgement in judgements:
-        if judgement.verdict == "refused" and judgement.path == "native":
+        if judgement.verdict == "refused" and judgement.path == "native" and "prepared in" not in judgement.case:
             key = _operator(judgement.case), reason_of(judgement)
             found[key] = min(found.get(key, judgement.case), judgement.case)
     return {case: reason for (_, reason), case in sorted(found.items(), key=lambda item: item[1])}

@@ -17,8 +17,9 @@ from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.capture.general import refuse_unwatched
 from mlsys_nimble.capture.layouts import layout_of
 from mlsys_nimble.capture.refusals import capture_or_refuse, eval_mode, faults_refused
-from mlsys_nimble.capture.signatures import hollow, keyed, read
+from mlsys_nimble.capture.signatures import hollow, read
 from mlsys_nimble.capture.watched import Questions
+from mlsys_nimble.modes import unusual_modes, without_modes
 from mlsys_nimble.options import Options
 from mlsys_nimble.prepared import Prepared
 from mlsys_nimble.ranged import Ranged, RangedCalls, Ranges
@@ -95,7 +96,10 @@ class PreparedCalls:
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Replay the call; prepare it first if its signature is new."""
-        signature, inputs, objects = keyed(args, kwargs, self._fixed_indices)
+        signature, inputs, objects = read(args, kwargs, self._fixed_indices)
+        modes = unusual_modes()
+        if modes:
+            signature = signature, modes
         for tensor in inputs:
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise InvalidInputError(
@@ -117,22 +121,22 @@ class PreparedCalls:
                 if signature in self._by_signature:
                     self._by_signature.move_to_end(signature)
                 self.latest = prepared
-        if torch._C._is_any_autocast_enabled():  # the schedule holds its casts
-            with torch._C._DisableAutocast():
+        if modes:
+            with without_modes():
                 return prepared.run(inputs, objects)
         return prepared.run(inputs, objects)
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         """Prepare calls of this one's signature, without running it."""
-        signature, inputs, _ = keyed(args, kwargs, self._fixed_indices)
-        prepared = self._find(signature, args, kwargs)
+        signature, inputs, _ = read(args, kwargs, self._fixed_indices)
+        modes = unusual_modes()
+        prepared = self._find((signature, modes) if modes else signature, args, kwargs)
         prepared.check(inputs)
         return prepared
 
     def _find(self, signature: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         """Return what serves a call; make it first if need be."""
-        is_usual = not torch._C._is_any_autocast_enabled() and torch.get_default_dtype() is torch.float32
-        if self.ranged is None or not is_usual:
+        if self.ranged is None or unusual_modes():
             return self._prepare(signature, args, kwargs)
         found = self.ranged.known(signature)
         if found is None:

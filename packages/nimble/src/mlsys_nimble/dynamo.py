@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from mlsys_nimble.calls import PreparedCalls
-from mlsys_nimble.capture.modes import modes_restored
 from mlsys_nimble.errors import CaptureError, first_line
+from mlsys_nimble.modes import modes_restored
 from mlsys_nimble.options import Options, make_options
 from mlsys_nimble.ranged import MAX_SYMBOLS, Ranges, VaryingDim
 

@@ -17,6 +17,10 @@ class UnrepeatableError(CaptureError):
     """Error for a model whose Python code does something different at each call."""
 
 
+class CaughtError(CaptureError):
+    """Error for a model whose Python code catches an error of an operator; torch.compile does not keep its handlers."""
+
+
 class InternalError(CaptureError):
     """Error for a fault of Nimble itself, not of the model; its cause is attached."""
 
@@ -43,7 +47,7 @@ class Caught:
             raise self.first
         if self.first is not None:
             what = f"forward catches an error of an operator ({type(self.first).__name__}: {first_line(self.first)})"
-            raise refuse(what, "", "A replay would not: test before, or prepare with fallback='eager'.")
+            raise CaughtError(f"{what}. A replay would not: test before, or prepare with fallback='eager'.")
 
 
 def refuse(what: str, source: str, advice: str) -> CaptureError:

@@ -15,7 +15,7 @@ from torch import nn
 
 from mlsys_nimble.calls import PreparedCalls
 from mlsys_nimble.capture.refusals import eval_mode
-from mlsys_nimble.errors import CaptureError, refuse
+from mlsys_nimble.errors import CaptureError, CaughtError, refuse
 from mlsys_nimble.options import Options, make_options
 from mlsys_nimble.prepared import Prepared
 from mlsys_nimble.ranged import Ranges, parse_ranges
@@ -219,9 +219,12 @@ class Nimble(nn.Module):
         assert self._how is not None
         if not self._how.falls_back:
             raise error
+        _LOG.warning("parts of the model run eagerly: %s", error)
+        if isinstance(error, CaughtError):
+            self.__dict__["_eager"] = self.model
+            return
         from mlsys_nimble.dynamo import backend
 
-        _LOG.warning("parts of the model run eagerly: %s", error)
         compiled: Any = torch.compile(self.model, backend=backend(self._how.options, self._parts), dynamic=False)
         self.__dict__["_eager"] = compiled  # not a submodule: its weights are in `model` already
 

@@ -16,7 +16,6 @@ from mlsys_nimble.capture.draws import Draws
 from mlsys_nimble.capture.encoders import padding_as_in_eager
 from mlsys_nimble.capture.layouts import copied
 from mlsys_nimble.capture.leaks import LeakGuard
-from mlsys_nimble.capture.modes import modes_restored
 from mlsys_nimble.capture.results import Results, find_results
 from mlsys_nimble.capture.sources import Site, current_site, site_of_node
 from mlsys_nimble.capture.tracer import Tracer
@@ -24,6 +23,7 @@ from mlsys_nimble.capture.watched import Questions
 from mlsys_nimble.errors import CaptureError, call_external, refuse
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import Program
+from mlsys_nimble.modes import modes_restored
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from mlsys_nimble.capture.watched import Questions
 from mlsys_nimble.errors import refuse_or_blame
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.sizes import NotGeneral
+from mlsys_nimble.modes import without_modes
 
 
 def capture_or_refuse(
@@ -63,7 +64,8 @@ def eval_mode(model: Any) -> Iterator[None]:
 def faults_refused() -> Iterator[None]:
     """Refuse a model on which passes or executors fail, so that ``fallback="eager"`` and torch.compile can go on."""
     try:
-        yield
+        with without_modes():
+            yield
     except (MlsysError, NotGeneral):
         raise
     except Exception as error:

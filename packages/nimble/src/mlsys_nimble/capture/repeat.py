@@ -22,6 +22,7 @@ from mlsys_nimble.capture.watched import Questions
 from mlsys_nimble.errors import CaptureError, UnrepeatableError, refuse
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import ITEMSIZE
+from mlsys_nimble.modes import without_modes
 
 _ADVICE = "Use torch's random operators, pass what changes as an argument of forward, or prepare with fallback='eager'."
 
@@ -112,6 +113,7 @@ def _random_states() -> tuple[Any, ...]:
     return random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"]
 
 
+@without_modes()
 def varied(tree: Any) -> Any:
     """Return a copy of arguments in which tensors hold other values of the same range.
 
@@ -156,6 +158,7 @@ def difference(one: Captured, other: Captured) -> str | None:
     return None
 
 
+@without_modes()
 def _same(one: Tensor, other: Tensor) -> bool:
     if one is other or (one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.numel()):
         return True

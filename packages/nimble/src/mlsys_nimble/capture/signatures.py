@@ -9,18 +9,7 @@ import torch
 
 from mlsys_nimble.errors import refuse
 from mlsys_nimble.ir import trees
-
-
-def keyed(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], fixed_indices: Collection[int]
-) -> tuple[Any, Sequence[torch.Tensor], Sequence[Any]]:
-    """Do as :func:`read`, with autocast and another default dtype than float32 in the signature."""
-    signature, inputs, objects = read(args, kwargs, fixed_indices)
-    if torch._C._is_any_autocast_enabled():
-        signature = signature, autocast_state()
-    if torch.get_default_dtype() is not torch.float32:
-        signature = signature, torch.get_default_dtype()
-    return signature, inputs, objects
+from mlsys_nimble.modes import unusual_modes
 
 
 def read(
@@ -38,18 +27,13 @@ def read(
 
 
 def hollow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> trees.Flat | None:
-    """Return a call's arguments, flattened, with tensors that have no memory; None under autocast."""
-    if torch._C._is_any_autocast_enabled():
+    """Return a call's arguments, flattened, with tensors that have no memory; None in unusual modes."""
+    if unusual_modes():
         return None
     flat = trees.flatten((args, dict(kwargs)))
     flat.leaves = [torch.empty(0) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.leaves]
     flat.objects = []
     return flat
-
-
-def autocast_state() -> tuple[tuple[bool, torch.dtype], ...]:
-    """Return for CPU and CUDA whether autocast is on, and the dtype that it casts to."""
-    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
 
 
 def _looks(tensor: torch.Tensor) -> Any:

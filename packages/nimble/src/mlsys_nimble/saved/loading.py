@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -22,6 +22,7 @@ from mlsys_nimble.backends.cpu.library import load as load_kernels
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.checked import check_types
 from mlsys_nimble.ir.program import Program
+from mlsys_nimble.modes import unusual_modes, without_modes
 from mlsys_nimble.saved.container import read_file
 from mlsys_nimble.saved.records import read_program, read_tree
 from mlsys_nimble.state.forks import renew_in_forks
@@ -29,6 +30,7 @@ from mlsys_nimble.state.forks import renew_in_forks
 _MAX_THREADS = 1024
 
 
+@without_modes()
 def load(path: str | Path, *, num_threads: int | None = None) -> SavedModel:
     """Load what :meth:`mlsys_nimble.Nimble.save` wrote.
 
@@ -115,12 +117,8 @@ class SavedModel:
             )
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
             raise InvalidInputError("an input requires a gradient, and a replay has none: call under torch.no_grad()")
-        with self._lock:
-            if torch._C._is_any_autocast_enabled():
-                with torch._C._DisableAutocast():
-                    outputs = schedule.executor.run(inputs)
-            else:
-                outputs = schedule.executor.run(inputs)
+        with self._lock, without_modes() if unusual_modes() else nullcontext():
+            outputs = schedule.executor.run(inputs)
         return schedule.build(outputs, inputs)
 
     def signatures(self) -> str:

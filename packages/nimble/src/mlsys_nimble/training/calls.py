@@ -25,10 +25,10 @@ from torch.utils._pytree import tree_leaves
 from mlsys_nimble.backends.executor import Executor, make_executor
 from mlsys_nimble.capture.refusals import run_on_copies
 from mlsys_nimble.capture.repeat import refuse_unrepeatable
-from mlsys_nimble.capture.signatures import autocast_state
 from mlsys_nimble.errors import call_external, refuse, refuse_or_blame
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import Program
+from mlsys_nimble.modes import unusual_modes
 from mlsys_nimble.options import Options
 from mlsys_nimble.state.forks import CAPTURE_LOCK, renew_in_forks
 from mlsys_nimble.state.weights import Watch
@@ -213,7 +213,7 @@ class TrainingCalls:
             tuple([trees.key_of(leaf, _looks) for leaf in flat.leaves]),
             modes,
             wanted,
-            autocast_state(),
+            unusual_modes(),
             torch.is_grad_enabled(),
         )
 

@@ -120,7 +120,8 @@ class ReplayedGraph:
             self._latest = replay
             inputs = [arguments[index] for index in replay.captured.tensor_indices]
             arguments.clear()
-            outputs = replay.executor.run(inputs)
+            with torch._C.DisableTorchFunction():  # the default device is not the program's
+                outputs = replay.executor.run(inputs)
         return replay.captured.results.build(outputs, inputs, replay.program, [])
 
     @property

@@ -46,3 +46,22 @@ def modes_restored() -> Iterator[None]:
         for kind, is_on, cast in casts:
             torch.set_autocast_enabled(kind, is_on)
             torch.set_autocast_dtype(kind, cast)
+
+
+def unusual_modes() -> tuple[Any, ...] | None:
+    """Return the modes by which a model may compute something else: autocast, default dtype and device; None: none."""
+    if (
+        not torch._C._len_torch_function_stack()
+        and not torch._C._is_any_autocast_enabled()
+        and torch.get_default_dtype() is torch.float32
+    ):
+        return None
+    casts = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS)
+    return casts, torch.get_default_dtype(), torch.get_default_device()
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Make and replay schedules without autocast, whose casts they hold, and with the devices that they name."""
+    with torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
+        yield
