@@ -53,7 +53,6 @@ def present() -> tuple[Any, ...]:
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu"),
         torch.get_default_dtype(),
-        torch.get_default_device(),
         torch._C._functorch.get_dynamic_layer_stack_depth(),
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),

@@ -50,14 +50,12 @@ def modes_restored() -> Iterator[None]:
 
 def unusual_modes() -> tuple[Any, ...] | None:
     """Return the modes by which a model may compute something else: autocast, default dtype and device; None: none."""
-    if (
-        not torch._C._len_torch_function_stack()
-        and not torch._C._is_any_autocast_enabled()
-        and torch.get_default_dtype() is torch.float32
-    ):
+    num_functions = torch._C._len_torch_function_stack()
+    if not num_functions and not torch._C._is_any_autocast_enabled() and torch.get_default_dtype() is torch.float32:
         return None
     casts = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS)
-    return casts, torch.get_default_dtype(), torch.get_default_device()
+    functions = map(torch._C._get_function_stack_at, range(num_functions))
+    return casts, torch.get_default_dtype(), *[getattr(mode, "device", None) for mode in functions]
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from mlsys_nimble.capture.watched import Questions, ask_stops, read_whole
 from mlsys_nimble.errors import call_external, refuse
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_depth = torch._C._functorch.get_dynamic_layer_stack_depth
 _INTERFACE = torch.Tensor.__cuda_array_interface__.__get__
 
 
@@ -51,7 +52,8 @@ class LeakGuard(TorchFunctionMode):
                 what = f"Tensor.{name}: the model's Python code asks for the values of a tensor computed from inputs"
                 raise refuse(what, self._site().source, BRANCH)
             self._tracer.reads_values = True
-        if func is torch.autograd.grad or name == "backward":
+        asks_gradient = name == "requires_grad_" and torch.is_grad_enabled() and not _depth()
+        if func is torch.autograd.grad or name == "backward" or asks_gradient:
             advice = "Prepare with training=True, which replays them too, or with fallback='eager'."
             raise refuse("forward takes gradients itself (autograd.grad)", self._site().source, advice)
         if name in ("_pack_padded_sequence", "_pad_packed_sequence"):

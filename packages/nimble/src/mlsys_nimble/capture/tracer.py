@@ -315,8 +315,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = call_external(function, *call.args, **call.kwargs)
         results = [made] if is_tensor(made) else list(made)
         types = [type_of(result, self.builder.site.source) for result in results]
-        tensors = tensors_of((call.args, call.kwargs))
-        return self._emit(function, types, refs, tensors, single=is_tensor(made))
+        return self._emit(function, types, refs, tensors_of((call.args, call.kwargs)), single=is_tensor(made))
 
     def _track(self, tensor: torch.Tensor, ref: Ref, arguments: list[torch.Tensor]) -> None:
         """Record which value a result is, and which argument's memory it shares."""
@@ -365,8 +364,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _save(self, target: torch.Tensor) -> None:
         """Keep the content of a tensor that the model owns, before the first write to it."""
-        group = self._members[target].group
-        if group.version:
+        if self._members[target].group.version:
             return
         roots = [root for root in self._roots if shares_memory(root[0], target)]
         if any(torch._debug_has_internal_overlap(root) == 1 for root, _, _ in roots):
