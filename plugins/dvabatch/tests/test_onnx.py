@@ -28,7 +28,7 @@ from mlsys_dvabatch.stages.slicing.onnx_file import (
 from mlsys_dvabatch.stages.slicing.program import load_program
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.vision import UNet
-from mlsys_serving.instances.chaos import running_server
+from mlsys_serving.instances.chaos import ChaosServer
 from mlsys_serving.processes import can_supervise
 from torch import nn
 
@@ -289,9 +289,11 @@ def test_a_file_for_batches_of_one_is_cut_if_its_rows_are_independent(tmp_path: 
 @pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
 def test_a_file_is_served_by_processes(tmp_path: Path):
     path = written(product(), tmp_path)
-    with running_server(["dvabatch", "serve", str(path), "--instances", "1"]) as (url, _):
+    with ChaosServer(["dvabatch", "serve", str(path), "--instances", "1"]) as server:
         tensor = {"name": "x", "shape": [2, 4], "datatype": "FP32", "data": [1.0] * 4 + [2.0] * 4}
-        answer = httpx.post(f"{url}/v2/models/net/infer", json={"inputs": [tensor]}, timeout=60).raise_for_status()
+        answer = httpx.post(
+            f"{server.url}/v2/models/net/infer", json={"inputs": [tensor]}, timeout=60
+        ).raise_for_status()
     np.testing.assert_allclose(answer.json()["outputs"][0]["data"], [*WEIGHT.sum(0), *2 * WEIGHT.sum(0)], rtol=1e-5)
 
 

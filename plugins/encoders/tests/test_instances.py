@@ -11,7 +11,7 @@ import pytest
 from mlsys_core.cli.main import run
 from mlsys_dvabatch.serve.instances import instance_group
 from mlsys_dvabatch.serve.preparing import Batching, prepare
-from mlsys_serving.instances.chaos import running_server, workers_of
+from mlsys_serving.instances.chaos import ChaosServer, workers_of
 from mlsys_serving.processes import can_supervise
 
 from .test_texts import LINES, vector
@@ -26,13 +26,13 @@ def test_texts_are_embedded_in_processes_which_may_be_killed(tmp_path: Path):
     (tmp_path / "small.pbtxt").write_text("max_batch_size: 3")
     arguments = ["dvabatch", "serve", str(folder), "--instances", "2", "--max-batch", "4"]
     arguments += ["--model-configs", str(tmp_path)]
-    with running_server(arguments) as (url, server), httpx.Client(base_url=url, timeout=60) as client:
-        assert len(workers_of(server)) == 3
+    with ChaosServer(arguments) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        assert len(workers_of(server.process)) == 3
         for _ in range(2):
             found = client.post("/v1/embeddings", json={"input": LINES}).raise_for_status().json()["data"]
             for each, line in zip(found, LINES, strict=True):
                 np.testing.assert_allclose(each["embedding"], vector(model, folder, line), atol=1e-5)
-            for worker in workers_of(server):
+            for worker in workers_of(server.process):
                 worker.kill()
         assert client.post("/embed", json={"inputs": "cat " * 20}).status_code == 413
         body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [LINES[0]]}]}

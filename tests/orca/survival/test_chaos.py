@@ -29,16 +29,33 @@ def test_verdicts(answer: dict[int, list[str]], data: st.DataObject):
 
 @pytest.mark.slow
 @pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
-@pytest.mark.parametrize("trouble", ["kill", "stop"])
-def test_the_command(trouble: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize(
+    ("trouble", "has_journal", "kinds"),
+    [
+        ("kill", True, ("front", "supervisor", "worker")),
+        ("kill", False, ("front", "supervisor", "worker")),
+        ("stop", False, ("worker",)),
+    ],
+)
+def test_the_command(
+    trouble: str, has_journal: bool, kinds: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     changes = {"llama.context_length": 4096}
     model = write_gguf(tmp_path / "tiny.gguf", tiny_metadata() | changes, tiny_tensors())
-    command = ["orca", "chaos", str(model), "--seconds", "5", "--every", "0.6", "--streams", "6", "--threads", "1"]
-    assert run([*command, "--trouble", trouble]) == 0
+    command = ["orca", "chaos", str(model), "--seconds", "12", "--every", "0.6", "--streams", "6", "--threads", "1"]
+    journal = ["--journal", str(tmp_path / "journal")] if has_journal else []
+    assert run([*command, "--trouble", trouble, "--seed", "3", *journal]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
     shown = {name.strip(): value for name, _, value in (line.rpartition("  ") for line in lines)}
-    assert int(shown["workers troubled"]) > 0
-    assert shown["answers"] == shown["equal to the undisturbed run"]
+    assert all(int(shown[f"{kind}s troubled"]) > 0 for kind in kinds)
+    num_cut = int(shown["cut with their front"])
+    assert int(shown["answers"]) == int(shown["equal to the undisturbed run"]) + num_cut
+    assert num_cut == 0 or not (has_journal or trouble == "stop")
+
+
+def test_a_front_that_hangs_is_not_promised(capsys: pytest.CaptureFixture[str]):
+    assert run(["orca", "chaos", "no-such-model", "--trouble", "stop", "--who", "front"]) == 2
+    assert "--trouble stop is for workers" in capsys.readouterr().err
 
 
 def test_a_server_that_does_not_start_says_why(capsys: pytest.CaptureFixture[str]):

@@ -14,7 +14,7 @@ from mlsys_serving.instances.chaos import ChaosTally, counted
 
 @pytest.mark.parametrize("fault", ["num_different", "num_lost", "num_twice", "num_left"])
 def test_each_fault_makes_a_run_wrong_and_repeated_requests_do_not(fault: str) -> None:
-    tally = ChaosTally(num_answers=9, num_equal=9, num_repeated=4, num_deaths=3)
+    tally = ChaosTally(num_answers=9, num_equal=9, num_repeated=4, troubled={"worker": 3})
     assert tally.num_wrong == 0
     setattr(tally, fault, 2)
     assert tally.num_wrong == 2
@@ -30,7 +30,7 @@ def test_counts_are_of_the_model_that_was_asked_for() -> None:
 def test_the_tally_is_written_also_if_it_is_wrong(
     num_lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tally = ChaosTally(num_answers=9, num_equal=9 - num_lost, num_lost=num_lost, num_deaths=3)
+    tally = ChaosTally(num_answers=9, num_equal=9 - num_lost, num_lost=num_lost, troubled={"worker": 3})
     monkeypatch.setattr(chaos, "run_chaos", lambda *_, **__: tally)
     options = {"seconds": 5.0, "every": 1.0, "streams": 2, "seed": 7, "out": tmp_path / "results"}
     if num_lost:
@@ -40,5 +40,6 @@ def test_the_tally_is_written_also_if_it_is_wrong(
         command.chaos(["dvabatch", "serve", "m"], "m", **options)
     record = json.loads((tmp_path / "results" / "dvabatch-chaos.json").read_text())
     assert record["environment"]["python"]
-    expected = {"model": "m", "seed": 7, "every_s": 1.0, "num_lost": num_lost, "num_deaths": 3, "num_twice": 0}
+    expected = {"model": "m", "seed": 7, "every_s": 1.0, "num_lost": num_lost, "num_twice": 0}
+    expected["troubled"] = {"worker": 3}
     assert expected.items() <= record["results"].items()

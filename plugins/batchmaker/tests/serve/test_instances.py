@@ -14,7 +14,7 @@ from mlsys_batchmaker.models.store import save_model
 from mlsys_batchmaker.serve.app import instance_groups
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.instances import require_processes
-from mlsys_serving.instances.chaos import bodies, is_near, running_server, workers_of
+from mlsys_serving.instances.chaos import ChaosServer, bodies, is_near, workers_of
 from mlsys_serving.processes import can_supervise
 
 pytestmark = pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
@@ -26,8 +26,8 @@ def test_words_are_answered_by_processes_which_may_be_killed(tmp_path: Path):
     queue = {"default_timeout_microseconds": 1, "allow_timeout_override": True}
     (tmp_path / "words" / "config.json").write_text(json.dumps({"dynamic_batching": {"default_queue_policy": queue}}))
     arguments = ["batchmaker", "serve", str(tmp_path), "--instances", "1"]
-    with running_server(arguments) as (url, server), httpx.Client(base_url=url, timeout=60) as client:
-        assert len(workers_of(server)) == 3  # one for each version, and one that waits
+    with ChaosServer(arguments) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        assert len(workers_of(server.process)) == 3  # one for each version, and one that waits
         asked = bodies(client.get("/v2/models/words").json(), seed=0, num=4)
         late = client.post("/v2/models/words/infer", json=asked[0])
         assert late.status_code == 504, "the model's own file is read"
@@ -36,7 +36,7 @@ def test_words_are_answered_by_processes_which_may_be_killed(tmp_path: Path):
         for _ in range(2):
             answers = [client.post("/v2/models/words/versions/1/infer", json=body) for body in asked]
             found.append([answer.raise_for_status().json() for answer in answers])
-            for worker in workers_of(server):
+            for worker in workers_of(server.process):
                 worker.kill()
         assert found[0][0]["model_version"] == "1"
         assert is_near(found[1], found[0])

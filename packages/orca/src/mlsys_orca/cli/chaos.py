@@ -1,14 +1,25 @@
-"""The command ``mlsys orca chaos``: kill a server's workers while it answers, and compare what its clients get."""
+"""The command ``mlsys orca chaos``: kill a server's processes while it answers, and compare what its clients get."""
 
 from __future__ import annotations
 
+from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.options import Model, Replicas, ReplicaThreads, num_threads_of
 from mlsys_orca.loading.named import DEFAULT_MODEL
 from mlsys_serving.cli.chaos import ChaosOut, Every, Seconds, Seed, Streams, Trouble
 from mlsys_serving.cli.chaos import chaos as run
+
+
+class Process(Enum):
+    """Kinds of processes, by the names of ``mlsys_serving.instances.chaos.KINDS``."""
+
+    WORKER = "worker"  # or a standby
+    FRONT = "front"
+    SUPERVISOR = "supervisor"  # and so the whole server, which is started again
 
 
 def chaos(
@@ -21,13 +32,22 @@ def chaos(
     ] = Trouble.KILL,
     threads: ReplicaThreads = 0,
     replicas: Replicas = 1,
+    who: Annotated[
+        list[Process] | None, typer.Option(help="Kind of process that is troubled; repeat for several. Default: all.")
+    ] = None,
+    journal: Annotated[
+        Path | None, typer.Option(file_okay=False, metavar="DIR", help="The server's; clients then come back.")
+    ] = None,
     seed: Seed = 0,
     out: ChaosOut = None,
 ) -> None:
-    """Start a server, trouble its workers while it answers mixed requests, and compare with an undisturbed run.
+    """Start a server, trouble its processes while it answers mixed requests, and compare with an undisturbed run.
 
     Requests are greedy, seeded, with several choices, log-probabilities, or a JSON schema. Every answer must be that of
-    the undisturbed run, to the last digit: exit code 0 if all are, else 1.
+    the undisturbed run, to the last digit: exit code 0 if all are, else 1. Without --journal, answers break off with
+    the front that sends them, and are counted.
+
+    A process that is stopped is missed only if it is a worker, so --trouble stop troubles no others.
 
     Example: mlsys orca chaos smollm2-135m-instruct --seconds 20 --every 2
     """
@@ -35,6 +55,13 @@ def chaos(
 
     number = num_threads_of(threads, replicas=replicas)
     arguments = ["orca", "serve", model, "--name", "model", "--threads", str(number), "--replicas", str(replicas)]
+    if journal is not None:
+        arguments += ["--journal", str(journal)]
+    chosen = [each.value for each in who or ([Process.WORKER] if trouble is Trouble.STOP else Process)]
+    if trouble is Trouble.STOP and set(chosen) != {"worker"}:
+        raise InvalidInputError(
+            "--trouble stop is for workers, which are missed: leave out --who, or take kill or abort"
+        )
     run(
         arguments,
         "model",
@@ -43,6 +70,7 @@ def chaos(
         streams=streams,
         seed=seed,
         out=out,
-        clients=StreamClients(streams, seed),
+        clients=StreamClients(streams, seed, come_back=journal is not None),
         trouble=trouble,
+        kinds=chosen,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import time
@@ -30,10 +31,17 @@ _KINDS: tuple[dict[str, Any], ...] = (
         },
     },
 )
-Answer = dict[int, list[str]]  # by choice, the pieces in order: a token's text with its log-probabilities
+Pieces = dict[int, list[str]]  # by choice, in order: a token's text with its log-probabilities
+_COME_BACK_S, _PATIENCE_S = 0.05, 120.0
 
 
-def verdict_of(expected: Answer, found: Answer) -> Verdict:
+class Answer(dict[int, list[str]]):
+    """Pieces by choice; ``is_whole`` is False if their connection broke."""
+
+    is_whole = False
+
+
+def verdict_of(expected: Pieces, found: Pieces) -> Verdict:
     """Return how an answer differs: it misses pieces, has more than there are, or has others.
 
     Example:
@@ -52,16 +60,26 @@ def verdict_of(expected: Answer, found: Answer) -> Verdict:
     return "twice" if had > wanted else "different"
 
 
+class _BrokenError(Exception):
+    """A connection broke after the event ``last_id``, or a server that is not there or not ready took none."""
+
+    def __init__(self, last_id: str, *, has_begun: bool) -> None:
+        super().__init__(last_id)
+        self.last_id, self.has_begun = last_id, has_begun
+
+
 class StreamClients:
     """Clients that ask a server for streamed completions: :class:`~mlsys_serving.instances.chaos.Clients`.
 
     Args:
         num_requests: Different requests, all at once in the undisturbed run.
         seed: Of the requests.
+        come_back: They go on reading where their connection broke: the server has a journal.
     """
 
-    def __init__(self, num_requests: int, seed: int) -> None:
+    def __init__(self, num_requests: int, seed: int, *, come_back: bool = False) -> None:
         self.num_at_once = num_requests
+        self._comes_back = come_back
         self._rng = random.Random(seed)
         self._bodies: list[dict[str, Any]] = []
         self._gaps_s: dict[bool, list[float]] = {False: [], True: []}  # between two pieces, by is_troubled
@@ -88,37 +106,71 @@ class StreamClients:
         }
 
     async def ask(self, http: httpx.AsyncClient, number: int, *, is_troubled: bool) -> Answer | None:
-        """Return an answer; None: it was cut short.
+        """Return an answer; None: it was cut short, and not by the end of its connection.
 
         Raises:
             ServingError: the request is refused.
         """
-        answer: Answer = {}
-        last_s = 0.0
-        body = self._bodies[number]
-        async with http.stream("POST", "/v1/completions", json=body, timeout=None) as response:
-            if response.status_code == 400:
-                raise ServingError(f"the server refuses {body}: {(await response.aread()).decode()}")
-            async for line in response.aiter_lines():
-                if line == "data: [DONE]":
+        answer, last_id, until_s = Answer(), "", time.monotonic() + _PATIENCE_S
+        while time.monotonic() < until_s:
+            try:
+                last_id = await self._read(http, number, answer, last_id, is_troubled=is_troubled)
+            except _BrokenError as error:
+                last_id = error.last_id
+                if error.has_begun and not self._comes_back:
                     return answer
-                if not line.startswith("data: "):
-                    continue
-                event = json.loads(line[6:])
-                if "error" in event:
-                    self._errors[event["error"]["message"]] += 1
-                for choice in event.get("choices", ()):
-                    piece = json.dumps([choice["text"], choice.get("logprobs"), choice["finish_reason"]])
-                    answer.setdefault(choice["index"], []).append(piece)
-                now_s = time.monotonic()
-                if last_s:
-                    self._gaps_s[is_troubled].append(now_s - last_s)
-                last_s = now_s
+            else:
+                return answer if answer.is_whole else None
+            await asyncio.sleep(_COME_BACK_S)
         return None
 
+    async def _read(
+        self, http: httpx.AsyncClient, number: int, answer: Answer, last_id: str, *, is_troubled: bool
+    ) -> str:
+        """Add a stream's events after ``last_id`` to the answer; return the id of the last one.
+
+        Raises:
+            _BrokenError: the connection broke, or there is no server that takes it now.
+        """
+        last_s, event_id, body = 0.0, last_id, self._bodies[number]
+        headers = {"Last-Event-ID": last_id} if last_id else {}
+        try:
+            async with http.stream("POST", "/v1/completions", json=body, headers=headers, timeout=None) as response:
+                if response.status_code == 400:
+                    raise ServingError(f"the server refuses {body}: {(await response.aread()).decode()}")
+                if response.status_code == 503:
+                    raise _BrokenError(last_id, has_begun=False)
+                if response.status_code != 200:
+                    self._errors[f"status {response.status_code}: {(await response.aread()).decode()}"] += 1
+                async for line in response.aiter_lines():
+                    if line.startswith("id: "):
+                        event_id = line[4:]
+                    elif line == "data: [DONE]":
+                        answer.is_whole = True
+                        return event_id
+                    elif line.startswith("data: "):
+                        self._note(json.loads(line[6:]), answer)
+                        last_id, now_s = event_id, time.monotonic()
+                        if last_s:
+                            self._gaps_s[is_troubled].append(now_s - last_s)
+                        last_s = now_s
+        except httpx.TransportError as error:
+            raise _BrokenError(last_id, has_begun=not isinstance(error, httpx.ConnectError)) from error
+        return last_id
+
+    def _note(self, event: dict[str, Any], answer: Answer) -> None:
+        if "error" in event:
+            self._errors[event["error"]["message"]] += 1
+        for choice in event.get("choices", ()):
+            piece = json.dumps([choice["text"], choice.get("logprobs"), choice["finish_reason"]])
+            answer.setdefault(choice["index"], []).append(piece)
+
     def verdict(self, expected: Answer, found: Answer) -> Verdict:
-        """Compare to the last digit."""
-        return verdict_of(expected, found)
+        """Compare to the last digit; a broken answer counts as cut if it is a beginning."""
+        if found.is_whole:
+            return verdict_of(expected, found)
+        begins = all(expected.get(index, [])[: len(pieces)] == pieces for index, pieces in found.items())
+        return "cut" if begins else "different"
 
     async def finish(self, http: httpx.AsyncClient, tally: ChaosTally) -> None:
         """Add deaths, recomputed tokens and stalls, as the server counts them, and gaps between tokens."""

@@ -44,6 +44,7 @@ def chaos(
     out: Path | None = None,
     clients: Clients | None = None,
     trouble: Trouble = Trouble.KILL,
+    kinds: Sequence[str] = ("worker",),
 ) -> None:
     """Run it, print the tally, and write it with the environment to ``out`` / ``SUBSYSTEM-chaos.json``.
 
@@ -56,7 +57,8 @@ def chaos(
         seed: Of the requests, and of who is troubled.
         out: A folder; None: nothing is written.
         clients: The system's; None: those of a model behind the Open Inference Protocol.
-        trouble: What happens to workers.
+        trouble: What happens to processes.
+        kinds: Kinds of processes that it happens to, of ``mlsys_serving.instances.chaos.KINDS``.
 
     Raises:
         ServingError: An answer is not that of the undisturbed run, or a process is left.
@@ -67,7 +69,14 @@ def chaos(
 
     asked = ModelClients(model, seed) if clients is None else clients
     tally = run_chaos(
-        arguments, asked, seconds=seconds, every_s=every, streams=streams, seed=seed, trouble=trouble.value
+        arguments,
+        asked,
+        seconds=seconds,
+        every_s=every,
+        streams=streams,
+        seed=seed,
+        trouble=trouble.value,
+        kinds=kinds,
     )
     if out is not None:
         settings = {"model": model, "seconds": seconds, "every_s": every, "streams": streams, "seed": seed}
@@ -85,7 +94,7 @@ def _write(name: str, data: dict[str, object], tally: ChaosTally, out: Path) -> 
     from mlsys_core.report import Section, Table
     from rich.console import Console
 
-    section = Section("Workers killed under load", [Table(["", "number"], list(tally.rows()))], data=data)
+    section = Section("Processes killed under load", [Table(["", "number"], list(tally.rows()))], data=data)
     context = BenchContext(Console(), is_quick=False, device="cpu", num_threads=2, output_dir=out)
     write_results(name, section, context)
 

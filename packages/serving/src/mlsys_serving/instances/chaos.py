@@ -1,4 +1,4 @@
-"""Trouble workers of a server while it answers, and compare what its clients get with an undisturbed run.
+"""Trouble the processes of a server while it answers, and compare what its clients get with an undisturbed run.
 
 The mechanism is one; each system brings :class:`Clients`: requests, and a comparison of answers.
 """
@@ -13,8 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -27,7 +26,8 @@ _PATIENCE_S = 120.0  # for an answer
 _TOLERANCE = 1e-4  # of numbers: a batch of other requests may round otherwise
 _NUM_BODIES = 24
 TROUBLES = {"kill": "SIGKILL", "stop": "SIGSTOP", "abort": "SIGABRT"}  # names: not every system has the signals
-Verdict = Literal["equal", "different", "lost", "twice"]
+KINDS = ("worker", "front", "supervisor")  # of processes; a standby is a worker
+Verdict = Literal["equal", "different", "lost", "twice", "cut"]
 
 
 @dataclass(slots=True)
@@ -40,7 +40,8 @@ class ChaosTally:
     num_lost: int = 0  # refused, or an error, or no whole answer
     num_twice: int = 0  # answers that the server counts beyond those that clients got, or that repeat a part
     num_repeated: int = 0  # runs of requests whose worker had died
-    num_deaths: int = 0
+    num_cut: int = 0  # answers that broke off with the front that sent them; equal as far as they came
+    troubled: dict[str, int] = field(default_factory=dict)  # processes by kind
     longest_s: float = 0.0  # of an answer
     undisturbed_s: float = 0.0  # longest of an answer before the first death, one request at a time
     num_left: int = 0  # processes, after the server's end
@@ -60,10 +61,11 @@ class ChaosTally:
         """Return names and values, for a table."""
         return [
             ("answers", str(self.num_answers)),
-            ("workers troubled", str(self.num_deaths)),
+            *((f"{kind}s troubled", str(number)) for kind, number in sorted(self.troubled.items())),
             ("equal to the undisturbed run", str(self.num_equal)),
             ("different", str(self.num_different)),
             ("lost", str(self.num_lost)),
+            ("cut with their front", str(self.num_cut)),
             ("run again", str(self.num_repeated)),
             ("answered twice", str(self.num_twice)),
             ("longest answer", f"{self.longest_s * 1e3:.0f} ms ({self.undisturbed_s * 1e3:.0f} ms undisturbed)"),
@@ -89,7 +91,7 @@ class Clients(Protocol):
         ...
 
     def verdict(self, expected: Any, found: Any) -> Verdict:
-        """Compare an answer with that of the undisturbed run."""
+        """Compare an answer with that of the undisturbed run; "cut": it has only a beginning of it."""
         ...
 
     async def finish(self, http: httpx.AsyncClient, tally: ChaosTally) -> None:
@@ -156,35 +158,63 @@ def is_near(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
-@contextmanager
-def running_server(arguments: Sequence[str]) -> Iterator[tuple[str, psutil.Process]]:
-    """Start a command of ``mlsys`` that serves on a free port; yield its address and its process.
+class ChaosServer:
+    """A command of ``mlsys`` that serves on a free port; a context ends it.
 
-    Raises:
-        ServingError: It ended before it served; the message is the server's own.
+    Args:
+        arguments: Of the command.
     """
-    command = [sys.executable, "-m", "mlsys_core", *arguments, "--port", "0", "--log-level", "error"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    said: list[str] = []
-    try:
-        assert process.stdout is not None
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = arguments
+        self.url = ""
+
+    def __enter__(self) -> ChaosServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._popen.terminate()
+        try:
+            self._popen.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.communicate()
+
+    def start(self) -> None:
+        """Start it, or start it again on the same port, and wait until it serves.
+
+        Raises:
+            ServingError: It ended before it served; the message is the server's own.
+        """
+        port = self.url.rpartition(":")[2] or "0"
+        command = [sys.executable, "-m", "mlsys_core", *self._arguments, "--port", port, "--log-level", "error"]
+        self._popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = psutil.Process(self._popen.pid)
+        said: list[str] = []
+        assert self._popen.stdout is not None
         deadline = time.monotonic() + _START_S
-        for line in process.stdout:
+        for line in self._popen.stdout:
             said.append(line)
             if (found := re.search(r"http://[0-9.]+:\d+", line)) is not None:
-                yield found[0], psutil.Process(process.pid)
+                self.url = found[0]
                 return
             if time.monotonic() > deadline:
                 break
+        self.__exit__()
         why = "".join(said[-5:]).rpartition("mlsys: error: ")[2].strip()
         raise ServingError(f"the server did not start: {why or 'it said nothing'}")
-    finally:
-        process.terminate()
-        try:
-            process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+
+    def trouble(self, kind: str, process: psutil.Process, number: int) -> None:
+        """Send a signal to a process of it; a supervisor is started again when all that it had have ended."""
+        children = self.process.children(recursive=True)
+        process.send_signal(number)
+        if kind == "supervisor":
+            self._popen.communicate()
+            _, alive = psutil.wait_procs(children, timeout=10)
+            if alive:
+                raise ServingError(f"{len(alive)} processes outlived their supervisor")
+            self.start()
 
 
 def counted(metrics: str, name: str, model: str) -> int:
@@ -198,9 +228,15 @@ def counted(metrics: str, name: str, model: str) -> int:
     return round(sum(map(float, found)))
 
 
+def processes_of(server: psutil.Process, kinds: Sequence[str]) -> list[tuple[str, psutil.Process]]:
+    """Return the processes of some kinds of a server, each with its kind; waiting workers are among them."""
+    found = [(child.name().removeprefix("mlsys-"), child) for child in server.children(recursive=True)]
+    return [each for each in [*found, ("supervisor", server)] if each[0] in kinds]
+
+
 def workers_of(server: psutil.Process) -> list[psutil.Process]:
     """Return the workers of a server, the waiting one among them."""
-    return [child for child in server.children(recursive=True) if child.name() == "mlsys-worker"]
+    return [process for _, process in processes_of(server, ["worker"])]
 
 
 class ModelClients:
@@ -241,10 +277,10 @@ class ModelClients:
 
 
 async def _drive(
-    url: str,
+    server: ChaosServer,
     clients: Clients,
-    server: psutil.Process,
     *,
+    kinds: Sequence[str],
     seconds: float,
     every_s: float,
     streams: int,
@@ -253,7 +289,7 @@ async def _drive(
 ) -> ChaosTally:
     tally, rng = ChaosTally(), random.Random(seed)
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=server.url, timeout=_PATIENCE_S, limits=limits) as http:
         num = await clients.prepare(http)
         room = asyncio.Semaphore(clients.num_at_once)
 
@@ -269,23 +305,32 @@ async def _drive(
         expected = await asyncio.gather(*map(first, range(num)))
         until = time.monotonic() + seconds
 
+        cuts = [0]  # beginnings and ends of troubles of who holds connections: odd while one is under way
+
         async def ask() -> None:
             while time.monotonic() < until:
-                number, started_s = rng.randrange(num), time.monotonic()
+                number, started_s, num_cuts = rng.randrange(num), time.monotonic(), cuts[0]
                 tally.num_answers += 1
                 try:
                     found = await clients.ask(http, number, is_troubled=True)
                 except httpx.HTTPError:
                     found = None
                 tally.longest_s = max(tally.longest_s, time.monotonic() - started_s)
-                tally.count("lost" if found is None else clients.verdict(expected[number], found))
+                verdict = "lost" if found is None else clients.verdict(expected[number], found)
+                may_be_cut = num_cuts % 2 or cuts[0] != num_cuts
+                tally.count("lost" if verdict == "cut" and not may_be_cut else verdict)
 
         async def make_trouble() -> None:
             while time.monotonic() + every_s < until:
                 await asyncio.sleep(every_s)
-                if workers := workers_of(server):
-                    rng.choice(workers).send_signal(getattr(signal, TROUBLES[trouble]))
-                    tally.num_deaths += 1
+                processes = processes_of(server.process, kinds)
+                if processes:  # of the kind that had the fewest troubles
+                    kind = min((each for each, _ in processes), key=lambda each: tally.troubled.get(each, 0))
+                    process = rng.choice([each for of, each in processes if of == kind])
+                    tally.troubled[kind] = tally.troubled.get(kind, 0) + 1
+                    cuts[0] += kind != "worker"
+                    await asyncio.to_thread(server.trouble, kind, process, getattr(signal, TROUBLES[trouble]))
+                    cuts[0] += kind != "worker"
 
         await asyncio.gather(make_trouble(), *(ask() for _ in range(streams)))
         await clients.finish(http, tally)
@@ -301,8 +346,9 @@ def run_chaos(
     streams: int,
     seed: int = 0,
     trouble: str = "kill",
+    kinds: Sequence[str] = KINDS[:1],
 ) -> ChaosTally:
-    """Serve a model, trouble a worker again and again while it answers, and return what came of it.
+    """Serve a model, trouble a process again and again while it answers, and return what came of it.
 
     Args:
         arguments: Of ``mlsys``, such as ``["dvabatch", "serve", "all-minilm-l6-v2", "--instances", "2"]``.
@@ -312,14 +358,15 @@ def run_chaos(
         streams: Requests at a time.
         seed: Of the order of requests, and of who is troubled.
         trouble: A name of :data:`TROUBLES`.
+        kinds: Kinds of processes that are troubled, of :data:`KINDS`.
 
     Raises:
-        ServingError: The server did not start, or refuses a request without trouble.
+        ServingError: The server did not start, outlived its supervisor, or refuses a request without trouble.
     """
     options: dict[str, Any] = {"seconds": seconds, "every_s": every_s, "streams": streams}
-    with running_server(arguments) as (url, server):
-        tally = asyncio.run(_drive(url, clients, server, **options, seed=seed, trouble=trouble))
-        processes = server.children(recursive=True)
+    with ChaosServer(arguments) as server:
+        tally = asyncio.run(_drive(server, clients, kinds=kinds, **options, seed=seed, trouble=trouble))
+        processes = server.process.children(recursive=True)
     _, alive = psutil.wait_procs(processes, timeout=5)
     tally.num_left = len(alive)
     return tally
