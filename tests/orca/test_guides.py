@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +100,38 @@ def test_guesses_and_guides_go_together(loaded: LoadedModel, maker: GuideMaker, 
 def test_an_invalid_grammar_is_refused(maker: GuideMaker, kind: str, spec: object) -> None:
     with pytest.raises(InvalidInputError):
         maker.guide(grammar_of(kind, spec))
+
+
+def test_patterns_of_names_hold_or_are_refused_before_the_first_token(maker: GuideMaker, loaded: LoadedModel) -> None:
+    """Objects whose named properties and patterns overlap in any way; walks of random tokens."""
+    num_refused = 0
+    for seed in range(120):
+        rng = random.Random(seed)
+        names = rng.sample(["a", "b", "ab"], rng.randint(0, 3))
+        patterns = rng.sample(["^a$", "^(a|b)$", "^a", "b$", "^ab?$"], rng.randint(1, 2))
+        one = {"enum": [1]}
+        schema = {
+            "type": "object",
+            "properties": dict.fromkeys(names, one),
+            "required": rng.sample(names, len(names) // 2),
+        }
+        schema |= {"patternProperties": dict.fromkeys(patterns, one)}
+        schema |= rng.choice([{}, {"additionalProperties": False}, {"additionalProperties": False}])
+        schema = rng.choice([schema, {"type": "array", "items": schema, "minItems": 1}, {"anyOf": [schema, one]}])
+        try:
+            guides = maker.guides(grammar_of("json_schema", schema), 3)
+        except InvalidInputError as error:
+            num_refused += "'patternProperties'" in str(error)
+            continue
+        for guide in guides:
+            answer: list[int] = []
+            for _ in range(40):
+                allowed = guide.allowed(answer).nonzero()[0]
+                assert guide.failure is None, (seed, loaded.tokenizer.decode(answer))
+                answer.append(int(rng.choice(allowed)))
+                if answer[-1] in loaded.tokenizer.eos_ids:
+                    break
+    assert 10 < num_refused < 60
 
 
 def test_a_grammar_that_no_text_fits_is_refused(loaded) -> None:

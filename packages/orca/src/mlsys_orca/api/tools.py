@@ -14,7 +14,7 @@ from typing import Any, Literal
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.api.tagged_calls import tagged_rules
-from mlsys_orca.text.guides import JSON_STYLE, Grammar, grammar_of
+from mlsys_orca.text.guides import JSON_STYLE, Grammar, check_names, grammar_of
 
 Notation = Literal["hermes", "tagged", "mistral", "mistral-args", "llama3"]
 # Notation -> the text that a call begins with, what ends it, and what the arguments are called.
@@ -85,6 +85,7 @@ def call_grammar(
         InvalidInputError: a schema cannot be read.
     """
     begin, end, arguments = MARKS[notation]
+    check_names([function.get("parameters") for function in functions])
     if notation == "tagged":
         functions = [{**function, "parameters": _closed(function.get("parameters"))} for function in functions]
     calls = [

@@ -56,6 +56,7 @@ def grammar_of(kind: GrammarKind, spec: Any) -> Grammar:
         match kind:
             case "json_schema":
                 schema = {"type": "object"} if spec is True else spec
+                check_names(schema)
                 return Grammar(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE))
             case "regex":
                 return Grammar(LLMatcher.grammar_from_regex(spec))
@@ -65,8 +66,41 @@ def grammar_of(kind: GrammarKind, spec: Any) -> Grammar:
                 from llguidance import gbnf_to_lark
 
                 return Grammar(LLMatcher.grammar_from_lark(gbnf_to_lark.gbnf_to_lark(spec)))
+    except InvalidInputError:
+        raise
     except Exception as error:
         raise InvalidInputError(f"this {kind} cannot be read: {_one_line(str(error))}") from error
+
+
+def check_names(schema: Any) -> None:
+    """Refuse closed objects in whose patterns no name is left beside their properties: the parser fails behind these.
+
+    Raises:
+        InvalidInputError: ``schema`` has such an object.
+    """
+    nodes = [schema]
+    for node in nodes:
+        nodes += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        patterns = node.get("patternProperties") if isinstance(node, dict) else None
+        if not patterns or not isinstance(patterns, dict) or node.get("additionalProperties") is not False:
+            continue
+        groups = (node.get("properties"), node.get("required"))
+        names = list(
+            dict.fromkeys(name for group in groups if isinstance(group, dict | list) for name in map(str, group))
+        )
+        probe = {"type": "object", "properties": dict.fromkeys(names, True), "required": names}
+        probe |= {"patternProperties": dict.fromkeys(patterns, True), "additionalProperties": False}
+        matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(probe, JSON_STYLE), log_level=0)
+        if not names or matcher.is_error():  # the whole grammar's check tells
+            continue
+        matcher.try_consume_tokens(list((json.dumps(dict.fromkeys(names, 0))[:-1] + ", ").encode()))
+        if not matcher.is_stopped():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise InvalidInputError(
+                f"'patternProperties' {', '.join(patterns)} in a closed object allow no name but {', '.join(names)}: "
+                "say it of these 'properties', and leave the patterns out"
+            )
 
 
 def reasoned(grammar: Grammar, *, begin: str | None, end: str, end_token: int | None = None) -> Grammar:
