@@ -44,7 +44,7 @@ def test_harmonys_channels_are_reasoning_and_answer(answer: str, expected: list[
     marks = marks_of("{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}")
     reader = AnswerReader(AnswerForm(marks=marks))
     parts = [part for i in range(0, len(answer), size) for part in reader.push(answer[i : i + size])]
-    assert [(part.kind, part.text) for part in joined([*parts, *reader.finish()])] == expected
+    assert [(part.kind, part.text) for part in joined([*parts, *reader.finish("stop")])] == expected
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -55,13 +55,13 @@ def test_reasoning_is_told_from_the_answer_wherever_the_borders_fall(case: str, 
     reader, parts = AnswerReader(form), list[Part]()
     for a, b in pairwise([0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]):
         parts += reader.push(text[a:b])
-    parts = joined(parts + reader.finish())
+    parts = joined(parts + reader.finish("stop"))
     assert [(part.kind, part.text) for part in parts] == expected
-    assert read_whole(text, form) == (parts, "call" in dict(expected))
+    assert read_whole(text, form, "stop") == (parts, "call" in dict(expected))
 
 
 def test_calls_after_the_first_are_left_out_where_one_is_wanted() -> None:
-    parts, _ = read_whole(f"{CALL}\n{CALL}", AnswerForm(notation="hermes", only_one=True))
+    parts, _ = read_whole(f"{CALL}\n{CALL}", AnswerForm(notation="hermes", only_one=True), "stop")
     assert parts == [Part("call", '{"x": 1}', "f")]
 
 

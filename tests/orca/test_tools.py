@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.api.reasoning import Part, joined, text_of
+from mlsys_orca.api.conversation import AnswerForm, AnswerReader
+from mlsys_orca.api.reasoning import Part, ReasoningMarks, joined, text_of
 from mlsys_orca.api.tool_parser import ToolParser
 from mlsys_orca.api.tools import MARKS, call_grammar, need_notation, notation_of
 from mlsys_orca.text.guides import Grammar
@@ -61,6 +62,25 @@ def parse(notation: str, text: str, cuts: list[int]) -> tuple[str, list[tuple[st
 def test_calls_are_read_wherever_the_borders_fall(notation, cuts):
     text, shown, calls = ANSWERS[notation]
     assert parse(notation, text, cuts) == (shown, calls)
+
+
+@pytest.mark.parametrize("notation", list(ANSWERS))
+@given(at=st.integers(0, 250), cuts=st.lists(st.integers(0, 250), max_size=5), is_open=st.booleans())
+def test_an_answer_that_the_budget_cuts_has_no_markup_and_no_finished_call(notation, at, cuts, is_open):
+    answer, shown, calls = ANSWERS[notation]
+    name = notation if notation in MARKS else notation.rpartition("-")[0]
+    marks = ReasoningMarks("<think>", "</think>")
+    text = (("" if is_open else "<think>") + "So.</think>" + answer)[:at]
+    reader = AnswerReader(AnswerForm(notation=name, functions=(TYPED,), marks=marks, is_open=is_open))
+    parts = []
+    for a, b in pairwise([0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]):
+        parts += reader.push(text[a:b])
+    whole = joined(parts + reader.finish("length"))
+    assert not reader.has_called
+    assert shown.lstrip().startswith(text_of(whole, "text").lstrip())
+    assert "So.".startswith(text_of(whole, "reasoning"))
+    found = [part for part in whole if part.kind == "call"]
+    assert [part.name for part in found] == [name for name, _ in calls][: len(found)]
 
 
 def test_arguments_come_as_they_are_written() -> None:

@@ -20,6 +20,7 @@ from mlsys_orca.api.answers import (
 from mlsys_orca.api.conversation import AnswerForm, AnswerReader, read_whole
 from mlsys_orca.api.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
 from mlsys_orca.api.reasoning import Part, call_id, calls_of, text_of
+from mlsys_orca.api.text_stream import FinishReason
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.text.tokenizer import Tokenizer
 
@@ -152,7 +153,7 @@ def chat_completion(
 
 def _choice(generation: Generation, whole: Whole, tokenizer: Tokenizer, form: AnswerForm) -> ChatChoice:
     choice = generation.choices[whole.index]
-    parts, has_called = read_whole(whole.text, form)
+    parts, has_called = read_whole(whole.text, form, whole.finish_reason)
     text, calls = text_of(parts, "text"), calls_of(parts)
     reasoning = text_of(parts, "reasoning")
     return ChatChoice(
@@ -187,19 +188,19 @@ class _Speaker:
         self._pending: list[SampledToken] = []
         self._num_calls = 0
 
-    def say(self, text: str, token: SampledToken | None, *, is_last: bool) -> list[ChatChunkChoice]:
+    def say(self, text: str, token: SampledToken | None, finish_reason: FinishReason | None) -> list[ChatChunkChoice]:
         """Return the chunks that a piece makes."""
         if token is not None:
             self._pending.append(token)
         parts = self._reader.push(text)
-        if is_last:
-            parts += self._reader.finish()
+        if finish_reason is not None:
+            parts += self._reader.finish(finish_reason)
         chunks = [self._chunk(self._delta(part)) for part in parts]
-        if is_last and self._pending and self._has_logprobs:
+        if finish_reason is not None and self._pending and self._has_logprobs:
             chunks.append(self._chunk(ChatDelta(content="")))
         return chunks
 
-    def end(self, finish_reason: Literal["stop", "length"], stopped_by: str | int | None) -> ChatChunkChoice:
+    def end(self, finish_reason: FinishReason, stopped_by: str | int | None) -> ChatChunkChoice:
         """Return the last chunk."""
         reason: ChatFinishReason = "tool_calls" if self._reader.has_called else finish_reason
         return ChatChunkChoice(index=self._index, delta=ChatDelta(), finish_reason=reason, stop_reason=stopped_by)
@@ -247,7 +248,7 @@ async def chat_events(
         speaker = speakers[choice.index]
         if delta.token is not None:
             spent.add(choice.index, delta.token)
-        for piece in speaker.say(delta.text, delta.token, is_last=delta.finish_reason is not None):
+        for piece in speaker.say(delta.text, delta.token, delta.finish_reason):
             yield chunk([piece])
         if delta.finish_reason is not None:
             yield chunk([speaker.end(delta.finish_reason, delta.stopped_by)])

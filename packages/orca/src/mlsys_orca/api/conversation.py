@@ -17,6 +17,7 @@ from mlsys_orca.api.answers import GenerationParameters
 from mlsys_orca.api.images import Prompt, SentImage, lift_images, place_images, read_images
 from mlsys_orca.api.reasoning import Effort, Part, ReasoningMarks, ReasoningParser, effort_variables, joined, marks_of
 from mlsys_orca.api.service import ModelService, num_chars, too_long
+from mlsys_orca.api.text_stream import FinishReason
 from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
 from mlsys_orca.text.chat_template import last_text
 from mlsys_orca.text.guides import Grammar, grammar_of, reasoned
@@ -56,20 +57,22 @@ class AnswerReader:
             self._tools = ToolParser(form.notation, form.functions)
         self._only_one = form.only_one
         self._num_calls = 0
+        self._is_cut = False
 
     @property
     def has_called(self) -> bool:
-        """True if there is a call, and the last one is complete."""
-        return self._num_calls > 0 and self._tools is not None and not self._tools.is_open
+        """True if the answer was not cut, there is a call, and the last one is complete."""
+        return self._num_calls > 0 and not self._is_cut and self._tools is not None and not self._tools.is_open
 
     def push(self, text: str) -> list[Part]:
         """Take the next piece; return what is certain of it and of what was held."""
         return self._kept(self._read([Part("text", text)] if self._reasoning is None else self._reasoning.push(text)))
 
-    def finish(self) -> list[Part]:
-        """End the answer; return what was held."""
-        parts = [] if self._reasoning is None else self._read(self._reasoning.finish())
-        return self._kept(parts + ([] if self._tools is None else self._tools.finish()))
+    def finish(self, reason: FinishReason) -> list[Part]:
+        """End the answer for the engine's ``reason``; return what was held, without marks that the budget cut."""
+        self._is_cut = is_cut = reason == "length"
+        parts = [] if self._reasoning is None else self._read(self._reasoning.finish(is_cut=is_cut))
+        return self._kept(parts + ([] if self._tools is None else self._tools.finish(is_cut=is_cut)))
 
     def _read(self, parts: list[Part]) -> list[Part]:
         tools = self._tools
@@ -87,11 +90,11 @@ class AnswerReader:
         return kept
 
 
-def read_whole(text: str, form: AnswerForm) -> tuple[list[Part], bool]:
+def read_whole(text: str, form: AnswerForm, reason: FinishReason) -> tuple[list[Part], bool]:
     """Return the parts of a complete answer, and :attr:`AnswerReader.has_called`."""
     reader = AnswerReader(form)
     parts = reader.push(text)
-    parts += reader.finish()
+    parts += reader.finish(reason)
     return joined(parts), reader.has_called
 
 

@@ -180,10 +180,10 @@ class ReasoningParser:
             self._held = ""
         return parts
 
-    def finish(self) -> list[Part]:
-        """End the answer; return what was held."""
+    def finish(self, *, is_cut: bool = False) -> list[Part]:
+        """End the answer; return what was held, nothing if the answer ``is_cut`` within a mark."""
         held, self._held = self._held, ""
-        if not held or self._state == "gap":
+        if not held or self._state == "gap" or (is_cut and held.strip()):
             return []
         return [Part("reasoning" if self._state == "reasoning" else "text", held)]
 

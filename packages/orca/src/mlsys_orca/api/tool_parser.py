@@ -89,16 +89,16 @@ class ToolParser:
             pass
         return parts
 
-    def finish(self) -> list[Part]:
-        """End the answer; return what was held, as a call if it is one."""
+    def finish(self, *, is_cut: bool = False) -> list[Part]:
+        """End the answer; return what was held, as a call if it is one, nothing if it ``is_cut`` within marks."""
         held, self._held = self._held, ""
         parts: list[Part] = []
         if self._scanner is not None or self._is_behind:
             return parts
         if self._mark is not None:
-            self._read_block(parts, held.rstrip(), self._mark + held, is_cut=True)
+            self._read_block(parts, held.rstrip(), "" if is_cut else self._mark + held, is_cut=True)
             return parts
-        self._show(parts, held)
+        self._show(parts, "" if is_cut and held.strip() else held)
         if self._blank and not self._num_calls:
             parts.append(Part("text", self._blank))
         return parts

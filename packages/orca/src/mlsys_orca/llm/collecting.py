@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from typing import Literal
 
 from mlsys_orca.api.answers import Choice as RunningChoice
 from mlsys_orca.api.answers import GenerationParameters
@@ -43,7 +44,7 @@ async def pieces(
                     yield Piece(part.text, part.kind, part.name)
                 continue
             reason: FinishReason = delta.finish_reason
-            parts += reader.finish()
+            parts += reader.finish(delta.finish_reason)
             if reader.has_called:
                 reason = "tool_calls"
             for part in parts[:-1]:
@@ -58,20 +59,20 @@ async def _choice(running: RunningChoice, form: AnswerForm, begun_s: float) -> t
     """Return a choice, and the tokens of its prompt that were there."""
     reader, parts, tokens = AnswerReader(form), list[Part](), list[SampledToken]()
     first_token_s: float | None = None
-    reason: FinishReason = "length"
+    ended: Literal["stop", "length"] = "length"
     async for delta in running.deltas:
         parts += reader.push(delta.text)
         if delta.token is not None:
             tokens.append(delta.token)
             first_token_s = first_token_s or time.perf_counter() - begun_s
-        reason = delta.finish_reason or reason
+        ended = delta.finish_reason or ended
     total_s = time.perf_counter() - begun_s
-    parts = joined(parts + reader.finish())
+    parts = joined(parts + reader.finish(ended))
     has_logprobs = bool(tokens) and tokens[0].logprob is not None
     choice = Choice(
         text=text_of(parts, "text"),
         token_ids=tuple(token.token_id for token in tokens),
-        finish_reason="tool_calls" if reader.has_called else reason,
+        finish_reason="tool_calls" if reader.has_called else ended,
         logprobs=tuple(token.logprob or 0.0 for token in tokens) if has_logprobs else None,
         top_logprobs=tuple(dict(token.top_logprobs) for token in tokens) if has_logprobs else None,
         reasoning=None if form.marks is None else text_of(parts, "reasoning"),

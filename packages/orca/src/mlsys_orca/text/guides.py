@@ -88,7 +88,7 @@ def check_names(schema: Any) -> None:
         names = list(
             dict.fromkeys(name for group in groups if isinstance(group, dict | list) for name in map(str, group))
         )
-        probe = {"type": "object", "properties": dict.fromkeys(names, True), "required": names}
+        probe: dict[str, Any] = {"type": "object", "properties": dict.fromkeys(names, True), "required": names}
         probe |= {"patternProperties": dict.fromkeys(patterns, True), "additionalProperties": False}
         matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(probe, JSON_STYLE), log_level=0)
         if not names or matcher.is_error():  # the whole grammar's check tells

@@ -111,7 +111,7 @@ def parameters_of(body: MessagesRequest, service: ModelService) -> tuple[Generat
 
 def _answer(generation: Generation, whole: Whole | None, form: AnswerForm) -> MessagesAnswer:
     """Return the answer; before its end (``whole`` is None) without content."""
-    parts, has_called = ([], False) if whole is None else read_whole(whole.text, form)
+    parts, has_called = ([], False) if whole is None else read_whole(whole.text, form, whole.finish_reason)
     blocks = [_block(part, generation.answer_id, number) for number, part in enumerate(parts)]
     return MessagesAnswer(
         id=generation.answer_id,
@@ -202,7 +202,7 @@ async def message_events(generation: Generation, form: AnswerForm) -> AsyncGener
         parts = reader.push(delta.text)
         if delta.finish_reason is not None:
             whole.finish_reason, whole.stopped_by = delta.finish_reason, delta.stopped_by
-            parts += reader.finish()
+            parts += reader.finish(delta.finish_reason)
             parts = parts if parts or blocks.has_some else [Part("text")]
         for part in parts:
             for event in blocks.events(part):

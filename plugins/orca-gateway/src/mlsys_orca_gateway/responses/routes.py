@@ -102,7 +102,7 @@ class Asked:
         """Return the complete answer from its text; as :meth:`ended`."""
         reader, items = AnswerReader(self.form), Items(generation.answer_id)
         parts = reader.push(whole.text)
-        for part in joined(parts + reader.finish()) or [Part("text")]:
+        for part in joined(parts + reader.finish(whole.finish_reason)) or [Part("text")]:
             for _ in items.add(part):
                 pass
         for _ in items.end(_last_status(whole)):
@@ -127,7 +127,7 @@ async def response_events(generation: Generation, asked: Asked, service: ModelSe
         parts = reader.push(delta.text)
         if delta.finish_reason is not None:
             whole.finish_reason = delta.finish_reason
-            parts += reader.finish()
+            parts += reader.finish(delta.finish_reason)
             parts = parts if parts or has_item else [Part("text")]
         for part in parts:
             has_item = True
