@@ -206,11 +206,6 @@ class CategoryLookup:
         Raises:
             InvalidInputError: a category is unknown and ``unknown`` is ``refuse``, or a cell is no category.
         """
-        if is_without_frame:
-            pairs = zip(self.vocabularies, columns, strict=True)
-            columns = [
-                column if None in vocabulary.items()[0] else as_in_a_frame(column) for vocabulary, column in pairs
-            ]
         columns = [as_source(column) for column in columns]
         for name, vocabulary, column in zip(self.names, self.vocabularies, columns, strict=True):
             vocabulary.check_kind(name, column)
@@ -226,6 +221,12 @@ class CategoryLookup:
             rows = [vocabulary.codes_of_cells(each) for vocabulary, each in zip(self.vocabularies, cells, strict=True)]
             result = np.array(rows, np.float64).reshape(len(rows), num_rows).T
             has_unknown = any(UNKNOWN in row for row in rows)
+        if has_unknown and is_without_frame:
+            lost = (result == UNKNOWN).any(axis=0).tolist()
+            for index, known in enumerate(self.vocabularies):
+                if lost[index] and not known.has_none:
+                    columns[index] = as_in_a_frame(columns[index])
+            return self.of_columns(columns)
         if has_unknown:
             self._encode_unknown(columns, result)
         return result
