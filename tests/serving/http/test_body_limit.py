@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -122,3 +123,15 @@ def test_a_client_in_the_middle_of_a_large_upload_can_read_the_answer(
     server, part = serve(app), b"x" * 65536
     content = (part for _ in range(256)) if chunked else part * 256
     check_error(httpx.post(f"{server.url}/count", content=content, timeout=None), 413, "body_too_large")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "deflate", "br", "identity, gzip", "x" * 500])
+async def test_compressed_bodies_are_refused_by_name(
+    encoding: str, app: Any, client_of: Any, check_error: Check
+) -> None:
+    headers = {"content-encoding": encoding, "content-type": "application/json"}
+    async with client_of(app) as client:
+        plain = await client.post("/echo", json={"a": 1}, headers={"content-encoding": "identity"})
+        response = await client.post("/echo", content=gzip.compress(b"{}"), headers=headers)
+    assert plain.json() == {"a": 1}
+    assert encoding.lower()[:40] in check_error(response, 415, "unsupported_encoding")["message"]

@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.http import BackgroundServer, ConnectionLimits, Router
 from mlsys_serving.http.config import MAX_HEADER_NBYTES
@@ -303,3 +304,31 @@ def test_connections_leave_files_for_all_else() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout.split() == ["104", "200", "50"]
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+
+
+@pytest.mark.parametrize(
+    "pieces", [[], [b""], [b"a"], [b"a", b"", b"bc" * 70_000]], ids=["none", "empty", "one", "several"]
+)
+@pytest.mark.parametrize("has_length", [True, False])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_responses_to_http_1_0_come_without_chunks(pieces, has_length, version, router, serve_with, dial) -> None:
+    whole = b"".join(pieces)
+
+    @router.api_route("/pieces", methods=["GET", "HEAD"])
+    async def streamed() -> StreamingResponse:
+        async def body() -> AsyncIterator[bytes]:
+            for piece in pieces:
+                yield piece
+
+        return StreamingResponse(body(), headers={"content-length": str(len(whole))} if has_length else None)
+
+    with dial(serve_with()) as sock:
+        sock.sendall(b"GET /pieces HTTP/%s\r\nhost: localhost\r\nconnection: close\r\n\r\n" % version)
+        head, _, body = until_closed(sock).partition(b"\r\n\r\n")
+    is_chunked = version == b"1.1" and not has_length
+    assert (b"transfer-encoding: chunked" in head) is is_chunked
+    assert head.startswith(b"HTTP/1.1 200")
+    assert (body == whole) is not is_chunked
+    with dial(serve_with()) as sock:
+        sock.sendall(b"HEAD /pieces HTTP/%s\r\nhost: localhost\r\nconnection: close\r\n\r\n" % version)
+        assert until_closed(sock).endswith(b"\r\n\r\n")

@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from mlsys_serving.extensions import Extensions
 from mlsys_serving.http.app import Router
-from mlsys_serving.http.bodies import parse_json
+from mlsys_serving.http.bodies import parse_json, plain_body
 from mlsys_serving.http.server import BackgroundServer, ServerAddress, serve
 from mlsys_serving.http.threads import RequestThreads
 from mlsys_serving.isolation.halves import NotFiniteError
@@ -160,7 +160,7 @@ def predict_router(
     @router.post("/predict")
     async def predict(request: Request) -> Response:
         """Answer one request: a JSON value, or bytes where the content type names no JSON."""
-        content = await request.body()
+        content = await plain_body(request)
         is_json = "json" in request.headers.get("content-type", "json")
         made = await threads.run(
             lambda: fit(processing.made(parse_json(content) if is_json else content)), size=len(content)

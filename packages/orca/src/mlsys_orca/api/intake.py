@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi.routing import APIRoute
 from mlsys_serving.http import HttpError, runtime_of
-from mlsys_serving.http.bodies import parse_json
+from mlsys_serving.http.bodies import parse_json, plain_body
 from mlsys_serving.http.describe import refused_body
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -121,6 +121,6 @@ class _CheckedRequest(Request):
         self._front, self._model = front, model
 
     async def json(self) -> Any:
-        body = await self.body()
+        body = await plain_body(self)
         status = runtime_of(self.app).config.validation_status
         return await self._front.run(read_body, body, self._model, status, size=len(body))

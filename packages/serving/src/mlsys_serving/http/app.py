@@ -29,7 +29,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlsys_serving.extensions import Lifespan, Served
-from mlsys_serving.http.bodies import parse_json
+from mlsys_serving.http.bodies import parse_json, plain_body
 from mlsys_serving.http.config import HttpConfig
 from mlsys_serving.http.describe import ErrorAnswers
 from mlsys_serving.http.errors import ErrorFormat
@@ -288,7 +288,7 @@ def health_router(readiness: Readiness, registry: CollectorRegistry) -> APIRoute
 class _StrictRequest(Request):
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            body = await self.body()
+            body = await plain_body(self)
             self._json = await self.app.state.mlsys_http.threads.run(parse_json, body, size=len(body))
         return self._json
 

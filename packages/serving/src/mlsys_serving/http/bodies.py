@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar
 
 import jiter
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.requests import Request
 
 from mlsys_serving.http.errors import HttpError
 
@@ -118,6 +119,22 @@ def parse_json(body: bytes, *, check_floats: bool = True) -> Any:
     if check_floats or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         _check(value, check_floats=check_floats)
     return value
+
+
+async def plain_body(request: Request) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        HttpError: 415, it is compressed.
+    """
+    encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
+    if encoding not in ("", "identity"):
+        raise HttpError(
+            f"Content-Encoding {encoding[:_MAX_SHOWN_CHARS]!r} is not read here: send the body as it is",
+            http_status=415,
+            error_code="unsupported_encoding",
+        )
+    return await request.body()
 
 
 def _check(value: Any, *, check_floats: bool) -> None:

@@ -14,11 +14,14 @@ part's time.
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Awaitable, Callable
 from enum import Enum
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from mlsys_serving.http.config import MAX_HEADER_NBYTES, ConnectionLimits
 from mlsys_serving.http.departure import Departure, attach_departure
@@ -28,6 +31,16 @@ class _Part(Enum):
     HEADERS = "headers"
     BODY = "body"
     NEITHER = "neither"
+
+
+async def _send_until_closed(cycle: RequestResponseCycle, send: Callable[[Any], Awaitable[None]], message: Any) -> None:
+    """Send a part of a response to HTTP/1.0, which knows no chunks: without a length, the connection's end ends it."""
+    if message["type"] == "http.response.start":
+        if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+            cycle.chunked_encoding, cycle.expected_content_length = False, sys.maxsize
+    elif cycle.expected_content_length > sys.maxsize // 2 and not message.get("more_body", False):
+        cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)
 
 
 class Connection(HttpToolsProtocol):
@@ -104,6 +117,8 @@ class Connection(HttpToolsProtocol):
             self._is_too_large = True
             raise ValueError("too large")  # the parser stops, and uvicorn has it answered
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.send = partial(_send_until_closed, self.cycle, self.cycle.send)  # type: ignore[method-assign]
         self._begin(_Part.BODY)
 
     def on_body(self, body: bytes) -> None:
