@@ -70,6 +70,8 @@ LONG = {"rope_type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}
         ("falcon", SHAPE | {"new_decoder_architecture": True, "parallel_attn": False}, "one after the other"),
         ("falcon", SHAPE | {"multi_query": False, "num_kv_heads": 2}, "without new_decoder_architecture"),
         ("bloom", SHAPE | {"apply_residual_connection_post_layernorm": True}, "begin with the normalised state"),
+        ("bloom", SHAPE | {"hidden_size": 60}, "head dimension is 15; only even ones"),
+        ("gpt2", GPT2 | {"n_embd": 60}, "head dimension is 15; only even ones"),
         ("mpt", MPT | {"attn_config": {"clip_qkv": 6.0}}, "clip_qkv = 6.0"),
         ("mpt", MPT | {"attn_config": {"alibi": False}}, "alibi = False"),
         ("mpt", MPT | {"attn_config": {"qk_ln": True}}, "qk_ln = True"),

@@ -251,7 +251,7 @@ class ModelConfig:
             )
         for name, size in (("head dimension", self.head_dim), ("rotary part of a head", self.rotary_dim)):
             if size is not None and (size % 2 or size < 1):
-                raise InvalidInputError(f"the {name} is {size}; rotary positions need an even one")
+                raise InvalidInputError(f"the {name} is {size}; only even ones are computed here, for every family")
         if self.num_experts and not 1 <= self.num_chosen_experts <= self.num_experts:
             raise InvalidInputError(
                 f"a token cannot pass {self.num_chosen_experts} of {self.num_experts} experts; 1 to {self.num_experts}"
