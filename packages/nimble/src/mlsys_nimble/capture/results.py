@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -58,12 +58,15 @@ class Results:
                 leaves[index] = tensor
         else:
             sources: dict[str, Any] = {"output": outputs, "input": inputs, "constant": program.constants}
+            made: dict[int, Tensor] = {}  # by id of the origin: a tensor that appears twice is one
             with torch.no_grad():
                 for index, origin in zip(self.tensor_indices, self.origins, strict=True):
-                    tensor = sources[origin.kind][origin.number]
-                    for step in origin.steps:
-                        tensor = step(tensor)
-                    leaves[index] = tensor
+                    if id(origin) not in made:
+                        tensor = sources[origin.kind][origin.number]
+                        for step in origin.steps:
+                            tensor = step(tensor)
+                        made[id(origin)] = tensor
+                    leaves[index] = made[id(origin)]
         result, states = trees.unflatten(leaves, self.spec, list(objects))
         for number, state in zip(self.changed, states, strict=True):
             trees.set_attributes(objects[number], state)
@@ -101,6 +104,9 @@ def find_results(
     return Results(flat.spec, tuple(leaves), tuple(tensor_indices), origins, tuple(changed), is_plain), finder.outputs
 
 
+_ALIAS: Run = torch.ops.aten.alias.default  # another tensor of the same memory, as detach() and x.view(x.shape) give
+
+
 class _Finder:
     def __init__(self, tracer: Tracer, inputs: Sequence[Ref], results: Sequence[Tensor]) -> None:
         self._tracer = tracer
@@ -128,7 +134,8 @@ class _Finder:
         member = tracer.member(tensor)
         root = tracer.root_of(member)
         if root is not None:
-            steps = _runs(member, root.type) if member.steps else ()
+            is_itself = any(tensor is own for own, _ in tracer.roots())
+            steps = _runs(member, root.type) if member.steps else () if is_itself else (_ALIAS,)
             if root.value in self._inputs:
                 return Origin("input", self._inputs[root.value], steps)
             return Origin("constant", root.value, steps)
@@ -138,7 +145,8 @@ class _Finder:
         group = member.group
         if id(group) not in self._bases:
             self._bases[id(group)] = self._output(self._own(group.base)).number
-        return Origin("output", self._bases[id(group)], _runs(member, group.base.type))
+        origin = Origin("output", self._bases[id(group)], _runs(member, group.base.type))
+        return replace(origin, steps=(_ALIAS,)) if origin in self._known.values() else origin
 
     def _own(self, ref: Ref) -> Ref:
         """Return a value in memory of its own, a copy where it is that of an input or of another result (y[:] = x)."""
