@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
+from mlsys_nimble import Nimble
 from mlsys_nimble.modes import modes_restored
 from torch.autograd import forward_ad
 
@@ -52,3 +54,21 @@ def test_layers_whose_weights_are_packed(mode: str):
     model = torch.nn.Sequential(*layers, torch.nn.Linear(128, 5), torch.nn.LayerNorm(5)).eval()
     case = Case("layers", model, (torch.randn(2, 3, 8, 8),))
     assert judge_in_modes(case, "native", (mode, mode)).verdict == "equal"
+
+
+@pytest.mark.parametrize(
+    "product", [lambda a, b: torch.tensordot(a, b, 1), lambda a, b: torch.linalg.multi_dot([a, b])]
+)
+@pytest.mark.parametrize("is_on", [True, False])
+def test_products_that_are_recorded_in_parts_are_cast_as_eager_casts_them(product: Any, is_on: bool):
+    class Product(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.float16, enabled=is_on):
+                return product(a, b)
+
+    a, b = torch.randn(3, 4, dtype=torch.bfloat16), torch.randn(4, 5, dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = Product()(a, b)
+        found = Nimble(Product().eval()).prepare((a, b))(a, b)
+    assert found.dtype == expected.dtype == (torch.float16 if is_on else torch.bfloat16)
+    assert torch.equal(found, expected)

@@ -63,3 +63,32 @@ def without_modes() -> Iterator[None]:
     """Make and replay schedules without autocast, whose casts they hold, and with the devices that they name."""
     with torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
         yield
+
+
+class Casts:
+    """Autocast of the parts that an operator is recorded as; torch switches autocast off in a dispatch mode's calls.
+
+    Args:
+        device: Where the model runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._kind = device.type
+        self._is_on = False  # at the latest call of the model's
+        self._is_cast = False  # within an operator whose arguments autocast takes as a whole
+
+    def note(self) -> None:
+        """Note whether autocast is on, where the model calls torch."""
+        self._is_on = torch.is_autocast_enabled(self._kind)
+
+    @contextmanager
+    def of_parts(self, func: Any) -> Iterator[None]:
+        """Cast what the parts of ``func`` take, unless its own arguments are cast."""
+        before, key = self._is_cast, f"Autocast{self._kind.upper()}"
+        self._is_cast = before or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+        is_off = self._is_cast or not self._is_on
+        try:
+            with torch._C._SetExcludeDispatchKeyGuard(getattr(torch._C.DispatchKey, key), is_off):
+                yield
+        finally:
+            self._is_cast = before

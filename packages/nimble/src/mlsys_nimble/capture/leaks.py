@@ -45,6 +45,7 @@ class LeakGuard(TorchFunctionMode):
 
     def _checked(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
+        self._tracer.casts.note()
         if isinstance(func, torch.ScriptMethod):
             args = args[1:]  # the module, to which the method is bound
         if name in self._LEAKS and isinstance(args[0], torch.Tensor):
@@ -52,8 +53,8 @@ class LeakGuard(TorchFunctionMode):
                 what = f"Tensor.{name}: the model's Python code asks for the values of a tensor computed from inputs"
                 raise refuse(what, self._site().source, BRANCH)
             self._tracer.reads_values = True
-        asks_gradient = name == "requires_grad_" and torch.is_grad_enabled() and not _depth()
-        if func is torch.autograd.grad or name == "backward" or asks_gradient:
+        asks_gradient = name == "requires_grad_" and torch.is_grad_enabled()
+        if (func is torch.autograd.grad or name == "backward" or asks_gradient) and not _depth():
             advice = "Prepare with training=True, which replays them too, or with fallback='eager'."
             raise refuse("forward takes gradients itself (autograd.grad)", self._site().source, advice)
         if name in ("_pack_padded_sequence", "_pad_packed_sequence"):

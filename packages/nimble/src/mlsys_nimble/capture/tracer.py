@@ -45,6 +45,7 @@ from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.watched import Questions, ask_cuts
 from mlsys_nimble.errors import Caught, call_external, refuse
 from mlsys_nimble.ir.operators import Aten, Copy, Input
+from mlsys_nimble.modes import Casts
 
 BRANCH = (
     "A schedule is fixed ahead of time: replace the branch by torch.where, pass the number as an argument of forward, "
@@ -84,6 +85,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.builder = Builder(device, is_general=questions is not None)
         self._device = device
         self.draws = Draws(device)
+        self.casts = Casts(device)
         self._site = site
         self._members = WeakIdKeyDictionary()
         self._roots: list[tuple[torch.Tensor, Group, Ref]] = []  # inputs and constants
@@ -205,7 +207,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise refuse(what, self.builder.site.source, "Call contiguous().clone() before, or use slices and expand.")
         rule = find_rule(name)
         if rule is None and func._can_decompose() and not is_whole(func, args):
-            with self:
+            with self, self.casts.of_parts(func):
                 return call_external(func.decompose, *args, **kwargs)
         self._is_lifting = name.startswith("aten.lift_fresh")
         refs = self._refs(args), self._refs(kwargs)
@@ -405,7 +407,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise refuse(what, self.builder.site.source, "Draw them on the model's device: device=x.device.")
         if not all(map(self.is_fixed, tensors)):
             what = f"{name} moves a tensor computed from inputs to {place}"
-            raise refuse(what, self.builder.site.source, "Nimble schedules one device: move results after the call.")
+            advice = "Nimble schedules one device: move results after the call, or prepare with fallback='eager'."
+            raise refuse(what, self.builder.site.source, advice)
 
 
 @cache
