@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ class Layers(nn.Module):
     def __init__(self, forward: Forward) -> None:
         super().__init__()
         self.linear, self.recurrent, self.run = nn.Linear(4, 4), nn.GRU(4, 4, batch_first=True), forward
+        self.all: list[Tensor] = []
+        self.by_name: dict[str, Tensor] = {}
+        self.count = 0
 
     def forward(self, *args: Any) -> Any:
         return self.run(self, *args)
@@ -52,6 +56,23 @@ def _is_packed(m: Layers, packed: PackedSequence) -> Tensor:
     return y
 
 
+def _kept(m: Layers, x: Tensor) -> Tensor:
+    m.last = m.linear(x).tanh()
+    return m.last + 1
+
+
+def _collected(m: Layers, x: Tensor) -> Tensor:
+    m.all.append(m.linear(x).tanh())
+    m.by_name["last"] = x * 2
+    m.count += 1
+    y: Tensor = m.all[-1] + m.count
+    return y
+
+
+def _jacobian(take: Any) -> Forward:
+    return lambda m, x: take(lambda z: m.linear(z).tanh().sum((0, 1)))(x)
+
+
 X = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
 MODELS: dict[str, tuple[Forward, list[tuple[Any, ...]]]] = {
     "record_function": (_named, [(X,), (X * 2,)]),
@@ -60,6 +81,24 @@ MODELS: dict[str, tuple[Forward, list[tuple[Any, ...]]]] = {
     "lengths in a tensor": (_packed, [(X, torch.tensor([3, 5])), (X, torch.tensor([5, 2]))]),
     "lengths in a list": (_packed, [(X, [3, 5]), (X, [5, 2])]),
     "a packed argument": (_is_packed, [(pack_padded_sequence(X, [5, n], batch_first=True),) for n in (3, 1)]),
+}
+MODELS |= {
+    name: (forward, [(X,), (-X,), (X.roll(1, 2),)])
+    for name, forward in {
+        "mask": lambda m, x: m.linear(x[x[..., 0] > 0]),
+        "nonzero": lambda m, x: m.linear(x)[(x > 0).nonzero(as_tuple=True)],
+        "a kept tensor": _kept,
+        "collected tensors": _collected,
+        "jacrev": _jacobian(torch.func.jacrev),
+        "jacfwd": _jacobian(torch.func.jacfwd),
+        "hessian": lambda m, x: torch.func.hessian(lambda z: m.linear(z).tanh().sum())(x[0, 0]),
+        "jacobian by autograd": lambda m, x: torch.autograd.functional.jacobian(lambda z: m.linear(z).tanh().sum(), x),
+    }.items()
+}
+A = (torch.rand(5, 5, generator=torch.Generator().manual_seed(0)) > 0.5).float()
+MODELS |= {
+    f"adjacency, {each.layout}": (lambda m, x, a: m.linear(a @ x), [(X[0], each), (-X[1], each)])
+    for each in (A.to_sparse(), A.to_sparse_csr())
 }
 WAYS: dict[str, dict[str, Any]] = {
     "prepared": {},
@@ -77,6 +116,7 @@ def test_every_way_gives_what_eager_gives_or_names_another(name: str, way: str, 
     torch.manual_seed(0)
     torch._dynamo.reset()
     model = Layers(forward)
+    eager = deepcopy(model)
     with torch.set_grad_enabled(has_gradients):
         try:
             prepare = Nimble(model).prepare
@@ -91,6 +131,6 @@ def test_every_way_gives_what_eager_gives_or_names_another(name: str, way: str, 
             assert "forces" not in name or "autograd.grad" in refused
             return
         for args in (*calls, calls[0]):
-            got, expected = run(*args), model(*args)
+            got, expected = run(*args), eager(*args)
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
             assert type(got) is type(expected)

@@ -253,7 +253,7 @@ def _note_reassigned(before: _TensorAttributes, modules: Mapping[str, nn.Module]
         if old is not None and (old.shape, old.dtype) == (tensor.shape, tensor.dtype):
             tracer.reassign(old, tensor)
         elif not tracer.is_fixed(tensor):
-            advice = "Register a buffer of that shape and write to it: self.state.copy_(new)."
+            advice = "Register a buffer of that shape (self.state.copy_(new)), or prepare with fallback='eager'."
             raise refuse(f"forward assigns a new tensor to the attribute {name}", "", advice)
 
 

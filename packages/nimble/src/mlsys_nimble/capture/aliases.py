@@ -104,6 +104,9 @@ def _scatter(parent: Ref, step: ViewStep, child: Ref, builder: Builder) -> Ref:
             end = start + (child.shape[dim] - 1) * step_size + 1
             kind = Aten("aten.slice_scatter.default", (Input(0), Input(1), dim, start, end, step_size))
             return builder.emit(kind, [parent, child], parent.type)
+        case Aten("aten.diagonal.default", (_, *where)):
+            kind = Aten("aten.diagonal_scatter.default", (Input(0), Input(1), *where))
+            return builder.emit(kind, [parent, child], parent.type)
     raise refuse(f"a write in place through {step.kind}", builder.site.source, _ADVICE)
 
 

@@ -32,6 +32,8 @@ from mlsys_nimble.ir.sizes import is_varying
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")  # dtypes for which kinds have a floating form
 
+_WAY = "Prepare with fallback='eager' to run that part eagerly."
+
 
 class NoKindError(Exception):
     """Error in a rule that no kind of operator can express; torch then runs the operator. Never leaves capture."""
@@ -100,7 +102,7 @@ def type_of(tensor: torch.Tensor, source: str = "") -> ValueType:
     name = dtype_name(tensor.dtype)
     if name not in ITEMSIZE or tensor.layout is not torch.strided:
         what = f"a tensor of dtype {name} and layout {str(tensor.layout).removeprefix('torch.')}"
-        raise refuse(what, source, f"Nimble takes dense tensors of {', '.join(ITEMSIZE)}.")
+        raise refuse(what, source, f"Nimble takes dense tensors of {', '.join(ITEMSIZE)}. {_WAY}")
     return ValueType(tuple(tensor.shape), name)
 
 

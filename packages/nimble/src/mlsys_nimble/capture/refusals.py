@@ -16,6 +16,7 @@ from mlsys_nimble.errors import refuse_or_blame
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.sizes import NotGeneral
 from mlsys_nimble.modes import without_modes
+from mlsys_nimble.state.held import Held
 
 
 def capture_or_refuse(
@@ -31,13 +32,16 @@ def capture_or_refuse(
         CaptureError: no schedule can hold the model, or a fault of Nimble's own; what the model itself raises is
             raised as it is.
     """
+    held = Held(model) if isinstance(model, torch.nn.Module) else None
     try:
         if isinstance(model, torch.fx.GraphModule):
             return capture(model, args, kwargs, fixed_indices=fixed_indices, separates=False, questions=questions)
         return capture_checked(model, args, kwargs, questions)
-    except MlsysError:
-        raise
     except Exception as error:  # the model's own, or one of the capture
+        if held is not None:
+            held.put_back()
+        if isinstance(error, MlsysError):
+            raise
         with torch.no_grad():
             run_on_copies(model, args, kwargs)
         what, advice = "the model runs, but not when it is watched", "Prepare with fallback='eager'."

@@ -31,9 +31,10 @@ from mlsys_nimble.ir.program import Program
 from mlsys_nimble.modes import unusual_modes
 from mlsys_nimble.options import Options
 from mlsys_nimble.state.forks import CAPTURE_LOCK, renew_in_forks
+from mlsys_nimble.state.held import Held
 from mlsys_nimble.state.weights import Watch
 from mlsys_nimble.training.graphs import Partition, ReplayedGraph
-from mlsys_nimble.training.state import Contents, Function, Held, state_of
+from mlsys_nimble.training.state import Contents, Function, state_of
 
 _LOG = logging.getLogger("mlsys_nimble")
 _REFUSED = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)

@@ -7,7 +7,7 @@ part. So a copy is returned, and gradients pass through the operator itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from mlsys_nimble.capture import traceable
 from mlsys_nimble.errors import call_external, refuse
+from mlsys_nimble.state.held import Held
 
 
 def overlaps(tensor: Tensor) -> bool:
@@ -57,59 +58,8 @@ _ADVICE = (
     "Register a buffer of the new tensor's shape and write to it, self.state.copy_(new); call the model once before, "
     "if only its first call does that; or prepare with fallback='eager'."
 )
-_PARTS = ("_parameters", "_buffers")  # entries of a module that no path names
 _Tensors = dict[str, Tensor]
 Contents = dict[int, tuple[Tensor, Tensor]]  # tensors by id, each with a copy
-
-
-class Held:
-    """Contents of a model's modules: their dictionaries of attributes, and the dictionaries and lists within them.
-
-    As a context manager it puts back every entry that has become another object.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._saved: list[tuple[str, Any, dict[Any, Any]]] = []  # path, container, its items
-        seen: set[int] = set()
-        rest: list[tuple[str, Any]] = [(path, vars(module)) for path, module in reversed([*model.named_modules()])]
-        while rest:
-            path, container = rest.pop()
-            if id(container) not in seen and isinstance(container, dict | list):
-                seen.add(id(container))
-                self._saved.append((path, container, _items(container)))
-                rest += [(_joined(path, key), value) for key, value in reversed(self._saved[-1][2].items())]
-
-    def tensors(self) -> Iterator[tuple[str, Any, Any, Tensor]]:
-        """Yield each tensor with its path, its container and its key there."""
-        for path, container, saved in self._saved:
-            for key, value in saved.items():
-                if isinstance(value, Tensor):
-                    yield _joined(path, key), container, key, value
-
-    def changed(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield the path, the old and the new value of each entry that is another object now; None for no entry."""
-        for path, container, saved in self._saved:
-            items = _items(container)
-            for key in {**saved, **items}:
-                if saved.get(key) is not items.get(key):
-                    yield _joined(path, key), saved.get(key), items.get(key)
-
-    def __enter__(self) -> Held:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for _path, container, saved in self._saved:
-            if [*map(id, _items(container).values())] != [*map(id, saved.values())]:
-                container.clear()
-                container.update(saved) if isinstance(container, dict) else container.extend(saved.values())
-
-
-def _items(container: Any) -> dict[Any, Any]:
-    return dict(container if isinstance(container, dict) else enumerate(container))
-
-
-def _joined(path: str, key: Any) -> str:
-    return path if key in _PARTS else f"{path}.{key}".strip(".")
 
 
 def state_of(model: nn.Module) -> tuple[_Tensors, _Tensors]:
