@@ -59,6 +59,14 @@ class WorkerSettings:
     group: GroupShape | None = None  # of the ranks
 
 
+def receive(end: socket.socket) -> bytes:
+    """Return the next bytes from the front; none where it has gone, whether or not it had read what was sent to it."""
+    try:
+        return end.recv(_RECEIVE_NBYTES)
+    except ConnectionResetError:
+        return b""
+
+
 class Worker:
     """Engine whose requests come, and whose tokens leave, as frames.
 
@@ -103,7 +111,7 @@ class Worker:
     def run(self) -> None:
         """Follow the front's messages until it closes the socket."""
         frames = FrameReader()
-        while data := self._end.recv(_RECEIVE_NBYTES):
+        while data := receive(self._end):
             for payload in frames.feed(data):
                 self._reach("received")
                 self._box.receive()  # before it is followed: a large grammar takes a while
