@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from mlsys_core.device import device_kind
 from mlsys_core.environment import describe_environment
 from mlsys_core.errors import InvalidInputError, PluginError
@@ -56,7 +58,8 @@ def run_suite(spec: BenchmarkSpec, context: BenchContext, *, name: str = "", **o
     if "*" not in spec.devices and kind not in spec.devices:
         hint = "leave out --device" if "cpu" in spec.devices else f"give --device {spec.devices[0]}"
         raise InvalidInputError(f"benchmark {spec.name!r} measures {' and '.join(spec.devices)}, not {kind}: {hint}")
-    section = installed_plugins().registry.part(spec)(context, **options)
+    ends = (typer.Exit, typer.Abort)  # a suite may end its command
+    section = installed_plugins().registry.part(spec, passing=ends)(context, **options)
     if not isinstance(section, Section):
         raise PluginError(f"benchmark {spec.name!r}: {spec.run} returned {type(section).__name__}, not a Section")
     write_results(name or spec.name, section, context)

@@ -60,9 +60,12 @@ class CellLookup(CategoryLookup):
         """Return cells of ``[rows, 2]``, category and number; unknown categories have the one after the last."""
         return self.of_columns([columns[:, 0], columns[:, 1]])
 
-    def of_columns(self, columns: Sequence[Column]) -> npt.NDArray[np.float64]:
+    def of_columns(self, columns: Sequence[Column], *, is_without_frame: bool = False) -> npt.NDArray[np.float64]:
         """Look up two columns ``[rows]``, as :meth:`__call__` does a table."""
-        categories, numbers = super().of_columns(columns[:1])[:, 0], np.asarray(columns[1], np.float64)
+        categories, numbers = (
+            super().of_columns(columns[:1], is_without_frame=is_without_frame)[:, 0],
+            np.asarray(columns[1], np.float64),
+        )
         slots = np.floor((numbers - self._low) / self._width).clip(0, self._slots - 1)
         is_known = categories < self.vocabularies[0].size
         cells = np.where(is_known, categories * self._slots + slots, self.vocabularies[0].size * self._slots)
@@ -207,7 +210,7 @@ def converter(estimator: NearbyCounts) -> Converted:
 
 def registry() -> ConverterRegistry:
     """Return the built-in converters, and the one for :class:`NearbyCounts`."""
-    own = Entry(f"{__name__}.NearbyCounts", f"{__name__}:converter")
+    own = Entry(f"{__name__}.NearbyCounts", converter)
     return default_registry().adding(own)
 
 

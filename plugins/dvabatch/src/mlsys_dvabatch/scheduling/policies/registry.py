@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,8 @@ def make_policy(name: str, registry: Registry, **options: Any) -> Policy:
         ) from error
     factory = registry.load(PolicySpec, PREFIX + name)
     try:
-        inspect.signature(factory).bind(**options)
+        with suppress(ValueError):  # a class of C code may tell no signature
+            inspect.signature(factory).bind(**options)
     except TypeError as error:
         raise InvalidInputError(f"policy {name!r} does not take {sorted(options)}: {error}") from error
     policy = factory(**options)
