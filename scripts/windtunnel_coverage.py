@@ -92,7 +92,9 @@ def name_of(entry: Entry) -> str:
 
 def covered() -> list[Entry]:
     """Return all lines: converters, joins of meta-estimators' members, and those that need no join of their own."""
-    apart = [Entry(source, "", note="taken apart: its members are operators") for source in (*_RULES, *WRAPPERS)]
+    apart = [
+        Entry(source, lambda _: None, note="taken apart: its members are operators") for source in (*_RULES, *WRAPPERS)
+    ]
     lines = {entry.source: entry for entry in (*apart, *combiners(), *converters())}
     public = [entry for entry in lines.values() if "._" not in entry.source]
     return sorted(public, key=lambda entry: entry.source.lower())
