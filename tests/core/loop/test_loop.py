@@ -76,6 +76,15 @@ def test_requests_go_through_and_drain_ends() -> None:
         loop.start()
 
 
+def test_who_steps_a_drained_loop_by_hand_gets_the_time_that_was_asked_for() -> None:
+    loop, _, clock = simulated_loop(ZeroBatch[Any, Any](max_batch_size=1))
+    assert loop.drain(0.0)
+    for _ in range(2):  # one step may only note that the loop is drained
+        loop.step(until_s=1.0)
+    assert clock.now() == 1.0
+    loop.step()  # nothing will come: it does not wait for it
+
+
 def test_drain_tells_the_scheduler_that_no_more_will_come() -> None:
     loop, collector = inline_loop(StaticBatch[Any, Any](batch_size=4))
     with loop:

@@ -100,6 +100,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
         self._runner: int | None = None  # the thread in step(), in run_forever(), or in start() until its thread runs
         self._is_waiting = False  # the runner has looked at its inbox, and may block
         self._is_running = False  # run_forever() is at work, or about to be
+        self._drains = False  # drain() drives the loop, and ends with the last request
         self._is_stopping = False
         self._unraised: BaseException | None = None  # error that ended the thread of start()
         self._drained = Latch()
@@ -228,9 +229,13 @@ class ServingLoop(Generic[Request, Batch, Output]):
             self._drained.wait(timeout_s)
         elif self._inbox.state is LoopState.DRAINING:
             until_s = None if timeout_s is None else self._clock.now() + timeout_s
-            with suppress(LoopClosedError):  # a signal handler stopped it between two steps
-                while self._may_have_work and (until_s is None or self._clock.now() < until_s):
-                    self.step(until_s=until_s)
+            self._drains = True
+            try:
+                with suppress(LoopClosedError):  # a signal handler stopped it between two steps
+                    while self._may_have_work and (until_s is None or self._clock.now() < until_s):
+                        self.step(until_s=until_s)
+            finally:
+                self._drains = False
         self._raise_once()
         return not self._may_have_work and not self._inbox.was_aborted
 
@@ -312,19 +317,19 @@ class ServingLoop(Generic[Request, Batch, Output]):
             return None
         if self._note_drained():  # the last request left without a batch; who drives by hand must not block now
             return None
+        if self._drained.is_set and not self._is_running and (until_s is None or self._drains):
+            return None  # nothing will come
         done = self._dispatcher.wait(self._clock.now(), until_s)
         if done is None:
             self._has_rung = False
         return done
 
     def _note_drained(self) -> bool:
-        """Record the end of a drain; return True the first time, and always if driven by hand: nothing will come."""
-        if self._inbox.state is not LoopState.DRAINING or self._inbox.num_unfinished:
+        """Record the end of a drain; return True the first time."""
+        if self._inbox.state is not LoopState.DRAINING or self._inbox.num_unfinished or self._drained.is_set:
             return False
-        is_news = not self._drained.is_set
-        if is_news:
-            self._drained.set()
-        return is_news or not self._is_running
+        self._drained.set()
+        return True
 
     def _ring(self) -> None:
         """Make the loop look at its inbox."""
