@@ -73,7 +73,7 @@ class Casts:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._kind = device.type
+        self._kind = device.type if device.type in _KINDS else "cpu"  # autocast knows no meta device
         self._is_on = False  # at the latest call of the model's
         self._is_cast = False  # within an operator whose arguments autocast takes as a whole
 
