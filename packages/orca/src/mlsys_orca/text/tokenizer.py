@@ -267,6 +267,7 @@ class Detokenizer:
         self._skip_special = skip_special
         # Only a window is ever decoded: the tokens before the last boundary (context), then those since.
         self._window = list(islice(filter(self._has_text, reversed(prompt_ids)), self._CONTEXT))[::-1]
+        self._num_sent = self._num_held = 0  # characters of its text
         self._mark()
 
     @property
@@ -276,10 +277,11 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Take the next token; return the text that it completes, empty while a character is incomplete."""
-        if not self._has_text(token_id):
-            return ""
         self._window.append(token_id)
         text = self._decode()
+        if len(text) == self._num_sent + self._num_held and not self._has_text(token_id):
+            self._window.pop()
+            return ""
         self._num_held = self._tokenizer.num_open(self._window, text)
         piece = text[self._num_sent : len(text) - self._num_held]
         if piece:  # what is held lies in the tokens since the boundary: a lead byte is never within another character
