@@ -100,7 +100,6 @@ class ServingLoop(Generic[Request, Batch, Output]):
         self._runner: int | None = None  # the thread in step(), in run_forever(), or in start() until its thread runs
         self._is_waiting = False  # the runner has looked at its inbox, and may block
         self._is_running = False  # run_forever() is at work, or about to be
-        self._drains = False  # drain() drives the loop, and ends with the last request
         self._is_stopping = False
         self._unraised: BaseException | None = None  # error that ended the thread of start()
         self._drained = Latch()
@@ -176,9 +175,12 @@ class ServingLoop(Generic[Request, Batch, Output]):
             Exception: a defect of the scheduler, or the loss of the last executor; every unfinished request was failed
                 with it and the loop has stopped.
         """
+        return self._step_by_hand(until_s, is_drain=until_s is None)
+
+    def _step_by_hand(self, until_s: float | None, *, is_drain: bool) -> bool:
         self._claim("another thread drives this loop: only it may call step()")
         try:
-            return self._step(until_s)
+            return self._step(until_s, is_drain=is_drain)
         finally:
             self._runner = None
             if self._is_stopping:  # asked for during this step
@@ -229,13 +231,9 @@ class ServingLoop(Generic[Request, Batch, Output]):
             self._drained.wait(timeout_s)
         elif self._inbox.state is LoopState.DRAINING:
             until_s = None if timeout_s is None else self._clock.now() + timeout_s
-            self._drains = True
-            try:
-                with suppress(LoopClosedError):  # a signal handler stopped it between two steps
-                    while self._may_have_work and (until_s is None or self._clock.now() < until_s):
-                        self.step(until_s=until_s)
-            finally:
-                self._drains = False
+            with suppress(LoopClosedError):  # a signal handler stopped it between two steps
+                while self._may_have_work and (until_s is None or self._clock.now() < until_s):
+                    self._step_by_hand(until_s, is_drain=True)
         self._raise_once()
         return not self._may_have_work and not self._inbox.was_aborted
 
@@ -265,10 +263,11 @@ class ServingLoop(Generic[Request, Batch, Output]):
             self._end()
         self._raise_once()
 
-    def _step(self, until_s: float | None) -> bool:
+    def _step(self, until_s: float | None, *, is_drain: bool = False) -> bool:
+        """Take a step; one that ``is_drain`` waits for nothing once the loop is drained."""
         try:
             num_taken = self._fill()
-            done = self._wait(until_s)
+            done = self._wait(until_s, is_drain=is_drain)
             self._is_waiting = False
             if done is not None:
                 tell = self._dispatcher.update_from_output(done)
@@ -311,14 +310,13 @@ class ServingLoop(Generic[Request, Batch, Output]):
             self._tell_finished(self._expiring.expire(now), now)
         return len(messages)
 
-    def _wait(self, until_s: float | None) -> Completion[Batch, Output] | Lost | None:
+    def _wait(self, until_s: float | None, *, is_drain: bool) -> Completion[Batch, Output] | Lost | None:
         self._is_waiting = True  # before the look at the inbox: who comes later rings
         if self._inbox or self._is_stopping:  # came since, in this very thread: no interrupt is needed to see it
             return None
-        if self._note_drained():  # the last request left without a batch; who drives by hand must not block now
+        # Once the last request has left, who drives by hand must not block: nothing will come.
+        if self._note_drained() or (is_drain and self._drained.is_set):
             return None
-        if self._drained.is_set and not self._is_running and (until_s is None or self._drains):
-            return None  # nothing will come
         done = self._dispatcher.wait(self._clock.now(), until_s)
         if done is None:
             self._has_rung = False
