@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mlsys_nimble.capture.aliases import shares_elements
+from mlsys_nimble.capture.builder import Ref
 from mlsys_nimble.errors import call_external, refuse
+from mlsys_nimble.ir.operators import Aten, Input
 from mlsys_nimble.state.digest import Digest
 
 _WHOLE = frozenset(
@@ -51,6 +53,31 @@ def is_whole(func: Any, args: Sequence[Any] = ()) -> bool:
     """Return whether a composite is recorded whole: torch runs it faster, or it checks values or rounds otherwise."""
     name = func._schema.name.removeprefix("aten::")
     return name in _WHOLE or (name.startswith("upsample") and not args[0].is_floating_point())
+
+
+def as_aten(
+    func: Any, refs: tuple[Sequence[Any], Mapping[str, Any]], tensors: Sequence[torch.Tensor], device: torch.device
+) -> tuple[Aten, list[Ref]]:
+    """Return an operator that torch runs in the program, and its inputs.
+
+    Args:
+        func: The operator that torch dispatched.
+        refs: Its positional and keyword arguments, with refs for tensors.
+        tensors: These tensors, in their order.
+        device: Where the program runs.
+    """
+    name, inputs = str(func), list[Ref]()
+
+    def encode(item: Any) -> Any:
+        if isinstance(item, Ref):
+            inputs.append(item)
+            return Input(len(inputs) - 1)
+        return tuple(map(encode, item)) if isinstance(item, list | tuple) else item
+
+    arguments = tuple(map(encode, refs[0]))
+    keywords = tuple((k, device if k == "device" and v else encode(v)) for k, v in refs[1].items())
+    even = () if takes_any_strides(name) else [i for i, t in enumerate(tensors) if t.is_contiguous()]
+    return Aten(name, arguments, keywords, tuple(even)), inputs
 
 
 def takes_any_strides(name: str) -> bool:

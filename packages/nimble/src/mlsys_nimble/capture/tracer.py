@@ -24,6 +24,7 @@ from mlsys_nimble.capture.builder import Builder, Ref, dtype_name, type_of
 from mlsys_nimble.capture.dispatched import (
     STATIC_CHECKS,
     Written,
+    as_aten,
     as_functional,
     checked,
     declared,
@@ -34,7 +35,6 @@ from mlsys_nimble.capture.dispatched import (
     is_write,
     read_values,
     reads_what_it_writes,
-    takes_any_strides,
     tensors_of,
     view_of,
 )
@@ -44,7 +44,7 @@ from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.watched import Questions, ask_cuts
 from mlsys_nimble.errors import Caught, call_external, refuse
-from mlsys_nimble.ir.operators import Aten, Copy, Input
+from mlsys_nimble.ir.operators import Copy
 from mlsys_nimble.modes import Casts
 
 BRANCH = (
@@ -207,8 +207,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise refuse(what, self.builder.site.source, "Call contiguous().clone() before, or use slices and expand.")
         rule = find_rule(name)
         if rule is None and func._can_decompose() and not is_whole(func, args):
-            with self, self.casts.of_parts(func):
-                return call_external(func.decompose, *args, **kwargs)
+            return self._run_in_parts(func, args, kwargs)
         self._is_lifting = name.startswith("aten.lift_fresh")
         refs = self._refs(args), self._refs(kwargs)
         tensors = tensors_of((args, kwargs))
@@ -239,26 +238,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: list[Any], refs: tuple[Any, Any], tensors: list[torch.Tensor], *, single: bool
     ) -> list[Ref]:
         """Emit one dispatched operator by its rule, or else as one that torch runs."""
-        name = str(func)
-        rule = find_rule(name)
+        rule = find_rule(str(func))
         if rule is not None:
             made = apply_rule(rule, self.builder, types[0] if single else types, *refs)
             made = [made] if single else made
             if made is not NotImplemented and [getattr(ref, "type", None) for ref in made] == types:
                 return list(made)
-        inputs: list[Ref] = []
-
-        def encode(item: Any) -> Any:
-            if isinstance(item, Ref):
-                inputs.append(item)
-                return Input(len(inputs) - 1)
-            return tuple(map(encode, item)) if isinstance(item, list | tuple) else item
-
-        arguments = tuple(map(encode, refs[0]))
-        keywords = tuple((k, self._device if k == "device" and v else encode(v)) for k, v in refs[1].items())
-        even = () if takes_any_strides(name) else [i for i, t in enumerate(tensors) if t.is_contiguous()]
+        kind, inputs = as_aten(func, refs, tensors, self._device)
         is_pure = torch.Tag.nondeterministic_seeded not in func.tags
-        return self.builder.emit_many(Aten(name, arguments, keywords, tuple(even)), inputs, types, is_pure=is_pure)
+        return self.builder.emit_many(kind, inputs, types, is_pure=is_pure)
+
+    def _run_in_parts(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        with self, self.casts.of_parts(func):
+            return call_external(func.decompose, *args, **kwargs)
 
     def _run_written(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run ``x.add_(y)`` or ``add(x, y, out=x)`` as ``add(x, y)``, written to x and to what shares its memory."""
@@ -266,8 +258,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = as_functional(func, args, kwargs)
         if call is None:
             if func._can_decompose() and not is_whole(func, args):
-                with self:
-                    return call_external(func.decompose, *args, **kwargs)
+                return self._run_in_parts(func, args, kwargs)
             raise refuse(f"{name} changes its arguments in place", site, "Use an operator that returns a new tensor.")
         self._refuse_data_dependence(call.function, name, call.args, call.kwargs)
         is_list = name.startswith("aten._foreach_") and len(args[0]) > 1
