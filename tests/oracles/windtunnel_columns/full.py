@@ -160,12 +160,7 @@ def main() -> int:
     """Print faults, reasons and the tally; return 1 if anything is wrong or raw."""
     tally = Tally()
     run(every_case(), tally)
-    for fault in tally.faults:
-        print(f"  {fault}", flush=True)
-    for reason, count in tally.reasons.most_common(40):
-        print(f"{count:5} {reason}")
-    print(tally.line("windtunnel_columns"))
-    return int(bool(tally.faults))
+    return tally.report("windtunnel_columns")
 
 
 if __name__ == "__main__":

@@ -102,12 +102,7 @@ def main(every: int) -> int:
     """Print faults, reasons and the tally; return 1 if anything is wrong or raw."""
     tally = Tally()
     run(every_pipeline()[::every], tally)
-    for fault in tally.faults:
-        print(f"  {fault}", flush=True)
-    for reason, count in tally.reasons.most_common(40):
-        print(f"{count:5} {reason}")
-    print(tally.line("windtunnel_containers"))
-    return int(bool(tally.faults))
+    return tally.report("windtunnel_containers")
 
 
 if __name__ == "__main__":

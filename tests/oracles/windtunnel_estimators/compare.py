@@ -37,6 +37,15 @@ class Tally:
         parts = ", ".join(f"{self.counts[verdict]:,} {verdict}" for verdict in ("equal", "refused", "wrong", "raw"))
         return f"{name}: {total:,} cases: {parts}"
 
+    def report(self, name: str) -> int:
+        """Print faults, the commonest reasons and the last line; return 1 if anything is wrong or raw."""
+        for fault in self.faults:
+            print(f"  {fault}", flush=True)
+        for reason, count in self.reasons.most_common(40):
+            print(f"{count:5} {reason}")
+        print(self.line(name))
+        return int(bool(self.faults))
+
 
 def answer(function: Any, x: Any) -> tuple[Any, Exception | None]:
     """Return a method's answer, or the error it raises."""
