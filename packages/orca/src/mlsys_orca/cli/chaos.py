@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,16 +9,8 @@ import typer
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.options import Model, Replicas, ReplicaThreads, num_threads_of
 from mlsys_orca.loading.named import DEFAULT_MODEL
-from mlsys_serving.cli.chaos import ChaosOut, Every, Seconds, Seed, Streams, Trouble
+from mlsys_serving.cli.chaos import ChaosOut, Every, Process, Seconds, Seed, Streams, Trouble
 from mlsys_serving.cli.chaos import chaos as run
-
-
-class Process(Enum):
-    """Kinds of processes, by the names of ``mlsys_serving.instances.chaos.KINDS``."""
-
-    WORKER = "worker"  # or a standby
-    FRONT = "front"
-    SUPERVISOR = "supervisor"  # and so the whole server, which is started again
 
 
 def chaos(

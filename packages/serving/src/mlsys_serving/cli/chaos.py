@@ -22,6 +22,14 @@ class Trouble(Enum):
     ABORT = "abort"  # SIGABRT: as if it had crashed
 
 
+class Process(Enum):
+    """Kinds of a server's processes."""
+
+    WORKER = "worker"  # or a standby
+    FRONT = "front"
+    SUPERVISOR = "supervisor"  # and so the whole server, which is started again
+
+
 Seconds = Annotated[float, typer.Option(min=1, help="Time during which workers are troubled.")]
 Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two troubles.")]
 Streams = Annotated[int, typer.Option(min=1, help="Requests at a time.")]
@@ -58,7 +66,7 @@ def chaos(
         out: A folder; None: nothing is written.
         clients: The system's; None: those of a model behind the Open Inference Protocol.
         trouble: What happens to processes.
-        kinds: Kinds of processes that it happens to, of ``mlsys_serving.instances.chaos.KINDS``.
+        kinds: Kinds of processes that it happens to: values of :class:`Process`.
 
     Raises:
         ServingError: An answer is not that of the undisturbed run, or a process is left.
