@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from mlsys_serving.http.middleware.observe import HttpMetrics
+from mlsys_serving.http.record import HttpMetrics
 from prometheus_client import CollectorRegistry, Metric
 
 ROOT = Path(__file__).parents[2]

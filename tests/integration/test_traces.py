@@ -26,7 +26,7 @@ from mlsys_encoders.models.config import BertConfig
 from mlsys_encoders.serve.wire import EncoderWire
 from mlsys_open_inference import GrpcConfig, create_oip_app, front, grpc_address_of
 from mlsys_serving.http import BackgroundServer, HttpConfig
-from mlsys_serving.http.logs import make_logger
+from mlsys_serving.http.record import make_logger
 from mlsys_serving.models import ModelRepository
 from mlsys_serving.tracing import TraceConfig
 

@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 from mlsys_open_inference import create_oip_app
 from mlsys_serving.http import HttpConfig
-from mlsys_serving.http.logs import make_logger
+from mlsys_serving.http.record import make_logger
 from mlsys_serving.models import ModelRepository
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from mlsys_open_inference.rest.connection import while_connected
 from mlsys_serving.http import BackgroundServer
-from mlsys_serving.http.departure import Departure, attach_departure, departure_of
 from mlsys_serving.http.errors import ClientDisconnectedError
+from mlsys_serving.http.protocol import Departure, attach_departure, departure_of
 from mlsys_serving.http.record import RequestRecord, attach, record_of
 
 from .test_engine import SLOW, until

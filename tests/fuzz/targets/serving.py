@@ -83,7 +83,7 @@ class _Asgi:
 def _quiet_logger() -> Any:
     import io
 
-    from mlsys_serving.http.logs import make_logger
+    from mlsys_serving.http.record import make_logger
 
     return make_logger("json", stream=io.StringIO())
 

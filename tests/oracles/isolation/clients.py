@@ -20,7 +20,7 @@ from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
 from mlsys_open_inference import GrpcConfig, create_oip_app, grpc_address_of
 from mlsys_serving.http import BackgroundServer
-from mlsys_serving.http.logs import make_logger
+from mlsys_serving.http.record import make_logger
 from mlsys_serving.models import ModelRepository
 from torch import Tensor, nn
 

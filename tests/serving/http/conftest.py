@@ -14,7 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from mlsys_serving.http import BackgroundServer, HttpConfig, Router, create_app
-from mlsys_serving.http.logs import make_logger
+from mlsys_serving.http.record import make_logger
 
 
 @dataclass

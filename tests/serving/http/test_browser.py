@@ -11,7 +11,7 @@ from fastapi import Request
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.http import HttpConfig, Router, ServerAddress
 from mlsys_serving.http.errors import HttpError
-from mlsys_serving.http.middleware.browser import BrowserGuard
+from mlsys_serving.http.middleware.gate import BrowserGuard
 from starlette.websockets import WebSocket
 
 Check = Callable[[httpx.Response, int, str], dict[str, Any]]

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlsys_serving.http import HttpConfig, Router, create_app
-from mlsys_serving.http.logs import make_logger
+from mlsys_serving.http.record import make_logger
 from pydantic import BaseModel
 
 LIMIT = 4096

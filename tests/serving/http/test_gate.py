@@ -250,7 +250,7 @@ async def test_cors_is_off_by_default_and_lets_preflights_pass_the_keys(
 def test_the_console_log_is_readable_and_without_local_variables() -> None:
     import io
 
-    from mlsys_serving.http.logs import make_logger
+    from mlsys_serving.http.record import make_logger
 
     stream = io.StringIO()
     logger = make_logger("console", stream=stream)

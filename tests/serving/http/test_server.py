@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_serving.http import BackgroundServer, HttpConfig, Router, ServerAddress, create_app, runtime_of, serve
 from mlsys_serving.http.lifecycle import Readiness
-from mlsys_serving.http.logs import make_logger
+from mlsys_serving.http.record import make_logger
 
 Check = Callable[[httpx.Response, int, str], dict[str, Any]]
 WAIT_S = 1200  # ends a hang; nothing is decided by it

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from mlsys_serving.http import BackgroundServer, ClosingStreamingResponse, HttpConfig, Router, create_app
-from mlsys_serving.http.logs import make_logger
+from mlsys_serving.http.record import make_logger
 from mlsys_serving.tracing import TraceConfig, current_trace
 
 from tests.collector import Collector, collecting, facts_of

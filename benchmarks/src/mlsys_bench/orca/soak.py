@@ -145,7 +145,7 @@ def run(
     from mlsys_orca.engine.engine import EngineConfig
     from mlsys_orca.loading.load import load_model
     from mlsys_serving.http import BackgroundServer, HttpConfig
-    from mlsys_serving.http.logs import make_logger
+    from mlsys_serving.http.record import make_logger
 
     if context.is_quick:
         clients, seconds = 20, 2.0

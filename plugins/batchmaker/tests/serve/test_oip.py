@@ -16,7 +16,7 @@ from mlsys_batchmaker.serve.app import make_app
 from mlsys_core.errors import InvalidInputError
 from mlsys_open_inference import GrpcConfig, front, grpc_address_of
 from mlsys_serving.http import BackgroundServer
-from mlsys_serving.http.logs import make_logger
+from mlsys_serving.http.record import make_logger
 
 httpclient = pytest.importorskip("tritonclient.http")
 grpcclient = pytest.importorskip("tritonclient.grpc")

@@ -22,7 +22,7 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.models import resolve_model
 from mlsys_open_inference import GrpcConfig, front, grpc_address_of
 from mlsys_serving.http import BackgroundServer
-from mlsys_serving.http.logs import make_logger
+from mlsys_serving.http.record import make_logger
 
 httpclient = pytest.importorskip("tritonclient.http")
 grpcclient = pytest.importorskip("tritonclient.grpc")

@@ -24,7 +24,7 @@ from mlsys_core.loop.baselines import ZeroBatch
 from mlsys_open_inference import GrpcConfig, create_oip_app, grpc_address_of
 from mlsys_open_inference.files import parsed
 from mlsys_serving.http import ServerAddress, serve
-from mlsys_serving.http.logs import make_logger
+from mlsys_serving.http.record import make_logger
 from mlsys_serving.models import (
     DataType,
     InferRequest,

@@ -64,7 +64,7 @@ def run(context: DemoContext) -> Section:
         from mlsys_orca.engine.engine import EngineConfig
         from mlsys_orca.loading.load import load_by_name
         from mlsys_serving.http import BackgroundServer, HttpConfig
-        from mlsys_serving.http.logs import make_logger
+        from mlsys_serving.http.record import make_logger
 
         loaded = load_by_name(path, LoadContext(device=context.device, progress=update))
         config = EngineConfig(max_batch_size=len(AT_ONCE), num_threads=context.num_threads)

@@ -34,14 +34,10 @@ from mlsys_serving.http.config import HttpConfig
 from mlsys_serving.http.describe import ErrorAnswers
 from mlsys_serving.http.errors import ErrorFormat
 from mlsys_serving.http.lifecycle import DrainHook, Lifecycle, Readiness
-from mlsys_serving.http.logs import make_logger
-from mlsys_serving.http.middleware.body_limit import BodyBudget, BodyLimitMiddleware
-from mlsys_serving.http.middleware.browser import BrowserGuard
-from mlsys_serving.http.middleware.gate import AdmissionMiddleware
-from mlsys_serving.http.middleware.observe import HttpMetrics, ObserveMiddleware
-from mlsys_serving.http.middleware.supervisor import SupervisorMiddleware
+from mlsys_serving.http.middleware.gate import AdmissionMiddleware, BrowserGuard
+from mlsys_serving.http.middleware.supervisor import BodyBudget, BodyLimitMiddleware, SupervisorMiddleware
 from mlsys_serving.http.middleware.trace import TraceMiddleware, Tracing
-from mlsys_serving.http.record import RequestContextMiddleware
+from mlsys_serving.http.record import HttpMetrics, ObserveMiddleware, RequestContextMiddleware, make_logger
 from mlsys_serving.http.threads import LARGE, RequestThreads
 
 

@@ -1,18 +1,26 @@
-"""Facts about one running request: its id, and its response so far.
+"""Facts about one running request: its id, and its response so far; from them a line of the log and its metrics.
 
-The outermost middleware makes the record and follows the request's messages; all within read it.
+The outermost middleware makes the record and follows the request's messages; all within read it. Its id is in
+each line of the log, which goes through structlog, in a logger of its own (no global configuration). Metrics are in a
+registry of the app's own: several apps in one process do not mix.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, Literal, TextIO
 
 import structlog
 from mlsys_core.loop.protocols import Clock
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -141,3 +149,188 @@ def _followed_receive(record: RequestRecord, receive: Receive) -> Receive:
             return message
 
     return followed
+
+
+# Loggers of the server library; its access lines are replaced by this package's.
+_UVICORN = "uvicorn.error"
+
+
+def make_logger(
+    log_format: Literal["json", "console"], *, level: str = "info", stream: TextIO | None = None
+) -> structlog.typing.FilteringBoundLogger:
+    """Return a logger that writes one line for an event to ``stream`` (default: the process's stderr).
+
+    Args:
+        log_format: JSON, or text for people.
+        level: ``debug``, ``info``, ``warning`` or ``error``; events below it are dropped.
+        stream: destination of the lines.
+
+    Example:
+        >>> make_logger("json", stream=sys.stdout).info("started", port=8000)  # doctest: +ELLIPSIS
+        {"port": 8000, "event": "started", "level": "info", "timestamp": "..."}
+    """
+    # Plain tracebacks on purpose: structlog's richer ones show local variables, and with them bodies and keys.
+    processors: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if log_format == "json":
+        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
+    else:
+        processors += [structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)]
+    logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+        structlog.WriteLogger(sys.stderr if stream is None else stream),
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        cache_logger_on_first_use=True,
+    )
+    return logger
+
+
+def _to_json(event: Any, *, default: Callable[[Any], Any]) -> str:
+    return _encoder(default).encode(event)
+
+
+@cache
+def _encoder(default: Callable[[Any], Any]) -> json.JSONEncoder:
+    """Return one JSON encoder for all lines: ``json.dumps`` with a default makes one for each."""
+    return json.JSONEncoder(default=default)
+
+
+class _Forward(logging.Handler):
+    """Forwards standard-library records to a structlog logger."""
+
+    def __init__(self, logger: structlog.typing.FilteringBoundLogger, is_wanted: Callable[[], bool]) -> None:
+        super().__init__(logging.WARNING)
+        self._logger = logger
+        self._is_wanted = is_wanted
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._is_wanted():
+            return
+        fields: dict[str, Any] = {"source": "uvicorn", "message": record.getMessage().strip()}
+        if record.exc_info:
+            fields["exc_info"] = record.exc_info
+        self._logger.log(record.levelno, "server", **fields)
+
+
+@contextmanager
+def forwarded_uvicorn_log(
+    logger: structlog.typing.FilteringBoundLogger, *, is_wanted: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """Send uvicorn's warnings to ``logger`` within the context, while ``is_wanted()`` is true.
+
+    Whatever the process has set for uvicorn's own logger, such as a level or that it is disabled, does not hold here.
+    """
+    uvicorn, forward = logging.getLogger(_UVICORN), _Forward(logger, is_wanted)
+    before = uvicorn.propagate, uvicorn.level, uvicorn.disabled
+    uvicorn.propagate, uvicorn.disabled = False, False
+    uvicorn.setLevel(logging.WARNING)
+    uvicorn.addHandler(forward)
+    try:
+        yield
+    finally:
+        uvicorn.removeHandler(forward)
+        uvicorn.propagate, level, uvicorn.disabled = before
+        uvicorn.setLevel(level)
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+# Seconds. From a cache hit to a long generation.
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class HttpMetrics:
+    """The metrics every front has.
+
+    Args:
+        registry: their registry; ``/metrics`` shows all of it.
+
+    Example:
+        >>> metrics = HttpMetrics(CollectorRegistry())
+        >>> metrics.observe("/v1/models", "GET", 200, duration_s=0.01)
+        >>> labels = {"route": "/v1/models", "method": "GET", "status": "200"}
+        >>> metrics.registry.get_sample_value("mlsys_http_requests_total", labels)
+        1.0
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.in_flight = Gauge(
+            "mlsys_http_requests_in_flight", "Requests whose response has not ended", registry=registry
+        )
+        self._requests = Counter(
+            "mlsys_http_requests", "Requests answered", ("route", "method", "status"), registry=registry
+        )
+        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}  # looking one up by labels is slow
+        self._duration = Histogram(
+            "mlsys_http_request_duration_seconds",
+            "From the request's headers to the end of its response",
+            ("route", "method"),
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+
+    def observe(self, route: str, method: str, status: int, *, duration_s: float) -> None:
+        """Count one ended request; ``route`` is a template such as ``/v1/models/{name}``."""
+        method = method if method in _METHODS else "OTHER"
+        key = (route, method, status)
+        children = self._children.get(key)
+        if children is None:
+            children = (self._requests.labels(route, method, str(status)), self._duration.labels(route, method))
+            self._children[key] = children
+        requests, duration = children
+        requests.inc()
+        duration.observe(duration_s)
+
+
+class ObserveMiddleware:
+    """Logs and counts requests when their response has ended: route templates, never paths, bodies or keys.
+
+    Args:
+        app: the next ASGI app.
+        metrics: updated for each request.
+        logger: gets one ``request`` event each; ``error`` level from status 500 on.
+        clock: the one of the records.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, metrics: HttpMetrics, logger: structlog.typing.FilteringBoundLogger, clock: Clock
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._logger = logger
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        root_path = scope.get("root_path", "")
+        self._metrics.in_flight.inc()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._metrics.in_flight.dec()
+            self._note(scope, root_path)
+
+    def _note(self, scope: Scope, root_path: str) -> None:
+        record = record_of(scope)
+        duration_s = self._clock.now() - record.received_at
+        route = route_template(scope, root_path)
+        status = record.status or (499 if record.disconnected.is_set() else 500)
+        self._metrics.observe(route, scope["method"], status, duration_s=duration_s)
+        log = self._logger.error if status >= 500 else self._logger.info
+        log(
+            "request",
+            method=scope["method"],
+            route=route,
+            status=status,
+            duration_ms=round(duration_s * 1000, 3),
+            request_id=record.request_id,
+            bytes=record.response_nbytes,
+            complete=record.is_complete,  # False: the client left, or the stream was cut
+        )

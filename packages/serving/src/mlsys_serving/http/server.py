@@ -25,9 +25,9 @@ from uvicorn.config import STARTUP_FAILURE
 
 from mlsys_serving.http.app import HttpRuntime, runtime_of
 from mlsys_serving.http.config import within_open_files
-from mlsys_serving.http.logs import forwarded_uvicorn_log
 from mlsys_serving.http.port import BoundPort, uvicorn_config
 from mlsys_serving.http.protocol import Connection
+from mlsys_serving.http.record import forwarded_uvicorn_log
 from mlsys_serving.http.sockets import ServerAddress
 
 __all__ = ["BackgroundServer", "ServerAddress", "serve"]

@@ -7,8 +7,8 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 import numpy as np
-from mlsys_serving.http.departure import departure_of
 from mlsys_serving.http.errors import ClientDisconnectedError
+from mlsys_serving.http.protocol import departure_of
 from mlsys_serving.http.record import record_of
 from starlette.types import Receive, Scope
 
