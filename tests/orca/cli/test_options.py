@@ -6,8 +6,9 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from mlsys_orca.cli.main import app
-from typer.main import get_command
+from mlsys_core.cli.lazy_group import load_command
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.plugins.specs import CommandSpec
 
 # Options whose meaning is the command's own, by name.
 OWN = {
@@ -25,9 +26,14 @@ OWN = {
 }
 
 
+def commands_of_orca() -> Any:
+    registry = installed_plugins().registry
+    return load_command(registry.get(CommandSpec, "orca"), registry).commands
+
+
 @pytest.mark.parametrize("pair", [("serve", "generate")])
 def test_an_option_of_two_commands_has_one_help(pair: tuple[str, str]) -> None:
-    commands: Any = vars(get_command(app))["commands"]
+    commands = commands_of_orca()
     helps: dict[str, set[str | None]] = defaultdict(set)
     for name in pair:
         for parameter in commands[name].params:
@@ -47,7 +53,7 @@ single_process sliced speculate tensor_parallel threads weights
 
 
 def test_serve_has_its_options_each_with_one_variable_of_its_own() -> None:
-    commands: Any = vars(get_command(app))["commands"]
+    commands = commands_of_orca()
     options = [each for each in commands["serve"].params if each.param_type_name == "option"]
     own = {each.name: each.envvar for each in options if each.rich_help_panel is None}
     assert own == {name: [f"MLSYS_ORCA_{name.upper()}"] for name in OF_SERVE.split()}

@@ -10,9 +10,18 @@ from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, Kern
 
 @hookimpl
 def mlsys_register_commands() -> Iterable[CommandSpec]:
-    """Return the command ``mlsys orca``."""
+    """Return the command ``mlsys orca``, and those below it that the others need not import."""
+    below = {
+        "generate": "Answer each line of a file.",
+        "explain": "Say what fits: weights, keys and values, limits.",
+        "chaos": "Trouble a server's processes, and compare its answers.",
+    }
     return [
-        CommandSpec(name="orca", help="Serve language models, talk to one, or measure.", app="mlsys_orca.cli.main:app")
+        CommandSpec(name="orca", help="Serve language models, talk to one, or measure.", app="mlsys_orca.cli.main:app"),
+        *(
+            CommandSpec(name=f"orca {name}", help=about, app=f"mlsys_orca.cli.{name}:app")
+            for name, about in below.items()
+        ),
     ]
 
 

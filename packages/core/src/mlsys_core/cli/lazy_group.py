@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeAlias
 
@@ -49,14 +49,39 @@ def load_command(spec: AppSpec, registry: Registry | None = None) -> Any:
         command: Any = typer.main.get_command(app)
     _name_failures(command, spec, found)
     command.name = spec.name.rpartition(" ")[2]
-    known = registry.all(CommandSpec) if registry is not None and isinstance(spec, CommandSpec) else []
-    for each in (each for each in known if each.name.rpartition(" ")[0] == spec.name):
-        if not isinstance(command, TyperGroup):
-            raise PluginError(f"command {each.name!r}: {spec.name!r} has no commands below it")
-        nested = load_command(each, registry)
-        command.commands[nested.name] = nested
     show_help_alike(command)
+    known = registry.all(CommandSpec) if registry is not None and isinstance(spec, CommandSpec) else []
+    if registry is not None and (nested := [each for each in known if each.name.rpartition(" ")[0] == spec.name]):
+        if not isinstance(command, TyperGroup):
+            raise PluginError(f"command {nested[0].name!r}: {spec.name!r} has no commands below it")
+        command.commands = _Nested(command.commands, nested, registry)
     return command
+
+
+class _Nested(dict[str, Any]):
+    """Commands of a group by name, its own and registered ones; these are imported when they are asked for."""
+
+    def __init__(self, own: Mapping[str, Any], specs: Sequence[CommandSpec], registry: Registry) -> None:
+        super().__init__({**own} | {spec.name.rpartition(" ")[2]: spec for spec in specs})
+        self._registry = registry
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        if isinstance(found, CommandSpec):
+            found = self[name] = load_command(found, self._registry)
+        return found
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
 
 
 def _name_failures(command: Any, spec: AppSpec, registry: Registry) -> None:

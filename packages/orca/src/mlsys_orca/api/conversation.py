@@ -18,7 +18,6 @@ from mlsys_orca.api.images import Prompt, SentImage, lift_images, place_images, 
 from mlsys_orca.api.reasoning import Effort, Part, ReasoningMarks, ReasoningParser, effort_variables, joined, marks_of
 from mlsys_orca.api.service import ModelService, num_chars, too_long
 from mlsys_orca.api.text_stream import FinishReason
-from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
 from mlsys_orca.text.chat_template import last_text
 from mlsys_orca.text.guides import Grammar, grammar_of, reasoned
 
@@ -254,6 +253,8 @@ def encode_chat(
         messages, sent = lift_images(messages)
         _check_images(service, len(sent), num_tokens=len(sent) * reader.least_tokens)
     elif any(isinstance(message.get("content"), list) for message in messages):
+        from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
+
         raise InvalidInputError(
             f"model {service.name!r} reads text alone: leave the images out, or serve a model that has a vision part "
             f"({', '.join(VISION_ARCHITECTURES)})"

@@ -11,12 +11,14 @@ import binascii
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.scheduling.images import ImagePixels, PlacedImage
-from mlsys_orca.text.image_reader import ImageReader
+
+if TYPE_CHECKING:
+    from mlsys_orca.text.image_reader import ImageReader
 
 MAX_IMAGE_NBYTES = 20 << 20  # of a file
 MAX_IMAGE_PIXELS = 1 << 25  # of a picture: a camera's 33 million; decoded they take 134 MB

@@ -12,7 +12,10 @@ from mlsys_orca.loading.named import DEFAULT_MODEL
 from mlsys_serving.cli.chaos import ChaosOut, Every, Process, Seconds, Seed, Streams, Trouble
 from mlsys_serving.cli.chaos import chaos as run
 
+app = typer.Typer()
 
+
+@app.command()
 def chaos(
     model: Model = DEFAULT_MODEL,
     seconds: Seconds = 60.0,

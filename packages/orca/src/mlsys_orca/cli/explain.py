@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from mlsys_orca.loading.loaded import LoadedModel
 
 
+app = typer.Typer()
+
+
+@app.command()
 def explain(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = None,

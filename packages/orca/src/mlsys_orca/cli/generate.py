@@ -46,9 +46,12 @@ from mlsys_orca.cli.options import (
 from mlsys_orca.loading.named import DEFAULT_MODEL, load, with_draft
 from mlsys_orca.parallel.named import find_divided
 
+app = typer.Typer()
+
 _BATCH_SIZE = 16  # prompts per iteration where nobody says
 
 
+@app.command()
 def generate(
     source: Annotated[
         str,

@@ -6,9 +6,6 @@ from typing import Annotated
 
 import typer
 from mlsys_core.cli.options import BlockPoolName, Device
-from mlsys_orca.cli.chaos import chaos
-from mlsys_orca.cli.explain import explain
-from mlsys_orca.cli.generate import generate
 from mlsys_orca.cli.hosts import worker
 from mlsys_orca.cli.options import ActivationsForm, Dtype, Model, Threads, Weights, num_threads_of
 from mlsys_orca.cli.serve import serve
@@ -16,10 +13,7 @@ from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
 app = typer.Typer(no_args_is_help=True)
 app.command()(serve)
-app.command()(generate)
 app.command()(worker)
-app.command()(explain)
-app.command()(chaos)
 
 
 @app.callback()

@@ -13,7 +13,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
-from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
+from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.config_readers import GgufFields
 from mlsys_orca.model.decoder import DecoderModel
 from mlsys_orca.model.families import model_family
@@ -95,7 +95,6 @@ def load_gguf(
         ),
         tokenizer=tokenizer,
         chat_template=None if template is None else _chat_template(template, tokenizer),
-        generation=GenerationDefaults(),
     )
 
 

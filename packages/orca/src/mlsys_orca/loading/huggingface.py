@@ -1,4 +1,4 @@
-"""A Hugging Face model directory to its parts: configuration, weights, tokenizer, chat template, generation defaults.
+"""A Hugging Face model directory to its parts: configuration, weights, tokenizer, chat template.
 
 Second stage of loading such a directory; :func:`mlsys_orca.loading.load.load_model` calls it.
 """
@@ -17,7 +17,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
-from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
+from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.loading.text_part import has_head, open_text_part, text_config
 from mlsys_orca.model.config import ModelConfig, UnsupportedModelError
 from mlsys_orca.model.decoder import DecoderModel
@@ -70,11 +70,6 @@ def load_huggingface(
         model=load(dtype=dtype, device=device, weights=weights, progress=progress),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(template, special_tokens=tokenizer.special_tokens) if template else None,
-        generation=GenerationDefaults(
-            temperature=generation.get("temperature") if generation.get("do_sample") else None,
-            top_k=generation.get("top_k") if generation.get("do_sample") else None,
-            top_p=generation.get("top_p") if generation.get("do_sample") else None,
-        ),
         images=None if new_reader is None else new_reader(tokenizer),
     )
 

@@ -26,9 +26,7 @@ from mlsys_orca.backends.native.decoder import NativeDecoder, to_native
 from mlsys_orca.backends.native.kept import Copies, NotedCheckpoint, can_be_kept
 from mlsys_orca.backends.native.packing import Rows
 from mlsys_orca.backends.runner import intra_op_threads
-from mlsys_orca.backends.triton import to_gpu
 from mlsys_orca.loading.gguf import load_gguf
-from mlsys_orca.loading.huggingface import load_huggingface
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.loading.rows import Activations, rows_of
 from mlsys_orca.model.decoder import DecoderModel
@@ -103,7 +101,11 @@ def load_model(
     with intra_op_threads(num_threads), readable(where):
         if backend == "torch" or (backend == "auto" and target.type == "cuda"):
             loaded = load(where, dtype=wanted, device=target, weights=weights or "float", progress=progress)
-            model = loaded.model if backend == "torch" else to_gpu(loaded.model)
+            model = loaded.model
+            if backend != "torch":
+                from mlsys_orca.backends.triton import to_gpu
+
+                model = to_gpu(model)
             return _checked(replace(loaded, model=model, device=device), activations)
         is_packed = load is load_gguf and weights in (None, "packed")
         file = GgufFile(where) if load is load_gguf else None
@@ -183,6 +185,8 @@ def model_files(path: Path | str) -> tuple[Path, Callable[..., LoadedModel]]:
     if where.is_dir() and not (where / "config.json").is_file():
         where = _only_gguf(where)
     if where.is_dir():
+        from mlsys_orca.loading.huggingface import load_huggingface
+
         return where, load_huggingface
     _check_gguf(where)
     return where, load_gguf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -17,17 +17,10 @@ from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.weights.quantized import weights_nbytes
 from mlsys_orca.text.chat_template import ChatTemplate
-from mlsys_orca.text.image_reader import ImageReader
 from mlsys_orca.text.tokenizer import Tokenizer
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationDefaults:
-    """Generation settings that the model's authors recommend where a request has none; None: the file has none."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
+if TYPE_CHECKING:
+    from mlsys_orca.text.image_reader import ImageReader
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -59,7 +52,6 @@ class LoadedModel:
     model: DecoderModel  # for the Runner
     tokenizer: Tokenizer  # for the front; knows the ids that end a generation
     chat_template: ChatTemplate | None  # None: the file has none, so chat requests cannot be served
-    generation: GenerationDefaults
     adapters: Mapping[str, str] = field(default_factory=dict)  # name -> key under which the model has it
     rows: RowsChoice | None = None  # the form in which rows meet packed weights; None: torch's operators run it
     device: str = "cpu"  # the registered name of the device that the model runs on

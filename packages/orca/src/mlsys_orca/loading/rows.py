@@ -20,7 +20,6 @@ from mlsys_orca.backends.native.packing import Rows
 from mlsys_orca.model.weights.checkpoint import Checkpoint
 from mlsys_orca.model.weights.gguf_blocks import GROUPED
 from mlsys_orca.model.weights.gguf_file import GgufFile
-from mlsys_orca.model.weights.safetensors_file import SafetensorsDirectory
 
 Activations = Literal["auto", "float", "int8"]  # as they are asked for
 LEAST_WEIGHTS = 500_000_000  # in codes, of the layers' projections: from here on ``auto`` quantises rows
@@ -112,7 +111,11 @@ def count_coded(files: Checkpoint, weights: str | None) -> int:
 @lru_cache(8)
 def _count_at(where: Path, weights: str | None, *_identity: int) -> int:
     """Return the count of a file, of which each process that holds a part asks again."""
-    return count_coded(SafetensorsDirectory(where) if where.is_dir() else GgufFile(where), weights)
+    if not where.is_dir():
+        return count_coded(GgufFile(where), weights)
+    from mlsys_orca.model.weights.safetensors_file import SafetensorsDirectory
+
+    return count_coded(SafetensorsDirectory(where), weights)
 
 
 def _has_amx() -> bool:

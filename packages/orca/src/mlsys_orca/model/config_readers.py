@@ -15,7 +15,6 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.config import ModelConfig, activation_name, refuse
 from mlsys_orca.model.rope import rope_from_huggingface, yarn_amplitude, yarn_divisors
-from mlsys_orca.model.weights.quantized_directory import check_quantization
 
 
 def config_from_huggingface(
@@ -70,6 +69,8 @@ def require(raw: Mapping[str, Any], *keys: str) -> None:
 def refuse_common(raw: Mapping[str, Any]) -> None:
     """Refuse what any ``config.json`` may ask for and no family does."""
     if (settings := raw.get("quantization_config")) is not None:
+        from mlsys_orca.model.weights.quantized_directory import check_quantization
+
         check_quantization(settings if isinstance(settings, Mapping) else {})
     refuse(bool(raw.get("add_cross_attention")), "attention over an encoder's states")
     refuse(bool(raw.get("use_bidirectional_attention")), "attention to later tokens (use_bidirectional_attention)")

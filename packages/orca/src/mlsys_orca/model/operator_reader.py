@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm, StackedLinear
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Layout, Progress, WeightForm
-from mlsys_orca.model.weights.quantize import Bits, quantize
 from mlsys_orca.model.weights.quantized import GROUP_SIZES, Matrix, QuantizedMatrix, concatenate_rows
 from torch import Tensor
 
@@ -296,7 +295,7 @@ class OperatorReader:
     def _name(self, role: str, at: tuple[int, ...], part: str) -> str:
         return f"{self._stems[role].format(*at)}.{part}".removeprefix(self._absent_prefix)
 
-    def _bits(self, roles: Collection[str]) -> Bits | None:
+    def _bits(self, roles: Collection[str]) -> Literal[4, 8] | None:
         """Return the bits of the codes that matrices of ``roles`` are quantised to; None: they are not quantised."""
         parts = {role.rpartition(".")[2] for role in roles}
         if self.weights in ("float", "packed") or parts & _KEPT_FLOATING:
@@ -315,6 +314,8 @@ class OperatorReader:
         group_size = max((size for size in GROUP_SIZES if matrix.shape[1] % size == 0), default=None)
         if group_size is None:
             return matrix.to(self.dtype)
+        from mlsys_orca.model.weights.quantize import quantize
+
         return quantize(matrix, bits=bits, group_size=group_size)
 
     def _packed(self, role: str, shape: tuple[int, ...], at: tuple[int, ...]) -> QuantizedMatrix | None:
