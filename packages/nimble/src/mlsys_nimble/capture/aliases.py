@@ -107,6 +107,13 @@ def _scatter(parent: Ref, step: ViewStep, child: Ref, builder: Builder) -> Ref:
         case Aten("aten.diagonal.default", (_, *where)):
             kind = Aten("aten.diagonal_scatter.default", (Input(0), Input(1), *where))
             return builder.emit(kind, [parent, child], parent.type)
+        case Aten("aten.neg.default" | "aten._conj_physical.default"):  # a view by a bit: its own inverse
+            return builder.emit(step.kind, [child], parent.type)
+        case Aten("aten.view.dtype") if parent.dtype != "bool":  # whose bytes are 0 and 1 alone
+            dtype: torch.dtype = getattr(torch, parent.dtype)
+            return builder.emit(Aten("aten.view.dtype", (Input(0), dtype)), [child], parent.type)
+        case Aten("aten.view_as_real.default"):
+            return builder.emit(Aten("aten.view_as_complex.default", (Input(0),), (), (0,)), [child], parent.type)
     raise refuse(f"a write in place through {step.kind}", builder.site.source, _ADVICE)
 
 

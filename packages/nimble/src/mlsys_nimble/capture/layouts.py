@@ -11,7 +11,9 @@ from typing import Any, Self
 
 import torch
 
-MAY_BE_VIEWS = frozenset({"reshape", "reshape_as", "flatten", "ravel", "contiguous", "to", "type_as", "resolve_conj"})
+MAY_BE_VIEWS = frozenset(
+    {"reshape", "reshape_as", "flatten", "ravel", "contiguous", "to", "type_as", "resolve_conj", "resolve_neg"}
+)
 ASKS_STRIDES = frozenset({"stride", "is_contiguous", "is_non_overlapping_and_dense", "dim_order", "as_strided"})
 
 

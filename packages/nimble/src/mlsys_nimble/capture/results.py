@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mlsys_nimble.backends.reference.operators import compile_operator
+from mlsys_nimble.backends.reference.operators import aten_function, compile_operator
 from mlsys_nimble.backends.table import Run
 from mlsys_nimble.capture.aliases import Member, is_known, overlap
 from mlsys_nimble.capture.builder import Ref
@@ -17,7 +17,7 @@ from mlsys_nimble.capture.tracer import Tracer
 from mlsys_nimble.capture.watched import Read
 from mlsys_nimble.errors import refuse
 from mlsys_nimble.ir import trees
-from mlsys_nimble.ir.operators import VIEWS, Copy
+from mlsys_nimble.ir.operators import VIEWS, Aten, Copy
 from mlsys_nimble.ir.program import Operator, Program, ValueType
 
 _ADVICE = "Return a tensor of its own, y.clone(), or prepare with fallback='eager'."
@@ -170,9 +170,21 @@ def _runs(member: Member, base: ValueType) -> tuple[Run, ...]:
     for step in member.steps:
         if not is_known(step):
             raise refuse("a result that shares memory with an argument or another result", "", _ADVICE)
-        runs.append(compile_operator(Operator("view", step.kind, (0,), (1,)), (type_, step.type)))
+        if isinstance(step.kind, Aten):
+            runs.append(_view(step.kind))
+        else:
+            runs.append(compile_operator(Operator("view", step.kind, (0,), (1,)), (type_, step.type)))
         type_ = step.type
     return tuple(runs)
+
+
+_BITS = {"aten.neg.default": "aten._neg_view.default", "aten._conj_physical.default": "aten._conj.default"}
+
+
+def _view(kind: Aten) -> Run:
+    """Return torch's own view: a program computes signs and conjugates, which torch says by a bit of the tensor."""
+    function = aten_function(_BITS.get(kind.target, kind.target))
+    return lambda x: function(x, *kind.arguments[1:], **dict(kind.keywords))
 
 
 def _plain(leaf: Any) -> Any:

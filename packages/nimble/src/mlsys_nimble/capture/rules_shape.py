@@ -9,6 +9,7 @@ import torch
 
 from mlsys_nimble.capture.builder import Builder, Ref
 from mlsys_nimble.capture.rules import rule
+from mlsys_nimble.errors import refuse
 from mlsys_nimble.ir.operators import Aten, Input, Pad
 from mlsys_nimble.ir.program import ValueType
 
@@ -58,6 +59,19 @@ def _movedim(b: Builder, result: ValueType, x: Ref, source: int, destination: in
     if dims:
         dims.insert(destination % x.rank, dims.pop(source))
     return b.permute(x, dims)
+
+
+@rule("aten._neg_view")
+def _neg_view(b: Builder, result: ValueType, x: Ref) -> Ref:
+    """Compute what torch says by a bit of the tensor: values of a program carry none."""
+    if x.dtype == "bool":
+        raise refuse("a negative view of bools", b.site.source, "Torch cannot compute its values: use ~x.")
+    return b.emit(Aten("aten.neg.default", (Input(0),)), [x], result)
+
+
+@rule("aten._conj")
+def _conj(b: Builder, result: ValueType, x: Ref) -> Ref:
+    return b.emit(Aten("aten._conj_physical.default", (Input(0),)), [x], result)
 
 
 @rule("aten.slice.Tensor")

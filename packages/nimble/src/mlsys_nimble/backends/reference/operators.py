@@ -36,7 +36,8 @@ class ReferenceExecutor:
         program = self._program
         with torch.no_grad():
             values: dict[ValueId, Tensor] = dict(program.constants)
-            values.update(zip(program.inputs, inputs, strict=True))
+            plain = [each.resolve_conj().resolve_neg() for each in inputs]
+            values.update(zip(program.inputs, plain, strict=True))
             for run, arguments, results, done in self._steps:
                 made = run(*[values[value] for value in arguments])
                 made = [made] if isinstance(made, Tensor) else made
@@ -44,7 +45,8 @@ class ReferenceExecutor:
                 for value in done:
                     del values[value]
             outputs = [values[value] for value in program.outputs]
-            _write_back([(values[old], values[new]) for old, new in program.mutations])
+            written = values | dict(zip(program.inputs, inputs, strict=True))
+            _write_back([(written[old], values[new]) for old, new in program.mutations])
         return outputs
 
 
@@ -65,7 +67,7 @@ def compile_operator(operator: Operator, values: Sequence[ValueType]) -> Run:
 
 
 def _aten(kind: kinds.Aten) -> Run:
-    function = aten_function(kind.target)
+    function = _view_dtype if kind.target == "aten.view.dtype" else aten_function(kind.target)
 
     def fill(item: Any, tensors: tuple[Tensor, ...]) -> Any:
         if isinstance(item, kinds.Input):
@@ -78,6 +80,13 @@ def _aten(kind: kinds.Aten) -> Run:
         return made if isinstance(made, Tensor) else [part for part in made if part is not None]
 
     return run
+
+
+def _view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the same bytes as another dtype; torch itself asks strides of dimensions of one element, too."""
+    if not x.dim() or dtype.itemsize == x.itemsize:
+        return x.view(dtype)
+    return x.flatten().view(dtype).reshape(*x.shape[:-1], x.shape[-1] * x.itemsize // dtype.itemsize)
 
 
 def as_needed(kind: kinds.Aten, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
