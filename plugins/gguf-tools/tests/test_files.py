@@ -18,12 +18,8 @@ from mlsys_orca.loading.load import load_model
 from mlsys_orca.model.weights.gguf_file import GgufFile
 from typer.testing import CliRunner
 
-from tests.conformance.orca.test_architectures import CASES as FIRST
-from tests.conformance.orca.test_architectures import SHAPE, VOCAB, Case, log_probabilities, write_checkpoint
-from tests.conformance.orca.test_more_families import CASES as SECOND
-from tests.conformance.orca.test_more_families import LLAMA3
+from tests.conformance.orca.families import CASES, LLAMA3, SHAPE, VOCAB, Case, log_probabilities, write_checkpoint
 
-CASES = FIRST | SECOND
 PROMPTS = [[(7 * i + 3 * j * j + 11) % VOCAB for j in range(length)] for i, length in enumerate([20, 3, 33, 1])]
 NUM_TOKENS = 300  # 256 bytes, some merges, control tokens, and rows of the table without a token
 GEMMA = {"query_pre_attn_scalar": 32}  # the head's width, which GGUF takes for granted

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 from mlsys_core.loop import SimulatedExecutor, simulate
 from mlsys_core.plugins import installed_plugins
@@ -23,23 +21,12 @@ from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest
 
+from tests.conformance.orca.families import SMALL, Case, write_checkpoint
+
 VOCAB, NUM_TOKENS, BLOCK = 256, 64, 16
 LENGTHS = [1, 20, 3, 33, 5, 2, 17, 9, 40, 4, 12, 26, 7, 1, 31, 15]
 PROMPTS = [[(7 * i + 3 * j * j + 11) % VOCAB for j in range(length)] for i, length in enumerate(LENGTHS)]
 POLICIES: dict[str, dict[str, Any]] = {"orca": {}, "paged": {}, "chunked": {"max_batch_tokens": 24}}
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # transformers' name, what differs from SHAPE
     "exaone4": (
         "Exaone4",  # norms of heads, a window with positions and full attention without
@@ -71,32 +58,14 @@ class Reference:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """A small random checkpoint as transformers saves one, no parameter left at a value that hides a mistake."""
-    import transformers
-
-    name, changes = CASES[request.param]
-    torch.manual_seed(7)
-    config = getattr(transformers, f"{name}Config")(**(SHAPE | changes))
-    config._attn_implementation = "eager"
-    model: Any = transformers.AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:  # norms are ones and biases zeros otherwise
-                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+def reference(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, greedy_by_transformers: Any
+) -> Reference:
     path = tmp_path_factory.mktemp(request.param)
-    model.save_pretrained(path)
-    vocab = {f"t{token_id}": token_id for token_id in range(VOCAB)}
-    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "t0")).save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({}))
-
-    width = max(LENGTHS)
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 2
-    padded = torch.tensor([[2] * (width - len(prompt)) + prompt for prompt in PROMPTS])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
+    name, changes = CASES[request.param]
+    model = write_checkpoint(path, Case(name, SMALL | changes))
+    tokens = greedy_by_transformers(model, PROMPTS, NUM_TOKENS, pad_id=2)
     with torch.inference_mode():
-        out = model.generate(input_ids=padded, attention_mask=mask, max_new_tokens=NUM_TOKENS, do_sample=False)
-        tokens = [row[width:].tolist() for row in out]
         logprobs = []
         for prompt, answer in zip(PROMPTS, tokens, strict=True):
             logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]

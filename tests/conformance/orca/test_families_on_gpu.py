@@ -15,12 +15,11 @@ from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from torch import Tensor
 
-from tests.conformance.orca import test_architectures as first
-from tests.conformance.orca import test_more_families as second
+from tests.conformance.orca.families import CASES, write_checkpoint
+from tests.conformance.orca.test_families import PROMPTS
 
 pytestmark = pytest.mark.gpu
 Greedy = Callable[..., list[list[int]]]
-CASES = {**first.CASES, **second.CASES}
 BLOCK, NUM_TOKENS = 16, 24
 
 
@@ -44,11 +43,10 @@ def log_probabilities(loaded: LoadedModel, sequences: list[list[int]]) -> list[T
 @pytest.mark.parametrize("name", CASES)
 def test_a_gpu_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    reference = first.write_checkpoint(tmp_path, CASES[name])
+    reference = write_checkpoint(tmp_path, CASES[name])
     loaded = load_model(tmp_path, dtype="fp32", device="cuda")
-    prompts = second.PROMPTS
-    found = log_probabilities(loaded, prompts)
-    for prompt, ours in zip(prompts, found, strict=True):
+    found = log_probabilities(loaded, PROMPTS)
+    for prompt, ours in zip(PROMPTS, found, strict=True):
         with torch.inference_mode():
             theirs = reference(torch.tensor([prompt])).logits[0].log_softmax(-1)
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0)
@@ -60,8 +58,8 @@ def test_a_gpu_computes_what_transformers_does(name: str, tmp_path: Path) -> Non
 def test_answers_of_the_engine_are_those_of_transformers(
     name: str, policy: str, tmp_path: Path, greedy_by_transformers: Greedy
 ) -> None:
-    reference = first.write_checkpoint(tmp_path, CASES[name])
-    expected = greedy_by_transformers(reference, second.PROMPTS, NUM_TOKENS, pad_id=2)
+    reference = write_checkpoint(tmp_path, CASES[name])
+    expected = greedy_by_transformers(reference, PROMPTS, NUM_TOKENS, pad_id=2)
     with LLM(tmp_path, device="cuda", dtype="fp32", policy=policy, max_model_len=96) as llm:
-        answers = llm.generate(second.PROMPTS, max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
+        answers = llm.generate(PROMPTS, max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
     assert [list(answer.token_ids) for answer in answers] == expected

@@ -11,15 +11,14 @@ import tokenizers
 import torch
 from mlsys_orca.model.families import ARCHITECTURES
 
-from tests.conformance.orca import test_architectures as common
-from tests.conformance.orca import test_more_families as more
 from tests.conformance.orca import test_t5 as encoder_decoders
+from tests.conformance.orca.families import CASES, write_checkpoint
+from tests.conformance.orca.test_families import PROMPTS as FIRST_PROMPTS
 from tests.orca.survival.commands import served
 from tests.warm import Warm
 from tests.warm_mlsys import place
 
-PROMPTS, NUM_TOKENS = common.PROMPTS[:4], 8
-CASES = more.CASES | common.CASES
+PROMPTS, NUM_TOKENS = FIRST_PROMPTS[:4], 8
 NAMES = {  # the family of a case, where its name does not begin as an architecture's
     "gpt-neox": "gpt_neox",
     "qwen3-next": "qwen3_next",
@@ -31,7 +30,6 @@ NAMES = {  # the family of a case, where its name does not begin as an architect
     "deepseek-v2": "deepseek_v2",
     "deepseek-v3": "deepseek_v3",
     "granite-hybrid": "granitemoehybrid",
-    "llama-yarn": "llama",
     "mistral-window": "mistral",
 }
 # The first case of each family; T5's have a file of their own.
@@ -57,7 +55,7 @@ def test_a_family_is_served(
             options = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "eos_token_id": None}
             expected = [reference.generate(torch.tensor([prompt]), **options)[0, 1:].tolist() for prompt in PROMPTS]
     else:
-        reference = common.write_checkpoint(tmp_path, CASES[SERVED[family]])
+        reference = write_checkpoint(tmp_path, CASES[SERVED[family]])
         expected = greedy_by_transformers(reference, PROMPTS, NUM_TOKENS, pad_id=2)
     decode = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode
 

@@ -8,12 +8,8 @@ from typing import Any
 
 import transformers
 
-from tests.conformance.orca.test_architectures import CASES as FIRST
-from tests.conformance.orca.test_architectures import DYNAMIC, LONGROPE, SHAPE, YARN, Case
-from tests.conformance.orca.test_more_families import CASES as MORE
-from tests.conformance.orca.test_more_families import LINEAR, LLAMA3
+from tests.conformance.orca.families import DYNAMIC, LINEAR, LLAMA3, LONGROPE, SHAPE, YARN, Case
 
-CASES = FIRST | MORE
 _DISTILBERT = {"dim": 48, "hidden_dim": 80, "n_layers": 3, "n_heads": 4}
 _MODERNBERT = {"local_attention": 16, "layer_types": None, "cls_token_id": 1, "sep_token_id": 2}
 ENCODERS = {

@@ -15,7 +15,7 @@ from mlsys_orca.loading.load import load_model
 from torch import Tensor
 from torch.nn import functional
 
-from tests.conformance.orca.test_architectures import VOCAB, Case, log_probabilities, write_checkpoint
+from tests.conformance.orca.families import VOCAB, Case, log_probabilities, write_checkpoint
 
 SEQUENCES = [[(7 * i + 3 * j * j + 11) % VOCAB for j in range(length)] for i, length in enumerate([40, 1, 9, 23])]
 TEXTS = [[2 + token % 100 for token in sequence] for sequence in SEQUENCES]  # of encoders

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 import torch
 import transformers
 
-from tests.conformance.orca.test_architectures import Case
-from tests.oracles.orca_configs.changes import CASES, ENCODERS, changes
+from tests.conformance.orca.families import CASES, Case
+from tests.oracles.orca_configs.changes import ENCODERS, changes
 from tests.oracles.orca_configs.compare import decoder_verdict, encoder_verdict
 
 Run = Callable[[dict[str, Any]], tuple[str, str]]

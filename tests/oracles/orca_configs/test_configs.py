@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.oracles.orca_configs.changes import CASES, ENCODERS, changes
+from tests.conformance.orca.families import CASES
+from tests.oracles.orca_configs.changes import ENCODERS, changes
 from tests.oracles.orca_configs.compare import decoder_verdict, encoder_verdict
 from tests.oracles.orca_configs.full import runs
 

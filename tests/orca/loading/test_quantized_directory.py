@@ -17,7 +17,8 @@ from mlsys_orca.model.weights.quantized_directory import check_quantization
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.conformance.orca.test_architectures import PROMPTS, SHAPE, Case, log_probabilities, write_checkpoint
+from tests.conformance.orca.families import SHAPE, Case, log_probabilities, write_checkpoint
+from tests.conformance.orca.test_families import PROMPTS
 
 Packed = tuple[dict[str, Tensor], Tensor]  # tensors beside each other by part, and the values that they stand for
 GROUP = 16

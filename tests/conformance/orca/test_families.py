@@ -1,11 +1,12 @@
-"""Families of the second row against transformers: small random checkpoints, served with preemption, in every form.
+"""Every family against transformers: small random checkpoints, served with preemption, in every form.
 
 One served run a case: pages so few that requests are preempted, prefixes that are shared, chunks that end within
-prompts. :mod:`.test_architectures` has the families that came first, and the helpers.
+prompts.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import SimulatedExecutor, simulate
 from mlsys_core.plugins import installed_plugins
 from mlsys_orca.backends.drafting import ModelDrafter
@@ -27,12 +29,13 @@ from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest
 
-from tests.conformance.orca.test_architectures import (
-    GPT2,
+from tests.conformance.orca.families import (
+    CASES,
+    GPT_OSS,
+    LONGROPE,
     SHAPE,
-    TOKENS,
+    SMALL,
     VOCAB,
-    YARN,
     Case,
     log_probabilities,
     round_weights,
@@ -46,153 +49,28 @@ NUM_TOKENS, NUM_BLOCKS, BLOCK = 24, 14, 16
 SHARED = [(5 * i + 2) % VOCAB for i in range(32)]  # two whole blocks that three prompts begin with
 PROMPTS = [[(7 * i + 3 * j * j + 11) % VOCAB for j in range(length)] for i, length in enumerate([1, 20, 33, 5, 2, 40])]
 PROMPTS += [[*SHARED, 3], [*SHARED, 5, 6, 7], SHARED]
-SMALL = SHAPE | {"num_hidden_layers": 2}
-HALF: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
-LLAMA3: dict[str, Any] = {
-    "rope_type": "llama3",
-    "rope_theta": 10_000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
-GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.6, "logits_scaling": 0.5}
-MAMBA2: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_heads": 8,
-    "head_dim": 16,
-    "state_size": 20,
-    "n_groups": 2,
-    "chunk_size": 8,
-    "initializer_range": 0.3,
-}
-BAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_chunk_size": 8}
-GRANITE_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 56}
-QWEN3_NEXT: dict[str, Any] = {
-    "num_hidden_layers": 3,
-    "full_attention_interval": 3,
-    "head_dim": 16,
-    "linear_key_head_dim": 12,
-    "linear_value_head_dim": 20,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 40,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-}
-QWEN3_5: dict[str, Any] = {
-    key: value for key, value in QWEN3_NEXT.items() if "expert" not in key and "moe" not in key
-} | {
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 1e4,
-        "partial_rotary_factor": 0.5,
-        "mrope_section": [2, 1, 1],
-        "mrope_interleaved": True,
-    }
-}
-BLOOM = TOKENS | {"hidden_size": 60, "n_layer": 2, "n_head": 5, "initializer_range": 0.2}
-MPT = TOKENS | {"d_model": 60, "n_layers": 2, "n_heads": 5, "max_seq_len": 128, "initializer_range": 0.2}
-COHERE2 = {"logit_scale": 2.0, "sliding_window": 9, "num_hidden_layers": 4}
-EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
-FULL = ["full_attention", "sliding_attention"]
-GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 7} | {
-    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False}
-    | {"original_max_position_embeddings": 32}
-}
-DEEPSEEK = {"kv_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 20} | {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 48,
-    "routed_scaling_factor": 1.5,
-    "first_k_dense_replace": 1,
-    "num_key_value_heads": 4,
-}
-MINICPM3 = {"kv_lora_rank": 24, "q_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 20} | {
-    "num_key_value_heads": 4,
-    "dim_model_base": 16,
-    "rope_parameters": YARN | {"mscale": 0.8, "mscale_all_dim": 0.6},
-}
-GROUPS = {"q_lora_rank": 32, "n_group": 4, "topk_group": 2}
-MSCALE = {"rope_parameters": YARN | {"mscale": 0.8, "mscale_all_dim": 0.6, "beta_fast": 32, "beta_slow": 1}}
-ONE_SCALE = {
-    "rope_parameters": MSCALE["rope_parameters"] | {"mscale": 0.6}
-}  # as the models have it, and a GGUF says it
-CASES = {
-    "gemma": Case("Gemma", SMALL | {"head_dim": 32}),
-    "granite": Case("Granite", SMALL | GRANITE),
-    "granite-tied": Case(
-        "Granite", SMALL | GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
-    ),
-    "olmo2": Case("Olmo2", SMALL | {"rope_parameters": LLAMA3}),
-    "olmo2-biased": Case("Olmo2", SMALL | {"attention_bias": True, "num_key_value_heads": 4}),
-    "stablelm": Case("StableLm", SMALL | HALF | {"use_qkv_bias": True}),
-    "stablelm-parallel": Case("StableLm", SMALL | {"use_parallel_residual": True, "qk_layernorm": True}),
-    "starcoder2": Case("Starcoder2", SMALL | {"sliding_window": 11}),
-    "starcoder2-bare": Case("Starcoder2", SMALL | {"use_bias": False, "tie_word_embeddings": False}),
-    "cohere": Case("Cohere", SMALL | {"logit_scale": 2.0, "rope_parameters": LINEAR}),
-    "cohere-norms": Case("Cohere", SMALL | {"logit_scale": 0.5, "use_qk_norm": True, "attention_bias": True}),
-    "cohere2": Case("Cohere2", SMALL | COHERE2),
-    "glm": Case("Glm", SMALL | {"head_dim": 32}),
-    "glm4": Case("Glm4", SMALL | {"head_dim": 16}),
-    "phi": Case("Phi", SMALL | {"num_key_value_heads": 4}),
-    "phi-norms": Case("Phi", SMALL | {"qk_layernorm": True, "tie_word_embeddings": True}),
-    "gptj": Case("GPTJ", GPT2 | {"n_layer": 2, "rotary_dim": 8}),
-    "falcon": Case("Falcon", SMALL),
-    "falcon-new": Case("Falcon", SMALL | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
-    "falcon-new-one-norm": Case(
-        "Falcon", SMALL | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}
-    ),
-    "falcon-sequential": Case(
-        "Falcon", SMALL | {"parallel_attn": False, "multi_query": False, "tie_word_embeddings": False}
-    ),
-    "bloom": Case("Bloom", BLOOM),
-    "mpt": Case("Mpt", MPT),
-    "qwen2-moe-sums-to-one": Case("Qwen2Moe", SMALL | EXPERTS | {"shared_expert_intermediate_size": 80}),
-    "qwen3-moe-of-all": Case("Qwen3Moe", SMALL | EXPERTS | {"norm_topk_prob": False, "head_dim": 16}),
-    "gpt-oss": Case("GptOss", SMALL | GPT_OSS),
-    "gpt-oss-other-limits": Case(
-        "GptOss", SMALL | GPT_OSS | {"swiglu_limit": 0.5, "swiglu_alpha": 1.2, "layer_types": FULL}
-    ),
-    "deepseek-v2": Case("DeepseekV2", SMALL | DEEPSEEK | {"q_lora_rank": None}),
-    "deepseek-v2-groups": Case(
-        "DeepseekV2", SMALL | DEEPSEEK | MSCALE | GROUPS | {"topk_method": "group_limited_greedy", "rms_norm_eps": 1e-5}
-    ),
-    "deepseek-v3": Case("DeepseekV3", SMALL | DEEPSEEK | ONE_SCALE | GROUPS | {"num_hidden_layers": 3}),
-    "minicpm3": Case("MiniCPM3", SMALL | MINICPM3),
-    "minicpm3-plain": Case("MiniCPM3", SMALL | MINICPM3 | {"q_lora_rank": None, "scale_depth": None}),
-    "mamba2": Case("Mamba2", TOKENS | MAMBA2),
-    "mamba2-tied": Case("Mamba2", TOKENS | MAMBA2 | {"n_groups": 1, "conv_kernel": 3, "tie_word_embeddings": True}),
-    "bamba": Case("Bamba", SMALL | BAMBA | {"attn_layer_indices": [1], "num_hidden_layers": 3}),
-    "granite-hybrid": Case(
-        "GraniteMoeHybrid",
-        SMALL | BAMBA | GRANITE | GRANITE_EXPERTS | {"layer_types": ["linear_attention", "full_attention"]},
-    ),
-    "granite-hybrid-dense": Case(
-        "GraniteMoeHybrid",
-        SMALL
-        | BAMBA
-        | GRANITE
-        | {"layer_types": ["full_attention", "linear_attention"], "num_local_experts": 0}
-        | {"shared_intermediate_size": 56},
-    ),
-    "granite-hybrid-rotary": Case(
-        "GraniteMoeHybrid",
-        SMALL | BAMBA | {"layer_types": ["linear_attention", "full_attention"], "position_embedding_type": "rope"},
-    ),
-    "qwen3-next": Case("Qwen3Next", SMALL | QWEN3_NEXT),
-    "qwen3-5": Case("Qwen3_5Text", SMALL | QWEN3_5),
-    "qwen3-5-moe": Case(
-        "Qwen3_5MoeText", {key: value for key, value in (SMALL | QWEN3_NEXT).items() if key != "intermediate_size"}
-    ),
-    "mpt-scaled": Case("Mpt", MPT | {"attn_config": {"softmax_scale": 0.2}}),
-}
-GUESSED = ("gpt-oss", "deepseek-v2", "deepseek-v3", "minicpm3", "qwen3-moe-of-all")
+GUESSED = ("gpt-oss", "deepseek-v2", "deepseek-v3", "minicpm3", "qwen3-moe-of-all")  # attentions, choices of experts
+QUANTISED = (  # one of each shape
+    *("qwen2", "qwen3-biases", "gpt2", "gpt-neox", "opt", "opt-post-norm", "phi3", "mixtral", "gemma2", "qwen3-moe"),
+    *("qwen2-moe", "gemma", "granite", "cohere", "glm4", "falcon-new", "stablelm"),
+)
 GGUF = {
+    "llama": "LLAMA",
+    "llama-tied": "LLAMA",
+    "llama-llama3": "LLAMA",
+    "llama-yarn": "LLAMA",
+    "qwen2": "QWEN2",
+    "qwen3": "QWEN3",
+    "gpt2": "GPT2",
+    "gpt-neox": "GPTNEOX",
+    "gpt-neox-sequential-biased": "GPTNEOX",
+    "phi3": "PHI3",
+    "phi3-partial": "PHI3",
+    "mixtral": "LLAMA",
+    "gemma2": "GEMMA2",
+    "gemma3": "GEMMA3",
+    "qwen3-moe": "QWEN3MOE",
+    "smollm3": "SMOLLM3",
     "gemma": "GEMMA",
     "granite": "GRANITE",
     "olmo2": "OLMO2",
@@ -231,7 +109,7 @@ class Checkpoint:
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     path = tmp_path_factory.mktemp(request.param)
     reference = write_checkpoint(path, CASES[request.param])
-    native = load_model(path, dtype="fp32", backend="native")
+    native = load_model(path, dtype="fp32")
     native.tokenizer.eos_ids = frozenset()  # the reference does not stop either
     return Checkpoint(request.param, path, reference, native)
 
@@ -307,10 +185,9 @@ def test_torchs_operators_and_bf16_give_nearly_the_same(checkpoint: Checkpoint) 
         assert torch.corrcoef(torch.stack((exact.flatten(), rounded.flatten())))[0, 1] > 0.98
 
 
+@pytest.mark.parametrize("checkpoint", GUESSED, indirect=True, scope="module")
 def test_guesses_change_no_answer(checkpoint: Checkpoint) -> None:
     """By lookup, and by a model: the same in int4, which is right often and not always."""
-    if checkpoint.name not in GUESSED:
-        pytest.skip("one of each attention and each choice of experts is enough; a state takes nothing back")
     model, nearly = checkpoint.native.model, load_model(checkpoint.path, dtype="fp32", weights="int4").model
     for sampling in (SamplingParams(), SamplingParams(temperature=0.5, seed=3)):
         expected, _, _ = serve(model, "paged", sampling=sampling)
@@ -323,13 +200,16 @@ def test_guesses_change_no_answer(checkpoint: Checkpoint) -> None:
                 assert drafter.tables.num_free_blocks == NUM_BLOCKS
 
 
+@pytest.mark.parametrize("checkpoint", GGUF, indirect=True, scope="module")
 def test_a_converted_gguf_computes_as_the_original(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    if checkpoint.name not in GGUF:
-        pytest.skip("GGUF has no such layout, or another case has it")
     architecture = getattr(gguf.MODEL_ARCH, GGUF[checkpoint.name])
     path = convert_to_gguf(checkpoint.reference, architecture, tmp_path / "model.gguf")
     loaded = load_model(path, dtype="fp32", backend="native")
-    exact = logits_of(checkpoint.reference, PROMPTS).log_softmax(-1)
+    reference = copy.deepcopy(checkpoint.reference)
+    if checkpoint.name.startswith(("gemma2", "gemma3")):  # GGUF has no scale: it follows from the head's width
+        for layer in reference.model.layers:
+            layer.self_attn.scaling = reference.config.head_dim**-0.5
+    exact = logits_of(reference, PROMPTS).log_softmax(-1)
     assert torch.allclose(torch.cat(log_probabilities(loaded, PROMPTS)), exact, atol=tolerance_of(checkpoint), rtol=0)
 
 
@@ -392,13 +272,59 @@ def test_experts_in_mxfp4_have_the_values_of_transformers(tmp_path: Path) -> Non
             assert sum(each is not None for each in loaded.model.linears) == 2 * 2 * 5
 
 
-def test_quantised_weights_compute_as_their_values_do(checkpoint: Checkpoint) -> None:
-    if checkpoint.name not in ("gemma", "granite", "cohere", "glm4", "falcon-new", "stablelm"):
-        pytest.skip("one of each shape is enough")
-    loaded = load_model(checkpoint.path, dtype="fp32", weights="int8")
-    kept = {name: parameter.detach().clone() for name, parameter in checkpoint.reference.named_parameters()}
+@pytest.mark.parametrize("checkpoint", QUANTISED, indirect=True, scope="module")
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantised_weights_compute_as_their_values_do(checkpoint: Checkpoint, weights: Any, backend: str) -> None:
+    loaded = load_model(checkpoint.path, dtype="fp32", weights=weights, backend=backend)
+    reference = copy.deepcopy(checkpoint.reference)
     with torch.inference_mode():
-        round_weights(checkpoint.reference, "int8")
-        expected = logits_of(checkpoint.reference, PROMPTS).log_softmax(-1)
-        checkpoint.reference.load_state_dict(kept, strict=False)
+        round_weights(reference, weights)
+        expected = logits_of(reference, PROMPTS).log_softmax(-1)
     assert torch.allclose(torch.cat(log_probabilities(loaded, PROMPTS)), expected, atol=1e-4, rtol=0)
+
+
+def test_beyond_the_original_context_the_factors_are_the_long_ones(
+    tmp_path: Path, greedy_by_transformers: Greedy
+) -> None:
+    """transformers takes the short ones until a sequence is that long, so the prompts are."""
+    long = Case("Phi3", SHAPE | {"original_max_position_embeddings": 8, "rope_parameters": LONGROPE})
+    reference = write_checkpoint(tmp_path, long)
+    loaded = load_model(tmp_path, dtype="fp32")
+    assert loaded.config.rope_amplitude > 1
+    prompts = [prompt for prompt in PROMPTS if len(prompt) > 8]
+    expected = greedy_by_transformers(reference, prompts, NUM_TOKENS, pad_id=2)
+    sequences = [prompt + answer for prompt, answer in zip(prompts, expected, strict=True)]
+    exact = logits_of(reference, sequences).log_softmax(-1)
+    assert torch.allclose(torch.cat(log_probabilities(loaded, sequences)), exact, atol=2e-4, rtol=0)
+
+
+def test_a_bare_decoder_is_named_without_its_prefix(tmp_path: Path) -> None:
+    """GPT-2's own files are saved that way, with the causal masks of their attention."""
+    from safetensors.torch import load_file, save_file
+
+    write_checkpoint(tmp_path, CASES["gpt2"])
+    expected = log_probabilities(load_model(tmp_path, dtype="fp32"), PROMPTS)
+    tensors = load_file(tmp_path / "model.safetensors")
+    bare = {name.removeprefix("transformer."): values.clone() for name, values in tensors.items()}
+    assert bare.keys() != tensors.keys()
+    save_file(bare | {"h.0.attn.bias": torch.ones(1, 1, 128, 128)}, tmp_path / "model.safetensors")
+    found = log_probabilities(load_model(tmp_path, dtype="fp32"), PROMPTS)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(("name", "architecture"), [("gpt2", "GPT2"), ("gpt-neox", "GPTNEOX")])
+def test_a_fused_product_of_other_heads_than_the_file_says_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, architecture: str
+) -> None:
+    add = gguf.GGUFWriter.add_head_count
+
+    def add_both(writer: gguf.GGUFWriter, count: int) -> None:
+        add(writer, count)
+        writer.add_head_count_kv(2)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_head_count", add_both)
+    reference = write_checkpoint(tmp_path, CASES[name])
+    path = convert_to_gguf(reference, getattr(gguf.MODEL_ARCH, architecture), tmp_path / "model.gguf")
+    with pytest.raises(InvalidInputError, match="qkv"):
+        load_model(path, dtype="fp32")
