@@ -59,6 +59,18 @@ AREAS = {
             "tests/property/serving",
         ),
     ),
+    "core-loop": Area(
+        CORE,
+        _paths("loop", "inbox serving_loop dispatch"),
+        _paths("tests/core/loop", "test_loop test_loop_threads test_executors"),
+        ("tests/processes.py",),
+    ),
+    "core-plugins": Area(
+        CORE,
+        _paths("plugins", "loader loading registry"),
+        (*_paths("tests/core/plugins", "test_loader test_loading"), "tests/integration/test_plugin_failures.py"),
+    ),
+    "isolation": Area(SERVING, ("isolation/*.py",), ("tests/serving/test_isolation.py",)),
     "orca-schedulers": Area(
         ORCA,
         _paths("scheduling", "request_pool chunked orca paged pager policy request request_level"),
@@ -66,6 +78,31 @@ AREAS = {
             "tests/orca",
             "test_scheduler test_scheduler_book test_scheduler_chunked test_scheduler_encoder test_scheduler_faults"
             " test_scheduler_figures test_scheduler_paged test_scheduler_request_level test_policy_names",
+        ),
+    ),
+    "orca-answers": Area(
+        ORCA,
+        (
+            "text/tokenizer.py",
+            *_paths("api", "text_stream conversation reasoning tool_parser tagged_calls"),
+        ),
+        (
+            *_paths("tests/orca", "test_tokenizer test_tools test_reasoning test_stop_strings"),
+            "tests/oracles/orca_detokenizer/test_detokenizer.py",
+        ),
+        (*_paths("tests/orca", "conftest"), "tests/oracles/orca_detokenizer/sequences.py"),
+    ),
+    "orca-configs": Area(
+        ORCA,
+        _paths("model", "config_readers rope limits"),
+        (
+            *_paths("tests/orca/models", "test_gguf_keys test_config test_rope"),
+            "tests/conformance/orca/test_gguf_configs.py",
+        ),
+        (
+            "tests/orca/conftest.py",
+            "tests/installed.py",
+            *_paths("tests/conformance/orca", "conftest families to_gguf"),
         ),
     ),
     "nimble-planning": Area(
@@ -86,6 +123,12 @@ AREAS = {
         _paths("scheduling", "admission batching requests results completion tables tasks"),
         ("plugins/batchmaker/tests/scheduling",),
         ("plugins/batchmaker/tests/conftest.py",),
+    ),
+    "batchmaker-plan": Area(
+        BATCHMAKER,
+        ("plan/*.py",),
+        ("plugins/batchmaker/tests/plan",),
+        ("plugins/batchmaker/tests/conftest.py", "tests/graph_checks.py"),
     ),
     "dvabatch-policies": Area(
         DVABATCH,

@@ -31,6 +31,7 @@ from mlsys_orca.scheduling.request import GenerationRequest
 
 from tests.conformance.orca.families import (
     CASES,
+    GGUF,
     GPT_OSS,
     LONGROPE,
     SHAPE,
@@ -54,45 +55,6 @@ QUANTISED = (  # one of each shape
     *("qwen2", "qwen3-biases", "gpt2", "gpt-neox", "opt", "opt-post-norm", "phi3", "mixtral", "gemma2", "qwen3-moe"),
     *("qwen2-moe", "gemma", "granite", "cohere", "glm4", "falcon-new", "stablelm"),
 )
-GGUF = {
-    "llama": "LLAMA",
-    "llama-tied": "LLAMA",
-    "llama-llama3": "LLAMA",
-    "llama-yarn": "LLAMA",
-    "qwen2": "QWEN2",
-    "qwen3": "QWEN3",
-    "gpt2": "GPT2",
-    "gpt-neox": "GPTNEOX",
-    "gpt-neox-sequential-biased": "GPTNEOX",
-    "phi3": "PHI3",
-    "phi3-partial": "PHI3",
-    "mixtral": "LLAMA",
-    "gemma2": "GEMMA2",
-    "gemma3": "GEMMA3",
-    "qwen3-moe": "QWEN3MOE",
-    "smollm3": "SMOLLM3",
-    "gemma": "GEMMA",
-    "granite": "GRANITE",
-    "olmo2": "OLMO2",
-    "stablelm-parallel": "STABLELM",
-    "starcoder2-bare": "STARCODER2",
-    "cohere-norms": "COMMAND_R",
-    "cohere2": "COHERE2",
-    "glm4": "GLM4",
-    "phi": "PHI2",
-    "falcon-new": "FALCON",
-    "bloom": "BLOOM",
-    "mpt": "MPT",
-    "gpt-oss": "GPT_OSS",
-    "deepseek-v3": "DEEPSEEK2",
-    "mamba2": "MAMBA2",
-    "mamba2-tied": "MAMBA2",
-    "granite-hybrid": "GRANITE_HYBRID",
-    "granite-hybrid-dense": "GRANITE_HYBRID",
-    "qwen3-next": "QWEN3NEXT",
-    "qwen3-5": "QWEN35",
-    "qwen3-5-moe": "QWEN35MOE",
-}
 
 
 @dataclass(frozen=True)
