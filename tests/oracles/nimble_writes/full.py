@@ -1,5 +1,6 @@
 """Judge 100,000 programs that write and read the same memory: ``python tests/oracles/nimble_writes/full.py [COUNT]``.
 
+``--peer inductor|onnxruntime|openvino COUNT`` counts the same programs on another compiler, one that is installed.
 Two processes, about two hours. Ends with status 1 where a result or argument was wrong or an exception raw; such a
 program is shrunk and printed as code, with its seed.
 """
@@ -37,6 +38,11 @@ def judge_some(first: int) -> Tally:
 
 def main() -> int:
     """Print faults as they are found, then a tally."""
+    if sys.argv[1:2] == ["--peer"]:
+        from tests.oracles.nimble_writes import peers
+
+        print(dict(peers.tally_of(sys.argv[2], range(int(sys.argv[3])))))
+        return 0
     whole = Tally("nimble-writes")
     count = int(sys.argv[1]) if len(sys.argv) > 1 else COUNT
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -25,11 +26,11 @@ Run = Callable[..., Sequence[torch.Tensor]]
 ROUNDED = ("addcmul", "lerp", "sin_", "softmax", "cumsum", "sum", "mean", "@", "pow_", "alpha")
 
 
-def judge(program: Program, path: str) -> Judgement:
-    """Compare with eager; ``path`` is an executor, "compile", or "some passes", by the program's seed."""
+def judge(program: Program, path: str, prepare: Callable[[Program, Run], Run] | None = None) -> Judgement:
+    """Compare with eager; ``path`` is an executor, "compile", or "some passes", by the program's seed, or a peer."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        found = _judged(program, path)
+        found = _judged(program, path, prepare or partial(_prepared, path=path))
         if found.verdict == "wrong" and _rounding_decides(program):
             return replace(found, verdict="not run", reason="rounding decides")
         if path == "compile" and found.verdict in ("wrong", "raw") and _fails_in_eager_graphs(program):
@@ -37,7 +38,7 @@ def judge(program: Program, path: str) -> Judgement:
     return found
 
 
-def _judged(program: Program, path: str) -> Judgement:
+def _judged(program: Program, path: str, prepare: Callable[[Program, Run], Run]) -> Judgement:
     function = program.function()
     try:
         function(*program.arguments(0))
@@ -45,7 +46,7 @@ def _judged(program: Program, path: str) -> Judgement:
         return Judgement(str(program), path, "not run", f"eager: {type(error).__name__}")
     try:
         with patch.object(prepared, "PASSES", _passes(program.seed, path)):
-            difference = _first_difference(program, function, _prepared(program, function, path))
+            difference = _first_difference(program, function, prepare(program, function))
     except InternalError as error:
         return Judgement(str(program), path, "raw", str(error)[:300])
     except MlsysError as error:
