@@ -26,7 +26,6 @@ from mlsys_orca.api.logprobs import finite
 from mlsys_orca.api.text_stream import FinishReason, TextDelta, TextOptions
 from mlsys_orca.engine.streams import KnownAnswer, TokenStream
 from mlsys_orca.scheduling.batch import SampledToken, SamplingParams
-from mlsys_orca.scheduling.images import PlacedImage
 from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_orca.text.guides import Grammar
 
@@ -87,7 +86,6 @@ class GenerationParameters:
     prefix: str  # of the answer's id
     model: str  # the name that the client gave: the model's or an adapter's
     prompts: Sequence[Sequence[int]] = ()  # token ids; in a finished request at least one prompt of one token
-    images: tuple[PlacedImage, ...] = ()  # of the prompt, if there is one
     max_new_tokens: int | None  # None: what the context has room for
     sampling: SamplingParams  # of the first choice; seed and guide are set here
     seed: int | None = None  # None: drawn

@@ -14,7 +14,6 @@ from mlsys_orca.api.answers import STREAMED, GenerationParameters, collect, iden
 from mlsys_orca.api.chat_answer import ChatCompletion, chat_completion, chat_events
 from mlsys_orca.api.conversation import AnswerForm, Conversation, ToolUse, prepare
 from mlsys_orca.api.fields import MAX_CHOICES, MAX_MESSAGES, Generating, ResponseFormat
-from mlsys_orca.api.images import Detail, SentImage, content_of
 from mlsys_orca.api.intake import bounded_json
 from mlsys_orca.api.reasoning import Effort
 from mlsys_orca.api.service import ModelService, body_size, text_options
@@ -28,22 +27,7 @@ class TextPart(Body):
     text: str
 
 
-class ImageUrl(Body):
-    """An image: a data URL, since nothing is fetched."""
-
-    url: str
-    detail: Detail | None = None
-
-
-class ImagePart(Body):
-    """An image of a message's content."""
-
-    type: Literal["image_url"]
-    image_url: ImageUrl
-
-
-ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
-Content = Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+Content = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class CalledFunction(Body):
@@ -87,18 +71,11 @@ class Message(Body):
             raise ValueError("'tool_calls' belongs to an assistant's message")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("'tool_call_id' goes with the role 'tool', and with no other")
-        if self.role != "user" and any(isinstance(part, ImagePart) for part in self.parts):
-            raise ValueError(f"an 'image_url' belongs to a user's message, not to one of the role {self.role!r}")
         return self
-
-    @property
-    def parts(self) -> list[ContentPart]:
-        """The content, if it is in parts."""
-        return self.content if isinstance(self.content, list) else []
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates expect it; a developer message is a system message to models."""
-        content = self.content if isinstance(self.content, str) else content_of(map(_handed_on, self.parts))
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.name is not None:
             message["name"] = self.name
@@ -111,10 +88,6 @@ class Message(Body):
                 shown_call(call.id, call.function.name, call.function.arguments) for call in self.tool_calls
             ]
         return message
-
-
-def _handed_on(part: ContentPart) -> str | SentImage:
-    return part.text if isinstance(part, TextPart) else SentImage(part.image_url.url, part.image_url.detail)
 
 
 def shown_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:

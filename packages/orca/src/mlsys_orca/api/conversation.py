@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.api.answers import GenerationParameters
-from mlsys_orca.api.images import Prompt, SentImage, lift_images, place_images, read_images
 from mlsys_orca.api.reasoning import Effort, Part, ReasoningMarks, ReasoningParser, effort_variables, joined, marks_of
-from mlsys_orca.api.service import ModelService, num_chars, too_long
+from mlsys_orca.api.service import ModelService, num_chars
 from mlsys_orca.api.text_stream import FinishReason
 from mlsys_orca.text.chat_template import last_text
 from mlsys_orca.text.guides import Grammar, grammar_of, reasoned
@@ -136,7 +135,7 @@ def prepare(
 
     Args:
         conversation: Messages, and what is asked of the answer.
-        asked: The rest of the request; its prompt, images and grammar are found here.
+        asked: The rest of the request; its prompt and grammar are found here.
         service: The model.
 
     Raises:
@@ -154,7 +153,7 @@ def prepare(
 
         notation = need_notation(source)
     variables = effort_variables(conversation.effort, known=known, marks=marks) | (conversation.variables or {})
-    prompted = encode_chat(
+    prompt = encode_chat(
         service,
         conversation.messages,
         tools=[_shown(function) for function in tools.functions] or None,
@@ -162,7 +161,6 @@ def prepare(
         begins_turn=conversation.begins_turn,
         continues=conversation.continues,
     )
-    prompt = prompted.token_ids
     grammar, is_open, is_over = _grammar(conversation, notation), False, False
     if marks is not None:
         said = _begun(conversation, tokenizer.decode(prompt[-_TAIL:], skip_special=False))
@@ -188,7 +186,7 @@ def prepare(
         marks is not None and (bool(marks.direct) or marks.end in tokenizer.control_tokens)
     )
     text = replace(asked.text, skips_special=asked.text.skips_special and not has_control_marks)
-    return replace(asked, prompts=[prompt], images=prompted.images, grammar=grammar, text=text), form
+    return replace(asked, prompts=[prompt], grammar=grammar, text=text), form
 
 
 def _shown(function: dict[str, Any]) -> dict[str, Any]:
@@ -229,12 +227,12 @@ def encode_chat(
     variables: dict[str, object] | None = None,
     begins_turn: bool = True,
     continues: bool = False,
-) -> Prompt:
-    """Return the prompt of a conversation.
+) -> list[int]:
+    """Return the token ids of a conversation's prompt.
 
     Args:
         service: The model.
-        messages: The conversation, as templates expect it; contents with images as :func:`.images.content_of`.
+        messages: The conversation, as templates expect it.
         tools: Functions that the model may call.
         variables: Variables of the template.
         begins_turn: End with the opening of the assistant's turn.
@@ -242,25 +240,13 @@ def encode_chat(
 
     Raises:
         HttpError: it is longer than the context (400).
-        InvalidInputError: the model has no chat template, or it refuses the messages; or there are images that
-            cannot be read, or the model reads text alone.
+        InvalidInputError: the model has no chat template, or it refuses the messages.
     """
-    template, reader = service.loaded.chat_template, service.loaded.images
+    template = service.loaded.chat_template
     if template is None:
         raise InvalidInputError(f"model {service.name!r} has no chat template: use /v1/completions")
-    sent: list[SentImage] = []
-    if reader is not None:
-        messages, sent = lift_images(messages)
-        _check_images(service, len(sent), num_tokens=len(sent) * reader.least_tokens)
-    elif any(isinstance(message.get("content"), list) for message in messages):
-        from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
-
-        raise InvalidInputError(
-            f"model {service.name!r} reads text alone: leave the images out, or serve a model that has a vision part "
-            f"({', '.join(VISION_ARCHITECTURES)})"
-        )
     service.check_length(num_chars((messages, tools)))
-    token_ids = template.encode(
+    return template.encode(
         messages,
         service.loaded.tokenizer,
         add_generation_prompt=begins_turn,
@@ -268,24 +254,3 @@ def encode_chat(
         variables=variables,
         continues=continues,
     )
-    if reader is None or not sent:
-        return Prompt(token_ids)
-    found, num_tokens = [], len(token_ids)
-    for pixels, shown in read_images(sent, reader):
-        found.append((pixels, shown))
-        num_tokens += len(shown) - 1
-        _check_images(service, len(sent), num_tokens=num_tokens)
-    return place_images(token_ids, found, image_token_id=reader.image_token_id)
-
-
-def _check_images(service: ModelService, num_images: int, *, num_tokens: int) -> None:
-    """See that images fit the context, as far as it is known what they take.
-
-    Raises:
-        HttpError: they do not (400).
-    """
-    if num_images and num_tokens >= service.engine.max_model_len:
-        raise too_long(
-            f"a prompt with these {num_images} images takes {num_tokens} tokens or more, and this model's context "
-            f"is {service.engine.max_model_len}: send fewer or smaller images, or give them the detail 'low'"
-        )

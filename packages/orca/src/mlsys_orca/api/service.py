@@ -293,7 +293,6 @@ class ModelService:
             stop_token_ids=eos_ids | parameters.text.stop_token_ids,
             num_encoder_tokens=num_encoder_tokens,
             adapter=adapter,
-            images=parameters.images,
         )
 
 

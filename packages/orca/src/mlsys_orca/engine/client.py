@@ -74,7 +74,6 @@ class EngineShape:
     adapters: Mapping[str, str]  # those there from the start: name -> key
     takes_adapters: bool  # more may be added while it runs
     has_encoder: bool
-    takes_images: bool
     is_batch_invariant: bool  # the same bits in any batch
     streams_tokens: bool  # the policy gives tokens as they come
     goes_on: bool  # the policy begins a request where its progress says, not at its prompt
@@ -277,8 +276,6 @@ class EngineClient(ABC):
             )
         if request.num_encoder_tokens and request.sampling.num_prompt_logprobs is not None:
             raise InvalidInputError("an encoder's tokens have no log-probabilities: leave out prompt_logprobs and echo")
-        if request.images and not self.shape.takes_images:
-            raise InvalidInputError(f"{self.shape.name} reads text alone, and the request has images: leave them out")
         if request.adapter is not None and request.adapter not in self._adapters.installed:
             raise InvalidInputError(f"there is no adapter {request.adapter!r} (there are: {sorted(self.adapters)})")
         self.check_room()

@@ -135,7 +135,6 @@ def plan_engine(
         adapters=dict(loaded.adapters) or {name: name for name in getattr(loaded.model, "adapters", ())},
         takes_adapters=loaded.takes_adapters,
         has_encoder=loaded.config.encoder is not None,
-        takes_images=loaded.images is not None,
         is_batch_invariant=is_native,
         streams_tokens=getattr(scheduler, "streams_tokens", True),
         goes_on=pool_of(scheduler) is not None,
@@ -241,7 +240,7 @@ class EngineCore:
         model = loaded.model
         if isinstance(model, NativeDecoder):
             model = model.with_threads(config.num_threads)
-            self._num_torch_threads = 1 if loaded.images is None else config.num_threads  # an encoder of images
+            self._num_torch_threads = 1
         if config.compiler is not None:
             from mlsys_orca.backends.compiled import compile_decodes
 

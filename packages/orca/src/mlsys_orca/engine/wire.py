@@ -5,27 +5,16 @@ A front gives each request a *handle*, a number that stays the same whichever wo
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import fields
 from typing import Any
 
 import msgspec
 from mlsys_orca.engine.client import EngineCounts
 from mlsys_orca.scheduling.batch import SampledToken, SamplingParams, ScoredPrompt
-from mlsys_orca.scheduling.images import ImagePixels, PlacedImage
 from mlsys_orca.scheduling.request import FinishedBy, GenerationRequest, Progress
 
 _SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.init and field.name != "guide")
 Logprobs = tuple[tuple[int, float], ...]
-
-
-class Image(msgspec.Struct, array_like=True):
-    """One image of a prompt."""
-
-    digest: bytes
-    shape: tuple[int, int, int, int]
-    pixels: bytes
-    positions: tuple[int, ...]
 
 
 class Submit(msgspec.Struct, array_like=True, tag=0):
@@ -42,7 +31,6 @@ class Submit(msgspec.Struct, array_like=True, tag=0):
     answer: tuple[int, ...]  # tokens that were generated before
     block_table: tuple[int, ...]  # K/V blocks that hold num_computed_tokens of its tokens; empty: none are left
     num_computed_tokens: int
-    images: tuple[Image, ...] = ()
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=1):
@@ -206,34 +194,17 @@ def submit_of(
         answer=answer,
         block_table=block_table,
         num_computed_tokens=computed,
-        images=tuple(
-            Image(placed.image.digest, placed.image.shape, placed.image.pixels, placed.positions)
-            for placed in request.images
-        ),
     )
 
 
-KnownImages = MutableMapping[bytes, ImagePixels]  # by digest: those of requests that run
-
-
-def request_of(
-    message: Submit, sampling: SamplingParams, *, keeps_blocks: bool, known: KnownImages | None = None
-) -> GenerationRequest:
+def request_of(message: Submit, sampling: SamplingParams, *, keeps_blocks: bool) -> GenerationRequest:
     """Return the request of ``message``, called by its handle.
 
     Args:
         message: As it came.
         sampling: Made of its parameters, with its guide.
         keeps_blocks: False: the policy cannot take blocks over, so its keys and values are computed again.
-        known: Images of other requests, which may share their pixels with this one's.
     """
-    known = {} if known is None else known
-    images = tuple(
-        PlacedImage(
-            known.setdefault(image.digest, ImagePixels(image.digest, image.shape, image.pixels)), image.positions
-        )
-        for image in message.images
-    )
     block_table = message.block_table if keeps_blocks else ()
     progress = None
     if message.answer or block_table:
@@ -246,7 +217,6 @@ def request_of(
         stop_token_ids=frozenset(message.stop_token_ids),
         num_encoder_tokens=message.num_encoder_tokens,
         adapter=message.adapter,
-        images=images,
         progress=progress,
     )
 

@@ -60,7 +60,6 @@ class IterationDeadline:
 
 _log = logging.getLogger(__name__)
 _CAUSE_S = 5.0  # for word of what a rank died of
-_TILE_S = 30.0  # that an encoder may take to read a tile of an image; large ones take 4 s on a quiet core
 
 
 class WorkWatch:
@@ -89,8 +88,7 @@ class WorkWatch:
         """Note that an iteration has run."""
         now = time.perf_counter()
         self.ran_s = now - seconds, now
-        if not batch.num_tiles:  # what an encoder takes says nothing about tokens
-            self.deadline.note(batch.work, seconds)
+        self.deadline.note(batch.work, seconds)
         self._reach("computed")
 
     def told(self, batch: IterationBatch) -> None:
@@ -128,8 +126,7 @@ class WorkWatch:
             return
         handles = [int(part.request_id) for batch in self._flying for part in batch.requests]
         work = max(batch.work for batch in self._flying)
-        num_tiles = sum(batch.num_tiles for batch in self._flying)
-        self._box.begin(handles, limit_s=self.deadline.limit_s(work) + _TILE_S * num_tiles)
+        self._box.begin(handles, limit_s=self.deadline.limit_s(work))
 
 
 def die_with(group: Group | HostGroup) -> None:

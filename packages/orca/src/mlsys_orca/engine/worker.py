@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_core.loop import Finished
@@ -26,7 +25,6 @@ from mlsys_orca.model.adapters import AdapterFiles, AdapterHolder
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SamplingParams
-from mlsys_orca.scheduling.images import ImagePixels
 from mlsys_orca.scheduling.request import GenerationResult
 from mlsys_orca.scheduling.request_pool import NOBODY
 from mlsys_orca.text.guides import Grammar, GrammarGuide, GuideMaker
@@ -82,7 +80,6 @@ class Worker:
         self._watch = WorkWatch(box, settings.crash_points, self._before_iteration)
         self._writing = threading.Lock()
         self._guides: dict[str, GrammarGuide] = {}  # by request
-        self._images: WeakValueDictionary[bytes, ImagePixels] = WeakValueDictionary()  # of all requests, by digest
         self._loading: dict[str, threading.Thread] = {}  # by the adapter's key
         self._told: dict[str, tuple[int, ...]] = {}  # block tables that the front knows, by request
         self._lost: frozenset[int] = frozenset()  # requests whose keys and values were lost before this worker began
@@ -221,7 +218,6 @@ class Worker:
                 command,
                 SamplingParams(**sampling, guide=guide),
                 keeps_blocks=self._core.shape.restores_blocks and command.handle not in self._lost,
-                known=self._images,
             )
             self._core.loop.submit(request, request_id)
         except InvalidInputError as error:

@@ -1,17 +1,14 @@
-"""A directory that needs ``transformers``: for all of it, or for the encoder of images beside a text part of ours.
+"""A directory that ``transformers`` runs, since no family has its architecture.
 
-The other branch of :mod:`mlsys_orca.loading.huggingface`. A text part is read as any model of its family, and so may
-run natively; where no family has it, or none runs the architecture, ``transformers`` runs the whole. No code from the
-directory is run, nothing is downloaded, and pickled weights are refused as everywhere.
+The other branch of :mod:`mlsys_orca.loading.huggingface`. No code from the directory is run, nothing is downloaded, and
+pickled weights are refused as everywhere.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +17,17 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 
 from mlsys_orca.backends.transformers.attention import RAGGED, attention_layout, register
 from mlsys_orca.backends.transformers.decoder import TransformersDecoder
-from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES, Vision
-from mlsys_orca.backends.transformers.vision import ImageEncoder, text_part
-from mlsys_orca.loading.text_part import has_head
 from mlsys_orca.model.attention import AttentionOptions
-from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig, UnsupportedModelError, refuse
 from mlsys_orca.model.config_readers import refuse_common
-from mlsys_orca.model.decoder import DecoderModel
-from mlsys_orca.model.families import ARCHITECTURES, model_family
-from mlsys_orca.model.family import Family
-from mlsys_orca.model.weights.checkpoint import Progress, WeightForm, renamed
+from mlsys_orca.model.weights.checkpoint import Progress, WeightForm
 from mlsys_orca.model.weights.safetensors_file import SafetensorsDirectory
-from mlsys_orca.text.image_reader import ImageReader
-from mlsys_orca.text.tokenizer import Tokenizer
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
-def read_transformers_config(path: Path, raw: Mapping[str, Any]) -> tuple[Any, Any, int]:
-    """Return the configuration, that of its text part, and the tokens of context in which this is exact.
-
-    A model of text alone is its own text part; of others those are taken whose images :mod:`.vision` reads.
+def read_transformers_config(path: Path, raw: Mapping[str, Any]) -> tuple[Any, int]:
+    """Return the configuration, and the tokens of context in which this is exact.
 
     Rotary scaling that depends on the length of the batch it is computed in would make an answer depend on its
     neighbours: ``dynamic`` and ``longrope`` are cut to the context in which they change nothing.
@@ -79,8 +65,7 @@ def read_transformers_config(path: Path, raw: Mapping[str, Any]) -> tuple[Any, A
         ) from error
     refuse(bool(whole.is_encoder_decoder), "an encoder beside the decoder")
     config: Any = whole.get_text_config()
-    is_read = config is whole or whole.model_type in VISION_ARCHITECTURES
-    refuse(not is_read, f"more than a text model, or one that sees as {' or '.join(VISION_ARCHITECTURES)} do")
+    refuse(config is not whole, "parts beside its text, such as one that sees")
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
     refuse(bool(unknown), f"layers of type {', '.join(map(repr, unknown))} (full and sliding attention are)")
     max_positions = getattr(config, "max_position_embeddings", None)
@@ -94,7 +79,7 @@ def read_transformers_config(path: Path, raw: Mapping[str, Any]) -> tuple[Any, A
             max_positions = min(max_positions, original)
             rope["rope_type"] = "default"
     config.use_cache = False
-    return whole, config, max_positions
+    return config, max_positions
 
 
 # Keys of config.json that make a model something else than a stack of attention and MLPs.
@@ -123,7 +108,6 @@ class Fallback:
     source: Any  # transformers' configuration
     config: ModelConfig
     options: tuple[AttentionOptions, ...]  # by layer
-    vision: Vision | None = None  # None: it reads text alone
 
     def load(
         self,
@@ -151,55 +135,27 @@ class Fallback:
             )
         import transformers
 
-        whole: Any = transformers.AutoModelForCausalLM
-        attention: Any = RAGGED
-        if self.vision is not None:
-            whole = transformers.AutoModelForImageTextToText
-            attention = {"text_config": RAGGED, "vision_config": "sdpa"}  # whole tiles of one size
         files = SafetensorsDirectory(self.path)
-        module, found = read_whole(whole, self.path, self.source, attention=attention, dtype=dtype)
+        with quiet_transformers():
+            model: Any = transformers.AutoModelForCausalLM
+            module, found = model.from_pretrained(
+                self.path,
+                config=self.source,
+                attn_implementation=RAGGED,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
         check_found(self.path, found)
         module.to(device).eval()
-        images = None
-        if self.vision is not None:
-            images, module = ImageEncoder(module, self.vision), text_part(module)
-        decoder = TransformersDecoder(
-            module, self.config, options=self.options, dtype=dtype, device=device, images=images
-        )
+        decoder = TransformersDecoder(module, self.config, options=self.options, dtype=dtype, device=device)
         decoder.verify()
         if progress:
             nbytes = sum(map(files.nbytes, files.names))
             progress(nbytes, nbytes)
         return decoder
-
-    @property
-    def image_reader(self) -> Callable[[Tokenizer], ImageReader] | None:
-        """Maker of what reads images for the model; None: it reads text alone."""
-        return None if self.vision is None else partial(ImageReader, self.vision)
-
-
-def read_whole(kind: Any, path: Path, config: Any, *, attention: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
-    """Return the model in directory ``path`` as ``transformers`` reads it, and what it found of the weights.
-
-    Args:
-        kind: One of its ``AutoModel...`` classes.
-        path: Safetensors alone are read, and no code.
-        config: Its configuration.
-        attention: Its name of an attention, or names by part.
-        dtype: Dtype of the weights.
-    """
-    with quiet_transformers():
-        model, found = kind.from_pretrained(
-            path,
-            config=config,
-            attn_implementation=attention,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    return model, found
 
 
 def open_fallback(path: Path, raw: Mapping[str, Any]) -> Fallback:
@@ -209,11 +165,11 @@ def open_fallback(path: Path, raw: Mapping[str, Any]) -> Fallback:
         UnsupportedModelError: the ragged attention and the K/V cache can't run it; the message names the part.
         MissingDependencyError: ``transformers`` is not installed.
     """
-    whole, source, max_positions = read_transformers_config(path, raw)
+    source, max_positions = read_transformers_config(path, raw)
     register()
     layout = attention_layout(source, max_positions)
     config = ModelConfig(
-        architecture=whole.model_type,
+        architecture=source.model_type,
         vocab_size=source.vocab_size,
         hidden_size=source.hidden_size,
         intermediate_size=getattr(source, "intermediate_size", None) or 4 * source.hidden_size,
@@ -224,8 +180,7 @@ def open_fallback(path: Path, raw: Mapping[str, Any]) -> Fallback:
         max_positions=max_positions,
         norm_eps=getattr(source, "rms_norm_eps", None) or 1e-5,
     )
-    vision = None if whole is source else Vision.of(path, whole)
-    return Fallback(path, whole, config, layout.options, vision)
+    return Fallback(path, source, config, layout.options)
 
 
 def check_found(path: Path, found: Mapping[str, Any]) -> None:
@@ -258,73 +213,3 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if shows:
             logging.enable_progress_bar()
-
-
-_PREFIXES = {"model.text_model.": "model.", "lm_head.": "lm_head."}  # of the text part's tensors -> alone
-_LAYERS = "model.text_model.layers."
-
-
-@dataclass(frozen=True, slots=True)
-class SeeingModel:
-    """A directory with a text part of ours and an encoder of images. Owner: the loader, while it loads."""
-
-    path: Path
-    source: Any  # transformers' configuration of the whole
-    family: Family  # of the text part
-    config: ModelConfig  # likewise
-    vision: Vision
-
-    def load(
-        self,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        weights: WeightForm = "float",
-        progress: Progress | None = None,
-    ) -> DecoderModel:
-        """Read the weights; options as of :meth:`Fallback.load`, weights and progress those of the text part.
-
-        Raises:
-            InvalidInputError: weights are missing, misshapen or left over, or the encoder does not fit its rules.
-        """
-        part = renamed(SafetensorsDirectory(self.path), _PREFIXES)
-        is_tied = self.source.tie_word_embeddings or not has_head(part)
-        config = replace(self.config, tied_embeddings=is_tied)
-        decoder = self.family.load(config, part, dtype=dtype, device=device, weights=weights, progress=progress)
-        assert isinstance(decoder, Decoder)
-        decoder.images = self._encoder(dtype, device)
-        return decoder
-
-    def _encoder(self, dtype: torch.dtype, device: torch.device) -> ImageEncoder:
-        import transformers
-
-        config = copy.deepcopy(self.source)
-        config.get_text_config().num_hidden_layers = 0  # they are read by the family
-        kind = transformers.AutoModelForImageTextToText
-        model, found = read_whole(kind, self.path, config, attention="sdpa", dtype=dtype)
-        left = {name for name in found.get("unexpected_keys") or () if not str(name).startswith(_LAYERS)}
-        check_found(self.path, {**found, "unexpected_keys": left})
-        model.model.text_model = torch.nn.Identity()
-        encoder = ImageEncoder(model.to(device).eval(), self.vision)
-        with torch.inference_mode():
-            encoder.verify()
-        return encoder
-
-
-def open_seeing(path: Path, raw: Mapping[str, Any]) -> SeeingModel | None:
-    """Judge the model in directory ``path``, whose ``config.json`` is ``raw``; None: no family has its text part.
-
-    Raises:
-        InvalidInputError: its parts do not belong together.
-        UnsupportedModelError: it asks for what neither we nor ``transformers`` do.
-        MissingDependencyError: ``transformers`` or Pillow is not installed.
-    """
-    whole, text, _ = read_transformers_config(path, raw)
-    if whole is text or text.model_type not in ARCHITECTURES:
-        return None
-    family = model_family(text.model_type)
-    try:
-        config = family.from_huggingface({**text.to_dict(), "tie_word_embeddings": whole.tie_word_embeddings})
-    except UnsupportedModelError:
-        return None
-    return SeeingModel(path, whole, family, config, Vision.of(path, whole))

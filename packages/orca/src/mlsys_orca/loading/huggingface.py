@@ -8,15 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_orca.backends.transformers.image_rules import VISION_ARCHITECTURES
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.loading.text_part import has_head, open_text_part, text_config
 from mlsys_orca.model.config import ModelConfig, UnsupportedModelError
@@ -28,11 +26,7 @@ from mlsys_orca.model.weights.checkpoint import Progress, WeightForm
 from mlsys_orca.model.weights.damage import MAX_INDEX_NBYTES, json_object, readable
 from mlsys_orca.model.weights.quantized_directory import open_weights
 from mlsys_orca.text.chat_template import ChatTemplate
-from mlsys_orca.text.image_reader import ImageReader
 from mlsys_orca.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from mlsys_orca.loading.fallback import SeeingModel
 
 _log = logging.getLogger(__name__)
 _ENCODERS = frozenset({"bert", "camembert", "distilbert", "mpnet", "roberta", "xlm-roberta"})  # they write no text
@@ -60,7 +54,7 @@ def load_huggingface(
     check_numbers(raw)
     generation = read_json(path / "generation_config.json", optional=True)
     begins = {key: generation[key] for key in _BEGINS if generation.get(key) is not None}
-    config, load, new_reader = _route(path, read, raw | begins)
+    config, load = _route(path, read, raw | begins)
     options = read_json(path / "tokenizer_config.json", optional=True)
     tokenizer = read_tokenizer(path, options, end_ids=generation.get("eos_token_id", raw.get("eos_token_id")))
     template = template_source(path, options)
@@ -70,17 +64,13 @@ def load_huggingface(
         model=load(dtype=dtype, device=device, weights=weights, progress=progress),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(template, special_tokens=tokenizer.special_tokens) if template else None,
-        images=None if new_reader is None else new_reader(tokenizer),
     )
 
 
 def _route(
     path: Path, read: Callable[..., DecoderModel], raw: dict[str, Any]
-) -> tuple[ModelConfig, Callable[..., DecoderModel], Callable[[Tokenizer], ImageReader] | None]:
-    """Return the configuration and the loader of what runs the model: a family of ours or ``transformers``.
-
-    The third makes what reads images for the model; None: it reads text alone.
-    """
+) -> tuple[ModelConfig, Callable[..., DecoderModel]]:
+    """Return the configuration and the loader of what runs the model: a family of ours or ``transformers``."""
     part, whole = text_config(raw), raw
     raw = part or raw
     architecture = raw["model_type"]
@@ -89,11 +79,6 @@ def _route(
             f"{path} holds an encoder ({architecture}), which writes no text; for embeddings install mlsys-encoders"
         )
     missing = f"the architecture {architecture!r}"
-    if architecture in VISION_ARCHITECTURES and read is Family.load:
-        if (seeing := _open_seeing(path, raw)) is not None:
-            _log.info("%s runs by our own forward, and its encoder of images through transformers", path.name)
-            return seeing.config, seeing.load, partial(ImageReader, seeing.vision)
-        missing += " with this text part"
     if architecture in ARCHITECTURES:
         try:
             family = model_family(architecture)
@@ -103,8 +88,8 @@ def _route(
         else:
             _log.info("%s runs by our own forward for %s", path.name, architecture)
             if part:
-                return config, lambda **options: _load_text_part(path, whole, family, config, read, options), None
-            return config, lambda **options: read(family, config, open_weights(path, raw), **options), None
+                return config, lambda **options: _load_text_part(path, whole, family, config, read, options)
+            return config, lambda **options: read(family, config, open_weights(path, raw), **options)
     if read is not Family.load:
         raise InvalidInputError(
             f"{path} runs through transformers, since no forward of ours has {missing}, and cannot be divided: "
@@ -120,16 +105,7 @@ def _route(
             f"{error.what}, which is not implemented"
         ) from error
     _log.info("%s runs through transformers, which is slower: no forward of ours has %s", path.name, missing)
-    return fallback.config, fallback.load, fallback.image_reader
-
-
-def _open_seeing(path: Path, raw: dict[str, Any]) -> SeeingModel | None:
-    from mlsys_orca.loading.fallback import open_seeing
-
-    try:
-        return open_seeing(path, raw)
-    except UnsupportedModelError as error:
-        raise InvalidInputError(f"{path} can't be served: it needs {error.what}, which is not implemented") from error
+    return fallback.config, fallback.load
 
 
 def _load_text_part(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -18,9 +18,6 @@ from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.weights.quantized import weights_nbytes
 from mlsys_orca.text.chat_template import ChatTemplate
 from mlsys_orca.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from mlsys_orca.text.image_reader import ImageReader
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -56,7 +53,6 @@ class LoadedModel:
     rows: RowsChoice | None = None  # the form in which rows meet packed weights; None: torch's operators run it
     device: str = "cpu"  # the registered name of the device that the model runs on
     draft: LoadedModel | None = None  # a small model of the same tokenizer, which guesses; None: none
-    images: ImageReader | None = None  # for the front; None: the model reads text alone
 
     @property
     def is_native(self) -> bool:
@@ -75,9 +71,7 @@ class LoadedModel:
         """Memory of the weights, before torch's path packs what it multiplies by."""
         if isinstance(self.model, DividedModel):
             return self.model.nbytes
-        images: Any = getattr(self.model, "images", None)  # the encoder of images
-        sight = 0 if images is None else weights_nbytes(images.module)
         if isinstance(self.model, NativeDecoder):
-            return self.model.nbytes + weights_nbytes(self.model.embedding) + sight
+            return self.model.nbytes + weights_nbytes(self.model.embedding)
         module: Any = getattr(self.model, "module", self.model)  # transformers' model is inside ours
-        return weights_nbytes(module) + sight
+        return weights_nbytes(module)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from mlsys_orca.model.attention import AttentionOptions, ragged_attention
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.decoder import ForwardInputs, ImagePlacer
+from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.model.layers import ACTIVATIONS, Linear, RMSNorm, Rotaries, Rotary, rotate
 from torch import Tensor, nn
@@ -283,21 +283,15 @@ class Decoder(nn.Module):
         self.rotary = rotary
         self.dtype = dtype
         self.device = device
-        self.images: ImagePlacer | None = None  # set by the loader of a model that sees
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size]."""
         step = Step(inputs, kv_cache, self.rotary(inputs.positions) if self.rotary is not None else None)
-        x = self.embedding(inputs.token_ids, inputs.positions)
-        if self.images is not None and inputs.batch.num_tiles:
-            x = self.images.place(inputs.batch, x)
-        return self._through(x, step, inputs.sampled_rows)
+        return self.run(inputs.token_ids, inputs.positions, step, inputs.sampled_rows)
 
     def run(self, token_ids: Tensor, positions: Tensor, step: Any, sampled_rows: Tensor) -> Tensor:
         """Run all layers on tokens at ``positions``, with ``step``; return the logits of the sampled ones."""
-        return self._through(self.embedding(token_ids, positions), step, sampled_rows)
-
-    def _through(self, x: Tensor, step: Any, sampled_rows: Tensor) -> Tensor:
+        x: Tensor = self.embedding(token_ids, positions)
         for layer in self.layers:
             x = layer(x, step)
         if not len(sampled_rows):  # only chunks of prompts with more to come

@@ -116,14 +116,6 @@ class ForwardInputs:
         return found if self.device.type == "cpu" else found.to(self.device)
 
 
-class ImagePlacer(Protocol):
-    """Encoder of images beside a decoder: it puts their features over the embeddings of tokens."""
-
-    def place(self, batch: IterationBatch, embeddings: Tensor) -> Tensor:
-        """Return ``embeddings`` [num_tokens, hidden_size] with the features of the batch's images."""
-        ...
-
-
 class DecoderModel(Protocol):
     """A loaded decoder: its flattened forward. A family (:mod:`mlsys_orca.model.family`) loads it."""
 

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_orca.scheduling.images import PlacedImage
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -126,7 +124,6 @@ class SliceDetails:
     num_draft_tokens: int = 0  # the slice's last tokens, guessed: each stays if it is what would have been sampled
     num_prompt_logprobs: int | None = None  # as SamplingParams'; None: none are wanted
     adapter: str | None = None  # whose weights are added to the model's; None: nobody's
-    images: tuple[PlacedImage, ...] = ()  # those with features among the slice's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +179,6 @@ class IterationBatch:
     def work(self) -> float:
         """Cost in tokens: each counts once, and once more for every 4,096 tokens that it attends to."""
         return self.num_tokens + sum(self.positions) / _KEYS_AS_A_TOKEN
-
-    @property
-    def num_tiles(self) -> int:
-        """Tiles of images that an encoder may have to read."""
-        if self.is_plain:
-            return 0
-        details = (request.details for request in self.requests)
-        return sum(placed.image.num_tiles for each in details if each is not None for placed in each.images)
 
     @property
     def sampled(self) -> tuple[RequestSlice, ...]:

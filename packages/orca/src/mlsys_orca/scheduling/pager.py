@@ -125,4 +125,4 @@ class Pager:
         """Note the digests of the request's full blocks."""
         request, block_size = sequence.request, self._block_tables.block_size
         root = root_of(request.adapter)
-        extend_digests(sequence.digests, sequence.token_ids, block_size, root=root, images=request.images)
+        extend_digests(sequence.digests, sequence.token_ids, block_size, root=root)

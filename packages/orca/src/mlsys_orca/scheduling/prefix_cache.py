@@ -14,8 +14,6 @@ from hashlib import blake2b
 
 from mlsys_core.memory import BlockId, Blocks
 
-from mlsys_orca.scheduling.images import PlacedImage, mark_of
-
 _DIGEST_NBYTES = 32  # who could make two prompts collide would read another's answer: as wide as that needs
 
 
@@ -25,12 +23,10 @@ def extend_digests(
     block_size: int,
     *,
     root: bytes = b"",
-    images: Sequence[PlacedImage] = (),
 ) -> None:
     """Append to ``digests`` those of the full blocks of ``token_ids`` that it does not have yet: a hash chain.
 
-    ``root`` begins the chain: whatever else keys and values depend on. A block with features of ``images`` has a digest
-    of these as well, so prompts of one text and two images part where the images do.
+    ``root`` begins the chain: whatever else keys and values depend on.
 
     Example:
         >>> first, second = [], []
@@ -42,9 +38,7 @@ def extend_digests(
     for index in range(len(digests), len(token_ids) // block_size):
         tokens = array("q", token_ids[index * block_size : (index + 1) * block_size])
         parent = digests[-1] if digests else root
-        mark = mark_of(images, index * block_size, (index + 1) * block_size) if images else b""
-        kind = b"images" if mark else b""  # a text's digest is no digest with a mark, whatever root it begins with
-        digests.append(blake2b(mark + parent + tokens.tobytes(), digest_size=_DIGEST_NBYTES, person=kind).digest())
+        digests.append(blake2b(parent + tokens.tobytes(), digest_size=_DIGEST_NBYTES).digest())
 
 
 def root_of(adapter: str | None) -> bytes:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mlsys_orca.scheduling.batch import SampledToken, SamplingParams, ScoredPrompt
-from mlsys_orca.scheduling.images import PlacedImage
 
 FinishedBy = Literal["stop", "length"]
 
@@ -31,7 +30,6 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()  # ends the answer; the token itself is reported too
     num_encoder_tokens: int = 0  # the prompt's first tokens, if an encoder reads them; the decoder begins with the rest
     adapter: str | None = None  # whose weights are added to the model's; None: nobody's
-    images: tuple[PlacedImage, ...] = ()  # of the prompt, in order; features of theirs replace embeddings of its tokens
     progress: Progress | None = None  # where to go on; None: from the beginning
 
     def finish_reason(self, num_tokens: int, last_token_id: int) -> FinishedBy | None:

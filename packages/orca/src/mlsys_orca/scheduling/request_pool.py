@@ -24,7 +24,6 @@ from mlsys_orca.scheduling.batch import (
     SliceDetails,
 )
 from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.images import images_between
 from mlsys_orca.scheduling.request import FinishedBy, GenerationRequest, GenerationResult, Progress
 
 MAX_SCORED_ROWS = (
@@ -224,15 +223,13 @@ class RequestPool:
         draft = self._draft(sequence) if self.num_draft_tokens and stop == len(sequence.token_ids) == start + 1 else []
         details = None
         needs_past = not sampling.is_plain or sampling.num_prompt_logprobs is not None
-        images = images_between(request.images, start, stop) if request.images else ()
-        if needs_past or draft or images or request.adapter is not None:
+        if needs_past or draft or request.adapter is not None:
             details = SliceDetails(
                 past=tuple(sequence.token_ids) if needs_past else (),
                 num_prompt_tokens=len(request.prompt_token_ids),
                 num_draft_tokens=len(draft),
                 num_prompt_logprobs=sampling.num_prompt_logprobs,
                 adapter=request.adapter,
-                images=images,
             )
         is_sampled = stop == len(sequence.token_ids)
         builder.add(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from mlsys_orca.api.conversation import Conversation, ToolUse
 from mlsys_orca.api.fields import MAX_MESSAGES, Sampled, StopStrings
-from mlsys_orca.api.images import SentImage, content_of
 from mlsys_orca.api.reasoning import Effort
 from mlsys_serving.http.bodies import Body, Neutral
 from pydantic import Field, model_validator
@@ -23,22 +21,6 @@ class TextBlock(Body):
     neutral: ClassVar[Neutral] = {"cache_control": CACHE_HINTS, "citations": ([],)}
     type: Literal["text"]
     text: str
-
-
-class ImageData(Body):
-    """An image's file in base64; nothing is fetched, so no address is taken."""
-
-    type: Literal["base64"]
-    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
-    data: str
-
-
-class ImageBlock(Body):
-    """An image."""
-
-    neutral: ClassVar[Neutral] = {"cache_control": CACHE_HINTS}
-    type: Literal["image"]
-    source: ImageData
 
 
 class ThinkingBlock(Body):
@@ -77,7 +59,7 @@ class ToolResultBlock(Body):
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": _text(self.content)}
 
 
-Block = Annotated[TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
 
 
 class Turn(Body):
@@ -89,7 +71,7 @@ class Turn(Body):
     @model_validator(mode="after")
     def _has_blocks_of_its_role(self) -> Turn:
         for block in self.content if isinstance(self.content, list) else ():
-            if isinstance(block, ToolResultBlock | ImageBlock) and self.role == "assistant":
+            if isinstance(block, ToolResultBlock) and self.role == "assistant":
                 raise ValueError(f"a block of type {block.type!r} belongs to a user's message")
             if isinstance(block, ToolUseBlock | ThinkingBlock) and self.role == "user":
                 raise ValueError(f"a block of type {block.type!r} belongs to an assistant's message")
@@ -101,20 +83,12 @@ class Turn(Body):
             return [{"role": self.role, "content": self.content}]
         blocks = self.content
         results = [block.for_template() for block in blocks if isinstance(block, ToolResultBlock)]
-        message: dict[str, Any] = {"role": self.role, "content": content_of(_shown(blocks))}
+        message: dict[str, Any] = {"role": self.role, "content": _text(blocks)}
         if calls := [block.for_template() for block in blocks if isinstance(block, ToolUseBlock)]:
             message["tool_calls"] = calls
         if thoughts := "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock)):
             message["reasoning_content"] = thoughts
         return [*results, message] if message["content"] or not results else results
-
-
-def _shown(blocks: list[Any]) -> Iterator[str | SentImage]:
-    for block in blocks:
-        if isinstance(block, TextBlock):
-            yield block.text
-        elif isinstance(block, ImageBlock):
-            yield SentImage(f"data:{block.source.media_type};base64,{block.source.data}")
 
 
 def _text(content: str | list[Any]) -> str:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from mlsys_orca.api.chat import shown_call
 from mlsys_orca.api.conversation import Conversation, ToolUse
 from mlsys_orca.api.fields import MAX_MESSAGES, Labelled
-from mlsys_orca.api.images import Detail, SentImage, content_of
 from mlsys_orca.api.reasoning import Effort
 from mlsys_serving.http.bodies import Body, Neutral, Text
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
@@ -26,20 +25,7 @@ class InputText(Body):
     text: str
 
 
-class InputImage(Body):
-    """An image of a message: a data URL, since nothing is fetched and no file is kept."""
-
-    neutral: ClassVar[Neutral] = {"file_id": ()}
-    type: Literal["input_image"]
-    image_url: str
-    detail: Detail | None = None
-
-
 Texts = str | Annotated[list[InputText], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-Parts = Annotated[
-    list[Annotated[InputText | InputImage, Field(discriminator="type")]],
-    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-]
 
 
 class InputMessage(Body):
@@ -47,15 +33,9 @@ class InputMessage(Body):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Parts
+    content: Texts
     id: str | None = Field(default=None, max_length=256)  # of an earlier answer's; nothing hangs on it
     status: Status | None = None  # likewise, as in the next classes
-
-    @model_validator(mode="after")
-    def _has_parts_of_its_role(self) -> InputMessage:
-        if self.role != "user" and any(isinstance(part, InputImage) for part in self.content):
-            raise ValueError(f"an 'input_image' belongs to a user's message, not to one of the role {self.role!r}")
-        return self
 
 
 class InputCall(Body):
@@ -292,20 +272,12 @@ def messages_of(items: Sequence[InputItem], instructions: str | None) -> list[di
             answer()["content"] += _text(item.content)
         else:
             role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": _content(item.content)})
+            messages.append({"role": role, "content": _text(item.content)})
         is_answer = messages[-1]["role"] == "assistant"
     return messages
 
 
-def _content(content: str | Sequence[InputText | InputImage]) -> str | list[dict[str, Any]]:
+def _text(content: str | Sequence[InputText]) -> str:
     if isinstance(content, str):
         return content
-    return content_of(
-        part.text if isinstance(part, InputText) else SentImage(part.image_url, part.detail) for part in content
-    )
-
-
-def _text(content: str | Sequence[InputText | InputImage]) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part.text for part in content if isinstance(part, InputText))
+    return "".join(part.text for part in content)

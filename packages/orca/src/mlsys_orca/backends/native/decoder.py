@@ -80,7 +80,7 @@ class NativeDecoder:
         self.dtype = decoder.dtype
         self.device = decoder.device
         self.plan = lower(decoder, **part)
-        self.embedding, self.images = decoder.embedding, decoder.images
+        self.embedding = decoder.embedding
         if is_without_memory(self.embedding.table) and kept is not None and (table := kept.table()) is not None:
             self.embedding.table = table  # type: ignore[assignment]  # torch's stubs know of tensors alone
         rotary = decoder.rotary
@@ -135,8 +135,6 @@ class NativeDecoder:
         if not isinstance(kv_cache, NativeKVCache):
             raise InvalidInputError("a native decoder keeps its keys and values in a NativeKVCache")
         states = self.embedding(inputs.token_ids, inputs.positions, look_up_native).contiguous()
-        if self.images is not None and inputs.batch.num_tiles:
-            states = self.images.place(inputs.batch, states)
         cap = self.config.logit_softcap
         logits = torch.empty(len(inputs.wanted), 0)
         if inputs.needs_logits or cap is not None:

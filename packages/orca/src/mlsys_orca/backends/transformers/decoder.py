@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.backends.transformers.attention import RAGGED, answered_by
-from mlsys_orca.backends.transformers.vision import ImageEncoder
 from mlsys_orca.model.attention import AttentionOptions, ragged_attention
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import ForwardInputs
@@ -39,7 +38,6 @@ class TransformersDecoder:
         options: Options of each layer's attention.
         dtype: Dtype of weights, keys and values.
         device: Where they are.
-        images: Encoder of images, if the model has one.
     """
 
     def __init__(
@@ -50,13 +48,11 @@ class TransformersDecoder:
         options: tuple[AttentionOptions, ...],
         dtype: torch.dtype,
         device: torch.device,
-        images: ImageEncoder | None = None,
     ) -> None:
         self.module: Any = module
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.images = images
         self._options = options
         self._takes_rows = "logits_to_keep" in signature(module.forward).parameters
         for parent in list(module.modules()):
@@ -79,16 +75,9 @@ class TransformersDecoder:
         rows = inputs.sampled_rows if num_sampled else inputs.slots.new_zeros(1)  # a product of no rows is no product
         kept = {"logits_to_keep": rows} if self._takes_rows else {}
         with answered_by(attend):
-            out = self.module(position_ids=inputs.positions[None], **self._tokens(inputs), **kept)
+            out = self.module(input_ids=inputs.token_ids[None], position_ids=inputs.positions[None], **kept)
         logits: Tensor = out.logits[0] if kept else out.logits[0, rows]
         return logits[:num_sampled].float()
-
-    def _tokens(self, inputs: ForwardInputs) -> dict[str, Tensor]:
-        """Return the tokens as the model takes them: ids, or embeddings if there are images among them."""
-        if self.images is None or not inputs.batch.num_tiles:
-            return {"input_ids": inputs.token_ids[None]}
-        embeddings = self.module.get_input_embeddings()(inputs.token_ids)
-        return {"inputs_embeds": self.images.place(inputs.batch, embeddings)[None]}
 
     @torch.inference_mode()
     def verify(self) -> None:
@@ -118,8 +107,6 @@ class TransformersDecoder:
                 f"{_TOLERANCES[self.dtype]} is allowed"
             )
         self._require_isolated()
-        if self.images is not None:
-            self.images.verify()
 
     def _require_isolated(self) -> None:
         """See by value that no request's logits depend on others of its batch: core's check, as for other executors.

@@ -29,9 +29,6 @@ def to_gpu(model: DecoderModel) -> DecoderModel:
     if not isinstance(model, Decoder):
         _log.info("the model runs on torch's operators: there are no kernels for a model by %s", type(model).__name__)
         return model
-    if model.images is not None:
-        _log.info("the model runs on torch's operators: it reads images")
-        return model
     if find_spec("triton") is None:
         _log.warning("the model runs on torch's operators, which is slower: Triton is not installed")
         return model

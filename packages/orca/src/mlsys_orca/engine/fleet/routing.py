@@ -103,5 +103,5 @@ def chain_of(request: GenerationRequest, block_size: int) -> list[bytes]:
     chain: list[bytes] = []
     if not request.num_encoder_tokens and request.sampling.num_prompt_logprobs is None:
         root = root_of(request.adapter)
-        extend_digests(chain, request.prompt_token_ids, block_size, root=root, images=request.images)
+        extend_digests(chain, request.prompt_token_ids, block_size, root=root)
     return chain
