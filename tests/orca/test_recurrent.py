@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +272,6 @@ def test_slots_come_and_go_with_blocks() -> None:
 def test_what_states_cannot_do_is_refused_with_a_reason(path: Path, loaded: LoadedModel) -> None:
     with pytest.raises(InvalidInputError, match="no speculation"):
         LLM(path, speculate=2)
-    with pytest.raises(InvalidInputError, match="cannot guess"):
-        plan_engine(replace(loaded, draft=loaded), EngineConfig(), 2**30, installed_plugins().registry)
     with pytest.raises(InvalidInputError, match=r"(states of recurrent layers|do)"):
         check_degrees(loaded.config, tensor_parallel=2, pipeline_parallel=1)
     with pytest.raises(InvalidInputError, match="states are in one process"):

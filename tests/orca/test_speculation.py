@@ -6,15 +6,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import FinishReason, WorkerId
 from mlsys_core.plugins import installed_plugins
-from mlsys_orca import LLM
-from mlsys_orca.backends.drafting import ModelDrafter
 from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model
@@ -24,8 +20,6 @@ from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
 from mlsys_orca.scheduling.request_pool import NgramIndex
-
-from tests.orca.conftest import tiny_metadata
 
 POLICIES = {
     "orca": {},
@@ -70,7 +64,7 @@ def requests() -> list[GenerationRequest]:
 
 
 def run(
-    loaded: LoadedModel, policy: str, num_draft_tokens: int, *, num_blocks: int, drafter: ModelDrafter | None = None
+    loaded: LoadedModel, policy: str, num_draft_tokens: int, *, num_blocks: int
 ) -> tuple[dict[str, GenerationResult], int, tuple[int, int, int]]:
     """All results, the requests in all iterations, and (guesses, right ones, blocks that are not free at the end)."""
     tables = BlockTables(num_blocks=num_blocks)
@@ -78,7 +72,6 @@ def run(
     limits = {"block_tables": tables, "max_batch_size": 4, "max_model_len": 64, "options": POLICIES[policy]}
     scheduler = make_scheduler(policy, registry, **limits)
     scheduler.pool.num_draft_tokens = num_draft_tokens
-    scheduler.pool.drafter = drafter
     runner = Runner(loaded.model, new_kv_cache(loaded.model, num_blocks=num_blocks))
     for request in requests():
         scheduler.add(request, 0.0)
@@ -114,75 +107,3 @@ def test_nor_where_blocks_are_scarce_and_requests_are_preempted(loaded: LoadedMo
     assert tokens_of(crowded) == tokens_of(plain)
     assert right > 0
     assert leaked == 0
-
-
-@pytest.fixture
-def nearly(make_gguf: Callable[..., Path], weights: dict[str, np.ndarray]) -> LoadedModel:
-    """A model that guesses well and not always right: the tiny one, its weights a little off."""
-    noise = np.random.default_rng(4)
-    off = {name: (values * noise.normal(1, 0.15, values.shape)).astype(np.float32) for name, values in weights.items()}
-    return load_model(make_gguf(tensors=off), dtype="fp32")
-
-
-@pytest.mark.parametrize("policy", list(POLICIES))
-def test_a_models_guesses_change_no_answer(loaded: LoadedModel, nearly: LoadedModel, policy: str) -> None:
-    plain, num_plain, _ = run(loaded, policy, 0, num_blocks=24)
-    drafter = ModelDrafter(nearly.model, num_blocks=24, vocab_size=loaded.config.vocab_size)
-    guessed, num_guessed, (made, right, leaked) = run(loaded, policy, 4, num_blocks=24, drafter=drafter)
-    assert tokens_of(guessed) == tokens_of(plain)
-    assert 0 < right < made
-    assert leaked == 0
-    assert num_guessed < num_plain
-    assert drafter.tables.num_free_blocks == 24
-
-
-def test_nor_where_either_models_blocks_are_scarce(loaded: LoadedModel, nearly: LoadedModel) -> None:
-    plain, _, _ = run(loaded, "paged", 0, num_blocks=24)
-    drafter = ModelDrafter(nearly.model, num_blocks=4, vocab_size=loaded.config.vocab_size)
-    crowded, _, (_, right, leaked) = run(loaded, "paged", 4, num_blocks=6, drafter=drafter)
-    assert tokens_of(crowded) == tokens_of(plain)
-    assert right > 0
-    assert leaked == 0
-    assert drafter.tables.num_free_blocks == 4
-
-
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.9, top_p=0.95, seed=11)])
-def test_a_model_that_guesses_for_itself_is_always_right(loaded: LoadedModel, sampling: SamplingParams) -> None:
-    """Greedy and sampled: both draw by the hash of seed and position."""
-    drafter = ModelDrafter(loaded.model, num_blocks=8, vocab_size=loaded.config.vocab_size)
-    tokens = [5, 9, 11]
-    guesses = drafter.draft("a", tokens, 6, sampling)
-    assert len(guesses) == 6
-    assert drafter.draft("a", [*tokens, *guesses[:3]], 3, sampling) == guesses[3:]
-    assert drafter.draft("a", [*tokens, 60, 61], 3, sampling) == drafter.draft("b", [*tokens, 60, 61], 3, sampling)
-    drafter.forget("a")
-    drafter.forget("b")
-    drafter.forget("c")
-    assert drafter.tables.num_free_blocks == 8
-
-
-def test_a_long_prompt_is_caught_up_with_in_pieces_and_no_guess_leaves_the_context(
-    make_gguf: Callable[..., Path],
-) -> None:
-    small = load_model(make_gguf({"llama.context_length": 320}), dtype="fp32")
-    drafter = ModelDrafter(small.model, num_blocks=64, vocab_size=small.config.vocab_size)
-    prompt = [7 * i % 60 for i in range(318)]
-    assert [len(drafter.draft("a", prompt, 4, SamplingParams())) for _ in range(2)] == [0, 2]
-    assert drafter.draft("a", [*prompt, 1, 2], 4, SamplingParams()) == []
-
-
-def test_the_front_takes_a_draft_model_of_the_same_tokens_alone(
-    make_gguf: Callable[..., Path], tiny_gguf: Path
-) -> None:
-    with LLM(tiny_gguf, dtype="fp32", threads=1) as plain:
-        expected = plain.generate("ab cd", max_tokens=20, temperature=0.8, seed=3, ignore_eos=True)
-    with LLM(tiny_gguf, dtype="fp32", threads=1, draft_model=tiny_gguf) as llm:
-        answer = llm.generate("ab cd", max_tokens=20, temperature=0.8, seed=3, ignore_eos=True)
-        counts = llm._service.engine.counts().pool
-    assert answer.token_ids == expected.token_ids
-    assert counts is not None
-    assert counts.num_right > 10
-    tokens = tiny_metadata()["tokenizer.ggml.tokens"]
-    other = make_gguf({"tokenizer.ggml.tokens": [*tokens[:-2], tokens[-1], tokens[-2]]})
-    with pytest.raises(InvalidInputError, match="has other tokens"):
-        LLM(tiny_gguf, dtype="fp32", threads=1, draft_model=other)

@@ -25,7 +25,6 @@ from mlsys_orca.cli.options import (
     ActivationsForm,
     Adapters,
     ChatTemplateFile,
-    DraftModel,
     Dtype,
     KvDtype,
     MaxBatchSize,
@@ -39,11 +38,10 @@ from mlsys_orca.cli.options import (
     Weights,
     adapter_directories,
     is_divided,
-    num_guesses,
     num_threads_of,
     refuse_divided,
 )
-from mlsys_orca.loading.named import DEFAULT_MODEL, load, with_draft
+from mlsys_orca.loading.named import DEFAULT_MODEL, load
 from mlsys_orca.parallel.named import find_divided
 
 app = typer.Typer()
@@ -73,7 +71,6 @@ def generate(
     max_model_len: MaxModelLen = None,
     kv_dtype: KvDtype = None,
     speculate: Speculate = 0,
-    draft_model: DraftModel = None,
     memory_pool: BlockPoolName = None,
     compiler: CompilerName = None,
     adapter: Adapters = None,
@@ -109,14 +106,13 @@ def generate(
         raise InvalidInputError(f"there is no file {source!r}; give a file with a prompt per line, or -")
     degrees: Any = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
     refuse_divided(
-        {f"--device {device}": device != "cpu", "--compiler": compiler, "--draft-model": draft_model},
+        {f"--device {device}": device != "cpu", "--compiler": compiler},
         **degrees,
         sliced=sliced,
     )
     refuse_hosts(
         nodes,
-        {f"--device {device}": device != "cpu", "--adapter": adapter, "--compiler": compiler}
-        | {"--draft-model": draft_model},
+        {f"--device {device}": device != "cpu", "--adapter": adapter, "--compiler": compiler},
     )
     hosts = host_options(
         nodes,
@@ -166,7 +162,6 @@ def generate(
                 runs_in_torch=compiler is not None,
                 chat_template=chat_template,
             )
-        loaded = with_draft(loaded, draft_model)
         from mlsys_orca.api.server import make_service, model_name
         from mlsys_orca.engine.engine import EngineConfig
         from rich.console import Console
@@ -182,7 +177,7 @@ def generate(
             kv_dtype=kv_dtype,
             memory_pool=memory_pool,
             compiler=compiler,
-            num_draft_tokens=num_guesses(speculate, draft_model),
+            num_draft_tokens=speculate,
             **degrees,
         )
         service = make_service(loaded, model_name(model), config, parallel=parallel)

@@ -74,14 +74,6 @@ MaxModelLen = Annotated[
 Speculate = Annotated[
     int, typer.Option(min=0, max=16, help="Tokens guessed from the text so far behind each; answers stay the same.")
 ]
-DraftModel = Annotated[
-    str | None,
-    typer.Option(
-        help="A small model of the same tokenizer that guesses where the text so far says nothing (--speculate tokens, "
-        "4 by default); answers stay the same.",
-        autocompletion=completion.models,
-    ),
-]
 Threads = Annotated[
     int, typer.Option(min=0, help="Threads of the model's operators; 0: all cores this process may use.")
 ]
@@ -168,13 +160,3 @@ def refuse_divided(
 def num_threads_of(threads: int, *, replicas: int = 1) -> int:
     """Return ``threads``, or if it is 0 the cores this process may use for each of ``replicas``, at least 1."""
     return threads or max(1, num_cores() // replicas)
-
-
-def num_guesses(speculate: int, draft_model: str | None) -> int:
-    """Return the tokens guessed behind each decode: as given, or 4 where a model guesses.
-
-    Example:
-        >>> num_guesses(0, None), num_guesses(0, "small.gguf"), num_guesses(2, "small.gguf")
-        (0, 4, 2)
-    """
-    return speculate or (4 if draft_model is not None else 0)

@@ -11,7 +11,7 @@ from mlsys_core.collector import collect_as_usual, kept_out_of_collections
 from mlsys_orca.cli.hosts import HostOptions
 from mlsys_orca.cli.options import Model
 from mlsys_orca.cli.serve_options import ModelOptions, PlacementOptions, SchedulingOptions
-from mlsys_orca.loading.named import DEFAULT_MODEL, load, with_draft
+from mlsys_orca.loading.named import DEFAULT_MODEL, load
 from mlsys_orca.parallel.named import find_divided
 from mlsys_serving.cli import ServerOptions, serve_command
 from mlsys_serving.extensions import Extensions
@@ -116,8 +116,7 @@ def _load(
     }
     if not placement.is_divided:
         runs_in_torch = served.compiler is not None
-        loaded = load(model, served.dtype, device=served.device, runs_in_torch=runs_in_torch, **in_both)
-        return with_draft(loaded, served.draft_model), None
+        return load(model, served.dtype, device=served.device, runs_in_torch=runs_in_torch, **in_both), None
     slices = placement.sliced or None
     dtype = served.dtype if hosts is None else hosts.dtype_of(served.dtype)
     share = 1.0 if hosts is None else hosts.share

@@ -27,7 +27,6 @@ from mlsys_orca.cli.options import (
     ActivationsForm,
     Adapters,
     ChatTemplateFile,
-    DraftModel,
     Dtype,
     KvDtype,
     MaxBatchSize,
@@ -42,7 +41,6 @@ from mlsys_orca.cli.options import (
     Weights,
     adapter_directories,
     is_divided,
-    num_guesses,
     num_threads_of,
     refuse_divided,
 )
@@ -70,7 +68,6 @@ class ModelOptions(_OwnGroup):
     activations: ActivationsForm = None
     device: Device = "cpu"
     compiler: CompilerName = None
-    draft_model: DraftModel = None
     model_control: ModelControlled = False
     enable_lora: Annotated[
         bool,
@@ -138,14 +135,12 @@ class PlacementOptions(_OwnGroup):
             InvalidInputError: something of it was asked for.
         """
         refused: dict[str, object] = {f"--device {model.device}": model.device != "cpu", "--compiler": model.compiler}
-        refused["--draft-model"] = model.draft_model
         refuse_divided(refused, **self.degrees, sliced=self.sliced)
         refuse_hosts(
             self.nodes if self.executor == "local" else 1,
             {f"--device {model.device}": model.device != "cpu", "--adapter": model.adapter}
             | {"--enable-lora": model.enable_lora, "--compiler": model.compiler}
-            | {"--single-process": self.single_process, "--model-control": model.model_control}
-            | {"--draft-model": model.draft_model},
+            | {"--single-process": self.single_process, "--model-control": model.model_control},
         )
 
     def hosts(self, model: str, tls: TlsConfig | None) -> HostOptions | None:
@@ -247,7 +242,7 @@ class SchedulingOptions(_OwnGroup):
             "compiler": model.compiler,
             "batch_invariant": self.batch_invariant,
             "max_waiting": self.max_waiting,
-            "num_draft_tokens": num_guesses(self.speculate, model.draft_model),
+            "num_draft_tokens": self.speculate,
             "num_replicas": placement.replicas,
             **placement.degrees,
         }

@@ -63,8 +63,6 @@ def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: 
     """
     max_model_len = config.max_model_len or loaded.config.max_positions
     per_token = kv_token_nbytes(loaded, config)
-    if loaded.draft is not None:  # which keeps keys and values of its own
-        per_token += kv_nbytes_per_token(loaded.draft.config, loaded.draft.model.dtype)
     wanted = -(-max_model_len // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * config.max_batch_size  # in whole blocks
     states = state_nbytes(loaded, config)
     if (left := int(available_nbytes * CACHE_SHARE) - states) < 0 and config.num_kv_tokens is None:
@@ -147,10 +145,6 @@ def plan_engine(
 
 def _check_recurrent(loaded: LoadedModel, config: EngineConfig, scheduler: GenerationScheduler) -> None:
     """Refuse what cannot be done with states: they go forward only, and come with the pool's batches."""
-    if loaded.draft is not None and loaded.draft.config.recurrent is not None:
-        raise InvalidInputError(
-            f"{loaded.draft.name} cannot guess: a recurrent model's state cannot take back tokens that were wrong"
-        )
     if loaded.config.recurrent is None:
         return
     if config.num_draft_tokens:
@@ -201,15 +195,6 @@ class EngineCore:
         self.pool = pool_of(scheduler)  # to be read; None: the policy keeps none
         if self.pool is not None:
             self.pool.num_draft_tokens = config.num_draft_tokens
-            if loaded.draft is not None and config.num_draft_tokens:
-                from mlsys_orca.backends.drafting import ModelDrafter
-
-                self.pool.drafter = ModelDrafter(
-                    loaded.draft.model,
-                    num_blocks=self.shape.num_blocks,
-                    vocab_size=loaded.config.vocab_size,
-                    num_threads=config.num_threads,
-                )
         self.runner: Runner | None = None  # None: iterations run elsewhere
         # A native model has threads of its own. Those of torch's small operators around it would spin, each time for
         # a while, on a core that the model's want next.

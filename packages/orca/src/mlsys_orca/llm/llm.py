@@ -50,8 +50,7 @@ class LLM:
         kv_tokens: K/V slots; None: what fits.
         kv_dtype: Keys and values are kept in ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"int8"``; None or
             ``"auto"``: the model's dtype.
-        speculate: Tokens guessed behind each decode at most, by prompt lookup; 0: none, or 4 with a draft model.
-        draft_model: A small model of the same tokenizer that guesses where prompt lookup finds nothing; None: none.
+        speculate: Tokens guessed behind each decode at most, by prompt lookup; 0: none.
 
     Raises:
         InvalidInputError: there is no such model, or the limits do not fit it or the memory.
@@ -83,11 +82,10 @@ class LLM:
         kv_tokens: int | None = None,
         kv_dtype: str | None = None,
         speculate: int = 0,
-        draft_model: str | Path | None = None,
     ) -> None:
         from mlsys_orca.api.server import make_service, model_name
         from mlsys_orca.engine.engine import EngineConfig
-        from mlsys_orca.loading.named import load, with_draft
+        from mlsys_orca.loading.named import load
 
         config = EngineConfig(
             max_batch_size=max_batch_size,
@@ -96,7 +94,7 @@ class LLM:
             kv_dtype=kv_dtype,
             num_threads=threads or num_cores(),
             policy=policy,
-            num_draft_tokens=speculate or (4 if draft_model is not None else 0),
+            num_draft_tokens=speculate,
         )
         loaded = load(
             str(model),
@@ -107,7 +105,6 @@ class LLM:
             adapters=adapters,
             chat_template=None if chat_template is None else Path(chat_template),
         )
-        loaded = with_draft(loaded, None if draft_model is None else str(draft_model))
         self._service = make_service(loaded, model_name(str(model)), config)
         self._service.engine.start()
         self._thread = LoopThread("orca-llm")

@@ -52,7 +52,6 @@ class LoadedModel:
     adapters: Mapping[str, str] = field(default_factory=dict)  # name -> key under which the model has it
     rows: RowsChoice | None = None  # the form in which rows meet packed weights; None: torch's operators run it
     device: str = "cpu"  # the registered name of the device that the model runs on
-    draft: LoadedModel | None = None  # a small model of the same tokenizer, which guesses; None: none
 
     @property
     def is_native(self) -> bool:

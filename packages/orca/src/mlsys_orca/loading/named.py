@@ -71,25 +71,6 @@ def load(
     return loaded
 
 
-def with_draft(loaded: LoadedModel, draft_model: str | None) -> LoadedModel:
-    """Return ``loaded`` with a small model that guesses its next tokens; None: as it is.
-
-    Raises:
-        InvalidInputError: as :func:`load`; or the two have other tokens, or one runs elsewhere than on the CPU or reads
-            with an encoder.
-    """
-    if draft_model is None:
-        return loaded
-    if loaded.device != "cpu" or loaded.config.encoder is not None:
-        raise InvalidInputError("--draft-model guesses for decoders on the CPU")
-    draft = load(draft_model, None)
-    if draft.config.encoder is not None or not draft.tokenizer.has_ids_of(loaded.tokenizer):
-        raise InvalidInputError(
-            f"{draft.name} has other tokens than {loaded.name}: a draft model needs the tokenizer of its large one"
-        )
-    return replace(loaded, draft=draft)
-
-
 def read_template(path: Path, loaded: LoadedModel) -> ChatTemplate:
     """Return the chat template of a Jinja file, for ``loaded``.
 

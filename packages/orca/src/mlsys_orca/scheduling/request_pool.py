@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import Finished, FinishReason
@@ -19,7 +18,6 @@ from mlsys_orca.scheduling.batch import (
     IterationOutput,
     RequestSlice,
     SampledToken,
-    SamplingParams,
     ScoredPrompt,
     SliceDetails,
 )
@@ -104,7 +102,6 @@ class RequestPool:
         self.num_cached_tokens = 0  # that admitted requests did not have to compute
         self._max_model_len = max_model_len
         self.num_draft_tokens = 0  # guesses behind a decode at most; 0: none
-        self.drafter: Drafter | None = None  # guesses where the request's own tokens say nothing
         self.num_guessed = 0  # tokens so far, as the next
         self.num_right = 0  # guessed ones that stayed
         self.alone: str | None = None  # the only request that may run, or NOBODY; all others are held. None: all may
@@ -254,11 +251,7 @@ class RequestPool:
             sequence.request.max_tokens - len(sequence.token_ids) - 1,
             len(sequence.block_table) * self.block_tables.block_size - len(sequence.token_ids),
         )
-        guesses = sequence.ngrams.draft(sequence.token_ids, room) if room > 0 else []
-        if guesses or self.drafter is None or room < 1:
-            return guesses
-        request = sequence.request
-        return self.drafter.draft(request.request_id, sequence.token_ids, room, request.sampling)
+        return sequence.ngrams.draft(sequence.token_ids, room) if room > 0 else []
 
     def complete(
         self, batch: IterationBatch, output: IterationOutput, now: float
@@ -306,8 +299,6 @@ class RequestPool:
         """Have ``sequence`` leave the pool; its blocks are free."""
         del self.sequences[sequence.request.request_id]
         self.take_blocks(sequence)
-        if self.drafter is not None:
-            self.drafter.forget(sequence.request.request_id)
         result = None
         if reason is FinishReason.DONE:
             assert sequence.finish_reason is not None
@@ -340,18 +331,6 @@ class RequestPool:
 
 
 _NGRAM = 3  # tokens that must have been seen before: with two most guesses are wrong
-
-
-class Drafter(Protocol):
-    """Guesser of next tokens where prompt lookup finds nothing; see :mod:`mlsys_orca.backends.drafting`."""
-
-    def draft(self, request_id: str, token_ids: Sequence[int], max_tokens: int, sampling: SamplingParams) -> list[int]:
-        """Return up to ``max_tokens`` guesses at what follows ``token_ids``, of a request that samples so."""
-        ...
-
-    def forget(self, request_id: str) -> None:
-        """Drop what is kept of a request that has left."""
-        ...
 
 
 class NgramIndex:

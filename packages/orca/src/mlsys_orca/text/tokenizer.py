@@ -57,10 +57,6 @@ class Tokenizer:
         """Tokens, added ones among them."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
-    def has_ids_of(self, other: Tokenizer) -> bool:
-        """Return whether every token of ``other`` has the same id here, and the other way round."""
-        return self._backend.get_vocab(with_added_tokens=True) == other._backend.get_vocab(with_added_tokens=True)
-
     @cached_property
     def max_token_chars(self) -> int:
         """Characters of the longest token: no text of more than that many times n characters has n tokens."""
