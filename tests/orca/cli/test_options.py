@@ -48,7 +48,7 @@ OF_SERVE = """
 activations adapter batch_invariant chat_template compiler control_only device dtype enable_lora executor
 heartbeat_timeout join_timeout kv_dtype kv_tokens listen max_batch_size max_batch_tokens max_chunk_tokens max_model_len
 max_waiting memory_pool model_control name nodes pipeline_parallel policy ray_address replicas secret_file
-single_process sliced speculate tensor_parallel threads weights
+single_process speculate tensor_parallel threads weights
 """
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 from mlsys_core.loop import Collector, Executor, FinishReason, ServingLoop, WallClock
@@ -19,10 +18,8 @@ def requests_of(
     *,
     seed: int = 0,
     longest: int = 40,
-    has_encoder: bool = False,
-    adapters: Sequence[str | None] = (None,),
 ) -> list[GenerationRequest]:
-    """Prompts of which some begin alike, with different ways to choose, under ``adapters`` in turn."""
+    """Prompts of which some begin alike, with different ways to choose."""
     chance = random.Random(seed)
     beginning = [chance.randrange(2, 258) for _ in range(20)]
     made = []
@@ -33,16 +30,14 @@ def requests_of(
                 SamplingParams(allowed_token_ids=(4, 5)),
                 SamplingParams(temperature=0.8, seed=index, top_p=0.9),
                 SamplingParams(num_logprobs=2, presence_penalty=0.5),
-                SamplingParams(num_prompt_logprobs=None if has_encoder else 0),
+                SamplingParams(num_prompt_logprobs=0),
             ]
         )
         prompt = tuple(beginning[: chance.choice([0, 20])] + own)
         made.append(
             GenerationRequest(
                 request_id=f"r{index}",
-                prompt_token_ids=(*prompt, 0) if has_encoder else prompt,
-                num_encoder_tokens=len(prompt) if has_encoder else 0,
-                adapter=adapters[index % len(adapters)],
+                prompt_token_ids=prompt,
                 max_new_tokens=chance.choice([2, 8, 24]),
                 sampling=sampling,
                 stop_token_ids=frozenset([1]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,13 +72,6 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {  # what the others have not: for
     "phi": ("Phi", {"hidden_size": 256}),  # a bias of the head
     "stablelm": ("StableLm", {"hidden_size": 256, "qk_layernorm": True}),  # norms by head, a tensor each
 }
-_T5 = {"d_model": 64, "d_kv": 32, "d_ff": 256, "num_layers": 4, "num_decoder_layers": 2, "num_heads": 4}
-_T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 24, "decoder_start_token_id": 0}
-SEQ2SEQ: dict[str, tuple[str, dict[str, Any]]] = {
-    "t5": ("T5", _T5),
-    "flan": ("T5", _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
-    "umt5": ("UMT5", _T5),
-}
 
 
 def write_checkpoint(path: Path, name: str) -> Path:
@@ -86,16 +79,11 @@ def write_checkpoint(path: Path, name: str) -> Path:
     import transformers
 
     torch.manual_seed(5)
-    if name in SEQ2SEQ:
-        family, changes = SEQ2SEQ[name]
-        config = getattr(transformers, f"{family}Config")(vocab_size=VOCAB, **changes)
-        model = transformers.AutoModelForSeq2SeqLM.from_config(config)
-    else:
-        family, changes = (CASES | MORE)[name]
-        config = getattr(transformers, f"{family}Config")(
-            **{key: value for key, value in (SHAPE | changes).items() if value is not None}
-        )
-        model = transformers.AutoModelForCausalLM.from_config(config)
+    family, changes = (CASES | MORE)[name]
+    config = getattr(transformers, f"{family}Config")(
+        **{key: value for key, value in (SHAPE | changes).items() if value is not None}
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():  # norms are ones and biases zeros otherwise
             if parameter.ndim == 1:
@@ -128,28 +116,6 @@ def some_batches(vocab_size: int = VOCAB) -> list[IterationBatch]:
     return batches
 
 
-def some_translations() -> list[IterationBatch]:
-    """Requests of an encoder-decoder: some begin, then one more beside decodes, then decodes."""
-    lengths, tables, batches = [9, 30, 4], [(3, 1), (5, 6, 7), (0, 9)], []
-    done = [0, 0, 0]
-    for running in ([0, 1], [0, 1, 2], [0, 1, 2]):
-        builder = BatchBuilder()
-        for index in running:
-            first = not done[index]
-            ids = [(5 * i + 11 * index + 3 * done[index]) % VOCAB for i in range(lengths[index] + 2 if first else 1)]
-            builder.add(
-                str(index),
-                ids,
-                num_computed_tokens=done[index],
-                block_table=tables[index],
-                sampling=SamplingParams(),
-                num_encoder_tokens=lengths[index],
-            )
-            done[index] += len(ids)
-        batches.append(builder.build())
-    return batches
-
-
 @dataclass
 class Answer:
     """What comes of one iteration."""
@@ -163,11 +129,6 @@ def assert_equal(found: Sequence[Answer], expected: Sequence[Answer]) -> None:
     for iteration, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert torch.equal(one.logits, other.logits), iteration
         assert one.largest == other.largest, iteration
-
-
-def run_sliced(path: Path, batches: Sequence[IterationBatch], **options: Any) -> list[Answer]:
-    """By one process, its sums in the shape that ranks can share."""
-    return run_places(path, batches, ranks=1, stages=1, slices=True, **options)
 
 
 def run_whole(path: Path, batches: Sequence[IterationBatch], **options: Any) -> list[Answer]:
@@ -188,15 +149,11 @@ def run_places(
     ranks: int,
     stages: int,
     num_threads: int = 1,
-    adapters: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[Answer]:
     """By so many ranks of so many stages; each iteration for its logits, then again for its peaks."""
     places = all_places(tensor_parallel=ranks, pipeline_parallel=stages)
-    shards: list[Any] = [load_shard(path, place, takes_adapters=adapters is not None, **options) for place in places]
-    for shard in shards:
-        for key, files in (adapters or {}).items():
-            shard.add_adapter(key, files)
+    shards: list[Any] = [load_shard(path, place, **options) for place in places]
     whole = shards[0].whole
     memories = [SharedReducer.create(whole, num_ranks=ranks) for _ in range(stages)]
     reducers = [SharedReducer(memories[p.stage], whole, rank=p.rank, num_ranks=ranks) for p in places]

@@ -19,9 +19,9 @@ from mlsys_orca.parallel.loading import load_shard
 from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.parallel.tensors.shared_memory import SharedReducer
-from tests.orca.parallel.places import NUM_BLOCKS, run_sliced, run_whole, some_batches
-path, backend = sys.argv[1:]
-options = dict(dtype="fp32", weights="float", backend=backend)
+from tests.orca.parallel.places import NUM_BLOCKS, run_whole, some_batches
+path = sys.argv[1]
+options = dict(dtype="fp32", weights="float")
 batches = some_batches()
 shards = [load_shard(path, Placement(rank=rank, num_ranks=2), **options) for rank in range(2)]
 whole = shards[0].whole
@@ -40,14 +40,13 @@ outs = [shared_empty((len(batch.sampled), whole.vocab_size), torch.float32) for 
 children = []
 for rank in range(2):
     if not (child := os.fork()):
-        shard, cache, _ = joined(rank, 1 if backend == "torch" else 2)
+        shard, cache, _ = joined(rank, 2)
         for batch, out in zip(batches, outs):
             shard.run(inputs_of(batch), None, out, cache)
         os._exit(0)
     children.append(child)
 assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
-run = run_whole if backend == "native" else run_sliced
-for out, answer in zip(outs, run(path, batches, **options)):
+for out, answer in zip(outs, run_whole(path, batches, backend="native", **options)):
     assert torch.equal(out, answer.logits)
 print("equal")
 """
@@ -78,8 +77,8 @@ except GroupBrokenError as error:
 """
 
 
-def run(code: str, path: Path, backend: str) -> str:
-    command = [sys.executable, "-c", _BEGIN + code, str(path), backend]
+def run(code: str, path: Path) -> str:
+    command = [sys.executable, "-c", _BEGIN + code, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -90,11 +89,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("llama"), "llama-tied")
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
-def test_forked_ranks_give_the_bits_of_one_process(path: Path, backend: str) -> None:
-    assert run(_EQUAL, path, backend) == "equal"
+def test_forked_ranks_give_the_bits_of_one_process(path: Path) -> None:
+    assert run(_EQUAL, path) == "equal"
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
-def test_a_rank_whose_peer_was_killed_ends(path: Path, backend: str) -> None:
-    assert run(_KILLED, path, backend) == "another rank of this stage is gone"
+def test_a_rank_whose_peer_was_killed_ends(path: Path) -> None:
+    assert run(_KILLED, path) == "another rank of this stage is gone"

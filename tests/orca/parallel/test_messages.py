@@ -19,34 +19,26 @@ from mlsys_orca.parallel.messages import (
     decode_to_rank,
     step_of,
 )
-from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, RequestSlice, SamplingParams, SliceDetails
+from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SamplingParams
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> IterationBatch:
-    """Iterations of requests with chunks, decodes, encoders' tokens and adapters."""
+    """Iterations of requests with chunks and decodes."""
     builder = BatchBuilder()
     for index in range(draw(st.integers(1, 5))):
-        num_encoder_tokens = draw(st.sampled_from([0, 0, 0, 3]))
-        computed = 0 if num_encoder_tokens else draw(st.integers(0, 2**17))
-        tokens = draw(st.lists(st.integers(0, 2**20), min_size=num_encoder_tokens + 1, max_size=9))
-        adapter = draw(st.sampled_from([None, "pirate@1"]))
+        computed = draw(st.integers(0, 2**17))
+        tokens = draw(st.lists(st.integers(0, 2**20), min_size=1, max_size=9))
         builder.add(
             f"request {index}",
             tokens,
             num_computed_tokens=computed,
             block_table=tuple(draw(st.lists(st.integers(0, 2**20), max_size=9))),
             sampling=draw(st.sampled_from([None, SamplingParams()])),
-            num_encoder_tokens=num_encoder_tokens,
-            details=None if adapter is None else SliceDetails(adapter=adapter),
         )
     for copy in draw(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=3)):
         builder.copy_block(*copy)
     return builder.build()
-
-
-def adapter_of(part: RequestSlice) -> str | None:
-    return None if part.details is None else part.details.adapter
 
 
 def facts(batch: IterationBatch) -> Any:
@@ -55,10 +47,7 @@ def facts(batch: IterationBatch) -> Any:
         batch.token_ids,
         batch.positions,
         batch.block_copies,
-        [
-            (part.start, part.stop, part.context_len, part.block_table, part.num_encoder_tokens, adapter_of(part))
-            for part in batch.requests
-        ],
+        [(part.start, part.stop, part.context_len, part.block_table) for part in batch.requests],
     )
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import tokenizers
 from mlsys_core.errors import InvalidInputError
+from mlsys_orca.backends.native.plan_writer import LoweringError
 from mlsys_orca.cli.options import refuse_divided
-from mlsys_orca.parallel import parts
+from mlsys_orca.parallel import loading, parts
 from mlsys_orca.parallel.parts import digest_of, divide
+from mlsys_orca.parallel.placement import Placement
 
 
 def test_the_master_has_no_weights(six_layers: Path) -> None:
@@ -51,14 +55,21 @@ def test_a_digest_tells_forms_and_files_apart(six_layers: Path, tmp_path: Path) 
 def test_options_that_a_divided_model_has_not_are_refused() -> None:
     given: dict[str, Any] = {"--device cuda": False, "--compiler": "nimble"}
     refuse_divided(given, tensor_parallel=1, pipeline_parallel=1)
-    for divided in ({"pipeline_parallel": 2}, {"sliced": True}):
-        with pytest.raises(InvalidInputError, match="without --compiler"):
-            refuse_divided(given, **{"tensor_parallel": 1, "pipeline_parallel": 1, **divided})
+    with pytest.raises(InvalidInputError, match="without --compiler"):
+        refuse_divided(given, tensor_parallel=1, pipeline_parallel=2)
 
 
-def test_adapters_on_an_encoder_decoder_are_refused(checkpoints: Any, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"tensor_parallel": 2, "pipeline_parallel": 1, "dtype": "fp32"}
-    _, model = divide(checkpoints("t5"), **options)
-    assert not model.takes_adapters
-    with pytest.raises(InvalidInputError, match="adapters go on decoders alone"):
-        divide(checkpoints("t5"), **options, takes_adapters=True)
+def test_a_model_with_an_encoder_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 64, "d_kv": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 99}
+    transformers.T5Config(decoder_start_token_id=0, **sizes).save_pretrained(tmp_path)
+    vocab = {f"t{token_id}": token_id for token_id in range(99)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "t0")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InvalidInputError, match="an encoder beside its decoder runs in one process"):
+        divide(tmp_path, tensor_parallel=2, pipeline_parallel=1, dtype="fp32")
+
+
+def test_a_part_without_a_native_operator_is_refused(six_layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "NativeShard", Mock(side_effect=LoweringError("a gate of another kind")))
+    with pytest.raises(LoweringError, match="a gate of another kind"):
+        loading.load_shard(six_layers, Placement(num_ranks=2))

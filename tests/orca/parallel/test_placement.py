@@ -10,17 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.model.config import EncoderPart, ModelConfig
+from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.slices import add_in_tree, num_slices
-from mlsys_orca.parallel.placement import Placement, all_places, check_degrees, num_all_layers, shard_config
+from mlsys_orca.parallel.placement import Placement, all_places, check_degrees, shard_config
 from mlsys_orca.parallel.shard import largest_of
 
 
-def config_of(
-    heads: int = 8, kv_heads: int = 4, head_dim: int = 64, inner: int = 512, layers: int = 4, encoder: int | None = None
-) -> ModelConfig:
+def config_of(heads: int = 8, kv_heads: int = 4, head_dim: int = 64, inner: int = 512, layers: int = 4) -> ModelConfig:
     return ModelConfig(
-        architecture="llama" if encoder is None else "t5",
+        architecture="llama",
         vocab_size=1009,
         hidden_size=heads * head_dim,
         intermediate_size=inner,
@@ -31,7 +29,6 @@ def config_of(
         max_positions=512,
         norm_eps=1e-5,
         windows=tuple(range(1, layers + 1)),
-        encoder=None if encoder is None else EncoderPart(num_layers=encoder, start_token_ids=(0,)),
     )
 
 
@@ -44,23 +41,19 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         head_dim=draw(st.sampled_from([2, 8, 32, 64])),
         inner=draw(st.integers(1, 40)) * draw(st.sampled_from([1, 2, 16, 32, 96, 256])),
         layers=draw(st.integers(1, 24)),
-        encoder=draw(st.none() | st.integers(1, 24)),
     )
 
 
 @given(configs(), st.data())
 def test_places_divide_the_model_without_rest_or_overlap(config: ModelConfig, data: st.DataObject) -> None:
-    slices, layers = num_slices(config), num_all_layers(config)
+    slices, layers = num_slices(config), config.num_layers
     ranks = data.draw(st.sampled_from([n for n in range(1, slices + 1) if slices % n == 0]))
     stages = data.draw(st.sampled_from([n for n in range(1, min(layers, 64) + 1) if layers % n == 0]))
     check_degrees(config, tensor_parallel=ranks, pipeline_parallel=stages)
     places = all_places(tensor_parallel=ranks, pipeline_parallel=stages)
     first_ranks = [place for place in places if place.rank == 0]
     assert [n for place in first_ranks for n in place.layers(config)] == list(range(config.num_layers))
-    if config.encoder is not None:
-        found = [n for place in first_ranks for n in place.encoder_layers(config)]
-        assert found == list(range(config.encoder.num_layers))
-    assert len({len(place.layers(config)) + len(place.encoder_layers(config)) for place in places}) == 1
+    assert len({len(place.layers(config)) for place in places}) == 1
     stage = places[:ranks]
     assert [row for place in stage for row in place.vocabulary(config)] == list(range(config.vocab_size))
     assert [head for place in stage for head in place.share(config.num_heads)] == list(range(config.num_heads))
@@ -107,14 +100,6 @@ def test_smollm2_has_three_slices() -> None:
 def test_a_model_of_one_key_head_takes_one_rank() -> None:
     with pytest.raises(InvalidInputError, match=r"; 1 does$"):
         check_degrees(config_of(kv_heads=1), tensor_parallel=2, pipeline_parallel=1)
-
-
-def test_an_early_stage_of_an_encoder_decoder_has_the_encoder_alone() -> None:
-    config = config_of(encoder=4)
-    part = shard_config(config, Placement(stage=0, num_stages=2))
-    assert (part.num_layers, part.encoder and part.encoder.num_layers) == (0, 4)
-    part = shard_config(config, Placement(stage=1, num_stages=2))
-    assert (part.num_layers, part.encoder and part.encoder.num_layers) == (4, 0)
 
 
 @pytest.mark.parametrize("place", [{"stage": 1}, {"rank": 2, "num_ranks": 2}, {"stage": -1}])

@@ -45,21 +45,6 @@ def test_a_model_over_two_hosts_answers_as_one_process_to_the_bit(
         assert server.metric("worker_deaths_total") == 0
 
 
-def test_torchs_operators_over_two_hosts_answer_as_two_ranks_of_one(
-    start: Any, start_hosts: Any, checkpoints: Any
-) -> None:
-    path = checkpoints("t5")
-    prompts = [{"model": "tiny", "prompt": [5, 9 + index, 7], "max_tokens": 6, "temperature": 0} for index in range(3)]
-
-    def ask(url: str) -> list[Any]:
-        return [httpx.post(f"{url}/v1/completions", json=each, timeout=None).json()["choices"] for each in prompts]
-
-    with start(path, ranks=2) as server:
-        expected = ask(server.url)
-    with start_hosts(2, model=path, ranks=2) as server:
-        assert ask(server.url) == expected
-
-
 @pytest.mark.parametrize("with_ranks", [False, True], ids=["node", "node and ranks"])
 def test_a_node_that_falls_silent_under_load_changes_nothing(
     start_hosts: Any, undisturbed: list[Any], with_ranks: bool

@@ -133,7 +133,7 @@ def make_service(
         except BaseException:
             holders.close()
             raise
-        loaded = with_parts(loaded, holders.model, holders.loaded)
+        loaded = with_parts(loaded, holders.loaded)
     available_nbytes = available_memory_nbytes(loaded.device)
     if holders is not None and holders.available_nbytes is not None:
         available_nbytes = holders.available_nbytes

@@ -85,7 +85,7 @@ def serve_supervised(
             with bound.paused():  # who has threads cannot fork
                 holders.fork()
             holders.wait()
-            loaded = with_parts(loaded, holders.model, holders.loaded)
+            loaded = with_parts(loaded, holders.loaded)
         available_nbytes = available_memory_nbytes(loaded.device) // config.num_replicas
         if holders is not None and holders.available_nbytes is not None:
             available_nbytes = holders.available_nbytes

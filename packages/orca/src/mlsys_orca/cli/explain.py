@@ -55,7 +55,7 @@ def explain(
         loaded, parts = find_divided(model, dtype, weights=weights, activations=activations, **degrees)
         with Holders(parts) as holders:
             holders.start()
-            loaded, layout = with_parts(loaded, holders.model, holders.loaded), layout_rows(loaded.config, holders)
+            loaded, layout = with_parts(loaded, holders.loaded), layout_rows(loaded.config, holders)
             rows = [*_rows(loaded, tokens, kv_dtype), ("activations", str(loaded.rows or "float")), *layout]
     else:
         loaded = load(model, dtype, device=device, weights=weights, activations=activations)

@@ -32,7 +32,6 @@ from mlsys_orca.cli.options import (
     ModelOption,
     PipelineParallel,
     ReplicaThreads,
-    Sliced,
     Speculate,
     TensorParallel,
     Weights,
@@ -82,7 +81,6 @@ def generate(
     threads: ReplicaThreads = 0,
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
-    sliced: Sliced = False,
     nodes: Nodes = None,
     listen: Listen = None,
     secret_file: SecretFile = None,
@@ -106,9 +104,8 @@ def generate(
         raise InvalidInputError(f"there is no file {source!r}; give a file with a prompt per line, or -")
     degrees: Any = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
     refuse_divided(
-        {f"--device {device}": device != "cpu", "--compiler": compiler},
+        {f"--device {device}": device != "cpu", "--compiler": compiler, "--adapter": adapter},
         **degrees,
-        sliced=sliced,
     )
     refuse_hosts(
         nodes,
@@ -129,28 +126,22 @@ def generate(
     settings |= {} if activations is None else {"activations": activations}
     settings |= {} if kv_dtype is None else {"kv_dtype": kv_dtype}
     settings |= {"chat_template": None if chat_template is None else str(chat_template)}
-    if sliced or tensor_parallel > 1:
-        settings["sliced"] = True
     with going_on(output, source, settings, resumes=resume) as standing:
         parallel = None
-        if hosts is not None or is_divided(**degrees, sliced=sliced):
+        if hosts is not None or is_divided(**degrees):
             dtype = dtype if hosts is None else hosts.dtype_of(dtype)
             loaded, parallel = find_divided(
                 model,
                 dtype,
                 weights=weights,
                 activations=activations,
-                slices=sliced or None,
-                adapters=adapter_directories(adapter or []),
                 chat_template=chat_template,
                 share=1.0 if hosts is None else hosts.share,
                 **degrees,
             )
             if hosts is not None:
                 assert dtype is not None
-                parallel = hosts.divided(
-                    parallel, model, dtype=dtype, weights=weights, activations=activations, slices=sliced or None
-                )
+                parallel = hosts.divided(parallel, model, dtype=dtype, weights=weights, activations=activations)
         else:
             loaded = load(
                 model,

@@ -74,7 +74,7 @@ class HostOptions:
             parts: On one machine.
             model: As the command names it.
             dtype: Of all machines (:meth:`dtype_of`), as the parts have it.
-            form: ``weights``, ``activations`` and ``slices``, as given.
+            form: ``weights`` and ``activations``, as given.
         """
         from mlsys_core.config import settings
         from mlsys_core.models import resolve_model

@@ -96,15 +96,6 @@ PipelineParallel = Annotated[
     int, typer.Option(min=1, help="Stages that the layers are divided over; as many iterations run at a time.")
 ]
 
-Sliced = Annotated[
-    bool,
-    typer.Option(
-        "--sliced",
-        help="Sum in slices as ranks do, so that torch's operators (T5, experts, adapters) give the bits of any "
-        "--tensor-parallel; native kernels always do.",
-    ),
-]
-
 ModelControlled = Annotated[
     bool,
     typer.Option("--model-control", help="Let clients replace the model and adapters; otherwise they may not."),
@@ -127,21 +118,18 @@ def adapter_directories(adapters: list[str]) -> dict[str, str]:
     return {name: path for name, _, path in pairs}
 
 
-def is_divided(*, tensor_parallel: int, pipeline_parallel: int, sliced: bool = False) -> bool:
-    """Return whether processes of their own have the model's parts, be it one part."""
-    return tensor_parallel * pipeline_parallel > 1 or sliced
+def is_divided(*, tensor_parallel: int, pipeline_parallel: int) -> bool:
+    """Return whether processes of their own have the model's parts."""
+    return tensor_parallel * pipeline_parallel > 1
 
 
-def refuse_divided(
-    reasons: dict[str, object], *, tensor_parallel: int, pipeline_parallel: int, sliced: bool = False
-) -> None:
+def refuse_divided(reasons: dict[str, object], *, tensor_parallel: int, pipeline_parallel: int) -> None:
     """See that nothing was asked for which a divided model has not.
 
     Args:
         reasons: By option, what was given: anything that is not false is refused.
         tensor_parallel: As given.
         pipeline_parallel: As given.
-        sliced: As given.
 
     Raises:
         InvalidInputError: something was.
@@ -149,10 +137,10 @@ def refuse_divided(
     Example:
         >>> refuse_divided({"--compiler": None}, tensor_parallel=2, pipeline_parallel=1)
     """
-    divided = is_divided(tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel, sliced=sliced)
+    divided = is_divided(tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel)
     if divided and (given := [name for name, value in reasons.items() if value]):
         raise InvalidInputError(
-            f"a model divided by --tensor-parallel, --pipeline-parallel or --sliced runs on the CPU, without "
+            "a model divided by --tensor-parallel or --pipeline-parallel runs in native kernels on the CPU, without "
             f"{given[0]}: leave one of them out"
         )
 

@@ -108,23 +108,26 @@ def _load(
     Raises:
         InvalidInputError: it cannot be loaded.
     """
-    in_both: Any = {
-        "adapters": served.adapters,
-        "takes_adapters": served.enable_lora,
-        "chat_template": served.chat_template,
-        **served.form,
-    }
+    template, form = served.chat_template, served.form
+    degrees: Any = placement.degrees
     if not placement.is_divided:
-        runs_in_torch = served.compiler is not None
-        return load(model, served.dtype, device=served.device, runs_in_torch=runs_in_torch, **in_both), None
-    slices = placement.sliced or None
+        loaded = load(
+            model,
+            served.dtype,
+            device=served.device,
+            adapters=served.adapters,
+            takes_adapters=served.enable_lora,
+            runs_in_torch=served.compiler is not None,
+            chat_template=template,
+            **form,
+        )
+        return loaded, None
     dtype = served.dtype if hosts is None else hosts.dtype_of(served.dtype)
     share = 1.0 if hosts is None else hosts.share
-    in_both |= placement.degrees
-    loaded, parallel = find_divided(model, dtype, slices=slices, share=share, **in_both)
+    loaded, parallel = find_divided(model, dtype, share=share, chat_template=template, **form, **degrees)
     if hosts is not None:
         assert dtype is not None
-        parallel = hosts.divided(parallel, model, dtype=dtype, slices=slices, **served.form)
+        parallel = hosts.divided(parallel, model, dtype=dtype, **form)
     return loaded, parallel
 
 

@@ -35,7 +35,6 @@ from mlsys_orca.cli.options import (
     PipelineParallel,
     Replicas,
     ReplicaThreads,
-    Sliced,
     Speculate,
     TensorParallel,
     Weights,
@@ -99,7 +98,6 @@ class PlacementOptions(_OwnGroup):
     replicas: Replicas = 1
     tensor_parallel: TensorParallel = 1
     pipeline_parallel: PipelineParallel = 1
-    sliced: Sliced = False
     executor: Executor = "local"
     ray_address: RayAddress = "auto"
     nodes: Nodes = None
@@ -121,7 +119,7 @@ class PlacementOptions(_OwnGroup):
     def is_divided(self) -> bool:
         """True if processes of their own have the model's parts, on this machine or on several."""
         is_far = self.executor != "local" or self.nodes is not None
-        return is_far or is_divided(**self.degrees, sliced=self.sliced)
+        return is_far or is_divided(**self.degrees)
 
     @property
     def num_threads(self) -> int:
@@ -135,7 +133,8 @@ class PlacementOptions(_OwnGroup):
             InvalidInputError: something of it was asked for.
         """
         refused: dict[str, object] = {f"--device {model.device}": model.device != "cpu", "--compiler": model.compiler}
-        refuse_divided(refused, **self.degrees, sliced=self.sliced)
+        refused |= {"--adapter": model.adapter, "--enable-lora": model.enable_lora}
+        refuse_divided(refused, **self.degrees)
         refuse_hosts(
             self.nodes if self.executor == "local" else 1,
             {f"--device {model.device}": model.device != "cpu", "--adapter": model.adapter}

@@ -35,5 +35,4 @@ def group_shape(
         num_blocks=shape.num_blocks,
         kv_dtype=shape.kv_dtype,
         num_threads=config.num_threads,
-        takes_adapters=model.takes_adapters,
     )

@@ -21,7 +21,7 @@ from mlsys_orca.engine.core import EngineCore
 from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.engine.work_watch import IterationDeadline, WorkWatch, die_with
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.model.adapters import AdapterFiles, AdapterHolder
+from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SamplingParams
@@ -85,11 +85,10 @@ class Worker:
         self._lost: frozenset[int] = frozenset()  # requests whose keys and values were lost before this worker began
         self._ranks: ParallelExecutor | HostExecutor | None = None  # None: the model runs here
         model: Any = settings.loaded.model
-        self._adapted: AdapterHolder | None = model if settings.loaded.takes_adapters else None
+        self._adapted: AdaptedDecoder | None = model if settings.loaded.takes_adapters else None
         if settings.holders is not None and settings.group is not None:
             group = settings.holders.group(settings.group)
             die_with(group)
-            self._adapted = None if self._adapted is None else group.adapters
             self._ranks = group.executor(watch=self._watch)
         ranks: Any = self._ranks
         self._core = EngineCore(

@@ -29,7 +29,6 @@ class DividedModel:
     device: torch.device
     nbytes: int = 0  # of the weights of all parts, once they have reported
     is_native: bool = False  # the parts run as native programs
-    takes_adapters: bool = False  # they take LoRA adapters
 
     def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
         """Refuse.
@@ -62,8 +61,7 @@ class LoadedModel:
     @property
     def takes_adapters(self) -> bool:
         """True if LoRA adapters may come while the model runs."""
-        model = self.model
-        return model.takes_adapters if isinstance(model, DividedModel) else isinstance(model, AdaptedDecoder)
+        return isinstance(self.model, AdaptedDecoder)
 
     @property
     def weights_nbytes(self) -> int:

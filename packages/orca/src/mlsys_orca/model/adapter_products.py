@@ -1,20 +1,18 @@
-"""The products of a decoder, or of part of one, that LoRA adapters change, and what an adapter adds to each.
+"""The products of a decoder that LoRA adapters change, and what an adapter adds to each.
 
 Below :mod:`.adapters`, which reads adapters and fits them to these products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, RotatedBy
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.families import model_family
-from mlsys_orca.model.weights.checkpoint import Cut
 from torch import Tensor, nn
 
 
@@ -58,58 +56,36 @@ class AdaptedLinear(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterPlace:
-    """Part of a model whose products an adapter changes; by default all of it."""
-
-    first_layer: int = 0  # of the part, numbered as in the whole model
-    num_layers: int | None = None  # of the whole model; None: as many as the part has
-    num_ranks: int = 1  # parts that a layer is divided in
-    cut: Callable[[str], Cut | None] = lambda _: None  # role -> this part's rows or columns of the whole weight
-
-
-@dataclass(frozen=True, slots=True)
 class AdaptedProduct:
     """A product, or some of its columns, that adapters know by one name."""
 
     linear: AdaptedLinear
     column: int  # the first
     columns: int
-    cut: Cut | None
-    num_ranks: int
     num_heads: int | None = None  # whose query, key and value rows stand together in files; None: all queries first
 
     def part(self, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what this part of the model has of A [rank, in_features] and B [rows, rank], in the model's order."""
-        if self.cut is not None:
-            pick = torch.cat([torch.arange(each.start, each.stop) for each in self.cut.ranges])
-            down, up = (down, up[pick]) if self.cut.axis == 0 else (down[:, pick], up)
+        """Return A [rank, in_features] and B [rows, rank] in the model's order."""
         if self.num_heads is not None:
             up = up.view(self.num_heads, 3, -1, up.shape[1]).transpose(0, 1).reshape(up.shape)
         return down, up
 
     def whole_shape(self) -> tuple[int, int]:
-        """Return (rows, in_features) of the whole model's product."""
-        rows, features = self.columns, _in_features(self.linear.base)
-        if self.cut is None:
-            return rows, features
-        return (rows * self.num_ranks, features) if self.cut.axis == 0 else (rows, features * self.num_ranks)
+        """Return (rows, in_features) of the product."""
+        features: Any = self.linear.base.in_features
+        return self.columns, int(features)
 
 
-def adapted_products(decoder: Decoder, rows: AdapterRows, place: AdapterPlace) -> dict[str, AdaptedProduct | None]:
-    """Return every product that adapters know, by its module's name in Hugging Face's layout.
-
-    None stands for one in another part of the model.
-    """
+def adapted_products(decoder: Decoder, rows: AdapterRows) -> dict[str, AdaptedProduct]:
+    """Return every product that adapters know, by its module's name in Hugging Face's layout."""
     family = model_family(decoder.config.architecture)
     stems, by_head = family.stems["huggingface"], "huggingface" in family.qkv_by_head
-    found: dict[str, AdaptedProduct | None] = {}
+    found: dict[str, AdaptedProduct] = {}
 
     def add(role: str, index: int, linear: AdaptedLinear, column: int, columns: int) -> None:
-        for layer in range(place.num_layers or 0):
-            found.setdefault(stems[role].format(layer), None)
-        name = stems[role].format(index + place.first_layer)
+        name = stems[role].format(index)
         num_heads = decoder.config.num_heads if by_head and role == "qkv" else None
-        found[name] = AdaptedProduct(linear, column, columns, place.cut(role), place.num_ranks, num_heads)
+        found[name] = AdaptedProduct(linear, column, columns, num_heads)
 
     for index, layer in enumerate(decoder.layers):
         for owner, name, parts in _linears(layer, decoder.config):
@@ -145,8 +121,3 @@ def _linears(layer: nn.Module, config: ModelConfig) -> Iterator[tuple[nn.Module,
     else:
         yield mlp, "up", {"up": inner}
     yield mlp, "down", {"down": config.hidden_size}
-
-
-def _in_features(linear: nn.Module) -> int:
-    features: Any = linear.in_features
-    return int(features)

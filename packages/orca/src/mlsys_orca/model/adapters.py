@@ -15,14 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.adapter_products import (
     AdaptedLinear,
     AdaptedProduct,
-    AdapterPlace,
     AdapterRows,
     LowRank,
     adapted_products,
@@ -99,34 +98,12 @@ def read_adapter(path: Path | str, *, max_nbytes: int | None = None) -> AdapterF
     return AdapterFiles(str(where), contents[CONFIG_FILE], contents[WEIGHTS_FILE])
 
 
-class AdapterHolder(Protocol):
-    """A model, or the processes that have its parts, with the adapters that requests may name."""
-
-    @property
-    def adapters(self) -> frozenset[str]:
-        """Keys that a request may give."""
-        ...
-
-    def add(self, key: str, files: AdapterFiles) -> None:
-        """Add an adapter; from any thread. A key that is there stays as it is.
-
-        Raises:
-            InvalidInputError: it does not fit the model, or is damaged; nothing of it is added.
-        """
-        ...
-
-    def remove(self, key: str) -> None:
-        """Forget an adapter that no request uses any more; from any thread."""
-        ...
-
-
 class AdaptedDecoder:
     """A :class:`~mlsys_orca.model.decoder.DecoderModel` whose requests may each name an adapter.
 
     Args:
         decoder: In torch's operators; it is changed.
         adapters: Name, or the key that requests give, -> PEFT directory or its contents.
-        place: The part of a model that ``decoder`` is.
 
     Raises:
         InvalidInputError: the model is of no kind that takes adapters, or one does not fit it, or it is damaged.
@@ -139,8 +116,6 @@ class AdaptedDecoder:
         self,
         decoder: DecoderModel,
         adapters: Mapping[str, Path | str | AdapterFiles],
-        *,
-        place: AdapterPlace | None = None,
     ) -> None:
         if not isinstance(decoder, Decoder):
             raise InvalidInputError(f"adapters go on a decoder in torch's operators, not on a {type(decoder).__name__}")
@@ -151,7 +126,7 @@ class AdaptedDecoder:
         self.dtype = decoder.dtype
         self.device = decoder.device
         self._rows = AdapterRows()
-        self._products = adapted_products(decoder, self._rows, place or AdapterPlace())
+        self._products = adapted_products(decoder, self._rows)
         self._keys: frozenset[str] = frozenset()
         for key, found in adapters.items():
             self.add(key, found if isinstance(found, AdapterFiles) else read_adapter(found))
@@ -179,8 +154,7 @@ class AdaptedDecoder:
         """Forget an adapter that no request uses any more; from any thread."""
         self._keys -= {key}
         for product in self._products.values():
-            if product is not None:
-                product.linear.parts.pop(key, None)
+            product.linear.parts.pop(key, None)
 
     @property
     def module(self) -> Decoder:
@@ -189,22 +163,18 @@ class AdaptedDecoder:
 
     def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
         """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size]."""
-        self.begin(inputs)
-        logits: Tensor = self.decoder(inputs, kv_cache)
-        return logits
-
-    def begin(self, inputs: ForwardInputs) -> None:
-        """Say which rows are under which adapter, before the layers run."""
         rows: dict[str, list[int]] = {}
         if not inputs.batch.is_plain:
             for request in inputs.batch.requests:
                 if request.details is not None and request.details.adapter is not None:
                     rows.setdefault(request.details.adapter, []).extend(range(request.start, request.stop))
         self._rows.by_adapter = {name: torch.tensor(found, device=self.device) for name, found in rows.items()}
+        logits: Tensor = self.decoder(inputs, kv_cache)
+        return logits
 
 
 def _fitted(
-    files: AdapterFiles, products: Mapping[str, AdaptedProduct | None], decoder: Decoder
+    files: AdapterFiles, products: Mapping[str, AdaptedProduct], decoder: Decoder
 ) -> dict[AdaptedLinear, list[tuple[int, LowRank]]]:
     """Return what the adapter adds to each product."""
     path = files.source
@@ -223,8 +193,6 @@ def _fitted(
                 f"of a product that this model has (there are: {', '.join(sorted(products)[:4])}, ...)"
             )
         product = products[module]
-        if product is None:
-            continue
         if down.ndim != 2 or up.ndim != 2 or not len(down):
             raise InvalidInputError(f"{path}: {module} has A {tuple(down.shape)} and B {tuple(up.shape)}, no matrices")
         if (len(up), down.shape[1]) != product.whole_shape() or down.shape[0] != up.shape[1]:

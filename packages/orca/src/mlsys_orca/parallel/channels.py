@@ -112,7 +112,6 @@ class RankLinks:
     states_in: StatesIn | None  # None: the first stage
     states_out: StatesOut | None  # None: the last stage, or no controller
     results: ResultsOut | None  # None: any stage but the last
-    adapters: ControlChannel | None = None  # to the master, for LoRA adapters; None: the part takes none
 
 
 class SocketChannel:

@@ -49,7 +49,6 @@ class MasterLinks:
     down: ControlChannel  # to the controller of the first stage
     ups: Sequence[tuple[Placement, ControlChannel]]  # from every rank
     results: ResultsIn  # of the ranks of the last stage
-    adapters: Sequence[tuple[Placement, ControlChannel]] = ()  # to every rank, for LoRA adapters
 
 
 @dataclass(slots=True)
@@ -164,7 +163,7 @@ class ParallelExecutor:
             return
         self._is_closed = True
         self._links.down.close()
-        for _, channel in (*self._links.ups, *self._links.adapters):
+        for _, channel in self._links.ups:
             channel.close()
         os.close(self._interrupt)
 

@@ -21,7 +21,6 @@ from mlsys_core.posix import message_pair
 from mlsys_serving.processes import Death, is_stopped
 from mlsys_serving.processes.children import Standing
 
-from mlsys_orca.parallel.adapters import GroupAdapters
 from mlsys_orca.parallel.executor import IterationWatch, MasterLinks, ParallelExecutor, greet
 from mlsys_orca.parallel.holder import (
     Born,
@@ -57,8 +56,6 @@ class ParallelModel:
     expected: Hello  # of a rank with the master's code and model
     reducer_of: Callable[[Placement, int], Reducer] | None = None
     new_reducer: Callable[[GroupShape], int] | None = None  # makes the memory in which the ranks of a stage meet
-    takes_adapters: bool = False  # LoRA adapters, also while it runs
-    adapters: frozenset[str] = frozenset()  # keys of those that parts have when they are loaded
     hosts: HostsSettings | None = None  # how parts lie on several hosts; None: on this one
 
     @property
@@ -194,7 +191,6 @@ class Group:
         self._pids: set[int] = set()  # of ranks
         self.lives = holders.ask(wiring)
         self.links: MasterLinks = wiring.links()
-        self.adapters = GroupAdapters(self.links.adapters, model.adapters)
         try:
             self.hellos = greet(self.links, model.expected, timeout_s=timeout_s)
         except GroupBrokenError as error:

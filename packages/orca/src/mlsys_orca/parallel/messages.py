@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mlsys_orca.scheduling.batch import BlockCopy, IterationBatch, RequestSlice, SliceDetails
+from mlsys_orca.scheduling.batch import BlockCopy, IterationBatch, RequestSlice
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True):
@@ -20,8 +20,6 @@ class Part(msgspec.Struct, array_like=True, frozen=True):
     num_tokens: int
     num_computed_tokens: int  # tokens whose keys and values are in the blocks already
     block_table: tuple[int, ...]
-    num_encoder_tokens: int = 0
-    adapter: str | None = None
 
 
 class Step(msgspec.Struct, array_like=True, tag=0, frozen=True):
@@ -39,21 +37,6 @@ class Serve(msgspec.Struct, array_like=True, tag=1, frozen=True):
     """Master to ranks: use this replica's keys and values from now on; sent before the first step."""
 
     replica: int
-
-
-class LoadAdapter(msgspec.Struct, array_like=True, tag=2, frozen=True):
-    """Master to ranks, on the adapters' channel: add your part of a LoRA adapter."""
-
-    key: str  # that requests give
-    source: str  # the directory, for messages
-    config: bytes
-    weights: bytes  # safetensors, of the whole model
-
-
-class UnloadAdapter(msgspec.Struct, array_like=True, tag=3, frozen=True):
-    """Master to ranks, on the adapters' channel: forget an adapter; no request uses it any more."""
-
-    key: str
 
 
 class Hello(msgspec.Struct, array_like=True, tag=10, frozen=True):
@@ -83,21 +66,11 @@ class Done(msgspec.Struct, array_like=True, tag=12, frozen=True):
     was_waiting: bool  # this step's message was there when the iteration before had ended
 
 
-class AdapterLoaded(msgspec.Struct, array_like=True, tag=13, frozen=True):
-    """Rank to master, on the adapters' channel: the rank has its part of an adapter, or cannot have it."""
-
-    key: str
-    error: str | None  # None: it has
-
-
 ToRank = Step | Serve
 ToMaster = Hello | Serving | Done
-AboutAdapters = LoadAdapter | UnloadAdapter
 encode = msgspec.msgpack.Encoder().encode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 decode_to_master = msgspec.msgpack.Decoder(ToMaster).decode
-decode_about_adapters = msgspec.msgpack.Decoder(AboutAdapters).decode
-decode_adapter_loaded = msgspec.msgpack.Decoder(AdapterLoaded).decode
 
 
 def step_of(number: int, batch: IterationBatch, *, wanted: Sequence[int], needs_logits: bool) -> Step:
@@ -118,8 +91,6 @@ def step_of(number: int, batch: IterationBatch, *, wanted: Sequence[int], needs_
                 request.stop - request.start,
                 request.num_computed_tokens,
                 request.block_table,
-                request.num_encoder_tokens,
-                None if request.details is None else request.details.adapter,
             )
             for request in batch.requests
         ),
@@ -133,15 +104,10 @@ def batch_of(step: Step) -> IterationBatch:
     """Return the batch that a rank runs: that of the master without names and sampling parameters."""
     positions: list[int] = []
     requests: list[RequestSlice] = []
-    start, is_plain = 0, True
+    start = 0
     for index, part in enumerate(step.parts):
         stop, first = start + part.num_tokens, part.num_computed_tokens
         positions.extend(range(first, first + part.num_tokens))
-        details = None
-        if part.adapter is not None:
-            details, is_plain = SliceDetails(adapter=part.adapter), False
-        requests.append(
-            RequestSlice(str(index), start, stop, first, part.block_table, None, part.num_encoder_tokens, details)
-        )
+        requests.append(RequestSlice(str(index), start, stop, first, part.block_table, None))
         start = stop
-    return IterationBatch(step.token_ids, tuple(positions), tuple(requests), step.block_copies, is_plain)
+    return IterationBatch(step.token_ids, tuple(positions), tuple(requests), step.block_copies)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,20 +22,15 @@ def find_divided(
     pipeline_parallel: int,
     weights: str | None = None,
     activations: str | None = None,
-    slices: bool | None = None,
-    adapters: Mapping[str, str] | None = None,
-    takes_adapters: bool = False,
     chat_template: Path | None = None,
     share: float = 1.0,
 ) -> tuple[LoadedModel, ParallelModel]:
     """Resolve ``model``; return all of it but the weights, and its parts, which holders are to load.
 
-    ``adapters`` are directories by name; with ``takes_adapters`` more may come later. ``slices``: see
-    :func:`~mlsys_orca.parallel.loading.load_shard`. ``share`` is the part of the model that this machine is to hold.
+    ``share`` is the part of the model that this machine is to hold.
 
     Raises:
-        InvalidInputError: there is no such model, or it does not divide so or fit the memory; or an adapter cannot be
-            read, or the model takes none.
+        InvalidInputError: there is no such model, or it does not divide so or fit the memory.
     """
     import torch
     from mlsys_core.config import settings
@@ -45,7 +39,6 @@ def find_divided(
 
     from mlsys_orca.loading.load import check_forms
     from mlsys_orca.loading.named import read_template
-    from mlsys_orca.model.adapters import read_adapter
     from mlsys_orca.parallel.parts import divide
 
     if why := can_supervise():
@@ -60,9 +53,6 @@ def find_divided(
         dtype=dtype,
         weights=form,
         activations=activations,  # type: ignore[arg-type]  # checked
-        slices=slices,
-        takes_adapters=takes_adapters,
-        adapters={name: read_adapter(path) for name, path in (adapters or {}).items()},
         share=share,
     )
     if chat_template is not None:

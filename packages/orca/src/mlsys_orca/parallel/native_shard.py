@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from typing import Self
 
@@ -13,16 +14,75 @@ from torch import Tensor
 from mlsys_orca.backends.native.decoder import NativeDecoder
 from mlsys_orca.backends.native.iteration import NativeKVCache, Results, look_up_native
 from mlsys_orca.backends.native.packing import Rows
-from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.kv_cache import Empty, KVCache, kv_dtype_name
 from mlsys_orca.model.slices import num_slices
 from mlsys_orca.model.weights.quantized import Matrix, weights_nbytes
-from mlsys_orca.parallel.joining import Owners, check_reducer, table_dtype
 from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.shard import GroupBrokenError, Reducer
+
+
+class Owners:
+    """Rows of an embedding's table that ranks have between them."""
+
+    def __init__(self, placement: Placement, whole: ModelConfig, reducer: Reducer | None) -> None:
+        places = (
+            Placement(rank=rank, num_ranks=placement.num_ranks).vocabulary(whole) for rank in range(placement.num_ranks)
+        )
+        self._stops = torch.tensor([place.stop for place in places])
+        self._own, self._reducer = placement.vocabulary(whole), reducer
+        self._vocab_size = whole.vocab_size
+
+    def rows(self, ids: Tensor, look_up: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
+        """Return the rows ``ids`` of the whole table, of ``dtype``.
+
+        Args:
+            ids: [num_tokens] int64.
+            look_up: Gives rows of this rank's part of the table, by numbers within it.
+            dtype: The table's.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        assert self._reducer is not None
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self._vocab_size):
+            raise IndexError(f"token ids are from 0 to {self._vocab_size - 1}")
+        is_own = (ids >= self._own.start) & (ids < self._own.stop)
+        own = look_up((ids - self._own.start)[is_own])
+        mine = torch.zeros(len(ids), own.shape[1])
+        mine[is_own] = own.float()
+        found = self._reducer.exchange(mine)
+        owner = torch.bucketize(ids, self._stops, right=True)
+        for rank, theirs in enumerate(found):
+            if rank != self._reducer.rank:
+                mine[owner == rank] = theirs[owner == rank]
+        return mine.to(dtype)
+
+
+def table_dtype(table: Matrix) -> torch.dtype:
+    """Return the dtype of rows that are looked up in ``table``."""
+    return table.dtype if isinstance(table, Tensor) else torch.float32
+
+
+def check_reducer(reducer: Reducer | None, placement: Placement) -> None:
+    """See that the part has the reducer that it needs.
+
+    Raises:
+        InvalidInputError: it has none, or another rank's.
+    """
+    if placement.num_ranks == 1:
+        return
+    if reducer is None:
+        raise InvalidInputError(
+            f"rank {placement.rank} of {placement.num_ranks} cannot run alone: join it to a reducer"
+        )
+    if (reducer.rank, reducer.num_ranks) != (placement.rank, placement.num_ranks):
+        raise InvalidInputError(
+            f"the reducer is of rank {reducer.rank} of {reducer.num_ranks}, the part of rank {placement.rank} of "
+            f"{placement.num_ranks}"
+        )
 
 
 class NativeShard:
@@ -66,17 +126,6 @@ class NativeShard:
         """Make an empty cache; see :meth:`Shard.new_kv_cache`."""
         kept_in = getattr(torch, kv_dtype_name(dtype, self.dtype, is_native=True))
         return NativeKVCache(self.config, num_blocks=num_blocks, dtype=kept_in, empty=empty)
-
-    def add_adapter(self, key: str, files: AdapterFiles) -> None:
-        """Refuse; see :meth:`Shard.add_adapter`.
-
-        Raises:
-            InvalidInputError: always: adapters' products are torch's.
-        """
-        raise InvalidInputError("this part takes no adapters: load it with takes_adapters")
-
-    def remove_adapter(self, key: str) -> None:
-        """Do nothing: there is none."""
 
     def join(self, reducer: Reducer | None, *, num_threads: int) -> Self:
         """Return this part with threads of its own; see :meth:`Shard.join`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -17,7 +17,6 @@ from mlsys_orca.backends.native import library
 from mlsys_orca.loading.load import DTYPES, default_dtype, model_files
 from mlsys_orca.loading.loaded import DividedModel, LoadedModel
 from mlsys_orca.loading.rows import Activations, rows_of
-from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.weights.checkpoint import Checkpoint, WeightForm
 from mlsys_orca.model.weights.gguf_file import GgufFile
@@ -41,9 +40,6 @@ def divide(
     dtype: str | None = None,
     weights: WeightForm | None = None,
     activations: Activations | None = None,
-    slices: bool | None = None,
-    takes_adapters: bool = False,
-    adapters: Mapping[str, AdapterFiles] | None = None,
     share: float = 1.0,
 ) -> tuple[LoadedModel, ParallelModel]:
     """Return a model without weights, and its parts.
@@ -55,46 +51,24 @@ def divide(
         dtype: As of ``load_model``.
         weights: Likewise.
         activations: Likewise.
-        slices: As of :func:`~mlsys_orca.parallel.loading.load_shard`.
-        takes_adapters: LoRA adapters may come while it runs.
-        adapters: Those that are there from the start, by name; with any, more may come.
         share: Part of the model that this machine is to hold, from 0 to 1.
 
     Raises:
-        InvalidInputError: there is no model at ``path``, it does not divide so, it takes no adapters, or it does not
-            fit the memory.
+        InvalidInputError: there is no model at ``path``, it does not divide so, or it does not fit the memory.
     """
     place = Placement(num_stages=pipeline_parallel, num_ranks=tensor_parallel)
     loaded = load_head_only(path, dtype=dtype, placement=place)
     whole = loaded.config
-    given = {files.key_of(name): files for name, files in (adapters or {}).items()}
-    takes_adapters = takes_adapters or bool(given)
-    if takes_adapters and whole.encoder is not None:
-        raise InvalidInputError(f"{loaded.name} has an encoder, and adapters go on decoders alone: leave them out")
-    loaded = replace(loaded, adapters={name: files.key_of(name) for name, files in (adapters or {}).items()})
     _check_room(path, loaded.name, dtype=dtype or default_dtype(), weights=weights, share=share)
     where, _ = model_files(path)
     rows = rows_of(where, activations, dtype=dtype, weights=weights)  # may differ by machine: parts must not
-    recipe = (weights, rows.form, slices, takes_adapters)
-    model = digest_of(path, whole, dtype=str(loaded.model.dtype), weights=repr(recipe))
+    model = digest_of(path, whole, dtype=str(loaded.model.dtype), weights=repr((weights, rows.form)))
 
     def load(place: Placement) -> Shard:
-        shard = load_shard(
-            path,
-            place,
-            dtype=dtype,
-            weights=weights,
-            activations=activations,
-            slices=slices,
-            takes_adapters=takes_adapters,
-        )
-        for key, files in given.items():
-            shard.add_adapter(key, files)
-        return shard
+        return load_shard(path, place, dtype=dtype, weights=weights, activations=activations)
 
     parts = parallel_model(whole, load, model, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel)
-    loaded = replace(loaded, rows=None if takes_adapters else rows)
-    return loaded, replace(parts, takes_adapters=takes_adapters, adapters=frozenset(given))
+    return replace(loaded, rows=rows), parts
 
 
 def parallel_model(
@@ -137,13 +111,12 @@ def parallel_model(
     )
 
 
-def with_parts(loaded: LoadedModel, model: ParallelModel, reports: Sequence[Loaded]) -> LoadedModel:
+def with_parts(loaded: LoadedModel, reports: Sequence[Loaded]) -> LoadedModel:
     """Return ``loaded`` with what the holders of its parts, which have started, report of each."""
     nbytes = sum(report.nbytes for report in reports)
     is_native = all(report.is_native for report in reports)
     assert isinstance(loaded.model, DividedModel)
-    adapts = model.takes_adapters
-    divided = replace(loaded.model, nbytes=nbytes, is_native=is_native, takes_adapters=adapts)
+    divided = replace(loaded.model, nbytes=nbytes, is_native=is_native)
     return replace(loaded, model=divided)
 
 
@@ -153,10 +126,7 @@ def layout_rows(whole: ModelConfig, holders: Holders) -> list[tuple[str, str]]:
     rows = [("layout", layout_of(places))]
     for place, report in zip(places, holders.loaded, strict=True):
         part = shard_config(whole, place)
-        layers = f"{part.num_layers} layers"
-        if part.encoder is not None:
-            layers = f"{part.encoder.num_layers} layers of the encoder, {part.num_layers} of the decoder"
-        what = f"{layers}, {part.num_heads} heads, {part.intermediate_size} features of the MLP"
+        what = f"{part.num_layers} layers, {part.num_heads} heads, {part.intermediate_size} features of the MLP"
         rows.append((f"stage {place.stage}, rank {place.rank}", f"{what}, {report.nbytes / 2**20:.0f} MiB"))
     return rows
 

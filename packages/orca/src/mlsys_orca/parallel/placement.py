@@ -56,18 +56,9 @@ class Placement:
         return self.num_stages == self.num_ranks == 1
 
     def layers(self, config: ModelConfig) -> range:
-        """Return the decoder layers of this stage, numbered as in the whole model, whose configuration this is.
-
-        Of an encoder-decoder the encoder's layers come first, so an early stage may have none of the decoder's.
-        """
-        before = num_encoder_layers(config)
-        own = self._all_layers(config)
-        return range(max(own.start - before, 0), max(own.stop - before, 0))
-
-    def encoder_layers(self, config: ModelConfig) -> range:
-        """Return the encoder's layers of this stage."""
-        before, own = num_encoder_layers(config), self._all_layers(config)
-        return range(min(own.start, before), min(own.stop, before))
+        """Return the layers of this stage, numbered as in the whole model, whose configuration this is."""
+        own = config.num_layers // self.num_stages
+        return range(own * self.stage, own * (self.stage + 1))
 
     def vocabulary(self, config: ModelConfig) -> range:
         """Return the rows of the embedding's table and the columns of the logits that this rank has."""
@@ -77,20 +68,6 @@ class Placement:
         """Return this rank's part of ``number`` heads or features, which the ranks divide."""
         own = number // self.num_ranks
         return range(own * self.rank, own * (self.rank + 1))
-
-    def _all_layers(self, config: ModelConfig) -> range:
-        own = num_all_layers(config) // self.num_stages
-        return range(own * self.stage, own * (self.stage + 1))
-
-
-def num_encoder_layers(config: ModelConfig) -> int:
-    """Return the layers of the encoder before the decoder."""
-    return 0 if config.encoder is None else config.encoder.num_layers
-
-
-def num_all_layers(config: ModelConfig) -> int:
-    """Return the layers that stages divide: an encoder's, then the decoder's."""
-    return num_encoder_layers(config) + config.num_layers
 
 
 def all_places(*, tensor_parallel: int, pipeline_parallel: int) -> list[Placement]:
@@ -113,7 +90,9 @@ def check_degrees(config: ModelConfig, *, tensor_parallel: int, pipeline_paralle
     Raises:
         InvalidInputError: it does not; the line names the degrees that fit.
     """
-    slices, layers = num_slices(config), num_all_layers(config)
+    if config.encoder is not None and tensor_parallel * pipeline_parallel > 1:
+        raise InvalidInputError("a model with an encoder beside its decoder runs in one process, and is not divided")
+    slices, layers = num_slices(config), config.num_layers
     fitting = [degree for degree in range(1, slices + 1) if slices % degree == 0]
     if tensor_parallel not in fitting:
         raise InvalidInputError(
@@ -153,9 +132,6 @@ def shard_config(config: ModelConfig, placement: Placement) -> ModelConfig:
         alibi_slopes=_of_heads(config.alibi_slopes, placement.share(config.num_heads)),
         dense=None if config.dense is None else config.dense[own.start : own.stop],
         rotated=None if config.rotated is None else config.rotated[own.start : own.stop],
-        encoder=None
-        if config.encoder is None
-        else replace(config.encoder, num_layers=len(placement.encoder_layers(config))),
     )
 
 

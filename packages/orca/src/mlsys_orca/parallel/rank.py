@@ -14,13 +14,9 @@ from mlsys_core.errors import ServingError
 
 from mlsys_orca.backends.native.iteration import NativeKVCache
 from mlsys_orca.model.decoder import ForwardInputs
-from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.parallel import messages
-from mlsys_orca.parallel.adapters import following
 from mlsys_orca.parallel.channels import RankLinks
 from mlsys_orca.parallel.shard import Shard
-
-Cache = KVCache | NativeKVCache
 
 
 class Rank:
@@ -38,14 +34,14 @@ class Rank:
         self,
         shard: Shard,
         links: RankLinks,
-        cache_of: Callable[[int], Cache],
+        cache_of: Callable[[int], NativeKVCache],
         *,
         hello: messages.Hello,
         kv_identity: Callable[[int], str] = lambda _: "",
     ) -> None:
         self._shard, self._links, self._cache_of, self._hello = shard, links, cache_of, hello
         self._kv_identity = kv_identity
-        self._cache: Cache | None = None
+        self._cache: NativeKVCache | None = None
         self._ended_s = 0.0  # when the last iteration had ended
         self._was_waiting = False  # whether a message was there then
 
@@ -57,8 +53,6 @@ class Rank:
             ServingError: a step came before a replica was named.
         """
         links = self._links
-        if links.adapters is not None:
-            following(self._shard, links.adapters)
         links.up.send(messages.encode(self._hello))
         with torch.inference_mode():
             while (payload := links.down.receive()) is not None:

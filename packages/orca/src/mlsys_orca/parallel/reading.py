@@ -21,7 +21,7 @@ from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.operator_reader import Arrange, OperatorReader
 from mlsys_orca.model.weights.checkpoint import Checkpoint, Cut, Layout, Source, View
 from mlsys_orca.model.weights.quantized import Matrix
-from mlsys_orca.parallel.placement import Placement, num_encoder_layers, shard_config
+from mlsys_orca.parallel.placement import Placement, shard_config
 
 if TYPE_CHECKING:
     from mlsys_orca.model.family import Family
@@ -76,14 +76,9 @@ def _numbers(
     if "{}" not in stem:
         yield (), ()
         return
-    of_encoder = role.startswith("encoder.")
-    number = num_encoder_layers(whole) if of_encoder else whole.num_layers
-    own = placement.encoder_layers(whole) if of_encoder else placement.layers(whole)
-    is_shared = role.endswith(".positions") and whole.relative_positions and not whole.relative_positions.by_layer
-    for layer in range(number):
+    own = placement.layers(whole)
+    for layer in range(whole.num_layers):
         here = layer - own.start if layer in own else None
-        if is_shared:  # the first layer's table is that of all
-            here = 0 if layer == 0 and len(own) else None
         if stem.count("{}") == 1:
             yield (layer,), None if here is None else (here,)
             continue
@@ -99,7 +94,7 @@ def _numbers(
 
 def _is_needed(role: str, placement: Placement, *, is_tied: bool) -> bool:
     match role:
-        case "embedding" | "encoder.embedding":
+        case "embedding":
             return placement.is_first or (placement.is_last and is_tied)
         case "head":
             return placement.is_last
@@ -142,10 +137,6 @@ def cut_of(
         return Cut(1, (inner,))
     if last == "downs":
         return Cut(2, (inner,))
-    if last == "relative":
-        return Cut(1, (placement.share(whole.num_heads),))
-    if last == "positions" and role != "positions":  # numbers added to scores: [buckets, heads]
-        return Cut(1, (placement.share(whole.num_heads),))
     if part == "bias":
         return None  # of a sum over ranks: added once, after it
     if last == "o":

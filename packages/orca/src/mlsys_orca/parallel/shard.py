@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mlsys_orca.backends.native.iteration import NativeKVCache
-    from mlsys_orca.model.adapters import AdapterFiles
     from mlsys_orca.model.decoder import ForwardInputs
-    from mlsys_orca.model.kv_cache import KVCache
 
 
 class GroupBrokenError(ServingError):
@@ -68,9 +66,7 @@ class Shard(Protocol):
         """Bytes of its weights."""
         ...
 
-    def new_kv_cache(
-        self, *, num_blocks: int, dtype: str | None = None, empty: Empty | None = None
-    ) -> KVCache | NativeKVCache:
+    def new_kv_cache(self, *, num_blocks: int, dtype: str | None = None, empty: Empty | None = None) -> NativeKVCache:
         """Make an empty cache for the keys and values of this part.
 
         Args:
@@ -83,19 +79,6 @@ class Shard(Protocol):
         """
         ...
 
-    def add_adapter(self, key: str, files: AdapterFiles) -> None:
-        """Add this part of a LoRA adapter, under the key that requests give; a key that is there stays as it is.
-
-        Raises:
-            InvalidInputError: it does not fit the model, is damaged, or the part was not loaded with
-                ``takes_adapters``.
-        """
-        ...
-
-    def remove_adapter(self, key: str) -> None:
-        """Forget an adapter that no request uses any more."""
-        ...
-
     def join(self, reducer: Reducer | None, *, num_threads: int) -> Self:
         """Return this part with the same weights, ``num_threads`` threads of its own, and sums through ``reducer``.
 
@@ -106,9 +89,7 @@ class Shard(Protocol):
         """
         ...
 
-    def run(
-        self, inputs: ForwardInputs, states: Tensor | None, out: Tensor | None, kv_cache: KVCache | NativeKVCache
-    ) -> None:
+    def run(self, inputs: ForwardInputs, states: Tensor | None, out: Tensor | None, kv_cache: NativeKVCache) -> None:
         """Run this part's layers over one iteration, and write what the next stage or the master reads.
 
         All ranks of a stage call it with the same batches in the same order.

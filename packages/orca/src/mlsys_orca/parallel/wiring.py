@@ -33,7 +33,6 @@ class GroupShape(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int  # of keys and values
     num_threads: int  # of each rank
     kv_dtype: str | None = None  # of keys and values, as torch calls it; None: the parts' own
-    takes_adapters: bool = False  # LoRA adapters may come while it runs
 
     @property
     def places(self) -> list[Placement]:
@@ -76,7 +75,6 @@ class RankWires(msgspec.Struct, tag=0, frozen=True, kw_only=True):
     states_out: tuple[int, tuple[int, ...]] | None = None  # memory, counters
     results: int | None = None
     reducer: int | None = None
-    adapters: int | None = None
 
     def fds(self) -> list[int]:
         """Return all of them, in a fixed order."""
@@ -101,7 +99,6 @@ class RankWires(msgspec.Struct, tag=0, frozen=True, kw_only=True):
             else (new(self.states_out[0]), tuple(map(new, self.states_out[1]))),
             results=None if self.results is None else new(self.results),
             reducer=None if self.reducer is None else new(self.reducer),
-            adapters=None if self.adapters is None else new(self.adapters),
         )
 
     def links(self, shape: GroupShape, place: Placement) -> RankLinks:
@@ -123,7 +120,6 @@ class RankWires(msgspec.Struct, tag=0, frozen=True, kw_only=True):
             states_in=states_in,
             states_out=states_out,
             results=results,
-            adapters=None if self.adapters is None else SocketChannel(socket.socket(fileno=self.adapters)),
         )
 
 
@@ -136,7 +132,6 @@ class Wiring:
     ups: dict[Placement, int]  # the master's ends
     results: int
     ranks: dict[Placement, RankWires]
-    adapters: dict[Placement, int]  # the master's ends
 
     @classmethod
     def new(cls, shape: GroupShape, *, new_reducer: Callable[[], int] | None = None) -> Wiring:
@@ -148,7 +143,6 @@ class Wiring:
         """
         ups = {place: _pair() for place in shape.places}
         downs = {place: _pair() for place in shape.places}  # (sender's, the rank's)
-        adapters = {place: _pair() for place in shape.places if shape.takes_adapters}
         results = new_memory("orca-results", shape.max_in_flight * shape.results_nbytes)
         stages = range(shape.pipeline_parallel)
         nbytes = shape.max_in_flight * states_nbytes(shape.max_tokens, shape.hidden_size)
@@ -170,7 +164,6 @@ class Wiring:
                 else None,
                 results=os.dup(results) if place.is_last else None,
                 reducer=None if (fd := reducers[place.stage]) is None else os.dup(fd),
-                adapters=adapters[place][1] if place in adapters else None,
             )
         for fd in (*rings.values(), *(fd for fd in reducers.values() if fd is not None)):
             os.close(fd)
@@ -181,7 +174,6 @@ class Wiring:
             ups={place: pair[0] for place, pair in ups.items()},
             results=results,
             ranks=ranks,
-            adapters={place: pair[0] for place, pair in adapters.items()},
         )
 
     def hand_over(self, place: Placement) -> None:
@@ -195,14 +187,9 @@ class Wiring:
         os.close(self.results)
         return MasterLinks(
             down=SocketChannel(socket.socket(fileno=self.down)),
-            ups=_channels(self.ups),
+            ups=[(place, SocketChannel(socket.socket(fileno=fd))) for place, fd in self.ups.items()],
             results=results,
-            adapters=_channels(self.adapters),
         )
-
-
-def _channels(fds: dict[Placement, int]) -> list[tuple[Placement, SocketChannel]]:
-    return [(place, SocketChannel(socket.socket(fileno=fd))) for place, fd in fds.items()]
 
 
 def _follows(other: Placement, place: Placement) -> bool:

@@ -18,7 +18,6 @@ import msgspec
 from mlsys_core.errors import ServingError
 from mlsys_serving.processes import Death
 
-from mlsys_orca.parallel.adapters import GroupAdapters
 from mlsys_orca.parallel.channels import ControlChannel
 from mlsys_orca.parallel.executor import IterationWatch, MasterLinks, ParallelExecutor, greet
 from mlsys_orca.parallel.hosts import messages
@@ -63,7 +62,6 @@ class HostGroup:
 
     def __init__(self, holders: WayToHub, shape: GroupShape) -> None:
         self.shape = shape
-        self.adapters = GroupAdapters(())  # which are refused
         self.waits_for = ""  # what is missing, for messages; to be read from any thread
         self._holders = holders
         self._life: socket.socket | None = None

@@ -87,7 +87,6 @@ class HostHolders:
                 dtype=hosts.dtype,
                 weights=hosts.weights,
                 activations=hosts.activations,
-                slices=hosts.slices,
             ),
             assignment=assignment,
             asks=asks,

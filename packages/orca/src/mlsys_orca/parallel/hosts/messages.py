@@ -28,7 +28,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     weights: str | None
     activations: str | None
-    slices: bool | None  # sums in torch's operators have the shape that ranks can share
 
     def placement(self, place: Place) -> Placement:
         """Return a place of a message."""

@@ -176,7 +176,6 @@ class NodeLife:
                 dtype=recipe.dtype,
                 weights=recipe.weights,  # type: ignore[arg-type]  # checked by the hub
                 activations=recipe.activations,  # type: ignore[arg-type]  # likewise
-                slices=recipe.slices,
                 share=len(places) / parts,
             )
         except MlsysError as error:

@@ -59,7 +59,6 @@ class HostsSettings:
     dtype: str
     weights: str | None
     activations: str | None = None
-    slices: bool | None = None
     tls: TlsConfig | None = None  # of control; None: it is plain, with codes
     holds_parts: bool = True  # this machine is one of the nodes
     num_threads: int = 0  # of each rank on this machine; 0: its cores, divided
