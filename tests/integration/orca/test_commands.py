@@ -60,19 +60,12 @@ def test_generate_reads_a_pipe(tmp_path: Path):
     assert json.loads(done.stdout)["text"].startswith(" Paris"), done.stderr
 
 
-def test_chat_keeps_a_history_and_obeys(tmp_path: Path):
-    path = tmp_path / "talk.json"
-    begin = "/set max_tokens 4\n/set colour red\n/nonsense\nName a colour.\nAnd one more.\n"
-    said = f"{begin}/undo\n/save {path}\n/history\n/exit\n"
-    done = orca("chat", "--threads", "1", "--system", "Be brief.", text=said)
+def test_chat_keeps_a_history_and_obeys():
+    said = "/nonsense\nName a colour.\nAnd one more.\n/system\n/clear\n/exit\n"
+    done = orca("chat", "--threads", "1", "--max-tokens", "4", "--system", "Be brief.", text=said)
     assert done.returncode == 0, done.stderr
-    messages = json.loads(path.read_text())
-    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
-    assert messages[1]["content"] == "Name a colour."
-    assert "no setting 'colour'" in done.stdout
     assert "there is no /nonsense" in done.stdout
-    assert "user: Name a colour." in done.stdout
-    assert "And one more." not in done.stdout.partition("system: ")[2]
+    assert "> Be brief.\n" in done.stdout
 
 
 def test_explain_says_what_fits(capfd):

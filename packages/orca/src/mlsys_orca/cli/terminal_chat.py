@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import typer
 from mlsys_core.errors import InvalidInputError
@@ -15,22 +13,8 @@ from mlsys_orca.api.service import ModelService
 
 HELP = """\
 /system TEXT   begin anew, with TEXT as the system message (without TEXT: show it)
-/set NAME VALUE   temperature, top_p, top_k, min_p, seed, repetition_penalty, max_tokens (without: show them)
-/undo   take the last question and its answer back
-/retry   ask the last question again
-/history   show the conversation
-/save FILE, /load FILE   the conversation as JSON
 /clear   begin anew
 /exit   leave (so do an empty line and Ctrl-D)"""
-_NUMBERS: dict[str, type[int] | type[float]] = {
-    "temperature": float,
-    "top_p": float,
-    "min_p": float,
-    "repetition_penalty": float,
-    "top_k": int,
-    "seed": int,
-    "max_tokens": int,
-}
 
 
 @dataclass
@@ -60,7 +44,7 @@ class Conversation:
         self.messages = [*said, Message(role="assistant", content="".join(pieces))]
         return "".join(pieces)
 
-    async def obey(self, line: str) -> bool:
+    def obey(self, line: str) -> bool:
         """Do what a line with a slash says; False: leave.
 
         Raises:
@@ -77,21 +61,6 @@ class Conversation:
                 self.messages = self._system()
             case "/system":
                 self._set_system(rest)
-            case "/set":
-                self._set(rest)
-            case "/undo":
-                self._undo()
-            case "/retry":
-                await self.answer(self._undo())
-            case "/history":
-                for message in self.messages:
-                    self.write(f"{message.role}: {message.content}\n")
-            case "/save":
-                Path(rest).expanduser().write_text(
-                    json.dumps([message.model_dump(exclude_none=True) for message in self.messages], indent=1) + "\n"
-                )
-            case "/load":
-                self.messages = _read(Path(rest).expanduser())
             case _:
                 raise InvalidInputError(f"there is no {command}; /help lists what there is")
         return True
@@ -106,39 +75,6 @@ class Conversation:
         system = self._system()
         self.write(f"{system[0].content if system else '(none)'}\n")
 
-    def _set(self, rest: str) -> None:
-        if not rest:
-            self.write("".join(f"{name} {value}\n" for name, value in self.settings.items()))
-            return
-        name, _, text = rest.partition(" ")
-        if name not in _NUMBERS:
-            raise InvalidInputError(f"there is no setting {name!r} (there are: {', '.join(_NUMBERS)})")
-        try:
-            changed = self.settings | {name: _NUMBERS[name](text)}
-            ChatCompletionRequest(
-                model="any",
-                messages=[Message(role="user", content="any")],
-                **changed,  # type: ignore[arg-type]
-            )
-        except ValueError as error:
-            raise InvalidInputError(f"{name} cannot be {text!r}") from error
-        self.settings = changed
-
-    def _undo(self) -> str:
-        """Take the last question and its answer back; returns the question."""
-        if not self.messages or self.messages[-1].role != "assistant":
-            raise InvalidInputError("nothing was asked yet")
-        question = str(self.messages[-2].content)
-        self.messages = self.messages[:-2]
-        return question
-
-
-def _read(path: Path) -> list[Message]:
-    try:
-        return [Message(**message) for message in json.loads(path.read_text())]
-    except (OSError, TypeError, ValueError) as error:
-        raise InvalidInputError(f"{path} holds no conversation: {error}") from error
-
 
 async def converse(conversation: Conversation, prompt: str | None) -> None:
     """Ask ``prompt`` alone, or read lines until an empty one."""
@@ -149,7 +85,7 @@ async def converse(conversation: Conversation, prompt: str | None) -> None:
         try:
             if not line.startswith("/"):
                 await conversation.answer(line)
-            elif not await conversation.obey(line):
+            elif not conversation.obey(line):
                 return
         except InvalidInputError as error:
             conversation.write(f"{error}\n")
