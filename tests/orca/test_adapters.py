@@ -17,10 +17,9 @@ from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.model.adapters import AdaptedDecoder
 from mlsys_orca.model.decoder import DecoderModel
-from mlsys_orca.scheduling.batch import SamplingParams
+from mlsys_orca.scheduling.batch import GenerationRequest, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.paged import PagedScheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 from safetensors.torch import save_file
 
 # module's name -> (GGUF's tensor, rows, columns)

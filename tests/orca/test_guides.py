@@ -17,10 +17,9 @@ from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.scheduling.batch import SamplingParams
+from mlsys_orca.scheduling.batch import GenerationRequest, GenerationResult, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.orca import IterationScheduler
-from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
 from mlsys_orca.text.guides import GrammarGuide, GuideMaker, grammar_of
 
 SCHEMA = {

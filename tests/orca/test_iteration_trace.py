@@ -15,8 +15,7 @@ from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.engine.iteration_plot import iteration_figure
 from mlsys_orca.engine.iteration_trace import Iteration, iterations_of, phase_of, record_iterations
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, IterationOutput, SamplingParams
-from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.batch import BatchBuilder, GenerationRequest, IterationBatch, IterationOutput, SamplingParams
 
 
 def batch_of(*parts: tuple[str, int, int, bool]) -> IterationBatch:

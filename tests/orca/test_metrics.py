@@ -13,8 +13,8 @@ from mlsys_core.plugins.specs import PolicySpec
 from mlsys_orca.api.metrics import EngineMetrics
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
+from mlsys_orca.scheduling.batch import GenerationRequest
 from mlsys_orca.scheduling.orca import IterationScheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 from prometheus_client import CollectorRegistry, generate_latest
 
 

@@ -16,8 +16,7 @@ from mlsys_core.plugins import Registry, load_plugins
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.scheduling.batch import SampledToken
-from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
+from mlsys_orca.scheduling.batch import GenerationRequest, GenerationResult, SampledToken
 
 BUILT_IN = ["chunked", "orca", "paged", "request-level"]
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.api.conversation import AnswerForm, AnswerReader, read_whole
-from mlsys_orca.api.reasoning import Part, effort_variables, joined, marks_of
+from mlsys_orca.api.text_stream import Part, joined
+from mlsys_orca.text.chat_template import effort_variables, marks_of
 from mlsys_orca.text.guides import grammar_of, reasoned
 
 THINK = marks_of("{{ content.split('</think>') }}")

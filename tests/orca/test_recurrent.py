@@ -25,10 +25,9 @@ from mlsys_orca.model.adapters import AdaptedDecoder
 from mlsys_orca.model.config import RecurrentPart
 from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.parallel.placement import check_degrees
-from mlsys_orca.scheduling.batch import BatchBuilder
+from mlsys_orca.scheduling.batch import BatchBuilder, GenerationRequest, Progress
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
-from mlsys_orca.scheduling.request import GenerationRequest, Progress
 from safetensors.torch import save_file
 from torch import Tensor
 

@@ -6,9 +6,8 @@ import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import FinishReason, WorkerId
 from mlsys_orca.model.kv_cache import BlockTables
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.scheduling.batch import GenerationRequest, IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.orca import IterationScheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 
 WORKER = WorkerId(0)
 EOS = 99

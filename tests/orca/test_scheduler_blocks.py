@@ -11,7 +11,7 @@ from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.scheduling.batch import BatchBuilder
 from mlsys_orca.scheduling.block_tables import Allocation, BlockTables
-from mlsys_orca.scheduling.prefix_cache import extend_digests
+from mlsys_orca.scheduling.pager import extend_digests
 
 BLOCK = 4
 A, B = list(range(100, 120)), list(range(200, 220))

@@ -9,6 +9,7 @@ import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import FinishReason, WorkerId
 from mlsys_orca.scheduling.batch import (
+    GenerationRequest,
     IterationBatch,
     IterationOutput,
     SampledToken,
@@ -20,7 +21,6 @@ from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.chunked import DEFAULT_BATCH_TOKENS, ChunkedScheduler
 from mlsys_orca.scheduling.orca import IterationScheduler
 from mlsys_orca.scheduling.paged import PagedScheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_orca.scheduling.request_level import RequestLevelScheduler
 from mlsys_orca.scheduling.request_pool import MAX_SCORED_ROWS
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import WorkerId
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.scheduling.batch import GenerationRequest, IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.chunked import ChunkedScheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 
 WORKER = WorkerId(0)
 

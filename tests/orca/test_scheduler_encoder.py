@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import WorkerId
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.scheduling.batch import GenerationRequest, IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.chunked import ChunkedScheduler
 from mlsys_orca.scheduling.paged import PagedScheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_orca.scheduling.request_level import RequestLevelScheduler
 
 LIMITS = {"max_batch_size": 4, "max_model_len": 64}

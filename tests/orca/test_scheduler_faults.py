@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 from mlsys_core.loop import FinishReason
-from mlsys_orca.scheduling.batch import SamplingParams
+from mlsys_orca.scheduling.batch import GenerationRequest, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.chunked import ChunkedScheduler
 from mlsys_orca.scheduling.orca import IterationScheduler
 from mlsys_orca.scheduling.paged import PagedScheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 
 from tests.orca.test_scheduler_book import iterate, output, start
 

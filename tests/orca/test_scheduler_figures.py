@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from mlsys_core.loop import SimulatedExecutor, Simulation, WorkerId, simulate
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.scheduling.batch import GenerationRequest, IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.orca import IterationScheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 
 WORKER = WorkerId(0)
 

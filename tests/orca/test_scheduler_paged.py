@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import FinishReason, WorkerId
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.scheduling.batch import GenerationRequest, IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.paged import PagedScheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 
 WORKER = WorkerId(0)
 

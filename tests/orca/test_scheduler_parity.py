@@ -17,10 +17,9 @@ from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.kv_cache import KVCache
-from mlsys_orca.scheduling.batch import SampledToken, SamplingParams
+from mlsys_orca.scheduling.batch import GenerationRequest, SampledToken, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

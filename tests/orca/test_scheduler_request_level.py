@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import FinishReason, SimulatedExecutor, Simulation, WorkerId, simulate
+from mlsys_orca.scheduling.batch import GenerationRequest
 from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_orca.scheduling.request_level import RequestLevelScheduler
 
 from tests.orca.test_scheduler_figures import names, output

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.api.conversation import AnswerForm, AnswerReader
-from mlsys_orca.api.reasoning import Part, ReasoningMarks, joined, text_of
+from mlsys_orca.api.text_stream import Part, joined, text_of
 from mlsys_orca.api.tool_parser import ToolParser
 from mlsys_orca.api.tools import MARKS, call_grammar, need_notation, notation_of
+from mlsys_orca.text.chat_template import ReasoningMarks
 from mlsys_orca.text.guides import Grammar
 
 ARGUMENTS = {"city": "Rome </tool", "n": [1, {"x": None}]}

@@ -15,8 +15,7 @@ from mlsys_orca.engine.client import EngineCounts
 from mlsys_orca.engine.recovery import LiveRequest
 from mlsys_orca.engine.watching.feed import IterationFeed, Part
 from mlsys_orca.engine.watching.remote import parts_of
-from mlsys_orca.scheduling.batch import SampledToken
-from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.batch import GenerationRequest, SampledToken
 from mlsys_score.board import Board
 from mlsys_score.recording import parse_recording
 from mlsys_score.replay import replay

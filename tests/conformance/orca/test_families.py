@@ -23,10 +23,9 @@ from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.scheduling.batch import SamplingParams
+from mlsys_orca.scheduling.batch import GenerationRequest, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 
 from tests.conformance.orca.families import (
     CASES,

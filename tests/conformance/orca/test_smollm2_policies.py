@@ -11,9 +11,9 @@ from mlsys_core.plugins import installed_plugins
 from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.scheduling.batch import GenerationRequest
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.xdist_group("smollm2-conformance")]
 NUM_TOKENS = 12

@@ -26,10 +26,9 @@ from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.encoder_decoder import EncoderDecoder
 from mlsys_orca.model.kv_cache import KVCache
-from mlsys_orca.scheduling.batch import BatchBuilder, SampledToken, SamplingParams
+from mlsys_orca.scheduling.batch import BatchBuilder, GenerationRequest, SampledToken, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

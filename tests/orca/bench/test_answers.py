@@ -9,7 +9,7 @@ import torch
 from mlsys_bench.orca import answers
 from mlsys_bench.orca.answers import compare
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.batch import GenerationRequest
 
 REQUESTS = [
     GenerationRequest(request_id=str(i), prompt_token_ids=tuple(range(5, 25 + i)), max_new_tokens=3) for i in range(2)

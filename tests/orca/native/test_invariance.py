@@ -17,10 +17,9 @@ from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.kv_cache import kv_nbytes_per_token
-from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SamplingParams
+from mlsys_orca.scheduling.batch import BatchBuilder, GenerationRequest, IterationBatch, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 from torch import Tensor
 
 FORMS: dict[str, dict[str, Any]] = {

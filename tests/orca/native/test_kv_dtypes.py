@@ -20,10 +20,9 @@ from mlsys_orca.loading.load import load_model
 from mlsys_orca.model.attention import AttentionOptions, halving_slopes, ragged_attention
 from mlsys_orca.model.decoder import AttentionSpan
 from mlsys_orca.model.kv_cache import kv_nbytes_per_token
-from mlsys_orca.scheduling.batch import IterationBatch, SamplingParams
+from mlsys_orca.scheduling.batch import GenerationRequest, IterationBatch, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 from torch import Tensor
 
 from tests.orca.native.conftest import BUILDS

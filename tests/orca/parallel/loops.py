@@ -7,10 +7,9 @@ from typing import Any
 
 from mlsys_core.loop import Collector, Executor, FinishReason, ServingLoop, WallClock
 from mlsys_core.plugins import installed_plugins
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SamplingParams
+from mlsys_orca.scheduling.batch import GenerationRequest, IterationBatch, IterationOutput, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 
 
 def requests_of(

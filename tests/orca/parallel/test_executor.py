@@ -18,7 +18,7 @@ from mlsys_orca.parallel.messages import Done, Hello, encode
 from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.parallel.wiring import Wiring
-from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.batch import GenerationRequest
 
 from tests.orca.conftest import tiny_metadata, tiny_tensors
 from tests.orca.parallel.groups import hello_of, shape_of, stages_of

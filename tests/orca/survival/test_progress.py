@@ -12,10 +12,9 @@ from mlsys_core.errors import MemoryPlanError
 from mlsys_core.loop import WorkerId
 from mlsys_core.plugins import installed_plugins
 from mlsys_orca.engine.fleet.routing import KeptBlocks
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.scheduling.batch import GenerationRequest, IterationBatch, IterationOutput, Progress, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
-from mlsys_orca.scheduling.request import GenerationRequest, Progress
 
 BLOCK, NUM_BLOCKS = 4, 24
 Memory = dict[tuple[int, int], int]  # contents of the K/V cache by block and place in it: a token id

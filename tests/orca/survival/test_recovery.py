@@ -6,8 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_orca.engine.recovery import Ledger, LiveRequest
 from mlsys_orca.engine.work_watch import IterationDeadline
-from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SampledToken, SamplingParams, ScoredPrompt
-from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.batch import (
+    BatchBuilder,
+    GenerationRequest,
+    IterationBatch,
+    SampledToken,
+    SamplingParams,
+    ScoredPrompt,
+)
 from mlsys_serving.processes.recovery import Turns, judge
 
 

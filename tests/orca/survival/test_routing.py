@@ -13,7 +13,7 @@ from mlsys_core.loop import WorkerId
 from mlsys_orca.engine.client import EngineCounts, PoolCounts
 from mlsys_orca.engine.fleet.replica import NOTHING, history, summed
 from mlsys_orca.engine.fleet.routing import KeptBlocks, Load, chain_of, choose
-from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.batch import GenerationRequest
 
 from tests.orca.survival.test_progress import BLOCK, REQUESTS, Memory, requests_of, run, scheduler_of
 

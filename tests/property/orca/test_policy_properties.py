@@ -19,12 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import Finished, FinishReason, SimulatedExecutor, WorkerId, simulate
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.scheduling.batch import GenerationRequest, IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.chunked import ChunkedScheduler
 from mlsys_orca.scheduling.orca import IterationScheduler
 from mlsys_orca.scheduling.paged import PagedScheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_orca.scheduling.request_level import RequestLevelScheduler
 
 VOCAB = 4  # few tokens, so that answers meet

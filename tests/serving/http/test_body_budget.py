@@ -12,7 +12,7 @@ import pytest
 from fastapi import Request
 from mlsys_serving.http import HttpConfig, HttpError, Router, runtime_of
 from mlsys_serving.http.middleware.supervisor import MAX_WAITING_BODIES, BodyBudget
-from mlsys_serving.http.threads import LARGE, RequestThreads
+from mlsys_serving.http.streaming import LARGE, RequestThreads
 
 
 def test_large_bodies_wait_for_their_turn_in_order_and_small_ones_do_not() -> None:

@@ -15,8 +15,7 @@ from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE
-from mlsys_orca.scheduling.batch import MAX_LOGPROBS, BatchBuilder, SamplingParams
-from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.batch import MAX_LOGPROBS, BatchBuilder, GenerationRequest, SamplingParams
 
 from mlsys_bench.orca.serve import Answers
 

@@ -19,10 +19,16 @@ from dataclasses import dataclass
 from mlsys_core.loop import SimulatedExecutor, simulate
 from mlsys_core.plugins import Registry
 from mlsys_core.workload import LatencySummary, LoadPoint
-from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, IterationOutput, SampledToken, SamplingParams
+from mlsys_orca.scheduling.batch import (
+    BatchBuilder,
+    GenerationRequest,
+    IterationBatch,
+    IterationOutput,
+    SampledToken,
+    SamplingParams,
+)
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 
 from mlsys_bench.orca.paper import ALONE, Case, Curve
 from mlsys_bench.orca.serve import Workload

@@ -10,8 +10,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload import Poisson
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.scheduling.batch import SampledToken
-from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.batch import GenerationRequest, SampledToken
 from mlsys_orca.text.tokenizer import Tokenizer
 
 from mlsys_bench.workload.lengths import Lengths

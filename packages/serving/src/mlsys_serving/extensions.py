@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mlsys_serving.http.config import HttpConfig
     from mlsys_serving.http.errors import ErrorFormat
     from mlsys_serving.http.lifecycle import DrainHook, Readiness
-    from mlsys_serving.http.threads import RequestThreads
+    from mlsys_serving.http.streaming import RequestThreads
     from mlsys_serving.watch import Watch
 
 Lifespan: TypeAlias = "Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]]"

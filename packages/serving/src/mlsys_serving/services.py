@@ -25,7 +25,7 @@ from mlsys_serving.extensions import Extensions
 from mlsys_serving.http.app import Router
 from mlsys_serving.http.bodies import parse_json, plain_body
 from mlsys_serving.http.server import BackgroundServer, ServerAddress, serve
-from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.http.streaming import RequestThreads
 from mlsys_serving.isolation.halves import NotFiniteError
 from mlsys_serving.models import ModelRepository, UnaryModel, create_model_app
 

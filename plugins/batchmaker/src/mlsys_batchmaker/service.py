@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
-from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.http.streaming import RequestThreads
 from mlsys_serving.services import PredictService, Processing
 from prometheus_client.registry import Collector
 

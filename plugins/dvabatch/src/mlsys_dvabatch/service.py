@@ -11,7 +11,7 @@ import torch
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import ServeRequest
-from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.http.streaming import RequestThreads
 from mlsys_serving.isolation import NotFiniteError, is_finite
 from mlsys_serving.services import PredictService, Processing
 from torch import Tensor, nn

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from mlsys_core.loop.protocols import Clock
 from mlsys_serving.http.describe import describe
-from mlsys_serving.http.threads import LARGE, RequestThreads
+from mlsys_serving.http.streaming import LARGE, RequestThreads
 from mlsys_serving.models.datatypes import Array
 from mlsys_serving.models.errors import DeadlineExceededError, UnsupportedError
 from mlsys_serving.models.model import InferRequest, InferResponse, Parameter, Timing, UnaryModel

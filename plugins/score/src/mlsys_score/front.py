@@ -12,8 +12,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_serving.extensions import Panel
 from mlsys_serving.http.app import Router
 from mlsys_serving.http.errors import HttpError
-from mlsys_serving.http.streaming import ClosingStreamingResponse
-from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.http.streaming import ClosingStreamingResponse, RequestThreads
 
 from mlsys_score.board import Board
 from mlsys_score.page import live_page

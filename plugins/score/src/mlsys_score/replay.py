@@ -20,10 +20,9 @@ from mlsys_orca.engine.client import EngineConfig, EngineShape
 from mlsys_orca.engine.core import pool_of
 from mlsys_orca.engine.watching.feed import IterationFeed
 from mlsys_orca.engine.watching.local import parts_of
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.scheduling.batch import GenerationRequest, IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
-from mlsys_orca.scheduling.request import GenerationRequest
 
 from mlsys_score.board import Board
 

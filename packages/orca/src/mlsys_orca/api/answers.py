@@ -25,8 +25,7 @@ from starlette.responses import Response
 from mlsys_orca.api.logprobs import finite
 from mlsys_orca.api.text_stream import FinishReason, TextDelta, TextOptions
 from mlsys_orca.engine.streams import KnownAnswer, TokenStream
-from mlsys_orca.scheduling.batch import SampledToken, SamplingParams
-from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.batch import GenerationRequest, SampledToken, SamplingParams
 from mlsys_orca.text.guides import Grammar
 
 _SCOPE_KEY = "mlsys.orca.given"

@@ -15,9 +15,9 @@ from mlsys_orca.api.chat_answer import ChatCompletion, chat_completion, chat_eve
 from mlsys_orca.api.conversation import AnswerForm, Conversation, ToolUse, prepare
 from mlsys_orca.api.fields import MAX_CHOICES, MAX_MESSAGES, Generating, ResponseFormat
 from mlsys_orca.api.intake import bounded_json
-from mlsys_orca.api.reasoning import Effort
 from mlsys_orca.api.service import ModelService, body_size, text_options
 from mlsys_orca.scheduling.batch import MAX_LOGPROBS
+from mlsys_orca.text.chat_template import Effort
 
 
 class TextPart(Body):

@@ -19,8 +19,7 @@ from mlsys_orca.api.answers import (
 )
 from mlsys_orca.api.conversation import AnswerForm, AnswerReader, read_whole
 from mlsys_orca.api.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
-from mlsys_orca.api.reasoning import Part, call_id, calls_of, text_of
-from mlsys_orca.api.text_stream import FinishReason
+from mlsys_orca.api.text_stream import FinishReason, Part, call_id, calls_of, text_of
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.text.tokenizer import Tokenizer
 

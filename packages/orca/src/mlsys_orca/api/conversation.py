@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.api.answers import GenerationParameters
-from mlsys_orca.api.reasoning import Effort, Part, ReasoningMarks, ReasoningParser, effort_variables, joined, marks_of
 from mlsys_orca.api.service import ModelService, num_chars
-from mlsys_orca.api.text_stream import FinishReason
-from mlsys_orca.text.chat_template import last_text
+from mlsys_orca.api.text_stream import FinishReason, Part, joined
+from mlsys_orca.text.chat_template import Effort, ReasoningMarks, effort_variables, last_text, marks_of
 from mlsys_orca.text.guides import Grammar, grammar_of, reasoned
 
 if TYPE_CHECKING:  # a conversation without tools does without them
@@ -35,6 +34,75 @@ class AnswerForm:
     only_one: bool = False  # calls after the first are left out
     marks: ReasoningMarks | None = None  # of its reasoning; None: there is none
     is_open: bool = False  # the prompt ends within the reasoning
+
+
+class ReasoningParser:
+    """Parser that takes an answer as it grows, and tells the reasoning at its start from the rest.
+
+    Args:
+        marks: The template's.
+        is_open: The prompt ends within the reasoning, as where the template begins it.
+
+    Example:
+        >>> parser = ReasoningParser(ReasoningMarks("<think>", "</think>"), is_open=False)
+        >>> [(part.kind, part.text) for part in parser.push("<think>Well.</think>Yes.")]
+        [('reasoning', 'Well.'), ('text', 'Yes.')]
+    """
+
+    def __init__(self, marks: ReasoningMarks, *, is_open: bool) -> None:
+        self._marks = marks
+        self._state: Literal["start", "reasoning", "gap", "text"] = "reasoning" if is_open else "start"
+        self._held = ""  # what cannot be told yet
+        self._has_reasoning = False  # some was passed on
+
+    def push(self, text: str) -> list[Part]:
+        """Take the next piece; return what is certain of it and of what was held."""
+        self._held += text
+        parts: list[Part] = []
+        if self._state == "start":
+            said = self._held.lstrip()
+            if said.startswith(self._marks.begin):
+                self._state, self._held = "reasoning", said.removeprefix(self._marks.begin)
+            elif self._marks.direct and said.startswith(self._marks.direct):
+                self._state, self._held = "text", said.removeprefix(self._marks.direct)
+            elif not (self._marks.begin.startswith(said) or self._marks.direct.startswith(said)):
+                self._state = "text"
+        if self._state == "reasoning":
+            self._reason(parts)
+        if self._state == "gap":  # line ends are not text there
+            self._held = self._held.lstrip("\n")
+            self._state = "text" if self._held else "gap"
+        if self._state == "text" and self._held:
+            parts.append(Part("text", self._held))
+            self._held = ""
+        return parts
+
+    def finish(self, *, is_cut: bool = False) -> list[Part]:
+        """End the answer; return what was held, nothing if the answer ``is_cut`` within a mark."""
+        held, self._held = self._held, ""
+        if not held or self._state == "gap" or (is_cut and held.strip()):
+            return []
+        return [Part("reasoning" if self._state == "reasoning" else "text", held)]
+
+    def _reason(self, parts: list[Part]) -> None:
+        if not self._has_reasoning:
+            self._held = self._held.lstrip("\n")
+        stop = self._held.find(self._marks.end)
+        shown = self._held[: self._certain() if stop < 0 else stop]
+        self._held = self._held[len(shown) :]
+        if stop >= 0:
+            self._state, self._held = "gap", self._held.removeprefix(self._marks.end)
+            shown = shown.rstrip("\n")
+        if shown:
+            self._has_reasoning = True
+            parts.append(Part("reasoning", shown))
+
+    def _certain(self) -> int:
+        """Return the number of held characters that belong neither to the end's mark nor to line ends before it."""
+        end = self._marks.end
+        longest = min(len(end) - 1, len(self._held))
+        overlap = next((n for n in range(longest, 0, -1) if self._held.endswith(end[:n])), 0)
+        return len(self._held[: len(self._held) - overlap].rstrip("\n"))
 
 
 class AnswerReader:

@@ -16,7 +16,7 @@ import structlog
 from fastapi import Request, Response
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.http import HttpError
-from mlsys_serving.http.threads import LARGE, RequestThreads
+from mlsys_serving.http.streaming import LARGE, RequestThreads
 from pydantic import BaseModel
 
 from mlsys_orca.api.answers import Choice, Generation, GenerationParameters, Identity, Streams
@@ -24,8 +24,7 @@ from mlsys_orca.api.fields import MAX_PROMPTS, Generating
 from mlsys_orca.api.text_stream import TextOptions, stream_text
 from mlsys_orca.engine.client import EngineClient
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.scheduling.batch import SamplingParams
-from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.batch import GenerationRequest, SamplingParams
 from mlsys_orca.text.guides import GrammarGuide, GuideMaker
 from mlsys_orca.text.tokenizer import LEAST_MAX_CHARS
 

@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Sequence
 
-from mlsys_orca.api.reasoning import Part
 from mlsys_orca.api.tagged_calls import Function, tagged_calls_of
+from mlsys_orca.api.text_stream import Part
 from mlsys_orca.api.tools import MARKS, SEPARATORS, Notation
 
 # What a call begins with, up to its arguments. One that is written otherwise is read when it is complete.

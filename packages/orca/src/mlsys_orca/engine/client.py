@@ -13,9 +13,8 @@ from weakref import WeakSet
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_orca.engine.streams import EngineStats, KnownAnswer, Requests, Streams, TokenStream
 from mlsys_orca.model.adapters import AdapterFiles
-from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
+from mlsys_orca.scheduling.batch import GenerationRequest, GenerationResult, Progress, SampledToken, ScoredPrompt
 from mlsys_orca.scheduling.policy import DEFAULT_POLICY
-from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult, Progress
 from mlsys_serving.watch import Source
 
 _LOOK_S = 0.02  # between two looks if a request still runs under an adapter

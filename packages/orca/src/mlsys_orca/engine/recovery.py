@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from mlsys_orca.scheduling.batch import SampledToken, ScoredPrompt
-from mlsys_orca.scheduling.request import FinishedBy, GenerationRequest, GenerationResult
+from mlsys_orca.scheduling.batch import FinishedBy, GenerationRequest, GenerationResult, SampledToken, ScoredPrompt
 from mlsys_serving.processes.recovery import Record
 
 

@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.loop import Finished, FinishReason
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken, ScoredPrompt
-from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
+from mlsys_orca.scheduling.batch import (
+    GenerationRequest,
+    GenerationResult,
+    IterationBatch,
+    IterationOutput,
+    SampledToken,
+    ScoredPrompt,
+)
 from mlsys_serving.tracing import EngineTraces
 
 if TYPE_CHECKING:

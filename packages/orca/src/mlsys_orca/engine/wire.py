@@ -10,8 +10,14 @@ from typing import Any
 
 import msgspec
 from mlsys_orca.engine.client import EngineCounts
-from mlsys_orca.scheduling.batch import SampledToken, SamplingParams, ScoredPrompt
-from mlsys_orca.scheduling.request import FinishedBy, GenerationRequest, Progress
+from mlsys_orca.scheduling.batch import (
+    FinishedBy,
+    GenerationRequest,
+    Progress,
+    SampledToken,
+    SamplingParams,
+    ScoredPrompt,
+)
 
 _SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.init and field.name != "guide")
 Logprobs = tuple[tuple[int, float], ...]

@@ -24,8 +24,7 @@ from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.parallel.shard import GroupBrokenError
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SamplingParams
-from mlsys_orca.scheduling.request import GenerationResult
+from mlsys_orca.scheduling.batch import GenerationResult, IterationBatch, IterationOutput, SamplingParams
 from mlsys_orca.scheduling.request_pool import NOBODY
 from mlsys_orca.text.guides import Grammar, GrammarGuide, GuideMaker
 from mlsys_serving.processes import FrameReader, frame

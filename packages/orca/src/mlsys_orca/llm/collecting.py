@@ -10,8 +10,8 @@ from typing import Literal
 from mlsys_orca.api.answers import Choice as RunningChoice
 from mlsys_orca.api.answers import GenerationParameters
 from mlsys_orca.api.conversation import AnswerForm, AnswerReader
-from mlsys_orca.api.reasoning import Part, calls_of, joined, text_of
 from mlsys_orca.api.service import ModelService
+from mlsys_orca.api.text_stream import Part, calls_of, joined, text_of
 from mlsys_orca.llm.answers import Answer, Choice, FinishReason, Piece, ToolCall
 from mlsys_orca.scheduling.batch import SampledToken
 

@@ -1,4 +1,4 @@
-"""Data between the scheduler and the runner: one iteration's batch, and its output.
+"""Data between front, scheduler and runner: a request and its result, an iteration's batch and its output.
 
 The scheduler (pure, no torch) fills an :class:`IterationBatch` through a :class:`BatchBuilder`; the runner turns it
 into tensors, runs the model once and answers with an :class:`IterationOutput`. All requests' tokens stand flattened
@@ -22,6 +22,9 @@ from mlsys_core.errors import InvalidInputError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+from typing import Literal
 
 BlockCopy = tuple[int, int]  # (source, destination) K/V block ids
 _KEYS_AS_A_TOKEN = 4096  # to attend to as many costs, in small models, as much as all else of a token
@@ -317,3 +320,49 @@ class IterationOutput:
     # One per request of IterationBatch.sampled, in the same order; one more for each guess of its that was right.
     sampled: tuple[SampledToken, ...]
     scored: tuple[ScoredPrompt, ...] = ()  # of the requests that asked for it
+
+
+FinishedBy = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Work done on a request by an engine that is no more."""
+
+    answer: tuple[int, ...]  # tokens that were generated, and are not generated again
+    block_table: tuple[int, ...] = ()  # K/V blocks that still hold its first tokens; empty: none do
+    num_computed_tokens: int = 0  # tokens whose keys and values are in these blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One request, as the front hands it to the engine."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]  # at least one
+    max_new_tokens: int  # at least one
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop_token_ids: frozenset[int] = frozenset()  # ends the answer; the token itself is reported too
+    num_encoder_tokens: int = 0  # the prompt's first tokens, if an encoder reads them; the decoder begins with the rest
+    adapter: str | None = None  # whose weights are added to the model's; None: nobody's
+    progress: Progress | None = None  # where to go on; None: from the beginning
+
+    def finish_reason(self, num_tokens: int, last_token_id: int) -> FinishedBy | None:
+        """Return the reason why an answer of ``num_tokens`` is complete with its last; None: it is not."""
+        if last_token_id in self.stop_token_ids:
+            return "stop"
+        return "length" if num_tokens >= self.max_new_tokens else None
+
+    @property
+    def max_tokens(self) -> int:
+        """K/V slots the request can ever need; the last token is never attended to, yet counted as the paper does."""
+        return len(self.prompt_token_ids) + self.max_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """Result of a finished request."""
+
+    tokens: tuple[SampledToken, ...]  # in order; the stop token, if any, is last
+    finish_reason: FinishedBy
+    scored: tuple[ScoredPrompt, ...] = ()  # the prompt's log-probabilities, if they were asked for

@@ -12,7 +12,7 @@ follows all tokens before it, which blocks cannot tell: so nothing is shared, an
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +20,6 @@ from mlsys_core.errors import InvalidInputError, MemoryPlanError
 from mlsys_core.memory import BlockId, BlockPool, Blocks
 
 from mlsys_orca.scheduling.batch import BlockCopy
-from mlsys_orca.scheduling.prefix_cache import PrefixCache
 
 DEFAULT_BLOCK_SIZE = 16  # tokens
 
@@ -39,6 +38,94 @@ class _Held:
     table: tuple[BlockId, ...]
     state_slot: int
     num_published: int = 0  # blocks offered to the cache, or taken from it
+
+
+class PrefixCache:
+    """K/V blocks by the content that they hold, for later requests that begin with the same tokens.
+
+    Only full blocks are kept, by a digest of all tokens from the request's first to the block's last: a key and a value
+    depend on every token before them. A kept block is read-only, whoever holds it.
+
+    It holds one reference of its own to each block it keeps. A block that nobody else holds is *idle*: its content can
+    be had again until the pool needs the block, the least recently used first.
+
+    Args:
+        pool: Where the blocks come from.
+
+    Example:
+        >>> from mlsys_core.memory import BlockPool
+        >>> pool = BlockPool(2)
+        >>> cache = PrefixCache(pool)
+        >>> blocks = pool.allocate(1)
+        >>> cache.keep(b"content", blocks[0])
+        >>> cache.release(blocks)
+        >>> cache.num_idle, cache.match([b"content", b"unknown"]) == blocks
+        (1, True)
+    """
+
+    def __init__(self, pool: Blocks) -> None:
+        self._pool = pool
+        self._blocks: dict[bytes, BlockId] = {}
+        self._digests: dict[BlockId, bytes] = {}
+        self._idle: OrderedDict[BlockId, None] = OrderedDict()  # least recently used first
+        self.changes: dict[int, bytes | None] | None = None  # by block: kept since, or not any more; None: not noted
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that only the cache holds."""
+        return len(self._idle)
+
+    def __contains__(self, block: BlockId) -> bool:
+        return block in self._digests
+
+    def match(self, digests: Sequence[bytes]) -> list[BlockId]:
+        """Return the blocks with the longest known beginning of ``digests``; :meth:`hold` them before anything else."""
+        blocks = []
+        for digest in digests:
+            block = self._blocks.get(digest)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def keep(self, digest: bytes, block: BlockId) -> None:
+        """Keep ``block``, whose content ``digest`` names; nothing happens if another block has that content."""
+        if digest not in self._blocks:
+            self._pool.retain([block])
+            self._blocks[digest] = block
+            self._digests[block] = digest
+            if self.changes is not None:
+                self.changes[block] = digest
+
+    def hold(self, blocks: Sequence[BlockId]) -> None:
+        """Add a request's reference to each of ``blocks``."""
+        self._pool.retain(blocks)
+        for block in blocks:
+            self._idle.pop(block, None)
+
+    def release(self, blocks: Sequence[BlockId]) -> None:
+        """Drop a request's reference to each of ``blocks``; of those that fall idle the first is evicted first."""
+        self._pool.release(blocks)
+        for block in blocks:
+            if block in self._digests and self._pool.ref_count(block) == 1:
+                self._idle[block] = None
+
+    def evict(self, num_blocks: int) -> None:
+        """Give the pool ``num_blocks`` idle blocks back."""
+        for _ in range(num_blocks):
+            self._forget(self._idle.popitem(last=False)[0])
+
+    def clear(self) -> None:
+        """Forget all contents; blocks that requests hold stay theirs."""
+        self._idle.clear()
+        for block in list(self._digests):
+            self._forget(block)
+
+    def _forget(self, block: BlockId) -> None:
+        del self._blocks[self._digests.pop(block)]
+        if self.changes is not None:
+            self.changes[block] = None
+        self._pool.release([block])
 
 
 class BlockTables:
@@ -130,7 +217,7 @@ class BlockTables:
         Args:
             request_id: Owner of the tokens.
             num_tokens: Tokens to hold.
-            digests: The request's full blocks' (:func:`~mlsys_orca.scheduling.prefix_cache.extend_digests`); empty:
+            digests: The request's full blocks' (:func:`~mlsys_orca.scheduling.pager.extend_digests`); empty:
                 share none.
             keep_free: Blocks that must stay free.
 

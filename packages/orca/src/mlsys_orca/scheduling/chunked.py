@@ -13,11 +13,10 @@ from __future__ import annotations
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import WorkerId
 
-from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch
+from mlsys_orca.scheduling.batch import BatchBuilder, GenerationRequest, IterationBatch
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.paged import DEFAULT_WATERMARK
 from mlsys_orca.scheduling.pager import Pager
-from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_orca.scheduling.request_pool import State
 
 DEFAULT_BATCH_TOKENS = 512  # a prefill of this length keeps the linear layers at their peak; more only adds latency
@@ -41,7 +40,7 @@ class ChunkedScheduler:
         InvalidInputError: a limit is too low to serve anything, or ``watermark`` is not from 0 to below 1.
 
     Example:
-        >>> from mlsys_orca.scheduling.request import GenerationRequest
+        >>> from mlsys_orca.scheduling.batch import GenerationRequest
         >>> tables = BlockTables(num_blocks=8, block_size=4)
         >>> scheduler = ChunkedScheduler(tables, max_batch_size=2, max_model_len=32, max_batch_tokens=2)
         >>> scheduler.add(GenerationRequest(request_id="a", prompt_token_ids=(5, 6, 7), max_new_tokens=2), now=0.0)

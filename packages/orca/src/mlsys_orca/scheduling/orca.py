@@ -27,7 +27,7 @@ class IterationScheduler:
         InvalidInputError: a limit is too low to serve anything.
 
     Example:
-        >>> from mlsys_orca.scheduling.request import GenerationRequest
+        >>> from mlsys_orca.scheduling.batch import GenerationRequest
         >>> scheduler = IterationScheduler(BlockTables(num_blocks=8), max_batch_size=2, max_model_len=64)
         >>> scheduler.add(GenerationRequest(request_id="a", prompt_token_ids=(5, 6, 7), max_new_tokens=9), now=0.0)
         >>> scheduler.next_batch(WorkerId(0), now=0.0).token_ids

@@ -31,7 +31,7 @@ class PagedScheduler:
         InvalidInputError: a limit is too low to serve anything, or ``watermark`` is not from 0 to below 1.
 
     Example:
-        >>> from mlsys_orca.scheduling.request import GenerationRequest
+        >>> from mlsys_orca.scheduling.batch import GenerationRequest
         >>> tables = BlockTables(num_blocks=8, block_size=4)
         >>> scheduler = PagedScheduler(tables, max_batch_size=2, max_model_len=32)
         >>> scheduler.add(GenerationRequest(request_id="a", prompt_token_ids=(5, 6, 7), max_new_tokens=29), now=0.0)

@@ -7,14 +7,47 @@ get what it needs, at the latest when the batches in flight are back, and every 
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
 from math import ceil
 
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.scheduling.batch import BatchBuilder
 from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.prefix_cache import extend_digests, root_of
 from mlsys_orca.scheduling.request_pool import RequestPool, SequenceState, State
+
+_DIGEST_NBYTES = 32  # who could make two prompts collide would read another's answer: as wide as that needs
+
+
+def extend_digests(
+    digests: list[bytes],
+    token_ids: Sequence[int],
+    block_size: int,
+    *,
+    root: bytes = b"",
+) -> None:
+    """Append to ``digests`` those of the full blocks of ``token_ids`` that it does not have yet: a hash chain.
+
+    ``root`` begins the chain: whatever else keys and values depend on.
+
+    Example:
+        >>> first, second = [], []
+        >>> extend_digests(first, [1, 2, 3, 4, 5], 2)
+        >>> extend_digests(second, [1, 2, 9, 4], 2)
+        >>> len(first), first[0] == second[0], first[1] == second[1]
+        (2, True, False)
+    """
+    for index in range(len(digests), len(token_ids) // block_size):
+        tokens = array("q", token_ids[index * block_size : (index + 1) * block_size])
+        parent = digests[-1] if digests else root
+        digests.append(blake2b(parent + tokens.tobytes(), digest_size=_DIGEST_NBYTES).digest())
+
+
+def root_of(adapter: str | None) -> bytes:
+    """Return the root of a request's digests: its adapter's name, as keys and values depend on its weights too."""
+    return (adapter or "").encode()
 
 
 class Pager:

@@ -21,14 +21,13 @@ from mlsys_core.loop import Scheduler
 from mlsys_core.plugins import Registry
 from mlsys_core.plugins.specs import PolicySpec
 
-from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput
+from mlsys_orca.scheduling.batch import GenerationRequest, IterationBatch, IterationOutput
 from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.request import GenerationRequest
 
 DEFAULT_POLICY = "orca"
 
 GenerationScheduler: TypeAlias = Scheduler[GenerationRequest, IterationBatch, IterationOutput]
-"""Its results are :class:`~mlsys_orca.scheduling.request.GenerationResult`. An attribute ``streams_tokens = False``
+"""Its results are :class:`~mlsys_orca.scheduling.batch.GenerationResult`. An attribute ``streams_tokens = False``
 says that fronts get a request's tokens with its result only, and not as iterations complete. An attribute ``pool``, a
 :class:`~mlsys_orca.scheduling.request_pool.RequestPool`, is read for metrics and benchmarks. An attribute
 ``restores_blocks = True`` beside it says that requests may come with K/V blocks that another engine has filled, and

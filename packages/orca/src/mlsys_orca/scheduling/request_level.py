@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import Finished, FinishReason, WorkerId
 
-from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, IterationOutput
+from mlsys_orca.scheduling.batch import BatchBuilder, GenerationResult, IterationBatch, IterationOutput
 from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.request import GenerationResult
 from mlsys_orca.scheduling.request_pool import RequestPool, SequenceState, State
 
 
@@ -37,7 +36,7 @@ class RequestLevelScheduler:
         InvalidInputError: a limit is too low to serve anything.
 
     Example:
-        >>> from mlsys_orca.scheduling.request import GenerationRequest
+        >>> from mlsys_orca.scheduling.batch import GenerationRequest
         >>> scheduler = RequestLevelScheduler(BlockTables(num_blocks=8), max_batch_size=2, max_model_len=64)
         >>> for name, prompt in (("a", (5, 6, 7)), ("b", (8,)), ("c", (9,))):
         ...     scheduler.add(GenerationRequest(request_id=name, prompt_token_ids=prompt, max_new_tokens=2), now=0.0)

@@ -14,15 +14,18 @@ from mlsys_core.loop import Finished, FinishReason
 
 from mlsys_orca.scheduling.batch import (
     BatchBuilder,
+    FinishedBy,
+    GenerationRequest,
+    GenerationResult,
     IterationBatch,
     IterationOutput,
+    Progress,
     RequestSlice,
     SampledToken,
     ScoredPrompt,
     SliceDetails,
 )
 from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.request import FinishedBy, GenerationRequest, GenerationResult, Progress
 
 MAX_SCORED_ROWS = (
     256  # of a prompt whose log-probabilities are wanted, in one iteration: each is a row of the vocabulary

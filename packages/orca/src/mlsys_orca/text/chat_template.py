@@ -4,7 +4,7 @@ The template is the model file's own, written in Jinja; it is rendered as the ``
 sandbox inside a process with bounds (:mod:`.template_worker`), since model files come from anywhere: one for this
 process, started when first asked, and again if it was ended. Frames go through pipes, so that nothing here waits with
 the interpreter's lock. Used by the front
-for chat requests.
+for chat requests. The marks of reasoning that a template shows are found in its text.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.posix import at_fork
@@ -268,3 +269,77 @@ def _json_only(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_json_only(item) for item in value]
     raise InvalidInputError(f"{repr(value)[:200]} is no JSON value; messages, tools and variables are made of these")
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+_SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn reasoning on or off
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarks:
+    """Texts around a model's reasoning."""
+
+    begin: str
+    end: str
+    direct: str = ""  # what an answer without reasoning begins with, of texts that clients do not see
+
+    def is_open_in(self, text: str) -> bool:
+        """Return whether reasoning begins in ``text`` and does not end there."""
+        return text.rfind(self.begin) > text.rfind(self.end)
+
+
+_STYLES = (
+    ReasoningMarks("<think>", "</think>"),  # DeepSeek R1, Qwen3, GLM and others
+    ReasoningMarks("[THINK]", "[/THINK]"),  # Magistral
+    ReasoningMarks("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ReasoningMarks("\u25c1think\u25b7", "\u25c1/think\u25b7"),  # Kimi
+    ReasoningMarks(  # gpt-oss (harmony): reasoning and answer are messages of two channels
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+        direct="<|channel|>final<|message|>",
+    ),
+)
+
+
+def marks_of(template: str) -> ReasoningMarks | None:
+    """Return the marks of reasoning in a chat template's Jinja text; None: it has none that are known here.
+
+    Example:
+        >>> marks_of("{{ message.content.split('</think>')[-1] }}").begin
+        '<think>'
+    """
+    for marks in _STYLES:
+        if marks.begin in template or marks.end in template or (marks.direct and marks.direct in template):
+            return marks
+    return None
+
+
+def effort_variables(
+    effort: Effort | None, *, known: Collection[str], marks: ReasoningMarks | None
+) -> dict[str, object]:
+    """Return the template's variables that ask for ``effort``.
+
+    Args:
+        effort: The client's wish; None: the template's own way.
+        known: Variables of the template.
+        marks: The template's marks of reasoning.
+
+    Raises:
+        InvalidInputError: the model does not reason, or cannot be kept from it.
+
+    Example:
+        >>> effort_variables("none", known={"enable_thinking"}, marks=None)
+        {'enable_thinking': False}
+    """
+    if effort is None:
+        return {}
+    found: dict[str, object] = {name: effort != "none" for name in _SWITCHES if name in known}
+    if "reasoning_effort" in known:
+        found["reasoning_effort"] = effort
+    if not found and (marks is None) == (effort != "none"):
+        what = "says nothing of it" if marks is None else "cannot turn it off"
+        raise InvalidInputError(
+            f"reasoning ('reasoning_effort', 'reasoning', 'thinking') was set to {effort!r}, and this model's chat "
+            f"template {what}: leave it out"
+        )
+    return found

@@ -38,7 +38,7 @@ from mlsys_serving.http.middleware.gate import AdmissionMiddleware, BrowserGuard
 from mlsys_serving.http.middleware.supervisor import BodyBudget, BodyLimitMiddleware, SupervisorMiddleware
 from mlsys_serving.http.middleware.trace import TraceMiddleware, Tracing
 from mlsys_serving.http.record import HttpMetrics, ObserveMiddleware, RequestContextMiddleware, make_logger
-from mlsys_serving.http.threads import LARGE, RequestThreads
+from mlsys_serving.http.streaming import LARGE, RequestThreads
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
-from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.http.streaming import RequestThreads
 from mlsys_serving.models import DataType, Executions, InferRequest, InferResponse, ModelSpec, TensorSpec, Timing
 
 from mlsys_batchmaker.engine import Answer, Engine, EngineConfig

@@ -20,7 +20,7 @@ from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
 from mlsys_dvabatch.serve.spec import WireForm, wire_form
 from mlsys_dvabatch.stages.profile import StoredProfile
 from mlsys_dvabatch.stages.zoo import Loaded
-from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.http.streaming import RequestThreads
 from mlsys_serving.models import Executions, InferRequest, InferResponse, LoopClient
 from mlsys_serving.tracing import EngineTraces
 from mlsys_serving.watch import BatchSource

@@ -24,7 +24,7 @@ from mlsys_encoders.serve.text_bodies import Floats, each_input, unit
 from mlsys_encoders.serve.text_service import Cutting, TextEncoder, TextService, sigmoid, softmax
 from mlsys_serving.http import ErrorFormat, ErrorInfo, HttpError, Router
 from mlsys_serving.http.bodies import MAX_TEXTS
-from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.http.streaming import RequestThreads
 from pydantic import BaseModel
 from pydantic_core import to_json
 

@@ -21,7 +21,7 @@ from mlsys_encoders.serve.text_bodies import (
 from mlsys_encoders.serve.text_service import Cutting, TextService
 from mlsys_serving.http import Router
 from mlsys_serving.http.errors import ErrorResponse
-from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.http.streaming import RequestThreads
 from pydantic import BaseModel
 
 _OPENAI_ERRORS: dict[int | str, dict[str, Any]] = {  # errors of these routes in OpenAPI, in place of the app's

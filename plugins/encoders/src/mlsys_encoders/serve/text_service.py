@@ -17,7 +17,7 @@ from mlsys_encoders.serve.text_bodies import Floats, check_dimensions, shortened
 from mlsys_encoders.serve.tokens import Side, TextTokens
 from mlsys_encoders.serve.wire import EncoderWire
 from mlsys_serving.http import HttpError
-from mlsys_serving.http.threads import RequestThreads
+from mlsys_serving.http.streaming import RequestThreads
 from mlsys_serving.isolation import NotFiniteError, is_finite
 from mlsys_serving.models import ModelRepository, ModelSpec
 

@@ -19,7 +19,7 @@ from mlsys_open_inference.engine import Answer
 from mlsys_open_inference.number_arrays import lifted
 from mlsys_open_inference.tensors import from_raw, from_values, to_raw, to_values
 from mlsys_serving.http.bodies import parse_json
-from mlsys_serving.http.threads import LARGE
+from mlsys_serving.http.streaming import LARGE
 from mlsys_serving.models.datatypes import Array, DataType
 from mlsys_serving.models.errors import UnsupportedError
 from mlsys_serving.models.model import Parameter, flag

@@ -14,7 +14,7 @@ from mlsys_open_inference.engine import Engine
 from mlsys_open_inference.rest.codec import decode, encode, json_nbytes
 from mlsys_open_inference.rest.connection import body_of, while_connected
 from mlsys_serving.http import HttpConfig, HttpError
-from mlsys_serving.http.threads import LARGE
+from mlsys_serving.http.streaming import LARGE
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from mlsys_orca.api.conversation import Conversation, ToolUse
 from mlsys_orca.api.fields import MAX_MESSAGES, Sampled, StopStrings
-from mlsys_orca.api.reasoning import Effort
+from mlsys_orca.text.chat_template import Effort
 from mlsys_serving.http.bodies import Body, Neutral
 from pydantic import Field, model_validator
 

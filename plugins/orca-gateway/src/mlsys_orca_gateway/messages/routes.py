@@ -17,9 +17,8 @@ from mlsys_orca.api.answers import (
     named_event,
 )
 from mlsys_orca.api.conversation import AnswerForm, AnswerReader, prepare, read_whole
-from mlsys_orca.api.reasoning import Part, call_id
 from mlsys_orca.api.service import ModelService, body_size
-from mlsys_orca.api.text_stream import TextOptions
+from mlsys_orca.api.text_stream import Part, TextOptions, call_id
 from mlsys_orca.scheduling.batch import SamplingParams
 from mlsys_serving.http import Router, cancel_on_disconnect
 from mlsys_serving.http.errors import ErrorFormat, ErrorInfo, stream_event

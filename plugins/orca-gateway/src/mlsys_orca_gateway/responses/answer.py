@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from mlsys_orca.api.answers import Generation, Spent, TokenDetails, Whole, named_event
-from mlsys_orca.api.reasoning import Part, call_id
+from mlsys_orca.api.text_stream import Part, call_id
 from pydantic import BaseModel, ConfigDict, Field
 
 from mlsys_orca_gateway.responses.fields import End, ResponsesRequest, Status

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from mlsys_orca.api.chat import shown_call
 from mlsys_orca.api.conversation import Conversation, ToolUse
 from mlsys_orca.api.fields import MAX_MESSAGES, Labelled
-from mlsys_orca.api.reasoning import Effort
+from mlsys_orca.text.chat_template import Effort
 from mlsys_serving.http.bodies import Body, Neutral, Text
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 

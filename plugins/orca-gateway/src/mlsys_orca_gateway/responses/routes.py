@@ -19,8 +19,8 @@ from mlsys_orca.api.answers import (
     owner_of,
 )
 from mlsys_orca.api.conversation import AnswerForm, AnswerReader, prepare
-from mlsys_orca.api.reasoning import Part, joined
 from mlsys_orca.api.service import ModelService, body_size, to_json
+from mlsys_orca.api.text_stream import Part, joined
 from mlsys_orca.scheduling.batch import SamplingParams
 from mlsys_serving.http import HttpError, Router, cancel_on_disconnect
 from mlsys_serving.http.describe import describe

@@ -12,8 +12,7 @@ from typing import Any
 from mlsys_orca.api.server import available_memory_nbytes
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.scheduling.batch import SampledToken
-from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.batch import GenerationRequest, SampledToken
 
 
 class PeerEngine:

@@ -23,7 +23,7 @@ from mlsys_orca.engine.streams import EngineStats, Streams
 from mlsys_orca.engine.watching.remote import RemoteScore
 from mlsys_orca.engine.worker_channel import WorkerChannel
 from mlsys_orca.model.adapters import AdapterFiles
-from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.batch import GenerationRequest
 from mlsys_serving.processes import Boxes, Death, SupervisorLink
 from mlsys_serving.processes.workers import Workers
 

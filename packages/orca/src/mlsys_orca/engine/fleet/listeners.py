@@ -13,8 +13,7 @@ from mlsys_orca.engine.client import Recoveries
 from mlsys_orca.engine.recovery import LiveRequest
 from mlsys_orca.engine.streams import EngineStats, Streams
 from mlsys_orca.engine.watching.remote import RemoteScore
-from mlsys_orca.scheduling.batch import IterationOutput
-from mlsys_orca.scheduling.request import FinishedBy
+from mlsys_orca.scheduling.batch import FinishedBy, IterationOutput
 
 
 @dataclass(frozen=True, slots=True)

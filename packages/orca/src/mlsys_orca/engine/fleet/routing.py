@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.scheduling.prefix_cache import extend_digests, root_of
-from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.batch import GenerationRequest
+from mlsys_orca.scheduling.pager import extend_digests, root_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

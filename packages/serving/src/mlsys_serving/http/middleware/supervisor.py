@@ -23,7 +23,7 @@ from mlsys_serving.http.describe import ErrorAnswers, unwrap
 from mlsys_serving.http.errors import ClientDisconnectedError, HttpError
 from mlsys_serving.http.lifecycle import Lifecycle
 from mlsys_serving.http.record import record_of
-from mlsys_serving.http.threads import LARGE
+from mlsys_serving.http.streaming import LARGE
 
 _LAST_EVENT_TIMEOUT_S = 1.0  # a client that has stopped reading does not get its last event
 
