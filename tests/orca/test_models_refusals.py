@@ -22,7 +22,6 @@ SHAPE: dict[str, Any] = {
 }
 GPT2: dict[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 260}
 OPT: dict[str, Any] = SHAPE | {"ffn_dim": 96}
-MPT: dict[str, Any] = {"d_model": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 260}
 LONG = {"rope_type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}
 
 
@@ -64,20 +63,12 @@ LONG = {"rope_type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}
         ("cohere2", SHAPE | {"layer_types": ["chunked_attention"] * 2}, "type 'chunked_attention'"),
         ("glm4", SHAPE | {"quantization_config": {"bits": 4}}, "quantised by other tools"),
         ("phi", SHAPE | {"hidden_act": "quick_gelu"}, "activation 'quick_gelu'"),
-        ("gptj", GPT2 | {"rotary_dim": None}, "rotary_dim = None"),
-        ("gptj", GPT2 | {"rotary_dim": 32}, "rotary_dim = 32 for heads of 16"),
         ("falcon", SHAPE | {"alibi": True}, "biases by distance that are rounded"),
         ("falcon", SHAPE | {"new_decoder_architecture": True, "parallel_attn": False}, "one after the other"),
         ("falcon", SHAPE | {"multi_query": False, "num_kv_heads": 2}, "without new_decoder_architecture"),
         ("bloom", SHAPE | {"apply_residual_connection_post_layernorm": True}, "begin with the normalised state"),
         ("bloom", SHAPE | {"hidden_size": 60}, "head dimension is 15; only even ones"),
         ("gpt2", GPT2 | {"n_embd": 60}, "head dimension is 15; only even ones"),
-        ("mpt", MPT | {"attn_config": {"clip_qkv": 6.0}}, "clip_qkv = 6.0"),
-        ("mpt", MPT | {"attn_config": {"alibi": False}}, "alibi = False"),
-        ("mpt", MPT | {"attn_config": {"qk_ln": True}}, "qk_ln = True"),
-        ("mpt", MPT | {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type = 'multiquery_attention'"),
-        ("mpt", MPT | {"no_bias": False}, "no_bias"),
-        ("mpt", MPT | {"logit_scale": "inv_sqrt_d_model"}, "logit_scale = 'inv_sqrt_d_model'"),
     ],
 )
 def test_a_configuration_is_refused_by_the_family_that_lacks_it(

@@ -105,7 +105,6 @@ QWEN3_5: dict[str, Any] = {
     }
 }
 BLOOM = TOKENS | {"hidden_size": 60, "n_layer": 2, "n_head": 5, "initializer_range": 0.2}
-MPT = TOKENS | {"d_model": 60, "n_layers": 2, "n_heads": 5, "max_seq_len": 128, "initializer_range": 0.2}
 COHERE2 = {"logit_scale": 2.0, "sliding_window": 9, "num_hidden_layers": 4}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
 FULL = ["full_attention", "sliding_attention"]
@@ -121,11 +120,6 @@ DEEPSEEK = {"kv_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "
     "routed_scaling_factor": 1.5,
     "first_k_dense_replace": 1,
     "num_key_value_heads": 4,
-}
-MINICPM3 = {"kv_lora_rank": 24, "q_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 20} | {
-    "num_key_value_heads": 4,
-    "dim_model_base": 16,
-    "rope_parameters": YARN | {"mscale": 0.8, "mscale_all_dim": 0.6},
 }
 GROUPS = {"q_lora_rank": 32, "n_group": 4, "topk_group": 2}
 MSCALE = {"rope_parameters": YARN | {"mscale": 0.8, "mscale_all_dim": 0.6, "beta_fast": 32, "beta_slow": 1}}
@@ -255,7 +249,6 @@ CASES = {
     "glm4": Case("Glm4", SMALL | {"head_dim": 16}),
     "phi": Case("Phi", SMALL | {"num_key_value_heads": 4}),
     "phi-norms": Case("Phi", SMALL | {"qk_layernorm": True, "tie_word_embeddings": True}),
-    "gptj": Case("GPTJ", GPT2 | {"n_layer": 2, "rotary_dim": 8}),
     "falcon": Case("Falcon", SMALL),
     "falcon-new": Case("Falcon", SMALL | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     "falcon-new-one-norm": Case(
@@ -265,7 +258,6 @@ CASES = {
         "Falcon", SMALL | {"parallel_attn": False, "multi_query": False, "tie_word_embeddings": False}
     ),
     "bloom": Case("Bloom", BLOOM),
-    "mpt": Case("Mpt", MPT),
     "qwen2-moe-sums-to-one": Case("Qwen2Moe", SMALL | EXPERTS | {"shared_expert_intermediate_size": 80}),
     "qwen3-moe-of-all": Case("Qwen3Moe", SMALL | EXPERTS | {"norm_topk_prob": False, "head_dim": 16}),
     "gpt-oss": Case("GptOss", SMALL | GPT_OSS),
@@ -277,8 +269,6 @@ CASES = {
         "DeepseekV2", SMALL | DEEPSEEK | MSCALE | GROUPS | {"topk_method": "group_limited_greedy", "rms_norm_eps": 1e-5}
     ),
     "deepseek-v3": Case("DeepseekV3", SMALL | DEEPSEEK | ONE_SCALE | GROUPS | {"num_hidden_layers": 3}),
-    "minicpm3": Case("MiniCPM3", SMALL | MINICPM3),
-    "minicpm3-plain": Case("MiniCPM3", SMALL | MINICPM3 | {"q_lora_rank": None, "scale_depth": None}),
     "mamba2": Case("Mamba2", TOKENS | MAMBA2),
     "mamba2-tied": Case("Mamba2", TOKENS | MAMBA2 | {"n_groups": 1, "conv_kernel": 3, "tie_word_embeddings": True}),
     "bamba": Case("Bamba", SMALL | BAMBA | {"attn_layer_indices": [1], "num_hidden_layers": 3}),
@@ -303,7 +293,6 @@ CASES = {
     "qwen3-5-moe": Case(
         "Qwen3_5MoeText", {key: value for key, value in (SMALL | QWEN3_NEXT).items() if key != "intermediate_size"}
     ),
-    "mpt-scaled": Case("Mpt", MPT | {"attn_config": {"softmax_scale": 0.2}}),
 }
 # Cases with a layout in GGUF of their own, and its architecture.
 GGUF = {
@@ -334,7 +323,6 @@ GGUF = {
     "phi": "PHI2",
     "falcon-new": "FALCON",
     "bloom": "BLOOM",
-    "mpt": "MPT",
     "gpt-oss": "GPT_OSS",
     "deepseek-v3": "DEEPSEEK2",
     "mamba2": "MAMBA2",

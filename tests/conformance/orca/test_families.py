@@ -48,7 +48,7 @@ NUM_TOKENS, NUM_BLOCKS, BLOCK = 24, 14, 16
 SHARED = [(5 * i + 2) % VOCAB for i in range(32)]  # two whole blocks that three prompts begin with
 PROMPTS = [[(7 * i + 3 * j * j + 11) % VOCAB for j in range(length)] for i, length in enumerate([1, 20, 33, 5, 2, 40])]
 PROMPTS += [[*SHARED, 3], [*SHARED, 5, 6, 7], SHARED]
-GUESSED = ("gpt-oss", "deepseek-v2", "deepseek-v3", "minicpm3", "qwen3-moe-of-all")  # attentions, choices of experts
+GUESSED = ("gpt-oss", "deepseek-v2", "deepseek-v3", "qwen3-moe-of-all")  # attentions, choices of experts
 QUANTISED = (  # one of each shape
     *("qwen2", "qwen3-biases", "gpt2", "gpt-neox", "opt", "opt-post-norm", "phi3", "mixtral", "gemma2", "qwen3-moe"),
     *("qwen2-moe", "gemma", "granite", "cohere", "glm4", "falcon-new", "stablelm"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 ARCH = gguf.MODEL_ARCH
 WITH_LAYER_NORM = (ARCH.GPT2, ARCH.GPTNEOX, ARCH.STABLELM, ARCH.STARCODER2, ARCH.COMMAND_R, ARCH.COHERE2, ARCH.PHI2)
-WITH_LAYER_NORM += (ARCH.FALCON, ARCH.BLOOM, ARCH.MPT)
+WITH_LAYER_NORM += (ARCH.FALCON, ARCH.BLOOM)
 ONE_PLUS = (ARCH.GEMMA, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.QWEN3NEXT)
 ONE_PLUS += (ARCH.QWEN35, ARCH.QWEN35MOE)
 INTERLEAVED = (ARCH.LLAMA, ARCH.SMOLLM3, ARCH.GRANITE, ARCH.GRANITE_HYBRID)
@@ -74,8 +74,6 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path, *, nu
         writer.add_logit_scale(config.logits_scaling)
     if architecture in (ARCH.COMMAND_R, ARCH.COHERE2):
         writer.add_logit_scale(config.logit_scale)
-    if architecture == ARCH.MPT:
-        writer.add_max_alibi_bias(config.attn_config.alibi_bias_max)
     if architecture == gguf.MODEL_ARCH.GPTNEOX:
         writer.add_parallel_residual(config.use_parallel_residual)
     if architecture in (ARCH.PHI3, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.COHERE2, ARCH.GPT_OSS):

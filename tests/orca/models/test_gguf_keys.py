@@ -56,7 +56,6 @@ FILES: dict[str, dict[str, Any]] = {
     "gpt-oss": _EXPERTS | _WINDOW,
     "granitehybrid": _STATES | {"attention.head_count_kv": [0, 4, 0, 4, 0, 4], "rope.scaling.finetuned": False},
     "mamba2": _STATES,
-    "mpt": {"attention.max_alibi_bias": 8.0},
     "phi3": _WINDOW,
     "qwen2moe": _SHARED,
     "qwen35": _STATES,

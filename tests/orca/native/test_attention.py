@@ -9,7 +9,7 @@ import torch
 from mlsys_core.native import Struct
 from mlsys_core.native import new as new_struct
 from mlsys_orca.backends.native import library
-from mlsys_orca.model.attention import AttentionOptions, halving_slopes, mosaic_slopes, ragged_attention
+from mlsys_orca.model.attention import AttentionOptions, halving_slopes, ragged_attention
 from mlsys_orca.model.decoder import AttentionSpan
 from mlsys_orca.model.layers import RMSNorm, rotate
 from torch import Tensor
@@ -116,7 +116,7 @@ def test_attention_is_torchs(native: Any, run: Run, ragged: Any, heads: Any, spa
         AttentionOptions(window=9),
         AttentionOptions(window=33, softcap=5.0),
         AttentionOptions(slopes=halving_slopes(heads[0])),
-        AttentionOptions(window=33, slopes=mosaic_slopes(heads[0], most=2)),
+        AttentionOptions(window=33, slopes=halving_slopes(heads[0])),
     ):
         case = Case(heads, spans, dtype)
         cache = "floats" if dtype == torch.float32 else "halves"

@@ -37,9 +37,9 @@ _NAMES = {
 QWEN3_5 = frozenset({"qwen35", "qwen35moe"})
 DELTA = QWEN3_5 | {"qwen3next"}  # with gated delta nets
 _WITH_LAYER_NORM = frozenset(
-    {"gpt2", "gptneox", "stablelm", "starcoder2", "command-r", "cohere2", "phi2", "falcon", "bloom", "mpt"}
+    {"gpt2", "gptneox", "stablelm", "starcoder2", "command-r", "cohere2", "phi2", "falcon", "bloom"}
 )
-_WITHOUT_ROTARY = frozenset({"gpt2", "bloom", "mpt", "mamba2"})
+_WITHOUT_ROTARY = frozenset({"gpt2", "bloom", "mamba2"})
 # What this reader takes from a file and llama.cpp does not, or the other way round (its loader, by architecture).
 _WITH_ALL_BIASES = frozenset({"llama", "granite", "gpt2", "gptneox", "bloom", "phi2", "starcoder2"})
 _WITH_ROPE_FREQS = frozenset({"llama", "granite"})
@@ -228,8 +228,6 @@ def _of_family(config: ModelConfig, raw: Mapping[str, Any], architecture: str) -
         case "granite" | "granitehybrid":
             keys = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", **_GRANITE}
             return {key: float(raw.get(name, 1e-6 if name == "rms_norm_eps" else 1.0)) for key, name in keys.items()}
-        case "mpt":
-            return {"attention.max_alibi_bias": float((raw.get("attn_config") or {}).get("alibi_bias_max", 8))}
         case "phi3":
             return window
         case "qwen2moe" | "qwen3next" | "qwen35moe":

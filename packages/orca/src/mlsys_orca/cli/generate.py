@@ -11,16 +11,6 @@ import typer
 from mlsys_core.cli.options import BlockPoolName, CompilerName, Device
 from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.cli.hosts import (
-    ControlOnly,
-    HeartbeatTimeout,
-    JoinTimeout,
-    Listen,
-    Nodes,
-    SecretFile,
-    host_options,
-    refuse_hosts,
-)
 from mlsys_orca.cli.options import (
     ActivationsForm,
     Adapters,
@@ -81,12 +71,6 @@ def generate(
     threads: ReplicaThreads = 0,
     tensor_parallel: TensorParallel = 1,
     pipeline_parallel: PipelineParallel = 1,
-    nodes: Nodes = None,
-    listen: Listen = None,
-    secret_file: SecretFile = None,
-    control_only: ControlOnly = False,
-    heartbeat_timeout: HeartbeatTimeout = 5.0,
-    join_timeout: JoinTimeout = 300.0,
 ) -> None:
     """Answer each line of a file; the answers are JSON lines, in the file's order.
 
@@ -107,19 +91,6 @@ def generate(
         {f"--device {device}": device != "cpu", "--compiler": compiler, "--adapter": adapter},
         **degrees,
     )
-    refuse_hosts(
-        nodes,
-        {f"--device {device}": device != "cpu", "--adapter": adapter, "--compiler": compiler},
-    )
-    hosts = host_options(
-        nodes,
-        listen,
-        secret_file,
-        control_only=control_only,
-        threads=threads,
-        heartbeat_timeout=heartbeat_timeout,
-        join_timeout=join_timeout,
-    )
     # Whatever answers depend on, and is not in the input.
     settings = {"model": model, "adapters": adapter, "raw": raw, "max_tokens": max_tokens, "temperature": temperature}
     settings |= {"top_p": top_p, "seed": seed, "dtype": dtype, "weights": weights, "device": device}
@@ -128,20 +99,10 @@ def generate(
     settings |= {"chat_template": None if chat_template is None else str(chat_template)}
     with going_on(output, source, settings, resumes=resume) as standing:
         parallel = None
-        if hosts is not None or is_divided(**degrees):
-            dtype = dtype if hosts is None else hosts.dtype_of(dtype)
+        if is_divided(**degrees):
             loaded, parallel = find_divided(
-                model,
-                dtype,
-                weights=weights,
-                activations=activations,
-                chat_template=chat_template,
-                share=1.0 if hosts is None else hosts.share,
-                **degrees,
+                model, dtype, weights=weights, activations=activations, chat_template=chat_template, **degrees
             )
-            if hosts is not None:
-                assert dtype is not None
-                parallel = hosts.divided(parallel, model, dtype=dtype, weights=weights, activations=activations)
         else:
             loaded = load(
                 model,
