@@ -1,4 +1,4 @@
-"""Adapters outlive workers and fronts, and so do the requests under them; those loaded at run time too."""
+"""Adapters outlive workers, and so do the requests under them."""
 
 from __future__ import annotations
 
@@ -38,15 +38,10 @@ def made() -> ModuleType:
 @pytest.fixture
 def arguments(tmp_path: Path, made: ModuleType) -> list[str]:
     model = write_gguf(tmp_path / "tiny.gguf", tiny_metadata() | {"llama.context_length": 1024}, tiny_tensors())
-    for seed, name in enumerate(("start", "later", "other")):
+    for seed, name in enumerate(("start", "later")):
         made.write_adapter(tmp_path / name, seed, list(made.PRODUCTS))
-    options = ["--name", "tiny", "--dtype", "fp32", "--model-control", "--adapter", f"start={tmp_path / 'start'}"]
-    return [str(model), *options]
-
-
-def load(server: Served, path: Path, name: str = "later") -> None:
-    answer = server.post("/v1/load_lora_adapter", lora_name=name, lora_path=str(path))
-    assert answer.status_code == 200, answer.text
+    adapters = [f"--adapter={name}={tmp_path / name}" for name in ("start", "later")]
+    return [str(model), "--name", "tiny", "--dtype", "fp32", *adapters]
 
 
 def body(model: str) -> dict[str, Any]:
@@ -61,13 +56,6 @@ async def ask(url: str, model: str, on_event: Callable[[], None] = lambda: None)
 
 def texts(found: list[Any]) -> list[str]:
     return [event["text"] for event in found]
-
-
-def is_up(server: Served) -> bool:
-    try:
-        return httpx.get(f"{server.url}/health", timeout=None).status_code == 200
-    except httpx.TransportError:  # a connection that the dead one had taken
-        return False
 
 
 def killer(server: Served) -> Callable[[], None]:
@@ -85,7 +73,6 @@ def killer(server: Served) -> Callable[[], None]:
 
 def test_requests_under_adapters_survive_their_workers(arguments: list[str], tmp_path: Path) -> None:
     with served(*arguments) as server:
-        load(server, tmp_path / "later")
         expected = {name: asyncio.run(ask(server.url, name)) for name in NAMES}
         assert len({str(texts(found)) for found in expected.values()}) == 3
         # What follows must not depend on what is on the disk.
@@ -106,29 +93,3 @@ def test_requests_under_adapters_survive_their_workers(arguments: list[str], tmp
         for name, found in zip(NAMES * 2, asyncio.run(all_together()), strict=True):
             assert texts(found) == texts(expected[name])
         until(lambda: Server(server.process, httpx.URL(server.url).port or 0).metric("worker_deaths_total") > 3)
-
-
-def test_adapters_outlive_fronts(arguments: list[str], tmp_path: Path) -> None:
-    with served(*arguments, "--replicas", "2") as server:
-
-        def names() -> set[str]:
-            return {card["id"] for card in server.get("/v1/models")["data"]}
-
-        load(server, tmp_path / "later")
-        assert server.post("/v1/unload_lora_adapter", lora_name="start").status_code == 200
-        expected = texts(asyncio.run(ask(server.url, "later")))
-        assert names() == {"tiny", "later"}
-        for _ in range(2):
-            (process,) = server.processes("mlsys-front")
-            process.kill()
-            process.wait()
-            until(lambda: is_up(server))
-            found = names()
-            assert found == {"tiny", "later"}
-            assert texts(asyncio.run(ask(server.url, "later"))) == expected
-        load(server, tmp_path / "other", "start")
-        (process,) = server.processes("mlsys-front")
-        process.kill()
-        process.wait()
-        until(lambda: is_up(server))
-        assert names() == {"tiny", "later", "start"}

@@ -20,8 +20,6 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from mlsys_orca.api import chat, completions, tokens
-from mlsys_orca.api import control as control_routes
-from mlsys_orca.api.control import NO_CONTROL, ModelControl, restore_adapters
 from mlsys_orca.api.intake import intake_route
 from mlsys_orca.api.metrics import EngineMetrics
 from mlsys_orca.api.service import ModelService, unknown_model
@@ -54,13 +52,12 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-def make_router(service: ModelService, control: ModelControl) -> Router:
-    """Return the endpoints over ``service``, and those that change its adapters."""
+def make_router(service: ModelService) -> Router:
+    """Return the endpoints over ``service``."""
     router = Router(tags=["Orca"], route_class=intake_route(service))
     for endpoint in (chat, completions, tokens):
         endpoint.add_routes(router, service)
     _add_models(router, service)
-    control_routes.add_routes(router, service, control)
 
     @router.get("/health", response_class=Response)
     async def health() -> Response:
@@ -145,7 +142,6 @@ def make_app(
     service: ModelService,
     http: HttpConfig,
     *,
-    control: ModelControl = NO_CONTROL,
     extensions: Extensions | None = None,
     logger: FilteringBoundLogger | None = None,
 ) -> FastAPI:
@@ -154,7 +150,6 @@ def make_app(
     Args:
         service: The model.
         http: Settings of the app.
-        control: What clients may change.
         extensions: Additions of other distributions; None: there are none.
         logger: See ``create_app``.
     """
@@ -166,7 +161,6 @@ def make_app(
         engine.start()
         try:
             await engine.ready()
-            await restore_adapters(service, control)
             yield
         finally:
             await asyncio.to_thread(engine.close)
@@ -178,7 +172,7 @@ def make_app(
     registry.register(EngineMetrics(engine))
     return create_app(
         http,
-        routers=[make_router(service, control)],
+        routers=[make_router(service)],
         lifespan=lifespan,
         readiness=readiness,
         registry=registry,

@@ -13,7 +13,6 @@ from mlsys_core.plugins import installed_plugins
 from mlsys_serving.http import HttpConfig, serve
 from mlsys_serving.processes import Boxes, RestartBudget, Supervisor, SupervisorLink
 
-from mlsys_orca.api.control import NO_CONTROL, LiveAdapters, ModelControl
 from mlsys_orca.api.server import available_memory_nbytes, make_app, say_to_terminal
 from mlsys_orca.api.service import ModelService
 from mlsys_orca.backends.native.decoder import new_kv_cache
@@ -49,7 +48,6 @@ def serve_supervised(
     budget: RestartBudget | None = None,
     crash_points: CrashPoints | None = None,
     parallel: ParallelModel | None = None,
-    control: ModelControl = NO_CONTROL,
 ) -> int:
     """Serve a model from forked processes until SIGTERM or SIGINT; return the exit code.
 
@@ -68,7 +66,6 @@ def serve_supervised(
         crash_points: Where the first worker is killed, for tests.
         parallel: The model's parts, which other processes load and run; ``loaded`` then has no weights. None: workers
             run the model of ``loaded``.
-        control: What clients may change; what they have changed outlives fronts.
 
     Raises:
         InvalidInputError: the limits do not fit the model or the memory.
@@ -91,7 +88,6 @@ def serve_supervised(
             available_nbytes = holders.available_nbytes
         shape, _, _ = plan_engine(loaded, config, available_nbytes, installed_plugins().registry)
         config = replace(config, num_kv_tokens=shape.num_kv_tokens)
-        control = replace(control, live=LiveAdapters())
         guides = GuideMaker(loaded.tokenizer, loaded.config.vocab_size)
         loaded.tokenizer.warm_up()
         guides.warm_up()
@@ -104,7 +100,7 @@ def serve_supervised(
             engine = RemoteEngine(shape, config, link, boxes)
             service = ModelService(name, loaded, engine, guides=guides)
             return serve(
-                make_app(service, http, control=control, extensions=extensions),
+                make_app(service, http, extensions=extensions),
                 bound=bound,
                 on_ready=None if on_ready is None else lambda address: on_ready(service, address),
             )

@@ -96,11 +96,6 @@ PipelineParallel = Annotated[
     int, typer.Option(min=1, help="Stages that the layers are divided over; as many iterations run at a time.")
 ]
 
-ModelControlled = Annotated[
-    bool,
-    typer.Option("--model-control", help="Let clients replace the model and adapters; otherwise they may not."),
-]
-
 
 def adapter_directories(adapters: list[str]) -> dict[str, str]:
     """Return name -> directory of options written NAME=DIRECTORY.

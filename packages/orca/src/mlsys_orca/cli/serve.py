@@ -63,7 +63,6 @@ def serve(
     )
     hosts = placement.hosts(model, http.tls)
     supervises = placement.supervises(served.device)
-    adapters = served.adapters
     engine = scheduling.engine(served, placement)
     extensions.check()
     answers = supervises or not placement.is_divided  # else this process forks
@@ -75,21 +74,20 @@ def serve(
 
             torch.set_num_threads(1)  # threads do not survive a fork
         loaded, parallel = _load(model, served, placement, hosts)
-        from mlsys_orca.api.control import ModelControl
         from mlsys_orca.api.server import make_app, make_service, model_name
         from mlsys_orca.engine.engine import EngineConfig
         from mlsys_serving.http import serve as serve_http
 
         engine["max_batch_size"] = _batch_size(engine, served, loaded, is_divided=parallel is not None)
         config = EngineConfig(**engine, policy_options=_policy_options(scheduling, loaded))
-        name, control = served.name or model_name(model), ModelControl(served.model_control, adapters)
+        name = served.name or model_name(model)
         collect_as_usual()  # the start is over
 
         def on_ready(service: ModelService, address: ServerAddress) -> None:
             stack.enter_context(kept_out_of_collections())
             typer.echo(banner(service, address, notes=extensions.notes(address.url)), err=True)
 
-        more: Any = {"control": control, "extensions": extensions}
+        more: Any = {"extensions": extensions}
         if supervises:
             from mlsys_orca.api.supervised import serve_supervised
 
@@ -116,7 +114,6 @@ def _load(
             served.dtype,
             device=served.device,
             adapters=served.adapters,
-            takes_adapters=served.enable_lora,
             runs_in_torch=served.compiler is not None,
             chat_template=template,
             **form,

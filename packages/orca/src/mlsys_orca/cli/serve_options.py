@@ -31,7 +31,6 @@ from mlsys_orca.cli.options import (
     KvDtype,
     MaxBatchSize,
     MaxModelLen,
-    ModelControlled,
     PipelineParallel,
     Replicas,
     ReplicaThreads,
@@ -67,13 +66,6 @@ class ModelOptions(_OwnGroup):
     activations: ActivationsForm = None
     device: Device = "cpu"
     compiler: CompilerName = None
-    model_control: ModelControlled = False
-    enable_lora: Annotated[
-        bool,
-        typer.Option(
-            "--enable-lora", help="Run in torch's operators, so that adapters may come later (--model-control)."
-        ),
-    ] = False
 
     @property
     def adapters(self) -> Mapping[str, str]:
@@ -133,13 +125,13 @@ class PlacementOptions(_OwnGroup):
             InvalidInputError: something of it was asked for.
         """
         refused: dict[str, object] = {f"--device {model.device}": model.device != "cpu", "--compiler": model.compiler}
-        refused |= {"--adapter": model.adapter, "--enable-lora": model.enable_lora}
+        refused |= {"--adapter": model.adapter}
         refuse_divided(refused, **self.degrees)
         refuse_hosts(
             self.nodes if self.executor == "local" else 1,
             {f"--device {model.device}": model.device != "cpu", "--adapter": model.adapter}
-            | {"--enable-lora": model.enable_lora, "--compiler": model.compiler}
-            | {"--single-process": self.single_process, "--model-control": model.model_control},
+            | {"--compiler": model.compiler}
+            | {"--single-process": self.single_process},
         )
 
     def hosts(self, model: str, tls: TlsConfig | None) -> HostOptions | None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
-from weakref import WeakSet
 
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_orca.engine.streams import EngineStats, KnownAnswer, Requests, Streams, TokenStream
-from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.scheduling.batch import GenerationRequest, GenerationResult, Progress, SampledToken, ScoredPrompt
 from mlsys_orca.scheduling.policy import DEFAULT_POLICY
 from mlsys_serving.watch import Source
@@ -70,8 +67,7 @@ class EngineShape:
     num_states: int | None  # slots for states of requests; None: the model has none
     kv_nbytes: int
     kv_dtype: str  # of keys and values, as torch calls it
-    adapters: Mapping[str, str]  # those there from the start: name -> key
-    takes_adapters: bool  # more may be added while it runs
+    adapters: Mapping[str, str]  # name -> key
     has_encoder: bool
     is_batch_invariant: bool  # the same bits in any batch
     streams_tokens: bool  # the policy gives tokens as they come
@@ -135,9 +131,6 @@ class EngineClient(ABC):
         self.score_source: Source | None = None  # what shows its iterations on the score
         self.num_of_batches = 0  # of the unfinished requests, those of batches, which nobody waits behind
         self._requests, self._streams = requests, streams
-        self._adapters = AdapterTable(shape.adapters)
-        self._changing = asyncio.Lock()  # which adapters there are
-        self._retiring: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> Self:
         self.start()
@@ -183,72 +176,12 @@ class EngineClient(ABC):
 
     @property
     def adapters(self) -> frozenset[str]:
-        """Names of the adapters that there are now."""
-        return self._adapters.names
+        """Names of the adapters."""
+        return frozenset(self.shape.adapters)
 
     def adapter_key(self, name: str) -> str | None:
         """Return what a request under the adapter of that name gives; None: there is none."""
-        return self._adapters.key_of(name)
-
-    async def load_adapter(self, name: str, files: AdapterFiles, *, replaces: bool = False) -> None:
-        """Add an adapter; when this returns, requests under it may come.
-
-        Args:
-            name: For clients.
-            files: Its contents.
-            replaces: One of that name may be there: requests that run under it end under it.
-
-        Raises:
-            InvalidInputError: the name is taken, the model takes no adapters, or the adapter does not fit it.
-            ServingError: a worker could not load it.
-        """
-        if not self.shape.takes_adapters:
-            raise InvalidInputError(
-                f"{self.shape.name} runs in native kernels, which know no adapters: start the server with "
-                "--enable-lora or an --adapter"
-            )
-        async with self._changing:
-            if not replaces and self.adapter_key(name) is not None:
-                raise InvalidInputError(f"there is an adapter {name!r} already: unload it first, or replace it")
-            key = files.key_of(name)
-            if key not in self._adapters.installed:
-                await self._install(key, files)
-            before = self._adapters.add(name, key)
-        if before is not None and before != key:
-            self._retire(before)
-
-    async def unload_adapter(self, name: str) -> None:
-        """Take an adapter away: no more requests under it come, running ones end under it.
-
-        Raises:
-            InvalidInputError: there is none of that name.
-        """
-        async with self._changing:
-            if self.adapter_key(name) is None:
-                raise InvalidInputError(f"there is no adapter {name!r} (there are: {sorted(self.adapters)})")
-            key = self._adapters.remove(name)
-        self._retire(key)
-
-    def _retire(self, key: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._drop_when_unused(key))
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
-
-    async def _drop_when_unused(self, key: str) -> None:
-        while self._adapters.is_used(key):
-            await asyncio.sleep(_LOOK_S)
-        async with self._changing:
-            if not self._adapters.is_named(key) and key in self._adapters.installed:
-                self._adapters.forget(key)
-                await self._drop(key)
-
-    @abstractmethod
-    async def _install(self, key: str, files: AdapterFiles) -> None:
-        """Have the model know an adapter under ``key``."""
-
-    @abstractmethod
-    async def _drop(self, key: str) -> None:
-        """Have the model forget an adapter."""
+        return self.shape.adapters.get(name)
 
     @property
     def num_unfinished(self) -> int:
@@ -275,7 +208,7 @@ class EngineClient(ABC):
             )
         if request.num_encoder_tokens and request.sampling.num_prompt_logprobs is not None:
             raise InvalidInputError("an encoder's tokens have no log-probabilities: leave out prompt_logprobs and echo")
-        if request.adapter is not None and request.adapter not in self._adapters.installed:
+        if request.adapter is not None and request.adapter not in self.shape.adapters.values():
             raise InvalidInputError(f"there is no adapter {request.adapter!r} (there are: {sorted(self.adapters)})")
         self.check_room()
         if known is None or not known.tokens or not (self.shape.goes_on and self.shape.streams_tokens):
@@ -284,8 +217,6 @@ class EngineClient(ABC):
             progress = Progress(tuple(token.token_id for token in known.tokens))
             request = replace(request, progress=progress)
             stream = TokenStream(request, self._requests, self._streams, self.stats, known)
-        if request.adapter is not None:
-            self._adapters.use(request.adapter, stream)
         return stream
 
     def check_room(self, num_more: int = 1) -> None:
@@ -323,60 +254,3 @@ class EngineClient(ABC):
         with closing(self.submit(request)) as items:
             async for item in items:
                 yield item
-
-
-class AdapterTable:
-    """Names and keys of adapters, and the requests under each. Pure but for the streams that it watches.
-
-    An adapter whose name is taken away keeps its key until the last request under it has ended.
-
-    Args:
-        keys: Key by name, of those that are there from the start.
-    """
-
-    def __init__(self, keys: Mapping[str, str]) -> None:
-        self._keys = dict(keys)
-        self._installed = set(keys.values())
-        self._users: dict[str, WeakSet[TokenStream]] = {}
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names that clients may give."""
-        return frozenset(self._keys)
-
-    @property
-    def installed(self) -> frozenset[str]:
-        """Keys that the engine knows, some of them for requests that still run."""
-        return frozenset(self._installed)
-
-    def key_of(self, name: str) -> str | None:
-        """Return the key that requests for ``name`` give; None: there is no adapter of that name."""
-        return self._keys.get(name)
-
-    def is_named(self, key: str) -> bool:
-        """Return whether clients can ask for it."""
-        return key in self._keys.values()
-
-    def add(self, name: str, key: str) -> str | None:
-        """Give ``name`` to the adapter under ``key``; return the key that had it before."""
-        before = self._keys.get(name)
-        self._keys[name] = key
-        self._installed.add(key)
-        return before
-
-    def remove(self, name: str) -> str:
-        """Take the name away; return the key that had it."""
-        return self._keys.pop(name)
-
-    def forget(self, key: str) -> None:
-        """Note that the engine knows the key no more."""
-        self._installed.discard(key)
-        self._users.pop(key, None)
-
-    def use(self, key: str, stream: TokenStream) -> None:
-        """Note a request under ``key``."""
-        self._users.setdefault(key, WeakSet()).add(stream)
-
-    def is_used(self, key: str) -> bool:
-        """Return whether a request under ``key`` still runs."""
-        return any(not stream.is_closed for stream in self._users.get(key, ()))

@@ -131,7 +131,6 @@ def plan_engine(
         + block_tables.num_blocks * block_tables.block_size * kv_token_nbytes(loaded, config),
         kv_dtype=kv_dtype_name(config.kv_dtype, loaded.model.dtype, is_native=is_native),
         adapters=dict(loaded.adapters) or {name: name for name in getattr(loaded.model, "adapters", ())},
-        takes_adapters=loaded.takes_adapters,
         has_encoder=loaded.config.encoder is not None,
         is_batch_invariant=is_native,
         streams_tokens=getattr(scheduler, "streams_tokens", True),

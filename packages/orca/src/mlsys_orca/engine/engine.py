@@ -6,7 +6,6 @@ reads tokens as iterations complete; closing the stream early cancels the reques
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from mlsys_core.errors import InvalidInputError
@@ -17,7 +16,6 @@ from mlsys_orca.engine.core import EngineCore, plan_kv_tokens
 from mlsys_orca.engine.streams import EngineStats, Streams, TokenStream
 from mlsys_orca.engine.watching.local import LocalScore
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
 
 if TYPE_CHECKING:  # a model that is not divided starts without them
     from mlsys_orca.parallel.executor import ParallelExecutor
@@ -98,17 +96,6 @@ class Engine(EngineClient):
 
     async def ready(self) -> None:
         """Return: requests wait for nobody."""
-
-    async def _install(self, key: str, files: AdapterFiles) -> None:
-        await asyncio.to_thread(self._adapted.add, key, files)
-
-    async def _drop(self, key: str) -> None:
-        self._adapted.remove(key)
-
-    @property
-    def _adapted(self) -> AdaptedDecoder:
-        assert isinstance(self._loaded.model, AdaptedDecoder)
-        return self._loaded.model
 
     def close(self) -> None:
         """Stop: unfinished requests are cancelled. Idempotent."""

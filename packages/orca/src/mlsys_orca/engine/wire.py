@@ -66,24 +66,6 @@ class Alone(msgspec.Struct, array_like=True, tag=3):
     handle: int | None  # None: all may run from now on
 
 
-class LoadAdapter(msgspec.Struct, array_like=True, tag=4):
-    """Front to worker: know an adapter; answered with AdapterLoaded.
-
-    Requests under it come after that, or after this message to a worker that follows one which had answered.
-    """
-
-    key: str
-    source: str  # the directory, for messages
-    config: bytes  # the contents of its files
-    weights: bytes
-
-
-class UnloadAdapter(msgspec.Struct, array_like=True, tag=5):
-    """Front to worker: forget an adapter that no request uses."""
-
-    key: str
-
-
 class Token(msgspec.Struct, array_like=True):
     """One token of one request."""
 
@@ -169,15 +151,8 @@ class Waiting(msgspec.Struct, array_like=True, tag=17):
     reason: str  # what is missing; empty: nothing, they are on their way
 
 
-class AdapterLoaded(msgspec.Struct, array_like=True, tag=16):
-    """Worker to front: an adapter is there, or cannot be."""
-
-    key: str
-    error: str | None
-
-
-Command = Start | Submit | Cancel | Alone | LoadAdapter | UnloadAdapter
-Report = Iteration | Lost | Kept | Placed | Ended | Ready | Waiting | AdapterLoaded
+Command = Start | Submit | Cancel | Alone
+Report = Iteration | Lost | Kept | Placed | Ended | Ready | Waiting
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode

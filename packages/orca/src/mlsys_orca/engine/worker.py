@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,9 +20,7 @@ from mlsys_orca.engine.core import EngineCore
 from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.engine.work_watch import IterationDeadline, WorkWatch, die_with
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.model.adapters import AdaptedDecoder, AdapterFiles
 from mlsys_orca.model.kv_cache import KVCache
-from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.scheduling.batch import GenerationResult, IterationBatch, IterationOutput, SamplingParams
 from mlsys_orca.scheduling.request_pool import NOBODY
 from mlsys_orca.text.guides import Grammar, GrammarGuide, GuideMaker
@@ -79,12 +76,9 @@ class Worker:
         self._watch = WorkWatch(box, settings.crash_points, self._before_iteration)
         self._writing = threading.Lock()
         self._guides: dict[str, GrammarGuide] = {}  # by request
-        self._loading: dict[str, threading.Thread] = {}  # by the adapter's key
         self._told: dict[str, tuple[int, ...]] = {}  # block tables that the front knows, by request
         self._lost: frozenset[int] = frozenset()  # requests whose keys and values were lost before this worker began
         self._ranks: ParallelExecutor | HostExecutor | None = None  # None: the model runs here
-        model: Any = settings.loaded.model
-        self._adapted: AdaptedDecoder | None = model if settings.loaded.takes_adapters else None
         if settings.holders is not None and settings.group is not None:
             group = settings.holders.group(settings.group)
             die_with(group)
@@ -123,32 +117,6 @@ class Worker:
                 self._core.loop.call(partial(self._hold_all_but, command.handle))
             case wire.Start():
                 self._start(command)
-            case wire.LoadAdapter():
-                # Beside the other messages: a large one takes longer than a worker may leave those lying.
-                thread = threading.Thread(target=self._load_adapter, args=(command,), name="orca-adapter", daemon=True)
-                self._loading[command.key] = thread
-                thread.start()
-            case wire.UnloadAdapter():
-                self._finish_loading(command.key)
-                assert self._adapted is not None, "the front has checked it"
-                with suppress(GroupBrokenError):  # this worker ends with its ranks
-                    self._adapted.remove(command.key)
-
-    def _load_adapter(self, command: wire.LoadAdapter) -> None:
-        error = None
-        assert self._adapted is not None, "the front has checked it"
-        try:
-            self._adapted.add(command.key, AdapterFiles(command.source, command.config, command.weights))
-        except GroupBrokenError:  # this worker ends with its ranks: the front waits for the next one
-            return
-        except MlsysError as raised:
-            error = str(raised)
-        self._send(wire.AdapterLoaded(command.key, error))
-
-    def _finish_loading(self, key: str) -> None:
-        thread = self._loading.pop(key, None)
-        if thread is not None:
-            thread.join()
 
     def _start(self, command: wire.Start) -> None:
         self._reach("started")
@@ -200,12 +168,6 @@ class Worker:
 
     def _submit(self, command: wire.Submit) -> None:
         request_id = str(command.handle)
-        if command.adapter is not None:
-            self._finish_loading(command.adapter)
-            if self._adapted is not None and command.adapter not in self._adapted.adapters:
-                error = f"this worker could not load the adapter {command.adapter!r}"
-                self._send(wire.Ended(command.handle, None, None, error, is_input_error=False))
-                return
         try:
             sampling = wire.sampling_of(command)
             guide = None

@@ -25,7 +25,6 @@ class WorkerChannel:
         end: The socket, which the channel owns.
         loop: The event loop.
         on_closed: Called once, when the worker has closed its end: it is dead.
-        on_adapter: Called when the worker has loaded an adapter, or cannot; a standby does so too.
     """
 
     def __init__(
@@ -36,14 +35,12 @@ class WorkerChannel:
         loop: asyncio.AbstractEventLoop,
         *,
         on_closed: Callable[[WorkerChannel], None],
-        on_adapter: Callable[[WorkerChannel, wire.AdapterLoaded], None],
     ) -> None:
         self.number, self.num_sent = number, 0  # messages
         self.is_condemned = False  # the supervisor was asked to kill it
         self.is_stopped = False  # by a signal, when last looked at
         self._pid = pid
         self.on_report: Callable[[wire.Report], None] | None = None  # called with each; set when the worker is to serve
-        self._on_adapter = on_adapter
         self.begin()
         self._channel = FrameChannel(end, loop, on_frame=self._on_frame, on_closed=lambda: on_closed(self))
 
@@ -91,7 +88,5 @@ class WorkerChannel:
         report = wire.decode_report(payload)
         if isinstance(report, wire.Waiting):  # it reads no messages meanwhile
             self._seen = self._seen[0], self._heard_s + _SILENT_S
-        if isinstance(report, wire.AdapterLoaded):
-            self._on_adapter(self, report)
-        elif self.on_report is not None:
+        if self.on_report is not None:
             self.on_report(report)

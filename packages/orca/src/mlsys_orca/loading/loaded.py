@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mlsys_orca.backends.native.decoder import NativeDecoder
 from mlsys_orca.loading.rows import RowsChoice
-from mlsys_orca.model.adapters import AdaptedDecoder
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.weights.quantized import weights_nbytes
@@ -57,11 +56,6 @@ class LoadedModel:
         """True if the model runs in native kernels, so that a request gets the same bits in any batch."""
         model = self.model
         return model.is_native if isinstance(model, DividedModel) else isinstance(model, NativeDecoder)
-
-    @property
-    def takes_adapters(self) -> bool:
-        """True if LoRA adapters may come while the model runs."""
-        return isinstance(self.model, AdaptedDecoder)
 
     @property
     def weights_nbytes(self) -> int:

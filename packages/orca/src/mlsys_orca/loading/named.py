@@ -24,14 +24,13 @@ def load(
     weights: str | None = None,
     activations: str | None = None,
     adapters: Mapping[str, str] | None = None,
-    takes_adapters: bool = False,
     runs_in_torch: bool = False,
     chat_template: Path | None = None,
 ) -> LoadedModel:
     """Resolve and load ``model`` with a progress bar on stderr.
 
-    ``adapters`` are directories by name; with ``takes_adapters`` more may be added later. ``runs_in_torch`` keeps the
-    model from native kernels, so that its layers can be compiled.
+    ``adapters`` are directories by name. ``runs_in_torch`` keeps the model from native kernels, so that its layers can
+    be compiled.
 
     Raises:
         InvalidInputError: as ``load_by_name``; or an adapter does not fit.
@@ -50,7 +49,7 @@ def load(
 
         from mlsys_orca.loading.load import load_by_name  # here: the bar shows while torch is imported
 
-        in_torch = bool(adapters) or takes_adapters or runs_in_torch
+        in_torch = bool(adapters) or runs_in_torch
         given = {"dtype": dtype, "weights": weights, "activations": activations}
         given["backend"] = "torch" if in_torch else None
         context = LoadContext(
@@ -59,10 +58,10 @@ def load(
             options={name: value for name, value in given.items() if value is not None},
         )
         loaded = load_by_name(path, context)
-    if adapters or takes_adapters:
+    if adapters:
         from mlsys_orca.model.adapters import AdaptedDecoder, read_adapter
 
-        files = {name: read_adapter(path) for name, path in (adapters or {}).items()}
+        files = {name: read_adapter(path) for name, path in adapters.items()}
         keys = {name: found.key_of(name) for name, found in files.items()}
         adapted = AdaptedDecoder(loaded.model, {keys[name]: found for name, found in files.items()})
         loaded = replace(loaded, model=adapted, adapters=keys)

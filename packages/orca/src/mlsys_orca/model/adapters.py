@@ -4,7 +4,7 @@ An adapter adds ``scale * (x A^T) B^T`` to some products. Its rows of the flatte
 adapter costs two thin products more, and rows without one nothing. Read from PEFT's directories. The products are
 torch's: a model with adapters runs in torch's operators.
 
-Adapters may come and go while the model runs. The engine holds each under a key made of its name and its contents, so
+The engine holds each under a key made of its name and its contents, so
 that nothing of one is taken for another's: neither keys and values in kept blocks, nor requests that still run.
 """
 
@@ -80,15 +80,15 @@ class AdapterFiles:
         return f"{name}@{digest.hexdigest()[:16]}"
 
 
-def read_adapter(path: Path | str, *, max_nbytes: int | None = None) -> AdapterFiles:
+def read_adapter(path: Path | str) -> AdapterFiles:
     """Read the adapter in directory ``path``; nothing of it is checked yet.
 
     Raises:
-        InvalidInputError: a file is missing, is no regular file, cannot be read, or is larger than ``max_nbytes``.
+        InvalidInputError: a file is missing, is no regular file, or cannot be read.
     """
     where = Path(path).expanduser()
     contents = {}
-    for name, most in ((CONFIG_FILE, MAX_JSON_NBYTES), (WEIGHTS_FILE, max_nbytes)):
+    for name, most in ((CONFIG_FILE, MAX_JSON_NBYTES), (WEIGHTS_FILE, None)):
         with readable(where / name):
             if not (where / name).is_file():
                 raise InvalidInputError(f"{where} is no PEFT adapter: it has no {name}")
@@ -112,11 +112,7 @@ class AdaptedDecoder:
         >>> AdaptedDecoder(load_model(path, backend="torch").model, {"pirate": "adapters/pirate"})  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        decoder: DecoderModel,
-        adapters: Mapping[str, Path | str | AdapterFiles],
-    ) -> None:
+    def __init__(self, decoder: DecoderModel, adapters: Mapping[str, Path | str | AdapterFiles]) -> None:
         if not isinstance(decoder, Decoder):
             raise InvalidInputError(f"adapters go on a decoder in torch's operators, not on a {type(decoder).__name__}")
         if decoder.config.recurrent is not None:
@@ -137,24 +133,16 @@ class AdaptedDecoder:
         return self._keys
 
     def add(self, key: str, files: AdapterFiles) -> None:
-        """Add an adapter; from any thread, while the model runs. A key that is there stays as it is.
+        """Add an adapter.
 
         Raises:
             InvalidInputError: it does not fit the model, or is damaged; nothing of it is added.
         """
-        if key in self._keys:
-            return
         with readable(files.source):
             made = _fitted(files, self._products, self.decoder)
         for linear, parts in made.items():
             linear.parts[key] = parts
         self._keys |= {key}
-
-    def remove(self, key: str) -> None:
-        """Forget an adapter that no request uses any more; from any thread."""
-        self._keys -= {key}
-        for product in self._products.values():
-            product.linear.parts.pop(key, None)
 
     @property
     def module(self) -> Decoder:

@@ -7,14 +7,11 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import count
 
-from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.errors import ServingError
 from mlsys_core.loop import FinishReason
-from mlsys_orca.engine import wire
 from mlsys_orca.engine.client import EngineClient, EngineConfig, EngineCounts, EngineShape, Recoveries
 from mlsys_orca.engine.fleet.listeners import Listeners
 from mlsys_orca.engine.fleet.replica import Replica, summed
@@ -22,7 +19,6 @@ from mlsys_orca.engine.fleet.routing import chain_of, choose
 from mlsys_orca.engine.streams import EngineStats, Streams
 from mlsys_orca.engine.watching.remote import RemoteScore
 from mlsys_orca.engine.worker_channel import WorkerChannel
-from mlsys_orca.model.adapters import AdapterFiles
 from mlsys_orca.scheduling.batch import GenerationRequest
 from mlsys_serving.processes import Boxes, Death, SupervisorLink
 from mlsys_serving.processes.workers import Workers
@@ -71,7 +67,6 @@ class Fleet:
             on_death=self._on_death,
             on_gave_up=self._on_gave_up,
         )
-        self._adapters = WorkerAdapters()
         self._hung: set[int] = set()  # workers that were killed since an iteration took too long
         self._watcher: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -123,29 +118,6 @@ class Fleet:
         loads = [replica.load(chain) for replica in self.replicas]
         return self.replicas[choose(loads, max_batch_size=self._max_batch_size)]
 
-    # --- adapters
-
-    async def load_adapter(self, command: wire.LoadAdapter) -> None:
-        """Have all workers, and those to come, know an adapter.
-
-        Raises:
-            InvalidInputError: it does not fit the model.
-        """
-        await self._adapters.load(command, self._all_workers())
-
-    def unload_adapter(self, key: str) -> None:
-        """Have all workers forget an adapter, also one of the start."""
-        self._adapters.unload(key, self._all_workers())
-
-    def _all_workers(self) -> list[WorkerChannel]:
-        return [*self._workers.standbys, *(replica.worker for replica in self.replicas if replica.worker is not None)]
-
-    def _on_adapter_loaded(self, worker: WorkerChannel, report: wire.AdapterLoaded) -> None:
-        if not self._adapters.on_loaded(worker, report):
-            _log.error("worker %d cannot load an adapter that the others have: %s", worker.number, report.error)
-            with suppress(OSError):
-                self._link.kill(worker.number)
-
     # --- life
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -182,11 +154,7 @@ class Fleet:
 
     def _connect(self, number: int, pid: int, end: socket.socket) -> WorkerChannel:
         assert self._loop is not None
-        worker = WorkerChannel(
-            number, pid, end, self._loop, on_closed=self._on_closed, on_adapter=self._on_adapter_loaded
-        )
-        self._adapters.greet(worker)
-        return worker
+        return WorkerChannel(number, pid, end, self._loop, on_closed=self._on_closed)
 
     def _promote(self) -> None:
         """Have standbys serve where a worker is missing; who has waited longest comes first."""
@@ -197,7 +165,6 @@ class Fleet:
 
     def _on_closed(self, worker: WorkerChannel) -> None:
         """Note that a worker's socket is closed: it is dead, and the supervisor will tell of what."""
-        self._adapters.on_closed(worker)
         self._workers.leave_out(worker)
         for replica in self.replicas:
             if replica.worker is worker:
@@ -241,75 +208,6 @@ class Fleet:
             other = self._replica_for(live.request)
             other.ledger.adopt(live)
             other.submit(live)
-
-
-@dataclass(slots=True)
-class _Loading:
-    """An adapter on its way to the workers."""
-
-    waiting: set[int]  # numbers of workers that have not answered
-    error: str | None = None
-    is_done: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def answered(self, number: int, error: str | None) -> None:
-        self.waiting.discard(number)
-        self.error = self.error or error
-        if not self.waiting or self.error is not None:
-            self.is_done.set()
-
-
-class WorkerAdapters:
-    """Contents of all adapters that workers must be told of. Used from one event loop."""
-
-    def __init__(self) -> None:
-        self._commands: dict[str, wire.LoadAdapter] = {}
-        self._loading: dict[str, _Loading] = {}
-
-    def greet(self, worker: WorkerChannel) -> None:
-        """Tell a new worker of all of them, before anything else."""
-        for command in self._commands.values():
-            worker.send(command)
-
-    async def load(self, command: wire.LoadAdapter, workers: Iterable[WorkerChannel]) -> None:
-        """Have all workers know an adapter; return when they do.
-
-        A worker that dies meanwhile is not waited for: who follows it is told before it has requests.
-
-        Raises:
-            InvalidInputError: one cannot; none has it then.
-        """
-        told = list(workers)
-        loading = self._loading[command.key] = _Loading({worker.number for worker in told})
-        self._commands[command.key] = command
-        for worker in told:
-            worker.send(command)
-        try:
-            if told:
-                await loading.is_done.wait()
-        finally:
-            del self._loading[command.key]
-        if loading.error is not None:
-            self.unload(command.key, told)
-            raise InvalidInputError(loading.error)
-
-    def unload(self, key: str, workers: Iterable[WorkerChannel]) -> None:
-        """Have all workers forget an adapter."""
-        self._commands.pop(key, None)
-        for worker in workers:
-            worker.send(wire.UnloadAdapter(key))
-
-    def on_loaded(self, worker: WorkerChannel, report: wire.AdapterLoaded) -> bool:
-        """Note a worker's answer; return False if the worker cannot have what all others have."""
-        loading = self._loading.get(report.key)
-        if loading is not None:
-            loading.answered(worker.number, report.error)
-            return True
-        return report.error is None or report.key not in self._commands
-
-    def on_closed(self, worker: WorkerChannel) -> None:
-        """Wait no more for a worker that is dead."""
-        for loading in self._loading.values():
-            loading.answered(worker.number, None)
 
 
 _LOOK_S = 0.002  # between two looks if a worker serves
@@ -358,12 +256,6 @@ class RemoteEngine(EngineClient):
             if self._fleet.failure is not None:
                 raise ServingError("no worker could be started") from self._fleet.failure
             await asyncio.sleep(_LOOK_S)
-
-    async def _install(self, key: str, files: AdapterFiles) -> None:
-        await self._fleet.load_adapter(wire.LoadAdapter(key, files.source, files.config, files.weights))
-
-    async def _drop(self, key: str) -> None:
-        self._fleet.unload_adapter(key)
 
     def close(self) -> None:
         """Stop: unfinished requests are cancelled. Idempotent; from any thread."""
