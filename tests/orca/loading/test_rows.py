@@ -79,7 +79,7 @@ def test_auto_is_the_same_wherever_a_model_is_loaded(
             assert loaded.rows is not None
             found |= {loaded.rows.form, loaded.model.activations}
             assert (loaded.model.num_integer_products > 0) == (loaded.rows.form == "int8")
-        shard: Any = load_shard(path, Placement(stage=1, num_stages=2), **options)
+        shard: Any = load_shard(path, Placement(stage=1, num_stages=2), dtype=dtype)
         return found | {shard._decoder.activations}
 
     assert forms("bf16") == {"float"}

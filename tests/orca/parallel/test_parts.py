@@ -62,7 +62,8 @@ def test_options_that_a_divided_model_has_not_are_refused() -> None:
 def test_a_model_with_an_encoder_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"d_model": 64, "d_kv": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 99}
-    transformers.T5Config(decoder_start_token_id=0, **sizes).save_pretrained(tmp_path)
+    config = transformers.T5Config(decoder_start_token_id=0, **sizes)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
     vocab = {f"t{token_id}": token_id for token_id in range(99)}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "t0")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(InvalidInputError, match="an encoder beside its decoder runs in one process"):
