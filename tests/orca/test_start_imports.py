@@ -14,7 +14,7 @@ _SOURCE = Path(mlsys_orca.__file__).parents[1]
 def test_a_server_of_a_whole_model_imports_no_machinery_of_divided_ones() -> None:
     found = _closure("mlsys_orca.api.supervised")
     assert {
-        "mlsys_orca.model.families",
+        "mlsys_orca.model.decoder",
         "mlsys_orca.api.service",
         "mlsys_orca.engine.worker",
         "mlsys_orca.backends.native.decoder",
