@@ -152,8 +152,12 @@ AREAS = {
             "tests/windtunnel/converters",
             "test_linear test_scale test_svm test_decompose test_discriminant test_naive_bayes test_trees_sklearn "
             "test_trees_ensembles",
+        )
+        + ("tests/oracles/windtunnel_estimators/test_oracle.py",),
+        (
+            *_paths("tests/windtunnel", "conftest converters/conftest"),
+            *_paths("tests/oracles/windtunnel_estimators", "compare compose estimators facade inputs sources"),
         ),
-        _paths("tests/windtunnel", "conftest converters/conftest"),
         skip="exported or loaded",
     ),
 }

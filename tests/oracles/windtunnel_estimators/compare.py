@@ -120,6 +120,7 @@ def _is_own_fault(error: Exception) -> bool:
         "Buffer dtype mismatch",  # KMeans, fitted on float64 and given float32
         "'coo_matrix' object is not subscriptable",  # IncrementalPCA
         "ufunc 'erf' not supported for the input types",  # GaussianProcessClassifier, given long doubles
+        "assignment destination is read-only",  # PowerTransformer, given a frame of nullable columns
         "Dtype of A and B must be the same",  # SparseRandomProjection(dense_output=True), given sparse float32
     )
     return any(fault in str(error) for fault in faults)
@@ -135,7 +136,9 @@ def _in_float64(x: Any) -> Any:
     try:
         return x.astype(np.float64) if hasattr(x, "astype") else np.asarray(x, np.float64)
     except (TypeError, ValueError, OverflowError):
-        return None
+        labels = getattr(x, "columns", ())
+        numbers = [name for name, dtype in zip(labels, dtypes, strict=False) if getattr(dtype, "kind", "O") in "iuf"]
+        return x.astype(dict.fromkeys(numbers, np.float64)) if numbers else None
 
 
 def _difference(got: Any, wanted: Any) -> str:

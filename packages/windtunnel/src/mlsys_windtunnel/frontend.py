@@ -142,8 +142,10 @@ class Frontend:
         )
 
     def _read_columns(self) -> tuple[int, ...] | None:
-        """Return the indices of the columns that the frontier reads, each once; None: all."""
-        if not self._is_by_column or any(value.reads == (self._input,) for value in self.frontier):
+        """Return the indices of the columns that are read, each once; None: all."""
+        if not self._is_by_column:
+            return self.rules.selected_columns
+        if any(value.reads == (self._input,) for value in self.frontier):
             return None
         return tuple(dict.fromkeys(column for value in self.frontier for column in value.columns or ()))
 

@@ -26,8 +26,11 @@ class InputRules:
     estimator: str = "the pipeline"  # what looks at the table first, for messages
     number_columns: tuple[int, ...] = ()  # that hold numbers as such: a function of numpy's fails on objects
     reads_by_name: bool = False  # columns are looked up by name: others may stand among them, in any order
+    reads_as_given: bool = False  # a function of the user's own takes any frame, as it is
+    selected_columns: tuple[int, ...] | None = None  # the others need not be there; None: all are read
     needs_names: bool = False  # columns were chosen by name, so an array is refused
     objects: Objects = "any"  # what may be among objects, beside numbers
+    object_columns: tuple[int, ...] | None = None  # where this holds; None: in all
     takes_sparse: bool = False
     dense_answers: tuple[str, ...] = ()  # methods that take none all the same
     takes_sparse_nan: bool = False  # missing values in what is sparse
@@ -146,7 +149,10 @@ def check_kind(x: Any, rules: InputRules, names: Sequence[str] | None = None) ->
         _check_categories(x, rules, names)
     if rules.passed_columns and is_frame(x):
         _check_passed(x, rules, names)
-    if rules.objects != "any" and _has_objects(x, rules.objects):
+    looked_at = x
+    if rules.object_columns is not None and names and is_frame(x):
+        looked_at = x[[names[index] for index in rules.object_columns if names[index] in x]]
+    if rules.objects != "any" and _has_objects(looked_at, rules.objects):
         raise InvalidInputError(
             f"{rules.estimator} takes columns of int, float or bool, not of objects or of Arrow: convert your "
             "data to numeric values, as x.astype(float) does"

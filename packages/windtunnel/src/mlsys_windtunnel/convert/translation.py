@@ -320,6 +320,7 @@ def _simple_imputer(estimator: Any) -> Filler | None:
         values=tuple(values[index] for index in kept),
         is_of_numbers=kind != "O",
         takes_all_missing=takes_all,
+        reads_numbers=estimator.strategy in ("mean", "median"),
         refuses_none=marker is not None and makes_frames(estimator),
     )
 

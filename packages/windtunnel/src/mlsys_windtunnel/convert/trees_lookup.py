@@ -96,11 +96,9 @@ def numbers(cells: npt.NDArray[Any], column: int) -> npt.NDArray[np.float64]:
     """Return a column's numbers, NaN where it is missing.
 
     Raises:
-        InvalidInputError: it holds text.
+        InvalidInputError: it holds text, or pandas' NA as an object.
     """
     try:
-        if cells.dtype == object:
-            cells = np.where(np.frompyfunc(is_missing, 1, 1)(cells).astype(bool), np.nan, cells)
         return cells.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"column {column}: text where numbers belong ({error})") from error

@@ -29,6 +29,7 @@ class Filler:
     values: tuple[Cell, ...]  # what fills each of them
     is_of_numbers: bool  # the source was fitted on numbers
     takes_all_missing: bool = False  # None and pandas' NA are filled as NaN is
+    reads_numbers: bool = False  # texts that spell numbers and truth values are numbers, as means are computed of
     refuses_none: bool = False  # of a source that hands frames on, in which None becomes NaN if a text stands beside it
 
     def transform(self, table: Any) -> npt.NDArray[Any]:
@@ -42,11 +43,12 @@ class Filler:
         if not self.is_of_numbers and not self.takes_all_missing and _has_nullable_gaps(table):
             raise InvalidInputError("the input holds pandas' NA in a nullable column: boolean value of NA is ambiguous")
         cells = _cells(table)
-        if self.is_of_numbers:
+        if self.is_of_numbers and not self.reads_numbers:
             if not is_polars(table) and np.asarray(table).dtype.kind == "b":
                 raise InvalidInputError("SimpleImputer does not support data with dtype bool; give numbers")
             if cells.dtype == object and any(isinstance(cell, str) for cell in cells.flat):
                 raise InvalidInputError("the imputer's input: text where numbers belong, even if it spells numbers")
+        if self.is_of_numbers:
             cells = numbers(cells if cells.dtype != object else table, "the imputer's input")
         if cells.dtype.kind == "f" and np.isinf(cells).any():
             raise InvalidInputError("Input X contains infinity, which SimpleImputer refuses; drop those rows")

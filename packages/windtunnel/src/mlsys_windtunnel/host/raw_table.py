@@ -88,8 +88,8 @@ class NamedTable:
             self._columns = {name: x[name].to_numpy() for name in names if name in x.columns}
         else:
             self._columns = x if self._is_mapping or self._shape[0] > FEW_ROWS else _arrays_by_name(x)
-        wanted = names if read is None else [names[index] for index in read]
-        self._cells = {name: self._checked(name) for name in wanted}
+        self._wanted = names if read is None else [names[index] for index in read]
+        self._cells = {name: self._checked(name) for name in self._wanted}
 
     def numbers(self, indices: Sequence[int] | None, name: str) -> Floats:
         """Return some columns, or all, as float64; see :func:`numbers`."""
@@ -128,7 +128,7 @@ class NamedTable:
         try:
             cells = self._columns[name]
         except KeyError:
-            missing = [name for name in self._names if name not in self._columns]
+            missing = [name for name in self._wanted if name not in self._columns]
             raise InvalidInputError(
                 f"the input lacks the columns {missing}; the pipeline was fitted on {list(self._names)}"
             ) from None
@@ -149,15 +149,18 @@ class NamedTable:
 
     @property
     def whole(self) -> Any:
-        """A DataFrame of the pipeline's columns."""
-        columns = {name: self._cells[name] if name in self._cells else self._checked(name) for name in self._names}
-        if is_polars(self._x):
-            return self._x.select(list(self._names))
-        if not self._is_mapping:
-            return self._x[list(self._names)]
-        import pandas as pd
+        """A DataFrame of the pipeline's columns; those that are not there are missing in each row."""
+        names, frame = list(self._names), self._x
+        cells = {name: self._cells.get(name) for name in names if name in self._columns}
+        cells = {name: self._checked(name) if column is None else column for name, column in cells.items()}
+        absent = [name for name in names if name not in cells]
+        if is_polars(frame):
+            return frame.with_columns(**dict.fromkeys(absent)).select(names)
+        if self._is_mapping:
+            import pandas as pd
 
-        return pd.DataFrame(columns)
+            frame = pd.DataFrame(cells)
+        return frame.reindex(columns=names) if absent else frame[names]
 
 
 def _length(column: Any) -> int:
@@ -189,9 +192,13 @@ def stored_cells(table: Any) -> Floats:
 
 
 def raw(table: Table) -> npt.NDArray[Any]:
-    """Return a table as a dense array."""
+    """Return a table as a dense array; what is missing in a frame's nullable numbers is NaN, and no object."""
     if hasattr(table, "toarray"):
         table = table.toarray()
+    elif hasattr(table, "iloc") and hasattr(table, "columns"):
+        nullable = [name for name, dtype in table.dtypes.items() if not isinstance(dtype, np.dtype)]
+        numbers = [name for name in nullable if getattr(table[name].dtype, "kind", "O") in "iufb"]
+        table = table.astype(dict.fromkeys(numbers, "float64")) if numbers else table
     array: npt.NDArray[Any] = np.asarray(table)
     return array
 

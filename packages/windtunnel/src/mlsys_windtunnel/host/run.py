@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.checks.table import is_sparse
+from mlsys_windtunnel.checks.table import is_frame, is_sparse
 from mlsys_windtunnel.host.raw_table import Table, is_polars, raw, stored_cells
 from mlsys_windtunnel.parse.graph import Kind, Operator
 from mlsys_windtunnel.parse.questions import labels_of
@@ -22,10 +22,7 @@ def run(operator: Operator, inputs: list[Table]) -> Table:
         InvalidInputError: the source's own code refuses them.
     """
     if operator.kind is Kind.SELECT:
-        columns = list(operator.columns or ())
-        table = _array(inputs[0]) if operator.drops_names else inputs[0]
-        wanted = columns[0] if operator.is_flat else columns
-        return table.iloc[:, wanted] if hasattr(table, "iloc") else table[:, wanted]
+        return _selected(operator, _array(inputs[0]) if operator.drops_names else inputs[0])
     if operator.kind is Kind.CONCATENATE:
         if operator.output.is_sparse is not False and any(map(is_sparse, inputs)):
             from scipy.sparse import hstack  # type: ignore[import-untyped]
@@ -46,6 +43,19 @@ def run(operator: Operator, inputs: list[Table]) -> Table:
             axis=1,
         )
     return _source(operator, operator.estimator.transform, table)  # type: ignore[attr-defined]
+
+
+def _selected(operator: Operator, table: Table) -> Table:
+    """Return some columns of a table: by name where its source looks them up so."""
+    is_by_name = operator.labels is not None and is_frame(table)
+    columns: list[Any] = list((operator.labels if is_by_name else operator.columns) or ())
+    wanted = columns[0] if operator.is_flat else columns
+    try:
+        if is_by_name:
+            return table[wanted]
+        return table.iloc[:, wanted] if hasattr(table, "iloc") else table[:, wanted]
+    except (IndexError, KeyError) as error:
+        raise InvalidInputError(f"{operator.name}: columns are missing: {error}") from error
 
 
 def _source(operator: Operator, function: Callable[[Table], Any], table: Table) -> Any:

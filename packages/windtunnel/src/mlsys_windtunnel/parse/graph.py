@@ -69,6 +69,7 @@ class Operator:
     source: str | None = None  # the estimator's class, "sklearn.preprocessing.StandardScaler"; None: no estimator
     size: FittedSize = FittedSize()
     columns: tuple[int, ...] | None = None  # SELECT: indices in the input
+    labels: tuple[str, ...] | None = None  # SELECT: their names, by which it is done in a frame that a step made
     weight: float | None = None  # SCALE: the constant
     drops_names: bool = False  # SELECT: what is selected becomes an array, as the meta-estimator hands it on
     is_flat: bool = False  # SELECT: one column as [rows], which is how tokenisers take it, not as a table of one column

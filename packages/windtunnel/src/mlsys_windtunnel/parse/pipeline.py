@@ -55,7 +55,9 @@ def parse_pipeline(estimator: object) -> PipelineGraph:
         columns=None if names is None else tuple(map(str, names)),
         operators=tuple(parser.operators),
         output=output,
-        rules=replace(rules_of(estimator, source, parser.operators), passed_columns=tuple(sorted(parser.passed))),
+        rules=replace(
+            rules_of(estimator, source, parser.operators, parser.framed), passed_columns=tuple(sorted(parser.passed))
+        ),
         features=parser.features,
         features_are_deep=parser.features_are_deep,
         composites=parser.composites,
@@ -72,6 +74,7 @@ class _Parser:
         self._is_settled = False
         self.composites: dict[str, tuple[Value, object]] = {}
         self.passed: set[int] = set()  # columns of the input that go into an array as they are
+        self.framed: dict[str, tuple[int, ...]] = {}  # by value, a frame: columns of the input that it has as they are
         self._names = {"input"}
         self._answers: dict[tuple[int, str, tuple[str, ...]], Value] = {}
 
@@ -132,22 +135,27 @@ class _Parser:
         columns_of: dict[str, Any] = (
             estimator._transformer_to_input_indices
         )  # scikit-learn keeps the resolved columns here
-        branches = []
+        branches: list[Value] = []
+        passed: list[int] = []
         for name, part, wanted in estimator.transformers_:
             columns = tuple(int(index) for index in columns_of[name])
             if part == "drop" or not columns:
                 continue
             branch = join(path, name)
-            if source.name == "input" and (part is None or passes(part)) and not makes_frames(estimator):
-                self.passed.update(columns)
-            is_flat = isinstance(wanted, str | Integral)  # "text", not ["text"]
-            selected = self.add(
-                join(branch, "select"), Kind.SELECT, (source,), len(columns), columns=columns, is_flat=is_flat
-            )
+            if source.name == "input" and (part is None or passes(part)):
+                passed += columns
+            fields: dict[str, Any] = {"columns": columns, "is_flat": isinstance(wanted, str | Integral)}  # "text"
+            if source.name != "input" and hasattr(estimator, "feature_names_in_"):
+                fields["labels"] = tuple(map(str, estimator.feature_names_in_[list(columns)]))
+            selected = self.add(join(branch, "select"), Kind.SELECT, (source,), len(columns), **fields)
             value = self.parse(part, selected, branch, is_last=False)
             branches.append(self._weighted(estimator, name, value, path))
         value = self._concatenate(branches, source, path)
         value = self._made_by(estimator, value, source)
+        if makes_frames(estimator):
+            self.framed[value.name] = tuple(passed)
+        else:
+            self.passed.update(passed)
         return value if getattr(estimator, "sparse_output_", False) else replace(value, is_sparse=False)
 
     def _made_by(self, estimator: Any, value: Value, source: Value) -> Value:

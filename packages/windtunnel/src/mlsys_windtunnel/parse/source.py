@@ -6,7 +6,7 @@ both hold is shown by ``tests/oracles/windtunnel_estimators``, which compares ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -164,26 +164,31 @@ def _farthest(estimator: Any, source: str) -> float | None:
     return _FAR * (1.0 + float(np.nan_to_num(np.abs(points)).max()))
 
 
-def rules_of(estimator: Any, source: Value, operators: Iterable[Operator]) -> InputRules:
+def rules_of(
+    estimator: Any, source: Value, operators: Iterable[Operator], framed: Mapping[str, tuple[int, ...]]
+) -> InputRules:
     """Return the tables that a fitted pipeline takes.
 
     Args:
         estimator: The pipeline.
         source: Its input in the graph.
         operators: The graph's.
+        framed: By value that is a frame: columns of the input that it has as they are.
     """
     operators = list(operators)
     readers = [operator for operator in operators if operator.estimator is not None]
     by_name, needs_names = _names_rule(estimator)
+    looks = [part for part in readers if part.source in _OBJECTS and part.inputs[0].name in {source.name, *framed}]
     takes_sparse, unstored_is_missing = _sparse_rules(source, operators) if readers else (False, False)
     return InputRules(
         estimator=_name(readers[0].estimator) if readers else type(estimator).__name__,
         number_columns=_number_columns(source, operators),
         reads_by_name=by_name,
+        reads_as_given=_is_own(outermost(estimator)),
         needs_names=needs_names,
-        objects=next(
-            (_OBJECTS[part.source] for part in readers if source in part.inputs and part.source in _OBJECTS), "any"
-        ),
+        selected_columns=_selected_columns(source, operators),
+        objects=_OBJECTS[looks[0].source] if looks else "any",
+        object_columns=framed.get(looks[0].inputs[0].name) if looks else None,
         takes_sparse=takes_sparse,
         category_columns=next(
             (
@@ -199,6 +204,19 @@ def rules_of(estimator: Any, source: Value, operators: Iterable[Operator]) -> In
         unstored_is_missing=unstored_is_missing,
         takes_sparse_nan=takes_sparse and not any((part.source or "").startswith(_TREES) for part in readers),
     )
+
+
+def _is_own(estimator: Any) -> bool:
+    """Return whether this is a function of the user's own, which is given what the source is given."""
+    return is_function(estimator) and estimator.func is not None and not name_of_function(estimator.func)
+
+
+def _selected_columns(source: Value, operators: list[Operator]) -> tuple[int, ...] | None:
+    """Return the columns of the input that are selected from it; None where an estimator reads all of it."""
+    readers = [each for each in operators if source in (*each.inputs, *checked_values(each))]
+    if any(each.kind is not Kind.SELECT for each in readers):
+        return None
+    return tuple(sorted({column for each in readers for column in each.columns or ()}))
 
 
 def _names_rule(estimator: Any) -> tuple[bool, bool]:
@@ -276,8 +294,11 @@ def makes_sparse(kind: Kind, inputs: Iterable[Value], estimator: Any) -> bool | 
     if kind is not Kind.TRANSFORM:
         return None if kind is Kind.SCALE and state else state
     source = known_name(type(estimator))
-    is_own = is_function(estimator) and estimator.func is not None and not name_of_function(estimator.func)
-    if is_own or not source.startswith(("sklearn.", "mlsys_windtunnel.")) or source.endswith("NeighborsTransformer"):
+    if (
+        _is_own(estimator)
+        or not source.startswith(("sklearn.", "mlsys_windtunnel."))
+        or source.endswith("NeighborsTransformer")
+    ):
         return None
     if state is not False:
         return state if source.startswith(_KEEPS_CELLS) else False if source.startswith(_MAKES_DENSE) else None
