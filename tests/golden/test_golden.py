@@ -41,17 +41,6 @@ def test_pipelines_of_windtunnel(release: Path, form: str, name: str):
     np.testing.assert_allclose(answers_of(loaded(release / "windtunnel", form, name)), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_folders_of_version_3(name: str):
-    """Version 3 names types and fields by names of their own, so a rename here must leave these files readable."""
-    from mlsys_windtunnel.export.artifact import load
-
-    folder = HERE / "folders-3"
-    assert json.loads((folder / name / "graph.json").read_text())["version"] == 3
-    expected = json.loads((folder / "answers.json").read_text())[name]
-    np.testing.assert_allclose(answers_of(load(folder / name)), expected, rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
 def test_a_loaded_folder_can_be_trained_further(release: Path):
     import torch

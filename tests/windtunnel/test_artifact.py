@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import shutil
 import subprocess
 import sys
 import types
@@ -21,7 +19,6 @@ from lightgbm import LGBMClassifier
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.export.artifact import GRAPH_FILE, TENSORS_FILE, load, save
-from mlsys_windtunnel.export.names import RENAMED
 from mlsys_windtunnel.export.plain import Reader, Writer
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.linear.linear import Affine
@@ -32,10 +29,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, RANSACReg
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder, StandardScaler
 
-from tests.golden.make import rows
-
 rng = np.random.default_rng(0)
-GOLDEN = Path(__file__).parents[1] / "golden" / "0.1.0" / "windtunnel" / "logistic"
 FRAME = pd.DataFrame(
     {
         "a": rng.normal(size=80),
@@ -222,40 +216,6 @@ def test_a_wrong_graph_is_refused(artifact: Path, change: Callable[[Any], Any], 
     (artifact / GRAPH_FILE).write_text(json.dumps(changed))
     with pytest.raises(InvalidInputError, match=says):
         load(artifact)
-
-
-def test_a_file_from_before_modules_moved_is_read(tmp_path: Path):
-    """Files of version 2 name classes by module, and some of those modules have moved."""
-    artifact = Path(shutil.copytree(GOLDEN, tmp_path / "artifact"))
-    today = load(artifact).predict_proba(rows())
-    text = (artifact / GRAPH_FILE).read_text()
-    for old, new in RENAMED.items():
-        text = text.replace(f'"{new}:', f'"{old}:')
-    assert '"mlsys_windtunnel.modules.linear:' in text
-    assert ".linear.linear:" not in text
-    (artifact / GRAPH_FILE).write_text(text)
-    np.testing.assert_array_equal(load(artifact).predict_proba(rows()), today)
-
-
-@pytest.mark.parametrize("takes_categories", [True, False])
-def test_a_file_with_the_former_rule_for_categories_is_read(tmp_path: Path, takes_categories: bool):
-    frame = FRAME[["a", "b"]]
-    path = save(translate(LGBMClassifier(n_estimators=3, verbose=-1).fit(frame, LABELS)), tmp_path / "artifact")
-    today = load(path).predict_proba(frame)
-    graph = json.loads((path / GRAPH_FILE).read_text())
-    rules = graph["frontend"]["state"]["rules"]["state"]
-    del rules["category_columns"], rules["labels_are_names"]
-    rules["takes_categories"] = takes_categories
-    (path / GRAPH_FILE).write_text(json.dumps(graph))
-    np.testing.assert_array_equal(load(path).predict_proba(frame), today)
-    if not takes_categories:
-        with pytest.raises(InvalidInputError, match="categorical features do not match"):
-            load(path).predict_proba(frame.assign(b=frame.b.astype("category")))
-
-
-@pytest.mark.parametrize("module", RENAMED.values())
-def test_where_modules_moved_to_there_is_a_module(module: str):
-    assert importlib.util.find_spec(module)
 
 
 @pytest.mark.parametrize("name", ["forward", "_parameters", "_forward_hooks", "__class__"])

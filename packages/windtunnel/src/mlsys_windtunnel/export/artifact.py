@@ -35,7 +35,6 @@ from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
 from mlsys_windtunnel.modules.tree.trees import Trees
 
 FORMAT, VERSION = "mlsys-windtunnel", 3
-READABLE = (2, VERSION)  # version 2 has paths of classes and private attributes; see ``names.py``
 MOST_COLUMNS = 1 << 20  # of raw rows and of the packed table: a folder must not ask for memory without end
 GRAPH_FILE, TENSORS_FILE = "graph.json", "tensors.safetensors"
 
@@ -127,10 +126,9 @@ def refuse_fallbacks(frontend: Frontend, advice: str) -> None:
 def _check_header(graph: Any, data: bytes, path: Path) -> None:
     if not isinstance(graph, dict) or graph.get("format") != FORMAT:
         raise InvalidInputError(f"{path / GRAPH_FILE} is not of the format {FORMAT}")
-    if graph.get("version") not in READABLE:
+    if graph.get("version") != VERSION:
         raise InvalidInputError(
-            f"{path / GRAPH_FILE} is of version {graph.get('version')!r}; this program reads version {VERSION} and "
-            f"older ones from {READABLE[0]}"
+            f"{path / GRAPH_FILE} is of version {graph.get('version')!r}; this program reads version {VERSION}"
         )
     check_schema(graph, "graph", path / GRAPH_FILE)
     if graph.get("sha256") != hashlib.sha256(data).hexdigest():

@@ -21,7 +21,7 @@ from mlsys_windtunnel.module import METHODS, ROWS_PER_CHUNK
 from mlsys_windtunnel.modules.ties import UndecidedError
 
 FORMAT, VERSION = "mlsys-windtunnel-program", 3
-READABLE = (2, VERSION)
+
 MAIN = "main"  # the name of what forward answers
 TIES = "undecided"  # of what tells rows that tie, see ``modules/ties.py``: [rows] bool
 
@@ -102,7 +102,7 @@ def restore(description: str, program: Program, path: Path) -> ExportedPipeline:
     """
     try:
         fields = json.loads(description)
-        if fields["format"] != FORMAT or fields["version"] not in READABLE:
+        if fields["format"] != FORMAT or fields["version"] != VERSION:
             raise ValueError(f"format {fields['format']!r}, version {fields['version']!r}")
         check_schema(fields, "program", path)
         if fields["foreign"]:

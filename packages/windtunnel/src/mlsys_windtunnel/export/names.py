@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from importlib import resources
-from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 
@@ -97,90 +96,3 @@ def field_name(name: str, attribute: str) -> str:
 def attribute_of(name: str, field: str) -> str:
     """Return the attribute that files call ``field``."""
     return _FIELDS.get(name, {}).get(field, field)
-
-
-_MOVED = {
-    "backends.soft": {
-        **{f"soft.{name}": name for name in ("native", "options", "plan", "trees")},
-        **dict.fromkeys(("soft.columns", "backends.soft.columns"), "trees"),
-    },
-    "convert": {"converters.trees_lookup": "trees_lookup"},
-    "finetune": {"soft.residual": "residual"},
-    "host": {"lookup": "lookup", "host.words": "fill"},
-    "modules": {
-        "network": "network",
-        **dict.fromkeys(
-            ("modules.linear_native", "modules.tree_native", "modules.linear.native", "modules.tree.native"), "native"
-        ),
-    },
-    "modules.columns": {
-        **{f"modules.{name}": name for name in ("columns", "preprocess", "scale")},
-        **dict.fromkeys(
-            (f"modules.{old}" for old in ("impute", "columns.impute", "embedding", "columns.embedding")), "columns"
-        ),
-    },
-    "modules.combine": {
-        **{f"modules.{name}": name for name in ("calibrate", "combine", "multiclass")},
-        **dict.fromkeys(("modules.multioutput", "modules.combine.multioutput"), "multiclass"),
-        **dict.fromkeys(("modules.isotonic", "modules.combine.isotonic"), "calibrate"),
-        "modules.combine.beside": "combine",
-    },
-    "modules.kernel": {
-        **{f"modules.{name}": name for name in ("cluster", "covariance", "decompose", "kernels", "neighbors", "svm")},
-        "modules.kernel.centroid": "neighbors",
-        "modules.kernel.laplace": "covariance",
-        "modules.linear.latent": "decompose",
-    },
-    "modules.linear": {
-        **{f"modules.{name}": name for name in ("discriminant", "linear", "neural")},
-        **dict.fromkeys(("modules.factorization", "modules.linear.factorization"), "linear"),
-        **dict.fromkeys(
-            ("modules.naive_bayes", "modules.linear.naive_bayes", "modules.gaussians", "modules.kernel.gaussians"),
-            "discriminant",
-        ),
-    },
-    "modules.tree": {
-        "modules.trees": "trees",
-        **{f"modules.tree_{name}": name for name in ("bits", "ensemble", "heads", "layout", "walk")},
-        **dict.fromkeys(("modules.tree_codes", "modules.tree.codes", "modules.tree.linear_leaves"), "heads"),
-    },
-    "parse": {"graph": "graph"},
-}
-RENAMED = {
-    f"mlsys_windtunnel.{old}": f"mlsys_windtunnel.{folder}.{new}"
-    for folder, moved in _MOVED.items()
-    for old, new in moved.items()
-} | {  # to a plugin
-    "mlsys_windtunnel.modules.catboost": "mlsys_windtunnel_catboost.convert.heads",
-    "mlsys_windtunnel.modules.tree.catboost_heads": "mlsys_windtunnel_catboost.convert.heads",
-    "mlsys_windtunnel.convert.catboost_lookup": "mlsys_windtunnel_catboost.convert.lookup",
-    "mlsys_windtunnel.converters.catboost_lookup": "mlsys_windtunnel_catboost.convert.lookup",
-}
-
-
-def current_path(path: str) -> str:
-    """Return the path ``"package.module:Name"`` that ``path`` has today.
-
-    Example:
-        >>> current_path("mlsys_windtunnel.modules.trees:Trees")
-        'mlsys_windtunnel.modules.tree.trees:Trees'
-    """
-    module, colon, name = path.partition(":")
-    return f"{RENAMED.get(module, module)}{colon}{name}"
-
-
-def current_state(path: str, state: Any) -> Any:
-    """Return the fields that a record of the class ``path``, of today, has by its ``state`` in a file.
-
-    ``takes_categories`` became ``category_columns``: all columns of a frame may be of pandas' category, or none.
-
-    Example:
-        >>> current_state("mlsys_windtunnel.checks.table:InputRules", {"takes_categories": False})
-        {'category_columns': (), 'labels_are_names': False}
-    """
-    if path == "mlsys_windtunnel.host.fill:Words":  # its column and kind were for a loader of raw rows
-        return {name: value for name, value in state.items() if name not in ("column", "kind")}
-    if path != "mlsys_windtunnel.checks.table:InputRules" or "takes_categories" not in state:
-        return state
-    kept = {name: value for name, value in state.items() if name != "takes_categories"}
-    return kept | {"category_columns": None if state["takes_categories"] else (), "labels_are_names": False}

@@ -174,18 +174,14 @@ def _join(where: str, name: object) -> str:
 
 
 _SURROGATE = re.compile(r"\\ud[89a-f][0-9a-f]{2}")
-FIRST = 3  # version from which on the schema holds
 
 
 def check_schema(found: dict[str, Any], what: Literal["graph", "program"], path: Path) -> None:
-    """Look at a file's JSON; files older than the schema are not looked at here.
+    """Look at a file's JSON.
 
     Raises:
         InvalidInputError: It is none by the schema; the message names the place.
     """
-    version = found.get("version")
-    if isinstance(version, int) and version < FIRST:
-        return
     try:
         error = next(_validator(what).iter_errors(found), None)
     except UnicodeEncodeError:  # half a surrogate pair, which categories may have and the validator cannot read

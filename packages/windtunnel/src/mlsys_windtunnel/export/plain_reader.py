@@ -18,7 +18,7 @@ from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import ConverterSpec
 from torch import Tensor, nn
 
-from mlsys_windtunnel.export.names import attribute_of, current_path, current_state, path_of
+from mlsys_windtunnel.export.names import attribute_of, path_of
 
 MOST_ITEM_BYTES = 1 << 16
 PLUGIN = re.compile(r"mlsys_windtunnel_\w+")
@@ -113,7 +113,7 @@ class Reader:
         return self._tags[written[TAG]](written)
 
     def _module(self, written: dict[str, Any]) -> nn.Module:
-        kind = written.get("type", "")  # files before version 3 have a path, and attributes as Python called them
+        kind = written["type"]
         cls = self._class(_path(written), nn.Module)
         module: nn.Module = cls.__new__(cls)
         nn.Module.__init__(module)
@@ -133,8 +133,7 @@ class Reader:
     def _object(self, written: dict[str, Any]) -> Any:
         cls = self._class(_path(written), object)
         made = cls.__new__(cls)
-        state = _attributes(written.get("type", ""), self.read(written["state"]))
-        _fill(made, current_state(class_path(cls), state))
+        _fill(made, _attributes(written["type"], self.read(written["state"])))
         return made
 
     def _tensor(self, written: dict[str, Any]) -> Tensor:
@@ -177,7 +176,6 @@ class Reader:
 
     def _own(self, path: str, kind: type) -> Any:
         """Return the class or function that an allowed module defines under this path."""
-        path = current_path(path)
         module_name, _, name = path.partition(":")
         if not is_allowed(module_name, self._packages):
             plugin = PLUGIN.match(module_name)
@@ -198,8 +196,8 @@ class Reader:
 
 
 def _path(written: dict[str, Any]) -> str:
-    """Return the path of the class of a record: by its type, or as files before version 3 have it."""
-    return path_of(_checked(written["type"], str)) if "type" in written else written["class"]
+    """Return the path of the class of a record."""
+    return path_of(_checked(written["type"], str))
 
 
 def _attributes(kind: str, state: Any) -> Any:
