@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from lightgbm import LGBMRanker
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel import WindTunnelClassifier, fine_tune, translate
+from mlsys_windtunnel import WindTunnelClassifier, WindTunnelRegressor, fine_tune, translate, update
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -47,3 +48,16 @@ def test_the_estimator_refuses_in_fit_and_predict() -> None:
         for method in (model.predict, model.predict_proba):
             with pytest.raises(ValueError, match=words):
                 method(x)
+
+
+def test_nothing_but_a_loss_by_name_trains_a_ranker() -> None:
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 4
+    source = LGBMRanker(n_estimators=3, num_leaves=4, verbose=-1, min_child_samples=5).fit(x, y, group=[20] * 3)
+    module = translate(source)
+    for each in (module, translate(source.booster_)):
+        for refused in (lambda each=each: fine_tune(each, x, y, epochs=1), lambda each=each: update(each, x, y)):
+            with pytest.raises(InvalidInputError, match="ranks rows within queries"):
+                refused()
+    assert fine_tune(module, x, y, epochs=1, loss="squared_error").best_epoch == 1
+    with pytest.raises(InvalidInputError, match="LGBMRanker ranks rows within queries"):
+        WindTunnelRegressor(LGBMRanker()).fit(x, y)

@@ -13,7 +13,6 @@ from mlsys_core.lazy import lazy_exports
 if TYPE_CHECKING:
     from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.finetune.estimators import WindTunnelClassifier, WindTunnelRegressor
-    from mlsys_windtunnel.finetune.ranking import fine_tune_ranker
     from mlsys_windtunnel.finetune.tune import fine_tune
     from mlsys_windtunnel.finetune.update import UpdateOptions, update
     from mlsys_windtunnel.module import WindTunnelModule
@@ -33,7 +32,6 @@ __all__ = [
     "WindTunnelModule",
     "WindTunnelRegressor",
     "fine_tune",
-    "fine_tune_ranker",
     "load_estimator",
     "parse_pipeline",
     "translate",
@@ -45,7 +43,6 @@ __getattr__, __dir__ = lazy_exports(
     {
         "convert.translation": ["translate"],
         "finetune.estimators": ["WindTunnelClassifier", "WindTunnelRegressor"],
-        "finetune.ranking": ["fine_tune_ranker"],
         "finetune.tune": ["fine_tune"],
         "finetune.update": ["UpdateOptions", "update"],
         "module": ["WindTunnelModule"],

@@ -71,10 +71,7 @@ def row_loss(loss: str | RowLoss, head: PredictorModule) -> RowLoss:
 def refuse_ranker(head: PredictorModule, otherwise: str) -> None:
     """Raise InvalidInputError for a ranker, whose loss needs queries; ``otherwise`` says what else can be done."""
     if getattr(head, "ranks", False):
-        raise InvalidInputError(
-            "this pipeline ranks rows within queries, which LambdaRank's loss must be told: use "
-            f"fine_tune_ranker(module, X, y, qid), or {otherwise}"
-        )
+        raise InvalidInputError(f"this pipeline ranks rows within queries, which fine-tuning is not told: {otherwise}")
 
 
 def log_loss(margin: Tensor, target: Tensor) -> Tensor:

@@ -147,8 +147,7 @@ def refuse_ranker(source: Any) -> None:
         source = source.steps[-1][1]
     if (name := type(source).__name__).endswith("Ranker"):
         raise InvalidInputError(
-            f"{name} ranks rows within queries, which an estimator's fit is not told: fit it, and give its translation "
-            "to fine_tune_ranker"
+            f"{name} ranks rows within queries, which an estimator's fit is not told: fit it, and translate it"
         )
 
 

@@ -3,82 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
-from torch.nn import functional
 
 from mlsys_windtunnel.finetune.losses import is_classifier, log_loss
 from mlsys_windtunnel.modules.base import PredictorModule
 
 Floats = npt.NDArray[np.float64]
 RowScores = Callable[[Tensor, Tensor, Tensor], Floats]  # margins, targets, weights to [rows]
-MOST_PAIRS = 4_000_000  # compared at once
-
-
-def lambda_rank(margin: Tensor, target: Tensor) -> Tensor:
-    """Return the loss of each row, ``[rows]``.
-
-    The logistic losses of its pairs with less relevant rows of its query, each weighed by how far NDCG changes where
-    the two change places.
-    """
-    losses = torch.zeros(len(margin), dtype=margin.dtype, device=margin.device)
-    for rows, is_row in _tables(target[:, 1]):
-        score, gain = margin[rows, 0], (2.0 ** target[rows, 0].to(margin.dtype) - 1) * is_row
-        with torch.no_grad():
-            discount = _discounts(torch.where(is_row, score, -torch.inf))
-            best = _best(gain).clamp(min=1e-12)
-            change = (gain[:, :, None] - gain[:, None]) * (discount[:, :, None] - discount[:, None])
-            weight = change.abs() / best[:, None, None] * (gain[:, :, None] > gain[:, None])
-            weight = weight * (is_row[:, :, None] & is_row[:, None])
-        pairs = functional.softplus(score[:, None] - score[:, :, None]) * weight
-        losses = losses.index_add(0, rows[is_row], pairs.sum(dim=2)[is_row])
-    return losses
-
-
-def ndcg(margin: Tensor, target: Tensor) -> Tensor:
-    """Return the NDCG of each row's query, ``[rows]``; 1 where no row of a query is relevant."""
-    found = torch.ones(len(margin), dtype=torch.float64, device=margin.device)
-    for rows, is_row in _tables(target[:, 1]):
-        gain = (2.0 ** target[rows, 0].double() - 1) * is_row
-        score = torch.where(is_row, margin[rows, 0].double(), -torch.inf)
-        best = _best(gain)
-        value = torch.where(best > 0, (gain * _discounts(score)).sum(dim=1) / best.clamp(min=1e-12), 1.0)
-        found[rows[is_row]] = value[:, None].expand(rows.shape)[is_row]
-    return found
-
-
-def _tables(query: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield queries side by side: indices of rows ``[queries, longest]``, and which of them are rows."""
-    order = query.argsort(stable=True)
-    _, counts = torch.unique_consecutive(query[order], return_counts=True)
-    starts = counts.cumsum(0) - counts
-    by_size = counts.argsort(descending=True)  # queries of like sizes together
-    at = 0
-    while at < len(by_size):
-        longest = int(counts[by_size[at]])
-        chosen = by_size[at : at + max(1, MOST_PAIRS // longest**2)]
-        column = torch.arange(longest, device=query.device)
-        is_row = column < counts[chosen, None]
-        yield order[(starts[chosen, None] + column).clamp(max=len(order) - 1)], is_row
-        at += len(chosen)
-
-
-def _discounts(score: Tensor) -> Tensor:
-    """Return the discount of each place that scores ``[queries, longest]`` put rows in."""
-    rank = score.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    return 1 / torch.log2(rank.to(score.dtype) + 2)
-
-
-def _best(gain: Tensor) -> Tensor:
-    """Return the highest sum of discounted gains, ``[queries]``."""
-    ordered = gain.sort(dim=1, descending=True).values
-    return (ordered * _discounts(ordered)).sum(dim=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +25,6 @@ class Metric:
     name: str
     row_scores: RowScores
     is_by_class: bool = False  # whether the score is the mean over the rows of each class
-    is_by_query: bool = False  # whether all rows of a query have its score
 
     def __call__(self, margin: Tensor, target: Tensor, weight: Tensor) -> float:
         """Return the score of margins ``[rows, k]``."""
@@ -115,18 +51,14 @@ class Metric:
         """Return masks ``[rows]`` of the rows over which means are taken."""
         if self.is_by_class:
             return [target.numpy() == label for label in (0, 1)]
-        chosen = np.ones(len(target), bool)
-        if self.is_by_query:  # one row speaks for a query
-            chosen[:] = False
-            chosen[np.unique(target[:, 1].numpy(), return_index=True)[1]] = True
-        return [chosen]
+        return [np.ones(len(target), bool)]
 
 
 def metric_of(name: str, head: PredictorModule, target: Tensor) -> Metric:
     """Return a metric by name.
 
     Classifiers: ``roc_auc`` ("auto" for two classes, both of them there), ``neg_log_loss`` ("auto" else),
-    ``accuracy``. Regressors: ``neg_mean_squared_error`` ("auto"), ``neg_mean_absolute_error``. Rankers: ``ndcg``.
+    ``accuracy``. Regressors: ``neg_mean_squared_error`` ("auto"), ``neg_mean_absolute_error``.
 
     Raises:
         InvalidInputError: no such metric, or the AUC of more or fewer than two classes.
@@ -139,9 +71,7 @@ def metric_of(name: str, head: PredictorModule, target: Tensor) -> Metric:
         raise InvalidInputError(f"metric is {name!r}; here it is one of {', '.join(table)}")
     if name == "roc_auc" and not has_two:
         raise InvalidInputError("roc_auc needs evaluation rows of two classes; choose neg_log_loss or accuracy")
-    if name == "ndcg" and target.shape[1] != 2:
-        raise InvalidInputError("ndcg is of rankers: use fine_tune_ranker, which takes the rows' queries")
-    return Metric(name, table[name], is_by_class=name == "roc_auc", is_by_query=name == "ndcg")
+    return Metric(name, table[name], is_by_class=name == "roc_auc")
 
 
 def _placements(margin: Tensor, target: Tensor, weight: Tensor) -> Floats:
@@ -181,13 +111,8 @@ def _neg_absolute(margin: Tensor, target: Tensor, _: Tensor) -> Floats:
     return -_floats((margin - target.reshape(margin.shape)).abs().mean(1))
 
 
-def _ndcg(margin: Tensor, target: Tensor, _: Tensor) -> Floats:
-    return _floats(ndcg(margin, target))
-
-
 _OF_CLASSES: dict[str, RowScores] = {"roc_auc": _placements, "neg_log_loss": _neg_log_loss, "accuracy": _accuracy}
 _OF_NUMBERS: dict[str, RowScores] = {
     "neg_mean_squared_error": _neg_squared,
     "neg_mean_absolute_error": _neg_absolute,
-    "ndcg": _ndcg,
 }
