@@ -31,13 +31,6 @@ class Init(StrEnum):
     random = "random"
 
 
-class Launcher(StrEnum):
-    """Starter of the data-parallel processes."""
-
-    local = "local"
-    ray = "ray"
-
-
 class Gate(StrEnum):
     """Choice of a leaf."""
 
@@ -75,10 +68,6 @@ def fine_tune(
     checkpoint_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the state after each epoch; the same command resumes it.")
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Data-parallel processes.")] = 1,
-    launcher: Annotated[
-        Launcher, typer.Option(help="Where the processes run: on this machine, or on the nodes of a Ray cluster.")
-    ] = Launcher.local,
     threads: Annotated[int | None, typer.Option(min=1, help="Of each process.")] = None,
     device: Device = "cpu",
     seed: Annotated[int, typer.Option(help="Of shuffling and the hold-out.")] = 0,
@@ -87,7 +76,8 @@ def fine_tune(
     """Train a fitted pipeline further, as one network: encoders, scalers, trees and models together.
 
     An epoch is kept only where its gain on the rows that the best epoch is chosen by is sure (--min-gain-se); else the
-    result is the source itself. The folder can be predicted with, exported and trained further.
+    result is the source itself. The folder can be predicted with, exported and trained further. Under torchrun the
+    processes share each batch, and the first writes.
 
     Example: mlsys windtunnel fine-tune churn.skops january.parquet --target churned --eval february.parquet -o tuned
 
@@ -99,6 +89,7 @@ def fine_tune(
     from mlsys_windtunnel.finetune.choose import splits_of
     from mlsys_windtunnel.finetune.losses import is_classifier, row_loss
     from mlsys_windtunnel.finetune.options import TrainingOptions
+    from mlsys_windtunnel.finetune.processes import joined
     from mlsys_windtunnel.finetune.tune import fine_tune as tune
     from mlsys_windtunnel.finetune.tune import head_of
     from sklearn.utils import _safe_indexing
@@ -117,8 +108,6 @@ def fine_tune(
         patience=patience,
         min_gain_se=min_gain_se,
         checkpoint_dir=checkpoint_dir,
-        n_processes=processes,
-        launcher=launcher.value,
         n_threads=threads,
         device=device,
         random_state=seed,
@@ -139,7 +128,10 @@ def fine_tune(
         ):
             held_out = (_safe_indexing(x, eval_rows), _safe_indexing(y, eval_rows))
             x, y = _safe_indexing(x, train_rows), _safe_indexing(y, train_rows)
-    result = tune(module, x, y, eval_set=held_out, soft=soft, options=options)
+    with joined() as processes:
+        result = tune(module, x, y, eval_set=held_out, soft=soft, options=options)
+    if not processes.is_first:
+        return
     for epoch in result.history:
         loss_text = f"training loss {epoch['train_loss']:.5f}" if epoch["epoch"] else "before training".ljust(21)
         score = f"{result.metric} {epoch['valid_score']:.5f}" if held_out is not None else ""

@@ -61,8 +61,6 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
     checkpoint_dir: Any = None
     random_state: Any = None
     n_threads: int | None = None
-    n_processes: int = 1
-    launcher: str = "local"
     verbose: bool | None = None
 
     def fit(

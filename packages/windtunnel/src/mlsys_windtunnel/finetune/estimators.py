@@ -43,7 +43,7 @@ class WindTunnelClassifier(ClassifierMixin, FineTunedBase):  # type: ignore[misc
             cross-validation (``cv``, else five folds) and added only where they surely pay. An answer costs as many
             times the trees. See :mod:`~mlsys_windtunnel.finetune.members`.
         warm_start: True trains what an earlier ``fit`` left further, on the new rows.
-        checkpoint_dir, n_threads, n_processes, launcher, verbose: See there too.
+        checkpoint_dir, n_threads, verbose: See there too.
         random_state: Seed of the hold-out, shuffling, dropout and the random start.
         class_weight: Class weights as in scikit-learn; multiply sample weights, the pipeline's too if it takes any.
 

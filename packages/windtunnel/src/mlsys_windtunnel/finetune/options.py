@@ -41,12 +41,9 @@ class TrainingOptions:
             caches. None: 1,024.
         random_state: Seed of shuffling, dropout and the random start.
         n_threads: Threads of each process; None leaves torch's.
-        n_processes: Data-parallel processes.
-        launcher: Starter of the processes: ``local`` on this machine, ``ray`` on the nodes of a cluster.
         checkpoint_dir: Folder in which the state is kept after each epoch; a state that is there is resumed, also when
-            Ray loses a node.
-        device: Where the networks train, for ``get_device``; several processes train on the CPU. The result lies on the
-            CPU.
+            torchrun starts the processes again.
+        device: Where the networks train, for ``get_device``. The result lies on the CPU.
         keeps_interrupted: Keeps what was best when Ctrl-C ends a run that cannot be resumed; False raises.
         verbose: Shows a progress bar on the error stream; None: where that is a terminal.
     """
@@ -68,20 +65,14 @@ class TrainingOptions:
     chunk_rows: int | None = None
     random_state: int = 0
     n_threads: int | None = None
-    n_processes: int = 1
-    launcher: Literal["local", "ray"] = "local"
     checkpoint_dir: Path | str | None = field(default=None, compare=False)
     keeps_interrupted: bool = field(default=True, compare=False, repr=False)
     verbose: bool | None = field(default=None, compare=False)
     device: str = field(default="cpu", compare=False, repr=False)  # a checkpoint can be resumed on another
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "n_processes"):
+        for name in ("epochs", "batch_size"):
             _check(name, getattr(self, name), low=1)
-        if self.n_processes > 1 and self.device != "cpu":
-            raise InvalidInputError(
-                f"{self.n_processes} processes train on the CPU: leave out {self.device!r}, or take one"
-            )
         for name in ("patience", "chunk_rows", "n_threads", "last_epoch"):
             if getattr(self, name) is not None:
                 _check(name, getattr(self, name), low=1)
@@ -93,9 +84,8 @@ class TrainingOptions:
             raise InvalidInputError(f"min_gain_se is {self.min_gain_se}; it must be 0 or more, and finite")
         if min(self.weight_decay, self.leaf_decay or 0) < 0 or self.embedding_rate <= 0:
             raise InvalidInputError("weight_decay and leaf_decay must be 0 or more, and embedding_rate above 0")
-        for name, kind in (("schedule", Schedule), ("launcher", Literal["local", "ray"])):
-            if getattr(self, name) not in get_args(kind):
-                raise InvalidInputError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(get_args(kind))}")
+        if self.schedule not in get_args(Schedule):
+            raise InvalidInputError(f"schedule is {self.schedule!r}; it is one of {', '.join(get_args(Schedule))}")
 
 
 def _check(name: str, value: Any, *, low: int) -> None:

@@ -1,30 +1,23 @@
-"""Processes that train together: each takes its share of a batch's rows, and gradients are added up."""
+"""Processes that train together: each takes its share of a batch's rows, and gradients are added up.
+
+torchrun starts them, or Ray's ``TorchTrainer``: all run the same program.
+"""
 
 from __future__ import annotations
 
 import datetime
-import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from mlsys_core.errors import MlsysError
 from torch import Tensor, distributed
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
-
 TIMEOUT = datetime.timedelta(minutes=10)  # of a step: another process has died if it takes longer
-POLL_S = 0.02  # between two looks at who has come
-Address = tuple[str, int]  # host name or IP address, port
-
-
-class WorkerLostError(MlsysError):
-    """A process of the training is gone with its node, or was killed."""
 
 
 class Processes:
-    """Processes of torch.distributed's default group (started by torchrun, Ray or :mod:`.launch`); else this one."""
+    """Processes of torch.distributed's default group; this one alone where there is none."""
 
     def __init__(self) -> None:
         self.is_alone = not (distributed.is_available() and distributed.is_initialized())
@@ -80,34 +73,19 @@ class Processes:
         return content.numpy().tobytes()
 
 
-def meeting_point(host: str) -> TCPStore:
-    """Open the store at which a group's processes meet, in the first of them; ``port`` of it is a free one.
+@contextmanager
+def joined() -> Iterator[Processes]:
+    """Join the processes that torchrun has started for the time of the block; alone or in a group, begin nothing.
 
-    The port is taken from the start, so no other program can have it before the group needs it.
+    A module of torch has the default group as default arguments. Imported inside the block (the first optimiser of a
+    process does so) it would keep the group for ever, and gloo's threads with it, which may abort a process that ends.
     """
-    from torch._C._distributed_c10d import TCPStore
-
-    return TCPStore(host, 0, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
-
-
-def come_to(address: Address, rank: int) -> TCPStore:
-    """Connect to the first process's store, and say there that this process has come."""
-    from torch._C._distributed_c10d import TCPStore
-
-    store = TCPStore(*address, is_master=False, timeout=TIMEOUT)
-    store.set(f"came/{rank}", "")
-    return store
-
-
-def wait_for_all(store: TCPStore, count: int, check: Callable[[], None]) -> None:
-    """Wait in the first process until the others have come.
-
-    Args:
-        store: Their meeting point.
-        count: Processes, with the first.
-        check: Called again and again; raises once one of them cannot come.
-    """
-    others = [f"came/{rank}" for rank in range(1, count)]
-    while not store.check(others):
-        check()
-        time.sleep(POLL_S)
+    if not distributed.is_available() or distributed.is_initialized() or not distributed.is_torchelastic_launched():
+        yield Processes()
+        return
+    importlib.import_module("torch.distributed.nn.functional")
+    distributed.init_process_group("gloo", timeout=TIMEOUT)
+    try:
+        yield Processes()
+    finally:
+        distributed.destroy_process_group()

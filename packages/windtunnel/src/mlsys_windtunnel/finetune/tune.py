@@ -16,11 +16,11 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.backends.direct.watch import column_checks
 from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.backends.soft.soften import soften
-from mlsys_windtunnel.finetune.launch import together
 from mlsys_windtunnel.finetune.options import TrainingOptions
+from mlsys_windtunnel.finetune.processes import joined
 from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.finetune.rows import Batch, Rows, TableRows, class_weights, encode_rows, with_offset
-from mlsys_windtunnel.finetune.train import OnEpoch, Outcome, Trainer
+from mlsys_windtunnel.finetune.train import OnEpoch, Trainer
 from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import WindTunnelModule
 from mlsys_windtunnel.modules.base import PredictorModule
@@ -100,14 +100,10 @@ def run(
     options: TrainingOptions,
 ) -> FineTuned:
     """Train what was made ready."""
-
-    def train(part: Tunable) -> tuple[Trainer, Outcome]:
-        trainer = Trainer(part, rows, evaluation, options, final_sharpness=soft.final_sharpness)
-        with progress_bar(options, trainer.metric_name) as on_epoch:
-            return trainer, trainer.run(on_epoch)
-
-    trainer, outcome = together((tunable, rows, evaluation, options, soft.final_sharpness), train)
-    tunable = trainer.tunable
+    with joined() as processes:
+        trainer = Trainer(tunable, rows, evaluation, options, final_sharpness=soft.final_sharpness)
+        with progress_bar(options, trainer.metric_name, is_shown=processes.is_first) as on_epoch:
+            outcome = trainer.run(on_epoch)
     score, gain = outcome.best_score, (math.nan, math.nan)
     is_warm = soft.init != "random" or Tunable.of(module) is not None
     if is_warm and evaluation is not None:
@@ -190,13 +186,13 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(options: TrainingOptions, metric: str) -> Iterator[OnEpoch | None]:
+def progress_bar(options: TrainingOptions, metric: str, *, is_shown: bool) -> Iterator[OnEpoch | None]:
     """Show a bar over epochs on the error stream, if it is wanted."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    is_shown = console.is_terminal if options.verbose is None else options.verbose
+    is_shown = is_shown and (console.is_terminal if options.verbose is None else options.verbose)
     with Progress(console=console, disable=not is_shown) as progress:
         task = progress.add_task("fine-tuning", total=options.epochs)
 
