@@ -17,7 +17,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.convert.translation import translate
-from mlsys_windtunnel.finetune.choose import Choice, Teacher, choose_epochs, report, splits_of
+from mlsys_windtunnel.finetune.choose import Choice, choose_epochs, report, splits_of
 from mlsys_windtunnel.finetune.makers import check_members, refuse_ranker, weight_for
 from mlsys_windtunnel.finetune.members import with_members
 from mlsys_windtunnel.finetune.options import TrainingOptions
@@ -71,7 +71,6 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         eval_set: Any = None,
         sample_weight: Any = None,
         groups: Any = None,
-        teacher_proba: Any = None,
     ) -> Self:
         """Fit the pipeline, translate it, fine-tune it as long as rows held out show a gain.
 
@@ -83,9 +82,6 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
                 so many epochs on all rows; where nothing is surely gained, on the pipeline alone.
             sample_weight: ``[rows]``, for the pipeline and the fine-tuning.
             groups: ``[rows]``, for a splitter ``cv`` that reads them.
-            teacher_proba: ``[rows, classes]``, the answers of a better model that fine-tuning learns in place of ``y``;
-                out-of-fold ones (``cross_val_predict``) if it was fitted on the same rows. The pipeline is fitted on
-                ``y``, and rows held out are judged by it.
 
         Raises:
             InvalidInputError: a parameter is out of range, or the pipeline cannot be translated.
@@ -97,8 +93,8 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         X, y = self._checked(X, y)  # noqa: N806
         sample_weight = self._weighted(y, sample_weight)
         is_first = not (self.warm_start and hasattr(self, "module_"))
-        rows, teacher = (X, y, sample_weight), self._teacher(teacher_proba, y)
-        tuned = self._tuned(rows, eval_set, groups, teacher, (soft, options))
+        rows = (X, y, sample_weight)
+        tuned = self._tuned(rows, eval_set, groups, soft, options)
         if self.members and is_first:
             facts = {"members": self.members, "cv": self.cv, "groups": groups, "options": options}
             joined = with_members(tuned.module, self.source_, *rows, **facts)
@@ -106,14 +102,13 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
             tuned = replace(tuned, module=joined.module)
         return self._keep(tuned)
 
-    def _tuned(self, rows: Any, eval_set: Any, groups: Any, teacher: Teacher | None, chosen: Any) -> FineTuned:
+    def _tuned(self, rows: Any, eval_set: Any, groups: Any, soft: SoftOptions, options: TrainingOptions) -> FineTuned:
         """Fit the pipeline and fine-tune its translation."""
-        (X, y, sample_weight), (soft, options) = rows, chosen  # noqa: N806
+        X, y, sample_weight = rows  # noqa: N806
         if eval_set is not None:
             pair = eval_set[0] if isinstance(eval_set, list) else eval_set
             start = self._started(X, y, sample_weight)
-            rows, labels, weight = (X, y, sample_weight) if teacher is None else teacher.rows(X, sample_weight)
-            return fine_tune(start, rows, labels, eval_set=pair, sample_weight=weight, soft=soft, options=options)
+            return fine_tune(start, X, y, eval_set=pair, sample_weight=sample_weight, soft=soft, options=options)
         splits = splits_of(
             X,
             y,
@@ -123,7 +118,7 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
             seed=options.random_state,
             is_classifier=isinstance(self, ClassifierMixin),
         )
-        choice = choose_epochs(self._started, X, y, sample_weight, splits, soft, options, teacher) if splits else None
+        choice = choose_epochs(self._started, X, y, sample_weight, splits, soft, options) if splits else None
         start = self._started(X, y, sample_weight)
         if choice is None and (self.cv is not None or self.validation_fraction):
             choice = Choice(0, math.nan, math.nan, math.nan, "none", [])
@@ -131,8 +126,7 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
             report(options, choice)
             return FineTuned(start, choice.history, 0, choice.score, choice.metric, choice.gain, choice.gain_se)
         last = replace(options, patience=None, last_epoch=None if choice is None else choice.epochs)
-        rows, labels, weight = (X, y, sample_weight) if teacher is None else teacher.rows(X, sample_weight)
-        tuned = fine_tune(start, rows, labels, sample_weight=weight, soft=soft, options=last)
+        tuned = fine_tune(start, X, y, sample_weight=sample_weight, soft=soft, options=last)
         if choice is not None:
             tuned = replace(
                 tuned,
@@ -167,11 +161,6 @@ class FineTunedBase(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         once = replace(options, epochs=1, schedule="constant", patience=None, checkpoint_dir=None)
         weight = self._weighted(y, sample_weight)
         return self._keep(fine_tune(self.module_, X, y, sample_weight=weight, soft=soft, options=once))
-
-    def _teacher(self, proba: Any, y: Any) -> Teacher | None:
-        if proba is not None and not isinstance(self, ClassifierMixin):
-            raise InvalidInputError("teacher_proba is for classifiers: give a regressor the teacher's numbers as y")
-        return None if proba is None else Teacher.of(proba, y)
 
     def _started(self, X: Any, y: Any, weight: Any) -> WindTunnelModule:  # noqa: N803
         """Fit a clone of the pipeline and translate it; with ``warm_start``, return what an earlier fit left."""

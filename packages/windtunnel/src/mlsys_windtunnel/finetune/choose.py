@@ -27,7 +27,6 @@ FEWEST_ROWS = 50  # of fewer, none are held out
 Rows = npt.NDArray[np.int64]
 Split = tuple[Rows, Rows]  # indices to train on and to judge by
 FitSource = Callable[[Any, Any, Any], WindTunnelModule]  # rows, targets, weights
-TOLERANCE = 1e-3  # by which probabilities of a row may miss a sum of 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +86,21 @@ def choose_epochs(
     splits: Sequence[Split],
     soft: SoftOptions,
     options: TrainingOptions,
-    teacher: Teacher | None = None,
 ) -> Choice:
-    """Fit and fine-tune on each split's rows, and find the epoch that gains the most on those held out.
-
-    Labels judge; where there is a teacher, fine-tuning learns its answers.
-    """
+    """Fit and fine-tune on each split's rows, and find the epoch that gains the most on those held out."""
     outcomes: list[FineTuned] = []
     for number, (kept, held) in enumerate(splits):
         weights = [None if weight is None else np.asarray(weight)[rows] for rows in (kept, held)]
         x_kept, y_kept = _safe_indexing(x, kept), _safe_indexing(y, kept)
         folder = None if options.checkpoint_dir is None else Path(options.checkpoint_dir) / f"split-{number}"
         start = fit_source(x_kept, y_kept, weights[0])
-        learnt = (x_kept, y_kept, weights[0]) if teacher is None else teacher.part(kept).rows(x_kept, weights[0])
         outcomes.append(
             fine_tune(
                 start,
-                *learnt[:2],
+                x_kept,
+                y_kept,
                 eval_set=(_safe_indexing(x, held), _safe_indexing(y, held)),
-                sample_weight=learnt[2],
+                sample_weight=weights[0],
                 eval_sample_weight=weights[1],
                 soft=soft,
                 options=replace(options, checkpoint_dir=folder),
@@ -145,42 +140,3 @@ def _means(histories: Sequence[list[dict[str, float]]]) -> list[dict[str, float]
         {name: float(np.mean([epoch[name] for epoch in epochs])) for name in epochs[0]}
         for epochs in zip(*histories, strict=False)
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Teacher:
-    """A teacher's answers for all training rows."""
-
-    proba: npt.NDArray[np.float64]  # [rows, classes]
-    classes: npt.NDArray[Any]  # [classes], ascending
-
-    @classmethod
-    def of(cls, proba: Any, y: Any) -> Teacher:
-        """Check answers for rows with the labels ``y``.
-
-        Raises:
-            InvalidInputError: another shape, or what are no probabilities.
-        """
-        classes = np.unique(np.asarray(y))
-        try:
-            table = np.asarray(proba, np.float64)
-        except (TypeError, ValueError) as error:
-            raise InvalidInputError(f"teacher_proba holds what is no number ({error})") from error
-        if table.shape != (len(y), len(classes)):
-            raise InvalidInputError(
-                f"teacher_proba has shape {list(table.shape)}; [{len(y)} rows, {len(classes)} classes] is needed, the "
-                f"columns in the order {classes[:10].tolist()}, as predict_proba gives them"
-            )
-        if not np.isfinite(table).all() or (table < 0).any() or (np.abs(table.sum(axis=1) - 1) > TOLERANCE).any():
-            raise InvalidInputError("teacher_proba must hold probabilities: 0 or more, 1 in the sum of each row")
-        return cls(table, classes)
-
-    def part(self, rows: npt.NDArray[np.int64]) -> Teacher:
-        """Return the answers for some of the rows."""
-        return Teacher(self.proba[rows], self.classes)
-
-    def rows(self, x: Any, weight: Any) -> tuple[Any, npt.NDArray[Any], npt.NDArray[np.float64]]:
-        """Return rows, labels and weights that stand for these rows and the teacher's answers."""
-        row, column = np.nonzero(self.proba)
-        weights = self.proba[row, column] * (1.0 if weight is None else np.asarray(weight)[row])
-        return _safe_indexing(x, row), self.classes[column], weights
