@@ -148,12 +148,14 @@ AREAS = {
     "converters": Area(
         WINDTUNNEL,
         _paths("convert", "linear scale svm decompose discriminant trees_sklearn trees_ensembles"),
-        _paths(
-            "tests/windtunnel/converters",
-            "test_linear test_scale test_svm test_decompose test_discriminant test_naive_bayes test_trees_sklearn "
-            "test_trees_ensembles",
-        )
-        + ("tests/oracles/windtunnel_estimators/test_oracle.py",),
+        (
+            *_paths(
+                "tests/windtunnel/converters",
+                "test_linear test_scale test_svm test_decompose test_discriminant test_naive_bayes test_trees_sklearn "
+                "test_trees_ensembles",
+            ),
+            "tests/oracles/windtunnel_estimators/test_oracle.py",
+        ),
         (
             *_paths("tests/windtunnel", "conftest converters/conftest"),
             *_paths("tests/oracles/windtunnel_estimators", "compare compose estimators facade inputs sources"),
