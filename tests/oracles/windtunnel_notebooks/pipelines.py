@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from lightgbm import LGBMClassifier, LGBMRegressor
-from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import (
     ColumnTransformer,
@@ -18,7 +15,7 @@ from sklearn.compose import (
     make_column_selector,
     make_column_transformer,
 )
-from sklearn.decomposition import PCA, TruncatedSVD
+from sklearn.decomposition import PCA
 from sklearn.ensemble import (
     ExtraTreesRegressor,
     GradientBoostingRegressor,
@@ -30,159 +27,53 @@ from sklearn.ensemble import (
     StackingRegressor,
     VotingClassifier,
 )
-from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer, TfidfTransformer, TfidfVectorizer
-from sklearn.feature_selection import RFE, SelectFromModel, SelectKBest, SelectPercentile, chi2, f_regression
+from sklearn.feature_selection import SelectFromModel, SelectKBest, f_regression
 from sklearn.impute import KNNImputer, SimpleImputer
-from sklearn.kernel_approximation import Nystroem
-from sklearn.linear_model import ElasticNetCV, Lasso, LogisticRegression, PoissonRegressor, RidgeCV, SGDClassifier
+from sklearn.linear_model import ElasticNetCV, Lasso, LogisticRegression, RidgeCV
 from sklearn.linear_model import LogisticRegressionCV as LogisticCV
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV, TunedThresholdClassifierCV
-from sklearn.naive_bayes import ComplementNB
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
     KBinsDiscretizer,
-    MaxAbsScaler,
     MinMaxScaler,
-    Normalizer,
     OneHotEncoder,
     OrdinalEncoder,
     PolynomialFeatures,
     PowerTransformer,
     RobustScaler,
-    SplineTransformer,
     StandardScaler,
     TargetEncoder,
 )
 from sklearn.svm import SVC, LinearSVC
 
+from tests.oracles.windtunnel_notebooks import texts
+from tests.oracles.windtunnel_notebooks.parts import (
+    AREAS,
+    CLASSES,
+    FEW,
+    PLACES,
+    QUALITY,
+    QUIET,
+    SEED,
+    SIZES,
+    UNKNOWN,
+    Columns,
+    Family,
+    age_of_house,
+    boosted,
+    coded,
+    deck,
+    houses,
+    passengers,
+    scaled,
+    sold,
+    title,
+    to_number,
+)
 from tests.oracles.windtunnel_notebooks.tables import FITTED, TABLES
-
-SIZES, CLASSES = ["Age", "Fare", "SibSp", "Parch"], ["Pclass", "Sex", "Embarked"]
-AREAS, PLACES = ["LotArea", "LotFrontage", "OverallQual", "YearBuilt", "GrLivArea"], ["Neighborhood", "CentralAir"]
-SEED: dict[str, Any] = {"random_state": 0}
-FEW: dict[str, Any] = {"n_estimators": 5, "random_state": 0}
-QUIET: dict[str, Any] = {"n_estimators": 5, "min_child_samples": 5, "verbose": -1, "n_jobs": 1}
-UNKNOWN: dict[str, Any] = {"handle_unknown": "use_encoded_value", "unknown_value": -1}
-
-
-class Family(BaseEstimator, TransformerMixin):
-    """Adds the size of a family, as tutorials do."""
-
-    def fit(self, X: pd.DataFrame, y: Any = None) -> Family:  # noqa: N803  scikit-learn's name
-        """Learn nothing."""
-        return self
-
-    def transform(self, X: pd.DataFrame) -> pd.DataFrame:  # noqa: N803
-        """Return the table with two columns more."""
-        size = X["SibSp"] + X["Parch"] + 1
-        return X.assign(FamilySize=size, IsAlone=(size == 1).astype(int))
-
-
-class TextStats(BaseEstimator, TransformerMixin):
-    """Lengths of texts, as scikit-learn's gallery has it."""
-
-    def fit(self, texts: Any, y: Any = None) -> TextStats:
-        """Learn nothing."""
-        return self
-
-    def transform(self, texts: Any) -> np.ndarray:
-        """Return [length, sentences] of each text."""
-        return np.array([[len(text), text.count(".") + text.count("!")] for text in texts])
-
-
-class Columns(BaseEstimator, TransformerMixin):
-    """Chooses columns by name, as notebooks did before ColumnTransformer."""
-
-    def __init__(self, names: Any = None) -> None:
-        self.names = names
-
-    def fit(self, X: pd.DataFrame, y: Any = None) -> Columns:  # noqa: N803
-        """Learn nothing."""
-        return self
-
-    def transform(self, X: pd.DataFrame) -> Any:  # noqa: N803
-        """Return the columns."""
-        return X[self.names]
-
-
-def title(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the title within a name."""
-    return frame["Name"].str.extract(r", (\w+)\.", expand=False).replace({"Rev": "Rare"}).to_frame()
-
-
-def deck(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the deck of a cabin."""
-    return frame[["Cabin"]].apply(lambda column: column.fillna("U").str[0])
-
-
-def sold(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return parts of a date."""
-    return pd.DataFrame({"year": frame["Sold"].dt.year, "month": frame["Sold"].dt.month})
-
-
-def age_of_house(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with the age at the sale."""
-    return frame.assign(HouseAge=frame["Sold"].dt.year - frame["YearBuilt"]).drop(columns=["Sold", "YearBuilt"])
-
-
-def to_number(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return texts as numbers, missing where they are none."""
-    return frame.apply(pd.to_numeric, errors="coerce")
-
-
-def sine(period: int) -> FunctionTransformer:
-    """Return the sine over a period."""
-    return FunctionTransformer(lambda x: np.sin(x / period * 2 * np.pi))
-
-
-def cosine(period: int) -> FunctionTransformer:
-    """Return the cosine over a period."""
-    return FunctionTransformer(lambda x: np.cos(x / period * 2 * np.pi))
-
-
-def first(texts: pd.DataFrame) -> Any:
-    """Return one column, as text steps want it."""
-    return texts["text"]
-
-
-def scaled(imputer: Any = None) -> Pipeline:
-    """Return steps for numbers."""
-    return Pipeline([("imputer", imputer or SimpleImputer(strategy="median")), ("scaler", StandardScaler())])
-
-
-def coded(**options: Any) -> Pipeline:
-    """Return steps for words."""
-    return Pipeline(
-        [
-            ("imputer", SimpleImputer(strategy="most_frequent")),
-            ("onehot", OneHotEncoder(handle_unknown="ignore", **options)),
-        ]
-    )
-
-
-def passengers(*more: Any, **options: Any) -> ColumnTransformer:
-    """Return the preparation of every notebook on passengers."""
-    return ColumnTransformer([("num", scaled(), SIZES), ("cat", coded(), CLASSES), *more], **options)
-
-
-def houses(*more: Any, **options: Any) -> ColumnTransformer:
-    """Return that of notebooks on houses."""
-    return ColumnTransformer([("num", scaled(), AREAS), ("cat", coded(), PLACES), *more], **options)
-
-
-QUALITY = OrdinalEncoder(categories=[["Fa", "TA", "Gd", "Ex"]])
-HAS_XGBOOST = importlib.util.find_spec("xgboost") is not None
-
-
-def boosted() -> Any:
-    """Return XGBoost's classifier, or LightGBM's where it is not installed."""
-    if not HAS_XGBOOST:
-        return LGBMClassifier(**QUIET)
-    return importlib.import_module("xgboost").XGBClassifier(n_estimators=5, max_depth=3, n_jobs=1)
-
 
 # An unfitted pipeline, its table, and that table's columns (None: all).
 CASES: dict[str, Callable[[], tuple[Any, str, list[str] | None]]] = {
@@ -482,124 +373,7 @@ CASES: dict[str, Callable[[], tuple[Any, str, list[str] | None]]] = {
         "customers",
         None,
     ),
-    "text": lambda: (
-        Pipeline([("vect", CountVectorizer()), ("tfidf", TfidfTransformer()), ("clf", SGDClassifier(**SEED))]),
-        "reviews",
-        ["text"],
-    ),
-    "topics": lambda: (
-        make_pipeline(
-            make_column_transformer(
-                (make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), TruncatedSVD(6, **SEED), Normalizer()), "text"),
-                (OneHotEncoder(), ["product"]),
-            ),
-            LGBMClassifier(**QUIET),
-        ),
-        "reviews",
-        None,
-    ),
-    "words and letters": lambda: (
-        make_pipeline(
-            FunctionTransformer(first),
-            FeatureUnion(
-                [
-                    ("word", TfidfVectorizer(sublinear_tf=True, stop_words="english")),
-                    ("char", TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), max_features=200)),
-                    ("stats", make_pipeline(TextStats(), MaxAbsScaler())),
-                ]
-            ),
-            LinearSVC(**SEED),
-        ),
-        "reviews",
-        ["text"],
-    ),
-    "title, text and numbers": lambda: (
-        make_pipeline(
-            ColumnTransformer(
-                [
-                    ("title", CountVectorizer(), "title"),
-                    ("text", make_pipeline(TfidfVectorizer(min_df=2), SelectPercentile(chi2, percentile=60)), "text"),
-                    ("num", MinMaxScaler(clip=True), ["helpful"]),
-                    ("cat", OneHotEncoder(handle_unknown="ignore"), ["product"]),
-                ]
-            ),
-            ComplementNB(),
-        ),
-        "reviews",
-        None,
-    ),
-    "hashed words": lambda: (
-        make_pipeline(
-            make_column_transformer((HashingVectorizer(n_features=64), "text")),
-            SGDClassifier(loss="log_loss", **SEED),
-        ),
-        "reviews",
-        None,
-    ),
-    "hours as waves": lambda: (
-        make_pipeline(
-            ColumnTransformer(
-                [
-                    ("cat", OneHotEncoder(handle_unknown="ignore"), ["season", "weather"]),
-                    ("month_sin", sine(12), ["month"]),
-                    ("month_cos", cosine(12), ["month"]),
-                    ("hour_sin", sine(24), ["hour"]),
-                    ("hour_cos", cosine(24), ["hour"]),
-                ],
-                remainder=MinMaxScaler(),
-            ),
-            RidgeCV(alphas=np.logspace(-6, 6, 5)),
-        ),
-        "bicycles",
-        None,
-    ),
-    "hours as splines": lambda: (
-        make_pipeline(
-            ColumnTransformer(
-                [
-                    ("cat", OneHotEncoder(handle_unknown="ignore"), ["season", "weather"]),
-                    (
-                        "hour",
-                        SplineTransformer(
-                            n_knots=7, knots=np.linspace(0, 24, 7).reshape(7, 1), extrapolation="periodic"
-                        ),
-                        ["hour"],
-                    ),
-                ],
-                remainder=MinMaxScaler(),
-            ),
-            Nystroem(kernel="poly", degree=2, n_components=30, **SEED),
-            PoissonRegressor(alpha=1e-3, max_iter=300),
-        ),
-        "bicycles",
-        None,
-    ),
-    "histogram of counts": lambda: (
-        make_pipeline(
-            ColumnTransformer(
-                [("cat", OrdinalEncoder(categories=[["clear", "misty", "rain", "heavy_rain"]]), ["weather"])],
-                remainder="passthrough",
-                verbose_feature_names_out=False,
-            ).set_output(transform="pandas"),
-            HistGradientBoostingRegressor(loss="poisson", max_iter=5, categorical_features=["season"]),
-        ),
-        "bicycles",
-        None,
-    ),
-    "eliminated one by one": lambda: (
-        make_pipeline(
-            make_column_transformer(
-                (OneHotEncoder(sparse_output=False, drop="first"), ["season"]),
-                ("passthrough", ["temp", "humidity", "holiday"]),
-                remainder="drop",
-            ),
-            StandardScaler(),
-            RFE(RidgeCV(), n_features_to_select=4),
-            GradientBoostingRegressor(loss="huber", **FEW),
-        ),
-        "bicycles",
-        None,
-    ),
+    **texts.CASES,
 }
 
 
