@@ -61,31 +61,11 @@ def test_trace_has_every_operator(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert all(span.end_ns >= span.start_ns for span in spans)
 
 
-def test_a_page_has_the_graph_a_replay_its_critical_path_and_the_passes(tmp_path: Path):
-    path = tmp_path / "net.html"
-    assert run(["nimble", "explain", "six-branch", "--page", str(path), "--threads", "2"]) == 0
-    text = path.read_text()
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")  # nothing is fetched
-    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
-    names = [node["name"] for node in data["nodes"]]
-    assert len(set(names)) == len(names) == len({tuple(node["at"]) for node in data["nodes"]})
-    assert all(data["nodes"][a]["at"][1] < data["nodes"][b]["at"][1] for a, b in data["edges"])
-    tasks, end = data["tasks"], max(task[3] for task in data["tasks"])
-    assert {node for node, *_ in tasks} <= set(range(len(names)))
-    spent = sum(waited + tasks[task][3] - tasks[task][2] for task, waited in data["path"])
-    assert spent == pytest.approx(end, abs=1e-2)
-    fused = next(one for one in data["passes"] if one["name"] == "fuse_epilogues")
-    assert len(fused["removed"]) == fused["before"] - fused["after"] > 0
-    assert set(fused["changed"]).isdisjoint(fused["removed"])
-    assert fused["changed"]
-
-
 def test_errors_say_what_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for arguments, says in [
         (["six-branchs"], "did you mean 'six-branch'"),
         (["none.pt2"], "there is no file none.pt2"),
         (["mlp", "--graph", str(tmp_path / "no" / "folder.svg")], "cannot write"),
-        (["mlp", "--page", str(tmp_path / "no" / "page.html")], "cannot write"),
     ]:
         assert run(["nimble", "explain", *arguments]) == 2
         assert says in capsys.readouterr().err
