@@ -26,7 +26,7 @@ class Options:
     max_schedules: int = 8  # sets of input shapes kept; the least recently used one is dropped
     max_concurrency: int = 1  # calls of one schedule that may run at once, each with memory of its own
     winograd: int = 4  # the largest tile for 3x3 convolutions in the native executor: 0, 2 or 4 (docs/nimble-cpu.md)
-    kernels: str = "triton"  # CUDA executor: "triton", "inductor" or "aten" (docs/nimble-cuda.md)
+    kernels: str = "triton"  # CUDA executor: "triton" or "aten" (docs/nimble-cuda.md)
     rematerialises: bool = True  # training: recompute cheap values in the backward pass (min-cut)
     precision: str = "fp32"  # one of PRECISIONS
     weights: str = "pages"  # how a change is detected: one of WEIGHTS (docs/nimble.md)
@@ -54,8 +54,8 @@ class Options:
             raise InvalidInputError(f"weights is {self.weights!r}; it may be one of {names}")
         if self.winograd not in (0, 2, 4):
             raise InvalidInputError(f"winograd is {self.winograd!r}; it may be 0, 2 or 4")
-        if self.kernels not in ("triton", "inductor", "aten"):
-            raise InvalidInputError(f"kernels is {self.kernels!r}; it may be 'triton', 'inductor' or 'aten'")
+        if self.kernels not in ("triton", "aten"):
+            raise InvalidInputError(f"kernels is {self.kernels!r}; it may be 'triton' or 'aten'")
 
 
 def make_options(options: Mapping[str, Any]) -> Options:

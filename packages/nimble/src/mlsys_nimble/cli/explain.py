@@ -124,15 +124,8 @@ def explain(
     trace: Annotated[
         Path | None, typer.Option(help="Replay once; write when each task ran (opens in Perfetto).")
     ] = None,
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.html",
-            help="Replay once; write a page: the graph to zoom in, a replay by worker, its critical path, the passes.",
-        ),
-    ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Replay it and show where the time goes.")] = False,
-    threads: Annotated[int, typer.Option(min=1, help="Workers of --page, --trace and --profile.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="Workers of --trace and --profile.")] = 2,
     device: Device = "cpu",
     trust_code: TrustCode = False,
 ) -> None:
@@ -145,7 +138,7 @@ def explain(
     The graph of --graph has the operators' streams; with --profile their workers and measured times, and on a CUDA
     device the streams that replay them.
 
-    Example: mlsys nimble explain inception-v3 --page inception.html
+    Example: mlsys nimble explain inception-v3 --graph inception.svg
     """
     from contextlib import nullcontext
 
@@ -157,9 +150,9 @@ def explain(
     from rich.console import Console
 
     torch_device = get_device(device).torch_name
-    replays = trace is not None or profile or page is not None
+    replays = trace is not None or profile
     if torch_device != "cpu" and replays:
-        what = "--page, --trace and --profile replay on the CPU's own executor"
+        what = "--trace and --profile replay on the CPU's own executor"
         raise InvalidInputError(f"{what}: leave out --device {device}")
     errors = Console(stderr=True)
     with errors.status("loading the model") if errors.is_terminal else nullcontext() as status:
@@ -176,8 +169,6 @@ def explain(
             executor = _executor(found, net, threads)
         if trace is not None and executor is not None:
             _write_trace(executor, net, trace)
-        if page is not None and executor is not None:
-            _write_page(model, found, executor, net, page)
     if graph is not None:
         if torch_device.startswith("cuda"):
             from mlsys_nimble.backends.cuda.plan import plan_streams
@@ -194,7 +185,7 @@ def explain(
     _print(found)
     if profile and executor is not None:
         _print_profile(executor, net)
-    for path in (graph, trace, page):
+    for path in (graph, trace):
         if path is not None:
             typer.echo(f"wrote {path}")
 
@@ -230,19 +221,7 @@ def _write_trace(executor: NativeExecutor, net: Net, path: Path) -> None:
         raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _write_page(model: str, found: Explanation, executor: NativeExecutor, net: Net, path: Path) -> None:
-    from mlsys_core.errors import InvalidInputError
-    from mlsys_nimble.explain.page import page
-
-    text = page(model, found, executor.schedule.to_networkx(), executor.trace(_tensors(net)))
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
-
-
 def _print_profile(executor: NativeExecutor, net: Net) -> None:
-    from mlsys_nimble.cli.explain import profile
     from rich.console import Console
     from rich.table import Table
 

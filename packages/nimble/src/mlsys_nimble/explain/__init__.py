@@ -67,14 +67,7 @@ class Explanation:
             "captured": self.captured.counts(),
             "optimised": self.optimised.counts(),
             "passes": [
-                {
-                    "name": one.name,
-                    "before": one.num_operators_before,
-                    "after": one.num_operators_after,
-                    "removed": list(one.removed),
-                    "added": list(one.added),
-                    "changed": list(one.changed),
-                }
+                {"name": one.name, "before": one.num_operators_before, "after": one.num_operators_after}
                 for one in self.passes
             ],
             "memory": {

@@ -386,4 +386,3 @@ Kind: TypeAlias = (
 )
 VIEWS = (Reshape, Permute, Slice, Expand)  # may share their input's memory where strides allow it
 ROW_MAJOR = (Linear, MatMul, Embedding, Gather, ScatterAdd, Aten, LayerNorm)  # results are row-major for any input
-FUSABLE = (Pointwise, Reduce, Softmax, LayerNorm, BatchNormTraining, BatchNormGradient)  # worth a compiled GPU kernel

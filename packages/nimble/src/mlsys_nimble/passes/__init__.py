@@ -38,14 +38,11 @@ PASSES: tuple[Pass, ...] = (  # in order; a pass that others give new work appea
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """Number of operators before and after one pass, and the names of those that it changed."""
+    """Number of operators before and after one pass."""
 
     name: str
     num_operators_before: int
     num_operators_after: int
-    removed: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()  # of another kind, or with other inputs
 
     def __str__(self) -> str:
         return f"{self.name}: {self.num_operators_before} -> {self.num_operators_after} operators"
@@ -56,14 +53,6 @@ def optimise(program: Program, passes: tuple[Pass, ...] = PASSES) -> tuple[Progr
     reports = []
     for function in passes:
         after = function(program)
-        reports.append(_report(function.__name__, program, after))
+        reports.append(PassReport(function.__name__, len(program.operators), len(after.operators)))
         program = after
     return program, tuple(reports)
-
-
-def _report(name: str, before: Program, after: Program) -> PassReport:
-    old = {operator.name: operator for operator in before.operators}
-    new = {operator.name: operator for operator in after.operators}
-    changed = [key for key, one in new.items() if key in old and one is not old[key] and one != old[key]]
-    removed, added = ([key for key in these if key not in those] for these, those in ((old, new), (new, old)))
-    return PassReport(name, len(before.operators), len(after.operators), tuple(removed), tuple(added), tuple(changed))

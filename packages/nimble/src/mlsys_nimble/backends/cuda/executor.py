@@ -39,14 +39,14 @@ class CudaExecutor:
         program: Program after the passes.
         use_multi_stream: True runs independent operators concurrently.
         device: Device of its tensors; None: the current CUDA device.
-        kernels: ``"triton"`` (our own for elementwise chains), ``"inductor"`` or ``"aten"``.
+        kernels: ``"triton"`` (our own for elementwise chains) or ``"aten"``.
         shares_pool: True puts the schedule's memory in a pool shared with others, which do not run at the same time.
         returns_in_place: False copies results out of the schedule's memory. True, for results as large as all that a
             forward pass saves, copies nothing and needs a pool of its own.
         driver: Driver that carries out the plan; None: core's CUDA device.
 
     Raises:
-        InvalidInputError: torch sees no GPU, or ``kernels`` is none of these.
+        InvalidInputError: torch sees no GPU.
     """
 
     def __init__(

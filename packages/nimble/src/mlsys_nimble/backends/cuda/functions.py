@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Callable
 from functools import cache
 from math import prod
 from typing import Any
 
 import torch
-from mlsys_core.errors import InvalidInputError
 from mlsys_nimble.backends.cpu.library import View
 from mlsys_nimble.backends.cpu.loops import broadcast, merged
 from mlsys_nimble.backends.cuda.convolutions import LAYOUTS, SelectedConvolution
 from mlsys_nimble.backends.cuda.triton_printer import Window, can_print, print_kernel
 from mlsys_nimble.backends.reference.operators import compile_operator
 from mlsys_nimble.backends.table import Run
-from mlsys_nimble.ir.operators import FUSABLE, Aten, Convolution, Pointwise
+from mlsys_nimble.ir.operators import Aten, Convolution, Pointwise
 from mlsys_nimble.ir.program import Program, ValueType
 from mlsys_nimble.ir.strides import dense, order_of, row_major
 from torch import Tensor
@@ -85,7 +83,6 @@ _SOLVERS = frozenset(
         "tensorsolve",
     }
 )
-KERNELS = ("triton", "inductor", "aten")
 
 
 def is_kept_out(kind: Any) -> bool:
@@ -105,15 +102,9 @@ def make_functions(program: Program, kernels: str, *, layout: str = LAYOUTS[0]) 
 
     Args:
         program: Program after the passes.
-        kernels: Compiler of fused kernels: ``"triton"`` for elementwise chains by our own printer; ``"inductor"`` for
-            chains, reductions and norms; ``"aten"`` for none.
+        kernels: ``"triton"`` for elementwise chains by our own printer, ``"aten"`` for torch's operators.
         layout: Layout of images between convolutions, one of :data:`~mlsys_nimble.backends.cuda.convolutions.LAYOUTS`.
-
-    Raises:
-        InvalidInputError: ``kernels`` is none of these.
     """
-    if kernels not in KERNELS:
-        raise InvalidInputError(f"kernels is {kernels!r}; there are {', '.join(KERNELS)}")
     compiled: dict[tuple[Any, ...], Run] = {}  # equal operators share a kernel
     functions: list[Run] = []
     fixed = set(program.constants) - {old for old, _ in program.mutations}
@@ -124,20 +115,10 @@ def make_functions(program: Program, kernels: str, *, layout: str = LAYOUTS[0]) 
         run = compile_operator(operator, program.values)
         if isinstance(kind, Convolution):
             run = SelectedConvolution(run, has_constant_weight=operator.inputs[1] in fixed, layout=layout)
-        elif kernels == "inductor" and isinstance(kind, FUSABLE):
-            run = compiled.setdefault((repr(kind), inputs, result), _by_inductor(run))
         elif kernels == "triton" and isinstance(kind, Pointwise):
-            from mlsys_nimble.backends.cuda.functions import make_pointwise
-
             key = (repr(kind), inputs, result)
             if key not in compiled:
                 compiled[key] = make_pointwise(kind, inputs, result) or run
             run = compiled[key]
         functions.append(run)
     return functions
-
-
-def _by_inductor(run: Run) -> Run:
-    """Compile one operator by Inductor at its first call, in the pre-run, without CUDA graphs of its own."""
-    compiled: Callable[..., Any] = torch.compile(run, dynamic=False, options={"triton.cudagraphs": False})
-    return compiled
