@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from mlsys_nimble import CaptureError, Nimble
-from mlsys_nimble.training.state import overlaps
+from mlsys_nimble.capture.layouts import overlaps_itself
 from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils.checkpoint import checkpoint
@@ -177,4 +177,4 @@ def test_every_window_counts(way: str):
     ((1, 4), (1, 1), False), ((3, 3, 3), (3, 1, 2), True), ((), (), False),
 ])  # fmt: skip
 def test_which_overlap(shape: tuple[int, ...], stride: tuple[int, ...], expected: bool):
-    assert overlaps(torch.empty(64).as_strided(shape, stride)) == expected
+    assert overlaps_itself(torch.empty(64).as_strided(shape, stride)) == expected

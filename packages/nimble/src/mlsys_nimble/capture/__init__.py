@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mlsys_nimble.capture.aliases import write
 from mlsys_nimble.capture.draws import Draws
 from mlsys_nimble.capture.encoders import padding_as_in_eager
 from mlsys_nimble.capture.layouts import copied
@@ -251,7 +252,8 @@ def _note_reassigned(before: _TensorAttributes, modules: Mapping[str, nn.Module]
             continue
         name = ".".join(filter(None, key))
         if old is not None and (old.shape, old.dtype) == (tensor.shape, tensor.dtype):
-            tracer.reassign(old, tensor)
+            new, _ = tracer.ref(tensor), tracer.ref(old)
+            write(tracer.member(old), new, tracer.builder)
         elif not tracer.is_fixed(tensor):
             advice = "Register a buffer of that shape (self.state.copy_(new)), or prepare with fallback='eager'."
             raise refuse(f"forward assigns a new tensor to the attribute {name}", "", advice)

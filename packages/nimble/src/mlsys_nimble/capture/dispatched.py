@@ -38,6 +38,7 @@ _ANY_STRIDES = (
     "batch_norm",
     "_native_batch",
 )
+_STRIDED = ("aten.as_strided.", "aten.as_strided_copy", "aten.as_strided_scatter")
 VIEWS_IN_PLACE = {
     "detach_": "detach",
     "transpose_": "transpose",
@@ -103,7 +104,18 @@ def read_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     return tensors_of(args)
 
 
-def is_row_by_row(tensor: torch.Tensor) -> bool:
+def refuse_unplanned(name: str, args: Sequence[Any], source: str) -> None:
+    """Refuse an operator that reads an object's weights, or memory by strides that the layout plans later."""
+    if any(isinstance(argument, torch.ScriptObject) for argument in args):
+        what = f"{name} reads weights that torch has packed into an object"
+        advice = "Quantise by PT2E (torchao), whose weights are tensors, or prepare with fallback='eager'."
+        raise refuse(what, source, advice)
+    if name.startswith(_STRIDED) and not _is_row_by_row(args[0]):
+        what = "as_strided of a tensor that is itself a view, or does not lie row by row"
+        raise refuse(what, source, "Call contiguous().clone() before, or use slices and expand.")
+
+
+def _is_row_by_row(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is row-major and has its memory to itself."""
     return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 

@@ -80,7 +80,7 @@ def copied(tensor: torch.Tensor, values: torch.Tensor | None = None) -> torch.Te
             return torch._neg_view(copied(torch._neg_view(tensor), torch._neg_view(source)))
         one = tuple([slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride()])
         kept = tensor[one] if 0 in tensor.stride() and tensor.dim() else tensor
-        if _overlaps_itself(kept):
+        if overlaps_itself(kept):
             span = sum((size - 1) * stride for size, stride in zip(kept.shape, kept.stride(), strict=True)) + 1
             return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
         made = torch.empty_strided(kept.shape, kept.stride(), dtype=tensor.dtype, device=tensor.device)
@@ -88,11 +88,11 @@ def copied(tensor: torch.Tensor, values: torch.Tensor | None = None) -> torch.Te
         return made if kept is tensor else made.as_strided(tensor.shape, tensor.stride())
 
 
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Return whether two elements may be one."""
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Return whether two elements may share memory, but for dimensions of stride 0 (``expand``)."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
+        if size > 1 and stride:
             if stride <= reach:
                 return True
             reach += (size - 1) * stride

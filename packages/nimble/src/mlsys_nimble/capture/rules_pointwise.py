@@ -19,11 +19,10 @@ _FLOAT_UNARY = (
     *("exp", "log", "sqrt", "rsqrt", "reciprocal", "erf", "sin", "cos"),
     *("silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "relu6"),
 )
-_ANY_UNARY = {"abs": "abs", "neg": "neg", "negative": "neg", "relu": "relu", "square": "square"}
+_ANY_UNARY = ("abs", "neg", "relu", "square")
+_RESOLVE = ("aten.resolve_conj", "aten.resolve_neg")  # values of a program carry no bits
 _ROUNDING = ("floor", "ceil", "trunc")
-_COMPARISONS = {"greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne"}
-_BINARY = {name: name for name in ("mul", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge")}
-_BINARY |= {"logical_and": "logical_and", "logical_or": "logical_or", "multiply": "mul", **_COMPARISONS}
+_BINARY = ("mul", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or")
 
 
 def compute_dtype(result: ValueType, operands: tuple[Operand, ...]) -> str:
@@ -62,12 +61,12 @@ def _rounding(op: str) -> Rule:
 
 for _name in _FLOAT_UNARY:
     rule(f"aten.{_name}")(_unary(_name, floats_only=True))
-for _name, _op in _ANY_UNARY.items():
-    rule(f"aten.{_name}")(_unary(_op, floats_only=False))
+for _name in _ANY_UNARY:
+    rule(f"aten.{_name}")(_unary(_name, floats_only=False))
 for _name in _ROUNDING:
     rule(f"aten.{_name}")(_rounding(_name))
-for _name, _op in _BINARY.items():
-    rule(f"aten.{_name}")(_binary(_op))
+for _name in _BINARY:
+    rule(f"aten.{_name}")(_binary(_name))
 
 
 def _sum(op: str) -> Rule:
@@ -83,11 +82,11 @@ def _sum(op: str) -> Rule:
 
 
 rule("aten.add")(_sum("add"))
-rule("aten.sub", "aten.subtract")(_sum("sub"))
+rule("aten.sub")(_sum("sub"))
 rule("aten.rsub")(lambda b, result, x, y, alpha=1: _sum("sub")(b, result, y, x, alpha))
 
 
-@rule("aten.div", "aten.divide", "aten.true_divide")
+@rule("aten.div")
 def _div(b: Builder, result: ValueType, x: Operand, y: Operand, rounding_mode: str | None = None) -> Any:
     return NotImplemented if rounding_mode else elementwise(b, result, "div", x, y)
 
@@ -193,7 +192,7 @@ def _clamp(b: Builder, result: ValueType, x: Ref, low: Operand | None = None, hi
     return y if high is None else elementwise(b, result, "minimum", y, high)
 
 
-rule("aten.clamp", "aten.clip")(lambda b, result, x, min=None, max=None: _clamp(b, result, x, min, max))  # noqa: A006
+rule("aten.clamp")(lambda b, result, x, min=None, max=None: _clamp(b, result, x, min, max))  # noqa: A006
 rule("aten.clamp_min")(lambda b, result, x, low: _clamp(b, result, x, low, None))
 rule("aten.clamp_max")(lambda b, result, x, high: _clamp(b, result, x, None, high))
 rule("aten.hardtanh")(lambda b, result, x, low=-1, high=1: _clamp(b, result, x, low, high))
@@ -231,7 +230,7 @@ def _clone(b: Builder, result: ValueType, x: Ref, memory_format: Any = None) -> 
     return b.emit(Copy(), [x], result)
 
 
-@rule("aten._to_copy", "aten.to", "aten.type_as", "aten.contiguous", "aten.float", "aten.cpu")
+@rule("aten._to_copy", "aten.to", "aten.type_as", "aten.contiguous")
 def _to(b: Builder, result: ValueType, x: Ref, *args: Any, copy: bool = False, **kwargs: Any) -> Ref:
     return b.cast(x, result.dtype)
 
@@ -241,12 +240,9 @@ def _copy(b: Builder, result: ValueType, x: Ref, source: Ref, non_blocking: bool
     return b.expand(b.cast(source, result.dtype), result.shape)
 
 
-@rule("aten.alias", "aten.detach", "aten.lift_fresh", "aten.lift", "aten.lift_fresh_copy", "aten.resolve_conj")
+@rule("aten.alias", "aten.detach", "aten.lift_fresh", "aten.lift", "aten.lift_fresh_copy", *_RESOLVE)
 def _alias(b: Builder, result: ValueType, x: Ref) -> Ref:
     return x
-
-
-rule("aten.resolve_neg")(_alias)
 
 
 @rule("aten.dropout", "aten.feature_dropout", "aten.alpha_dropout", "aten.feature_alpha_dropout", "aten.native_dropout")

@@ -29,12 +29,12 @@ from mlsys_nimble.capture.dispatched import (
     checked,
     declared,
     has_overlaps,
-    is_row_by_row,
     is_tensor,
     is_whole,
     is_write,
     read_values,
     reads_what_it_writes,
+    refuse_unplanned,
     tensors_of,
     view_of,
 )
@@ -54,7 +54,6 @@ BRANCH = (
 _CHECK = "A replay would not look: check inputs before the call, or prepare with fallback='eager'."
 CUSTOM = "Register the kernel as an operator, torch.library.custom_op or triton_op, or prepare with fallback='eager'."
 _SHAPE = "Use a mask of fixed shape in its place, or prepare with fallback='eager'."
-_PACKED = "Quantise by PT2E (torchao), whose weights are tensors, or prepare with fallback='eager'."
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -161,12 +160,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return inputs and constants that were written in place, each with the value that it holds now."""
         return [(ref, group.base) for _, group, ref in self._roots if group.version]
 
-    def reassign(self, old: torch.Tensor, new: torch.Tensor) -> None:
-        """Record that the model now holds ``new`` in place of ``old``."""
-        ref = self.ref(new)
-        self.ref(old)
-        write(self._members[old], ref, self.builder)
-
     def restore(self) -> None:
         """Put back what the model's own tensors held before."""
         with torch.inference_mode():
@@ -190,9 +183,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = str(func)
         if func.namespace == "profiler":  # record_function: it names a part of the run for a profile
             return call_external(func, *args, **kwargs)
-        if any(isinstance(argument, torch.ScriptObject) for argument in args):
-            what = f"{name} reads weights that torch has packed into an object"
-            raise refuse(what, self.builder.site.source, _PACKED)
+        refuse_unplanned(name, args, self.builder.site.source)
         function = declared(func, args, kwargs, self.builder.site.source)
         if function is not None:
             with self:
@@ -202,9 +193,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(map(is_write, func._schema.arguments)):
             return self._run_written(func, name, args, kwargs)
         self._refuse_data_dependence(func, name, args, kwargs)
-        if name.startswith("aten.as_strided") and not is_row_by_row(args[0]):
-            what = "as_strided of a tensor that is itself a view, or does not lie row by row"
-            raise refuse(what, self.builder.site.source, "Call contiguous().clone() before, or use slices and expand.")
         rule = find_rule(name)
         if rule is None and func._can_decompose() and not is_whole(func, args):
             return self._run_in_parts(func, args, kwargs)

@@ -76,9 +76,7 @@ def by_rule(jobs: Sequence[Job], num_workers: int, rule: int) -> Assignment:
     return replace(assign(jobs, num_workers, slack=slack, longest_s=longest_s), rule=rule)
 
 
-def assign(
-    jobs: Sequence[Job], num_workers: int, *, slack: float, longest_s: float = float("inf"), sync_s: float = SYNC_S
-) -> Assignment:
+def assign(jobs: Sequence[Job], num_workers: int, *, slack: float, longest_s: float = float("inf")) -> Assignment:
     """Assign jobs to workers in one pass of list scheduling.
 
     Args:
@@ -87,9 +85,8 @@ def assign(
         slack: Factor of the work that the other workers could do during a job; the job runs whole if at least that much
             independent work is left. Infinity cuts every job.
         longest_s: Seconds above which a job is always cut.
-        sync_s: Seconds added where a worker waits for another.
     """
-    state = _State(jobs, num_workers, sync_s)
+    state = _State(jobs, num_workers)
     for job in state.by_urgency():
         others_could_do = jobs[job].seconds * (num_workers - 1)
         is_whole = jobs[job].seconds <= longest_s and state.independent_seconds(job) >= slack * others_could_do
@@ -105,9 +102,8 @@ def assign(
 class _State:
     """Schedule under construction."""
 
-    def __init__(self, jobs: Sequence[Job], num_workers: int, sync_s: float) -> None:
+    def __init__(self, jobs: Sequence[Job], num_workers: int) -> None:
         self.jobs = jobs
-        self.sync_s = sync_s
         self.free = [0.0] * num_workers
         self.lists: list[list[Piece]] = [[] for _ in range(num_workers)]
         self.spots: list[dict[int, int]] = [{} for _ in jobs]  # [job][worker]: pieces done when the job is done
@@ -161,7 +157,7 @@ class _State:
         for needed in self.jobs[job].dependencies:
             spots = self.spots[needed]
             is_elsewhere = len(spots) > 1 or worker not in spots
-            start = max(start, self.ends[needed] + (self.sync_s if is_elsewhere else 0.0))
+            start = max(start, self.ends[needed] + (SYNC_S if is_elsewhere else 0.0))
         return start
 
     def _best_worker(self, job: int) -> int:

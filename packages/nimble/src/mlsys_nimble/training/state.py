@@ -20,19 +20,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mlsys_nimble.capture import traceable
+from mlsys_nimble.capture.layouts import overlaps_itself
 from mlsys_nimble.errors import call_external, refuse
 from mlsys_nimble.state.held import Held
-
-
-def overlaps(tensor: Tensor) -> bool:
-    """Return whether two elements may share memory, but for dimensions of stride 0 (``expand``), which work."""
-    reach = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride:
-            if stride <= reach:
-                return True
-            reach += (size - 1) * stride
-    return False
 
 
 def copied(results: Any) -> Any:
@@ -51,7 +41,8 @@ def copy_in_graph(graph: torch.fx.GraphModule) -> None:
 
 
 def _is_wrong(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.strided and value.requires_grad and overlaps(value)
+    is_plain = isinstance(value, Tensor) and value.layout is torch.strided
+    return is_plain and value.requires_grad and overlaps_itself(value)
 
 
 _ADVICE = (
