@@ -1,7 +1,7 @@
 """The same programs on other compilers: TorchInductor, ONNX Runtime and OpenVINO, each in a process that may crash.
 
-``full.py --peer NAME COUNT`` calls :func:`tally_of`. A program that a peer cannot prepare, its first call included
-where that compiles, is refused.
+``full.py --peer NAME COUNT`` calls :func:`tally_of`. A program that a peer cannot prepare, its first call included, is
+refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ TIMEOUT_S = 120.0  # of one program
 def _inductor(drawn: Program, function: Run) -> Run:
     torch._dynamo.reset()
     compiled: Run = torch.compile(Call(function), backend="inductor", dynamic=False)
-    compiled(*drawn.arguments(0))
     return compiled
 
 
@@ -76,7 +75,9 @@ PEERS: dict[str, Callable[[Program, Run], Run]] = {
 
 def _prepare(peer: str, drawn: Program, function: Run) -> Run:
     try:
-        return PEERS[peer](drawn, function)
+        prepared = PEERS[peer](drawn, function)
+        prepared(*drawn.arguments(0))
+        return prepared
     except Exception as error:
         raise MlsysError(f"{type(error).__name__}: {error}") from error
 
