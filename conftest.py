@@ -4,12 +4,14 @@ import functools
 import gc
 import inspect
 import os
+import ssl
 import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx._transports.default as httpx_transports
 import pytest
 from hypothesis import Phase, settings
 from mlsys_core.memory.pages import return_freed_memory
@@ -18,6 +20,19 @@ from mlsys_core.native.loader import builds_to_test
 # httpx gives up after five seconds by default: on a busy machine that decides tests which are not about time.
 _patience = inspect.signature(httpx.get).parameters["timeout"].default
 _patience.connect = _patience.read = _patience.write = _patience.pool = None
+
+
+# Each client of httpx, and each `httpx.get`, reads the machine's certificates: 25 ms of a processor. Here once.
+_new_ssl_context = httpx_transports.create_ssl_context
+_machines_ssl_context = functools.cache(_new_ssl_context)
+
+
+def _ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+    given = verify is not True or cert is not None
+    return _new_ssl_context(verify, cert, trust_env) if given else _machines_ssl_context(trust_env=trust_env)
+
+
+httpx_transports.create_ssl_context = _ssl_context
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that wants a hub brings its own
 
