@@ -156,8 +156,9 @@ def check(interpreter: Interpreter) -> Outcome:
     if missing:
         return Outcome(f"{interpreter.version}: sources compile; no tests, for want of packages: {missing}", False)
     sources = os.pathsep.join(str(path) for path in sorted(ROOT.glob("p*/*/src")))
+    compiled = str(python.parents[1] / "compiled")
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--quick", "-m", "not gpu and not browser and not slow")
-    done = run(python, *words, *TESTS, PYTHONPATH=sources, PYTHONPYCACHEPREFIX=str(python.parents[1] / "compiled"))
+    done = run(python, *words, *TESTS, PYTHONPATH=sources, PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=compiled)
     last = next(reversed(done.stdout.strip().splitlines()), "no output").strip("= ")
     line = f"{interpreter.version}: sources compile; {last}; {time.perf_counter() - started:.0f} s in all"
     return Outcome(line, done.returncode != 0, done.stdout if done.returncode else "")

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +33,7 @@ def _sources() -> list[Path]:
     return sorted(path for folder in ("packages", "plugins") for path in (ROOT / folder).glob("*/src/**/*.py"))
 
 
+@functools.cache
 def _calls(path: Path) -> list[tuple[str, ast.Call]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return [(ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]

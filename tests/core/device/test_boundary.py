@@ -13,6 +13,8 @@ SOURCES = sorted(path for folder in ("packages", "plugins") for path in (ROOT / 
 
 def uses_of_torch_cuda(text: str) -> list[int]:
     """Return the lines that name ``torch.cuda``, by attribute or by import."""
+    if "cuda" not in text:
+        return []
     lines = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute) and node.attr == "cuda" and isinstance(node.value, ast.Name):

@@ -77,6 +77,6 @@ def test_families(checkpoints: Any, name: str, ranks: int, stages: int) -> None:
     check(checkpoints(name), "chunked", ranks, stages, dtype="bf16", weights="int8")
 
 
-@pytest.mark.parametrize(("ranks", "stages"), [(3, 1), (1, 2), (1, 3), (3, 2)])
+@pytest.mark.parametrize(("ranks", "stages"), [(1, 3), (3, 2)])
 def test_smollm2(smollm2_path: Path, ranks: int, stages: int) -> None:
     check(smollm2_path, "chunked", ranks, stages)

@@ -42,6 +42,7 @@ def test_lstm(config: EngineConfig):
             np.testing.assert_allclose(answer.outputs["hidden"], hidden[0, 0].numpy(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
 @pytest.mark.parametrize("stops", [True, False], ids=["eos", "bound"])
 def test_seq2seq(config: EngineConfig, stops: bool):
