@@ -43,7 +43,7 @@ settings.register_profile("random", deadline=None)
 settings.register_profile(
     "mutants", deadline=None, phases=(Phase.explicit, Phase.generate), derandomize=True, max_examples=25
 )
-MOST_CASES, MOST_EXAMPLES = 8, 10  # of one test, under --quick; @pytest.mark.quick_cases(n) sets fewer or more cases
+MOST_CASES, MOST_EXAMPLES = 5, 10  # of one test, under --quick; @pytest.mark.quick_cases(n) sets fewer or more cases
 LARGE_GRID = 24  # cases of one test, above which --pairs and --grids choose
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=MOST_EXAMPLES)
 settings.load_profile("mlsys")
