@@ -41,7 +41,6 @@ WITHOUT = {
     "nimble save": "files hold what is prepared for the CPU",
     "nimble streams": "plans; runs nothing",
     "orca quantize": "weights in host memory, to files",
-    "orca worker": "forked processes, which only a CPU's can be",
     "orca chaos": "troubles forked workers, which only a CPU's can be",
     "windtunnel inspect": "what a file holds",
     "windtunnel moved": "compares what two files hold",

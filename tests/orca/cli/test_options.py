@@ -45,9 +45,9 @@ def test_an_option_of_two_commands_has_one_help(pair: tuple[str, str]) -> None:
 
 # Options of ``mlsys orca serve`` beside those of every server and of extensions.
 OF_SERVE = """
-activations adapter batch_invariant chat_template compiler control_only device dtype executor
-heartbeat_timeout join_timeout kv_dtype kv_tokens listen max_batch_size max_batch_tokens max_chunk_tokens max_model_len
-max_waiting memory_pool name nodes pipeline_parallel policy ray_address replicas secret_file
+activations adapter batch_invariant chat_template compiler device dtype executor
+heartbeat_timeout join_timeout kv_dtype kv_tokens max_batch_size max_batch_tokens max_chunk_tokens max_model_len
+max_waiting memory_pool name pipeline_parallel policy ray_address replicas
 single_process speculate tensor_parallel threads weights
 """
 

@@ -114,6 +114,7 @@ def group_of(
             failures.append(error)
         finally:
             for channel in (links.up, links.down, *links.onward):
+                assert channel is not None
                 channel.close()
 
     memories = [KvMemory() for _ in shards]

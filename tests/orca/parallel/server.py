@@ -3,9 +3,8 @@
 ``stages`` and ``ranks``: of the model; without them one worker runs all of it. ``step`` and ``number``: the first
 worker is killed when it comes to that step for that time. ``poison``: a token id; a rank that computes three of them in
 a row in a prompt crashes. ``policy``, ``kv_tokens``, ``speculate`` and ``replicas``: as of the command. ``missing``:
-holders find no model. ``nodes``, ``listen``, ``secret``, ``control_only``, ``heartbeat``, ``join_timeout``: as of the
-command. ``dtype``: fp32 if not given. ``gate``: a path; the port is printed at once, and holders load when there is
-such a file.
+holders find no model. ``dtype``: fp32 if not given. ``gate``: a path; the port is printed at once, and holders load
+when there is such a file.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from mlsys_orca.api.supervised import serve_supervised
 from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.crash_points import CrashPoints
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.parallel.hosts.secrets import read_secret
-from mlsys_orca.parallel.hosts.settings import HostsSettings, parse_address
 from mlsys_orca.parallel.native_shard import NativeShard
 from mlsys_orca.parallel.parts import divide
 from mlsys_orca.parallel.placement import Placement
@@ -49,25 +46,6 @@ class Poisoned(NativeShard):
         super().run(inputs, states, out, kv_cache)
 
 
-def hosts_of(path: Path, dtype: str, options: dict[str, Any]) -> HostsSettings | None:
-    if "nodes" not in options:
-        return None
-    host, port = parse_address(options["listen"], "listen")
-    return HostsSettings(
-        num_nodes=options["nodes"],
-        host=host,
-        port=port,
-        secret=read_secret(Path(options["secret"])),
-        model=path,
-        dtype=dtype,
-        weights=None,
-        holds_parts=not options.get("control_only"),
-        num_threads=1,
-        heartbeat_timeout_s=options.get("heartbeat", 20.0),
-        join_timeout_s=options.get("join_timeout", 120.0),
-    )
-
-
 def serve() -> int:
     torch.set_num_threads(1)
     path, options = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -75,7 +53,7 @@ def serve() -> int:
     Poisoned.poison = options.get("poison")
     parallel = None
     dtype = options.get("dtype", "fp32")
-    if ranks * stages == 1 and "nodes" not in options:
+    if ranks * stages == 1:
         loaded = load_model(path, dtype=dtype)
     else:
         loaded, parallel = divide(path, tensor_parallel=ranks, pipeline_parallel=stages, dtype=dtype)
@@ -91,7 +69,7 @@ def serve() -> int:
                 shard.__class__ = Poisoned
             return shard
 
-        parallel = replace(parallel, load=load_poisoned, hosts=hosts_of(path, dtype, options))
+        parallel = replace(parallel, load=load_poisoned)
     config = EngineConfig(
         max_batch_size=4,
         max_model_len=96,

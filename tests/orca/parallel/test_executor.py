@@ -117,7 +117,9 @@ def test_a_group_without_one_of_its_ranks_is_broken(loaded: LoadedModel) -> None
     wiring.hand_over(Placement(stage=1, num_stages=2))
     with pytest.raises(GroupBrokenError, match="rank 0 of stage 1 is gone"):
         greet(links, hello_of(here), timeout_s=5)
-    for channel in (theirs.up, theirs.down, *theirs.onward, links.down, *(channel for _, channel in links.ups)):
+    assert theirs.up is not None
+    assert theirs.down is not None
+    for channel in (theirs.up, theirs.down, *theirs.onward, *links.down, *(channel for _, channel in links.ups)):
         channel.close()
 
 

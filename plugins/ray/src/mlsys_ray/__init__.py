@@ -1,3 +1,3 @@
-"""Orca's ranks placed by Ray."""
+"""Orca's ranks as Ray's actors."""
 
 __version__ = "0.1.0"

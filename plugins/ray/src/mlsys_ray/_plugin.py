@@ -10,6 +10,6 @@ from mlsys_core.plugins.specs import PolicySpec
 
 @hookimpl
 def mlsys_register_policies() -> Iterable[PolicySpec]:
-    """Return the placement of a divided model's nodes by Ray, ``mlsys orca serve --executor ray``."""
+    """Return the placement of a divided model's ranks by Ray, ``mlsys orca serve --executor ray``."""
     about = "Parts of a model on the nodes of a Ray cluster."
-    return [PolicySpec(name="ray", kind="placement", help=about, factory="mlsys_ray.placement:place_nodes")]
+    return [PolicySpec(name="ray", kind="placement", help=about, factory="mlsys_ray.placement:place_ranks")]

@@ -1,7 +1,7 @@
 """Seats of a model on a Ray cluster's nodes; pure.
 
-A *seat* is a node process of :mod:`mlsys_orca.parallel.hosts`, with the ranks of one stage, or some of them. All seats
-are of one size, and each is a placement group of one bundle.
+A *seat* has the rank actors of one stage, or some of them. All seats are of one size, and each is a placement group of
+one bundle.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_orca.parallel.placement import Placement
+
+from mlsys_ray.messages import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,21 @@ def plan_seats(
         f"each take {needed} cores, and do not fit the Ray cluster's nodes of {_listed(cores)} cores: ask for fewer, "
         "or add nodes"
     )
+
+
+def ranks_of(seat: int, recipe: Recipe, cores: int) -> tuple[int, list[Placement]]:
+    """Return the replica and the places of a seat's ranks.
+
+    Args:
+        seat: Its number.
+        recipe: The division.
+        cores: Of each seat.
+    """
+    size = cores // recipe.num_threads
+    seats_of_stage = recipe.tensor_parallel // size
+    replica, of_replica = divmod(seat, seats_of_stage * recipe.pipeline_parallel)
+    stage, part = divmod(of_replica, seats_of_stage)
+    return replica, [recipe.place(stage, rank) for rank in range(part * size, (part + 1) * size)]
 
 
 def place(size: int, free: Mapping[str, int]) -> str | None:

@@ -19,6 +19,7 @@ from mlsys_core.errors import MlsysError
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _TASKS = Path("/proc/self/task")
+_SHARED = Path("/dev/shm")
 
 
 class UnsupportedSystemError(MlsysError):
@@ -192,6 +193,22 @@ def memory_file(name: str) -> int:
     if not hasattr(os, "memfd_create"):
         raise lacks("memory cannot be passed to another process")
     return os.memfd_create(name, os.MFD_CLOEXEC)
+
+
+def named_memory(name: str) -> int:
+    """Return an open file in memory that processes of this machine open by the same name; the first one makes it.
+
+    Raises:
+        UnsupportedSystemError: the system has none.
+    """
+    if not _SHARED.is_dir():
+        raise lacks("processes cannot share memory by name")
+    return os.open(_SHARED / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def forget_memory(name: str) -> None:
+    """Take the name from :func:`named_memory`; whoever has it open keeps it."""
+    (_SHARED / name).unlink(missing_ok=True)
 
 
 def new_event(*, counts: bool = False) -> int:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mlsys_core.loop import LoopRecorder
     from structlog.typing import FilteringBoundLogger
 
-    from mlsys_orca.parallel.group import ParallelModel
+    from mlsys_orca.parallel.ranks import ParallelModel
 
 
 class ModelCard(BaseModel):
@@ -121,7 +121,7 @@ def make_service(
     """
     holders = None
     if parallel is not None:
-        from mlsys_orca.parallel.hosts.holders import holders_of
+        from mlsys_orca.parallel.group import holders_of
         from mlsys_orca.parallel.parts import with_parts
 
         holders = holders_of(parallel, say=say_to_terminal)

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from mlsys_serving.http import ServerAddress
     from mlsys_serving.http.port import BoundPort
 
-    from mlsys_orca.parallel.group import Holders, ParallelModel
-    from mlsys_orca.parallel.hosts.holders import HostHolders
+    from mlsys_orca.parallel.ranks import ParallelModel, RankHolders
 
 _NUM_BOXES = 64  # workers at a time, at most
 
@@ -72,9 +71,9 @@ def serve_supervised(
         ServingError: this process has threads.
     """
     with ExitStack() as stack:
-        holders: Holders | HostHolders | None = None
+        holders: RankHolders | None = None
         if parallel is not None:
-            from mlsys_orca.parallel.hosts.holders import holders_of
+            from mlsys_orca.parallel.group import holders_of
             from mlsys_orca.parallel.parts import with_parts
 
             holders = holders_of(parallel, num_replicas=config.num_replicas, say=say_to_terminal)
@@ -120,7 +119,7 @@ def _settings(
     config: EngineConfig,
     shape: EngineShape,
     guides: GuideMaker,
-    holders: Holders | HostHolders | None,
+    holders: RankHolders | None,
 ) -> WorkerSettings:
     """Return the settings of workers that run the model, or have ranks run its parts."""
     if holders is not None:

@@ -6,14 +6,12 @@ from typing import Annotated
 
 import typer
 from mlsys_core.cli.options import BlockPoolName, Device
-from mlsys_orca.cli.hosts import worker
 from mlsys_orca.cli.options import ActivationsForm, Dtype, Model, Threads, Weights, num_threads_of
 from mlsys_orca.cli.serve import serve
 from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
 app = typer.Typer(no_args_is_help=True)
 app.command()(serve)
-app.command()(worker)
 
 
 @app.callback()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
 from mlsys_core.collector import collect_as_usual, kept_out_of_collections
-from mlsys_orca.cli.hosts import HostOptions
 from mlsys_orca.cli.options import Model
 from mlsys_orca.cli.serve_options import ModelOptions, PlacementOptions, SchedulingOptions
 from mlsys_orca.loading.named import DEFAULT_MODEL, load
@@ -19,7 +19,7 @@ from mlsys_serving.extensions import Extensions
 if TYPE_CHECKING:
     from mlsys_orca.api.service import ModelService
     from mlsys_orca.loading.loaded import LoadedModel
-    from mlsys_orca.parallel.group import ParallelModel
+    from mlsys_orca.parallel.ranks import ParallelModel, RankPlacer
     from mlsys_serving.http import ServerAddress
 
 _MOST_TOKENS = 512  # per iteration
@@ -61,7 +61,7 @@ def serve(
         open_paths=("/health", "/health/*", "/metrics"),
         validation_status=400,  # as the protocol's own server answers
     )
-    hosts = placement.hosts(model, http.tls)
+    placer = placement.placer(model, served)
     supervises = placement.supervises(served.device)
     engine = scheduling.engine(served, placement)
     extensions.check()
@@ -73,7 +73,7 @@ def serve(
             import torch
 
             torch.set_num_threads(1)  # threads do not survive a fork
-        loaded, parallel = _load(model, served, placement, hosts)
+        loaded, parallel = _load(model, served, placement, placer)
         from mlsys_orca.api.server import make_app, make_service, model_name
         from mlsys_orca.engine.engine import EngineConfig
         from mlsys_serving.http import serve as serve_http
@@ -99,7 +99,7 @@ def serve(
 
 
 def _load(
-    model: str, served: ModelOptions, placement: PlacementOptions, hosts: HostOptions | None
+    model: str, served: ModelOptions, placement: PlacementOptions, placer: RankPlacer | None
 ) -> tuple[LoadedModel, ParallelModel | None]:
     """Return the model, whole, or without weights and with the parts that other processes load.
 
@@ -119,13 +119,11 @@ def _load(
             **form,
         )
         return loaded, None
-    dtype = served.dtype if hosts is None else hosts.dtype_of(served.dtype)
-    share = 1.0 if hosts is None else hosts.share
-    loaded, parallel = find_divided(model, dtype, share=share, chat_template=template, **form, **degrees)
-    if hosts is not None:
-        assert dtype is not None
-        parallel = hosts.divided(parallel, model, dtype=dtype, **form)
-    return loaded, parallel
+    if placer is None:
+        return find_divided(model, served.dtype, chat_template=template, **form, **degrees)
+    dtype = served.dtype_everywhere
+    loaded, parallel = find_divided(model, dtype, share=0.0, chat_template=template, **form, **degrees)
+    return loaded, replace(parallel, placer=placer)
 
 
 def _batch_size(engine: dict[str, Any], served: ModelOptions, loaded: LoadedModel, *, is_divided: bool) -> int:

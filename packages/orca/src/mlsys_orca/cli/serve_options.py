@@ -9,20 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from mlsys_core.cli.options import BlockPoolName, CompilerName, Device
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.cli.hosts import (
-    ControlOnly,
-    Executor,
-    HeartbeatTimeout,
-    HostOptions,
-    JoinTimeout,
-    Listen,
-    Nodes,
-    RayAddress,
-    SecretFile,
-    host_options,
-    placed_options,
-    refuse_hosts,
-)
 from mlsys_orca.cli.options import (
     ActivationsForm,
     Adapters,
@@ -42,9 +28,10 @@ from mlsys_orca.cli.options import (
     num_threads_of,
     refuse_divided,
 )
+from mlsys_orca.cli.placing import Executor, HeartbeatTimeout, JoinTimeout, PlacedModel, RayAddress, find_placer
 
 if TYPE_CHECKING:
-    from mlsys_serving.http import TlsConfig
+    from mlsys_orca.parallel.ranks import RankPlacer
 
 
 class _OwnGroup:
@@ -77,6 +64,13 @@ class ModelOptions(_OwnGroup):
         return adapter_directories(self.adapter or [])
 
     @property
+    def dtype_everywhere(self) -> str:
+        """Dtype of all machines: this one's, where none is given."""
+        from mlsys_orca.loading.load import default_dtype
+
+        return self.dtype or default_dtype()
+
+    @property
     def form(self) -> dict[str, Any]:
         """Form of the weights and what is multiplied with them, as loaders take it."""
         return {"weights": self.weights, "activations": self.activations}
@@ -92,10 +86,6 @@ class PlacementOptions(_OwnGroup):
     pipeline_parallel: PipelineParallel = 1
     executor: Executor = "local"
     ray_address: RayAddress = "auto"
-    nodes: Nodes = None
-    listen: Listen = None
-    secret_file: SecretFile = None
-    control_only: ControlOnly = False
     heartbeat_timeout: HeartbeatTimeout = 5.0
     join_timeout: JoinTimeout = 300.0
     single_process: Annotated[
@@ -110,12 +100,18 @@ class PlacementOptions(_OwnGroup):
     @property
     def is_divided(self) -> bool:
         """True if processes of their own have the model's parts, on this machine or on several."""
-        is_far = self.executor != "local" or self.nodes is not None
-        return is_far or is_divided(**self.degrees)
+        return self.is_placed or is_divided(**self.degrees)
+
+    @property
+    def is_placed(self) -> bool:
+        """True if another engine places the processes."""
+        return self.executor != "local"
 
     @property
     def num_threads(self) -> int:
         """Threads of each process that computes."""
+        if self.is_placed:
+            return self.threads or 1
         return num_threads_of(self.threads, replicas=self.replicas * self.tensor_parallel * self.pipeline_parallel)
 
     def check(self, model: ModelOptions) -> None:
@@ -125,43 +121,33 @@ class PlacementOptions(_OwnGroup):
             InvalidInputError: something of it was asked for.
         """
         refused: dict[str, object] = {f"--device {model.device}": model.device != "cpu", "--compiler": model.compiler}
-        refused |= {"--adapter": model.adapter}
+        refused["--adapter"] = model.adapter
         refuse_divided(refused, **self.degrees)
-        refuse_hosts(
-            self.nodes if self.executor == "local" else 1,
-            {f"--device {model.device}": model.device != "cpu", "--adapter": model.adapter}
-            | {"--compiler": model.compiler}
-            | {"--single-process": self.single_process},
-        )
+        refused["--single-process"] = self.single_process
+        if self.is_placed and (given := [name for name, value in refused.items() if value]):
+            raise InvalidInputError(f"--executor {self.executor} runs without {given[0]}: leave one of them out")
 
-    def hosts(self, model: str, tls: TlsConfig | None) -> HostOptions | None:
-        """Return the options of a model on several machines; None: it is on this one.
+    def placer(self, model: str, served: ModelOptions) -> RankPlacer | None:
+        """Return who places the model's ranks; None: they are forked on this machine.
 
         Raises:
-            InvalidInputError: one of the options is missing, cannot be read, or does not go with the executor.
+            InvalidInputError: there is no such executor or cluster, or the parts do not fit it.
         """
-        timeouts: Any = {"heartbeat_timeout": self.heartbeat_timeout, "join_timeout": self.join_timeout}
-        if self.executor == "local":
-            return host_options(
-                self.nodes,
-                self.listen,
-                self.secret_file,
-                control_only=self.control_only,
-                threads=self.threads,
-                tls=tls,
-                **timeouts,
-            )
-        return placed_options(
-            self.executor,
-            model,
+        if not self.is_placed:
+            return None
+        placed = PlacedModel(
+            model=model,
             address=self.ray_address,
-            listen=self.listen,
-            replicas=self.replicas,
-            threads=self.threads,
-            refused={"--nodes": self.nodes, "--secret-file": self.secret_file, "--control-only": self.control_only},
-            **self.degrees,
-            **timeouts,
+            num_replicas=self.replicas,
+            num_threads=self.num_threads,
+            dtype=served.dtype_everywhere,
+            heartbeat_timeout_s=self.heartbeat_timeout,
+            join_timeout_s=self.join_timeout,
+            tensor_parallel=self.tensor_parallel,
+            pipeline_parallel=self.pipeline_parallel,
+            **served.form,
         )
+        return find_placer(self.executor, placed)
 
     def supervises(self, device: str) -> bool:
         """Return True if the server runs in several processes; says why not, where that was not asked for.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlsys_orca.engine.client import EngineConfig, EngineShape
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.parallel.group import ParallelModel
+from mlsys_orca.parallel.ranks import ParallelModel
 from mlsys_orca.parallel.wiring import GroupShape
 from mlsys_orca.scheduling.request_pool import MAX_SCORED_ROWS
 

@@ -18,10 +18,7 @@ from mlsys_orca.engine.watching.local import LocalScore
 from mlsys_orca.loading.loaded import LoadedModel
 
 if TYPE_CHECKING:  # a model that is not divided starts without them
-    from mlsys_orca.parallel.executor import ParallelExecutor
-    from mlsys_orca.parallel.group import Group, Holders
-    from mlsys_orca.parallel.hosts.group import HostExecutor, HostGroup
-    from mlsys_orca.parallel.hosts.holders import HostHolders
+    from mlsys_orca.parallel.ranks import RankExecutor, RankGroup, RankHolders
 
 __all__ = ["BusyError", "Engine", "EngineConfig", "TokenStream", "plan_kv_tokens"]
 
@@ -56,7 +53,7 @@ class Engine(EngineClient):
         available_nbytes: int,
         recorder: LoopRecorder | None = None,
         registry: Registry | None = None,
-        holders: Holders | HostHolders | None = None,
+        holders: RankHolders | None = None,
     ) -> None:
         if config.num_replicas > 1:
             raise InvalidInputError(
@@ -64,7 +61,7 @@ class Engine(EngineClient):
                 "with processes"
             )
         self._holders = holders
-        self._group: Group | HostGroup | None = None
+        self._group: RankGroup | None = None
         streams, stats = Streams(), EngineStats()
         core = EngineCore(
             loaded,
@@ -110,8 +107,8 @@ class Engine(EngineClient):
         return self.core.counts()
 
     def _divided(
-        self, loaded: LoadedModel, shape: EngineShape, config: EngineConfig, holders: Holders | HostHolders
-    ) -> ParallelExecutor | HostExecutor:
+        self, loaded: LoadedModel, shape: EngineShape, config: EngineConfig, holders: RankHolders
+    ) -> RankExecutor:
         """Return an executor over ranks, which have the keys and values of the first replica."""
         from mlsys_orca.engine.divided import group_shape
 

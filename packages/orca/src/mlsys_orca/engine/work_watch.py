@@ -18,8 +18,7 @@ from mlsys_serving.processes.box import Box
 from mlsys_serving.processes.children import EXIT_UNHANDLED
 
 if TYPE_CHECKING:
-    from mlsys_orca.parallel.group import Group
-    from mlsys_orca.parallel.hosts.group import HostGroup
+    from mlsys_orca.parallel.ranks import RankGroup
 
 _LEAST_S = 5.0  # a starved machine may hold any thread up for seconds
 _FACTOR = 8.0  # beyond the slowest so far: other work on the machine, longer contexts
@@ -129,7 +128,7 @@ class WorkWatch:
         self._box.begin(handles, limit_s=self.deadline.limit_s(work))
 
 
-def die_with(group: Group | HostGroup) -> None:
+def die_with(group: RankGroup) -> None:
     """Have this process die as the first of the group's ranks does, by itself or of a signal; watched in a thread."""
 
     def watch() -> None:

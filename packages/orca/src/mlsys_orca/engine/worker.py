@@ -29,10 +29,7 @@ from mlsys_serving.processes.box import Box
 from mlsys_serving.processes.children import EXIT_UNHANDLED
 
 if TYPE_CHECKING:  # a model that is not divided starts without them
-    from mlsys_orca.parallel.executor import ParallelExecutor
-    from mlsys_orca.parallel.group import Holders
-    from mlsys_orca.parallel.hosts.group import HostExecutor
-    from mlsys_orca.parallel.hosts.holders import HostHolders
+    from mlsys_orca.parallel.ranks import RankExecutor, RankHolders
     from mlsys_orca.parallel.wiring import GroupShape
 
 _log = logging.getLogger(__name__)
@@ -49,7 +46,7 @@ class WorkerSettings:
     guides: GuideMaker
     kv_caches: Sequence[KVCache | NativeKVCache]  # in shared memory, one for each replica; none: ranks have them
     crash_points: CrashPoints
-    holders: Holders | HostHolders | None = None  # who forks the ranks that run the model; None: the worker runs it
+    holders: RankHolders | None = None  # who forks the ranks that run the model; None: the worker runs it
     group: GroupShape | None = None  # of the ranks
 
 
@@ -78,7 +75,7 @@ class Worker:
         self._guides: dict[str, GrammarGuide] = {}  # by request
         self._told: dict[str, tuple[int, ...]] = {}  # block tables that the front knows, by request
         self._lost: frozenset[int] = frozenset()  # requests whose keys and values were lost before this worker began
-        self._ranks: ParallelExecutor | HostExecutor | None = None  # None: the model runs here
+        self._ranks: RankExecutor | None = None  # None: the model runs here
         if settings.holders is not None and settings.group is not None:
             group = settings.holders.group(settings.group)
             die_with(group)
@@ -139,7 +136,7 @@ class Worker:
         self._core.start()
         self._send(wire.Ready(self._core.counts(), identity))
 
-    def _have_ranks_serve(self, ranks: ParallelExecutor | HostExecutor, replica: int) -> str:
+    def _have_ranks_serve(self, ranks: RankExecutor, replica: int) -> str:
         """Wait for the ranks, and tell the front meanwhile; return the identity of their keys and values."""
         found: list[str] = []
 
@@ -152,13 +149,11 @@ class Worker:
                 _log.exception("the ranks cannot serve: this worker ends")
                 os._exit(EXIT_UNHANDLED)
 
-        from mlsys_orca.parallel.hosts.group import HostExecutor
-
         thread = threading.Thread(target=serve, name="orca-ranks-come", daemon=True)
         thread.start()
         thread.join(_TELL_S)
         while thread.is_alive():
-            self._send(wire.Waiting(ranks.waits_for if isinstance(ranks, HostExecutor) else ""))
+            self._send(wire.Waiting(ranks.waits_for))
             thread.join(_TELL_S)
         return found[0]
 

@@ -1,8 +1,8 @@
 """Channels between the processes of a parallel engine: control and tensors apart (the ORCA paper, section 4.1).
 
 The protocols are the seam between ranks and what carries their messages: sockets and shared memory on one host
-(:class:`SocketChannel`, :mod:`mlsys_orca.parallel.tensors.ring`), TCP and torch.distributed between hosts. A rank and a
-master know no more than these.
+(:class:`SocketChannel`, :mod:`mlsys_orca.parallel.tensors.ring`), actor calls and torch.distributed on a Ray cluster. A
+rank and a master know no more than these.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ class ResultsIn(Protocol):
 class RankLinks:
     """Channels of one rank. Owner: the rank."""
 
-    up: ControlChannel  # to the master
-    down: ControlChannel  # from the master, the controller of the stage before, or the controller of this stage
-    onward: Sequence[ControlChannel]  # of a controller: to its ranks and the next stage's controller
     states_in: StatesIn | None  # None: the first stage
     states_out: StatesOut | None  # None: the last stage, or no controller
     results: ResultsOut | None  # None: any stage but the last
+    up: ControlChannel | None = None  # to the master; None: messages come in calls, and are answered there
+    down: ControlChannel | None = None  # from the master, the controller of the stage before, or that of this stage
+    onward: Sequence[ControlChannel] = ()  # of a controller: to its ranks and the next stage's controller
 
 
 class SocketChannel:

@@ -46,7 +46,7 @@ class IterationWatch(Protocol):
 class MasterLinks:
     """Channels of a group's master. Owner: the executor."""
 
-    down: ControlChannel  # to the controller of the first stage
+    down: Sequence[ControlChannel]  # to the controller of the first stage, or to every rank
     ups: Sequence[tuple[Placement, ControlChannel]]  # from every rank
     results: ResultsIn  # of the ranks of the last stage
 
@@ -70,7 +70,7 @@ class ParallelExecutor:
     the last iteration, whose blocks may be other requests' from then on.
 
     Args:
-        links: The channels; the ranks behind them have greeted (:func:`greet`).
+        links: The channels; the ranks behind them have greeted (:func:`greet`). None: :meth:`attach` brings them.
         max_in_flight: Iterations at a time.
         finds_largest: The ranks can say where a row's largest logit is without giving all.
         watch: Hears of iterations; None: nobody does.
@@ -79,27 +79,36 @@ class ParallelExecutor:
 
     def __init__(
         self,
-        links: MasterLinks,
+        links: MasterLinks | None,
         *,
         max_in_flight: int,
-        finds_largest: bool,
+        finds_largest: bool = False,
         watch: IterationWatch | None = None,
         on_done: Callable[[messages.Done], None] | None = None,
     ) -> None:
         self.max_in_flight = max_in_flight
+        self.waits_for = ""  # the ranks have come
         self.num_sent_nbytes = 0  # of control messages to the first stage
         self.watch, self.on_done = watch, on_done
-        self._links, self._finds_largest = links, finds_largest
         self._waiting: deque[IterationBatch] = deque()
         self._flights: deque[_Flight] = deque()
         self._number = 0
-        self._last = {place.rank for place, _ in links.ups if place.is_last}
-        self._by_fd = {channel.fileno(): (place, channel) for place, channel in links.ups}
         self._interrupt = new_event()
         self._poll = select.poll()
-        for fd in (self._interrupt, *self._by_fd):
-            self._poll.register(fd, select.POLLIN)
+        self._poll.register(self._interrupt, select.POLLIN)
         self._is_closed = False
+        self._channels: list[ControlChannel] = []  # that it closes
+        if links is not None:
+            self.attach(links, finds_largest=finds_largest)
+
+    def attach(self, links: MasterLinks, *, finds_largest: bool) -> None:
+        """Have the channels to the ranks, which have greeted; see the arguments of the class."""
+        self._links, self._finds_largest = links, finds_largest
+        self._last = {place.rank for place, _ in links.ups if place.is_last}
+        self._by_fd = {channel.fileno(): (place, channel) for place, channel in links.ups}
+        self._channels = [*links.down, *(channel for _, channel in links.ups)]
+        for fd in self._by_fd:
+            self._poll.register(fd, select.POLLIN)
 
     def serve(self, replica: int, *, timeout_s: float | None = None) -> str:
         """Have the ranks use a replica's keys and values; return their identity when nobody else writes to them.
@@ -162,8 +171,7 @@ class ParallelExecutor:
         if self._is_closed:
             return
         self._is_closed = True
-        self._links.down.close()
-        for _, channel in self._links.ups:
+        for channel in self._channels:
             channel.close()
         os.close(self._interrupt)
 
@@ -186,7 +194,8 @@ class ParallelExecutor:
     def _send(self, message: messages.ToRank) -> None:
         payload = messages.encode(message)
         self.num_sent_nbytes += len(payload)
-        self._links.down.send(payload)
+        for channel in self._links.down:
+            channel.send(payload)
 
     def _was_interrupted(self, timeout_s: float | None) -> bool:
         """Wait for something to come, and take it; return whether that was an interrupt."""

@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import msgspec
@@ -32,10 +31,10 @@ from mlsys_orca.parallel.holder import (
     decode_told,
     hold,
 )
-from mlsys_orca.parallel.hosts.settings import HostsSettings
-from mlsys_orca.parallel.messages import Done, Hello
-from mlsys_orca.parallel.placement import Placement, all_places
-from mlsys_orca.parallel.shard import GroupBrokenError, Reducer, Shard
+from mlsys_orca.parallel.messages import Done
+from mlsys_orca.parallel.placement import Placement
+from mlsys_orca.parallel.ranks import ParallelModel, RankHolders
+from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.parallel.tensors.ring import KvMemory
 from mlsys_orca.parallel.wiring import GroupShape, Wiring
 
@@ -43,25 +42,6 @@ RANK_TIMEOUT_S = 60.0  # for all ranks of a group to come
 _CAUSE_S = 2.0  # from the loss of a rank to the word of what it died of
 _LOOK_S = 1.0  # between two looks whether a signal has stopped a rank
 _MESSAGE_NBYTES = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelModel:
-    """Division of one model, and the functions that load its parts. Plain data."""
-
-    tensor_parallel: int
-    pipeline_parallel: int
-    load: Callable[[Placement], Shard]
-    hello_of: Callable[[Shard], Hello]
-    expected: Hello  # of a rank with the master's code and model
-    reducer_of: Callable[[Placement, int], Reducer] | None = None
-    new_reducer: Callable[[GroupShape], int] | None = None  # makes the memory in which the ranks of a stage meet
-    hosts: HostsSettings | None = None  # how parts lie on several hosts; None: on this one
-
-    @property
-    def places(self) -> list[Placement]:
-        """All places."""
-        return all_places(tensor_parallel=self.tensor_parallel, pipeline_parallel=self.pipeline_parallel)
 
 
 class Holders:
@@ -284,3 +264,10 @@ def layout_of(places: Sequence[Placement]) -> str:
     """
     stages, ranks = places[0].num_stages, places[0].num_ranks
     return f"{stages} stage{'s' * (stages > 1)} of {ranks} rank{'s' * (ranks > 1)}"
+
+
+def holders_of(model: ParallelModel, *, num_replicas: int = 1, say: Callable[[str], None]) -> RankHolders:
+    """Return the holders of a model's parts: forked here, or where its placer says. See :class:`RankPlacer`."""
+    if model.placer is not None:
+        return model.placer.holders(model, num_replicas=num_replicas, say=say)
+    return Holders(model, num_replicas=num_replicas)

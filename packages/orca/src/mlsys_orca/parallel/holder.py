@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
@@ -22,7 +22,6 @@ from mlsys_core.errors import MlsysError
 from mlsys_core.posix import message_pair, receive_descriptors, send_descriptors
 from mlsys_serving.processes import Child, Death
 
-from mlsys_orca.parallel.hosts.member import MemberWires, live_as_member
 from mlsys_orca.parallel.messages import Hello
 from mlsys_orca.parallel.native_shard import NativeShard
 from mlsys_orca.parallel.placement import Placement
@@ -39,7 +38,7 @@ class Ask(msgspec.Struct, frozen=True):
     """Fork a rank. With it come the life socket, and the descriptors that ``wires`` numbers."""
 
     shape: GroupShape
-    wires: RankWires | MemberWires  # of a group on this host, or on several
+    wires: RankWires
 
 
 class Born(msgspec.Struct, frozen=True, tag=0):
@@ -148,10 +147,6 @@ def _fork(settings: HolderSettings, shard: Shard, hello: Hello, others: list[soc
     def live() -> int:
         for end in (life, *others):
             end.close()
-        if isinstance(ask.wires, MemberWires):
-            make = settings.reducer_of if len(fds) > 1 else None
-            make_reducer = None if make is None else lambda: make(settings.place, fds[1])
-            return live_as_member(settings.place, shard, hello, ask.shape, ask.wires, settings.kv_memory, make_reducer)
         return live_as_rank(settings, shard, hello, ask.shape, ask.wires.renumbered(lambda index: fds[index]))
 
     child = Child("mlsys-rank", live)
@@ -200,19 +195,8 @@ def ask_for_rank(requests: socket.socket, shape: GroupShape, wires: RankWires) -
     """Have the holder behind ``requests`` fork a rank; return the asker's end of its life socket."""
     fds = wires.fds()
     places = {fd: index for index, fd in enumerate(fds, start=1)}  # behind the life socket
-    return ask(requests, Ask(shape, wires.renumbered(lambda fd: places[fd])), fds)
-
-
-def ask(requests: socket.socket, message: Ask, fds: Sequence[int]) -> socket.socket:
-    """Have the holder behind ``requests`` fork a rank; return the asker's end of its life socket.
-
-    Args:
-        requests: To the holder.
-        message: The group's sizes, and how the rank joins it.
-        fds: Descriptors that go with it. Of a group on several hosts: the memory in which local ranks of a stage meet,
-            if the stage has several.
-    """
     ours, theirs = message_pair()
+    message = Ask(shape, wires.renumbered(lambda fd: places[fd]))
     send_descriptors(requests, _encode(message), [theirs.fileno(), *fds])
     theirs.close()
     return ours

@@ -11,7 +11,7 @@ from mlsys_core.errors import InvalidInputError
 if TYPE_CHECKING:
     from mlsys_orca.loading.loaded import LoadedModel
     from mlsys_orca.model.weights.checkpoint import WeightForm
-    from mlsys_orca.parallel.group import ParallelModel
+    from mlsys_orca.parallel.ranks import ParallelModel
 
 
 def find_divided(

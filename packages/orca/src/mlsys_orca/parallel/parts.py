@@ -21,15 +21,19 @@ from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.weights.checkpoint import Checkpoint, WeightForm
 from mlsys_orca.model.weights.gguf_file import GgufFile
 from mlsys_orca.model.weights.safetensors_file import SafetensorsDirectory
-from mlsys_orca.parallel.group import Holders, ParallelModel, layout_of
+from mlsys_orca.parallel.group import Holders, layout_of
 from mlsys_orca.parallel.holder import Loaded
 from mlsys_orca.parallel.loading import load_head_only, load_shard
 from mlsys_orca.parallel.messages import Hello
 from mlsys_orca.parallel.placement import Placement, shard_config
+from mlsys_orca.parallel.ranks import ParallelModel
 from mlsys_orca.parallel.shard import Reducer, Shard
 from mlsys_orca.parallel.tensors.ring import new_memory
 from mlsys_orca.parallel.tensors.shared_memory import SharedReducer
 from mlsys_orca.parallel.wiring import GroupShape
+
+_SAMPLE_NBYTES = 4096
+_NUM_SAMPLES = 64  # of each file
 
 
 def divide(
@@ -140,10 +144,25 @@ def recipe_of() -> str:
 
 
 def digest_of(path: Path, whole: ModelConfig, *, dtype: str, weights: str | None) -> str:
-    """Return a digest of a model: its configuration, and the names and sizes of its files."""
+    """Return a digest of a model: its configuration, and the sizes and samples of its files.
+
+    Two checkpoints of one shape differ in it, and a large one is not read whole.
+    """
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    sizes = [(file.name, file.stat().st_size) for file in files if file.suffix in (".gguf", ".safetensors")]
-    return hashlib.blake2b(repr((whole, dtype, weights, sizes)).encode(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(repr((whole, dtype, weights)).encode(), digest_size=16)
+    for file in files:
+        if file.suffix in (".gguf", ".safetensors"):
+            _add(digest, file)
+    return digest.hexdigest()
+
+
+def _add(digest: hashlib.blake2b, file: Path) -> None:
+    nbytes = file.stat().st_size
+    digest.update(nbytes.to_bytes(8, "little"))
+    with file.open("rb") as data:
+        for index in range(_NUM_SAMPLES):
+            data.seek(max(0, nbytes - _SAMPLE_NBYTES) * index // (_NUM_SAMPLES - 1))
+            digest.update(data.read(_SAMPLE_NBYTES))
 
 
 def _check_room(path: Path, name: str, *, dtype: str, weights: str | None, share: float) -> None:

@@ -53,19 +53,35 @@ class Rank:
             ServingError: a step came before a replica was named.
         """
         links = self._links
-        links.up.send(messages.encode(self._hello))
+        assert links.up is not None
+        assert links.down is not None
+        links.up.send(self.greeting)
         with torch.inference_mode():
             while (payload := links.down.receive()) is not None:
                 for channel in links.onward:  # before anything runs: nobody waits for this rank to know what comes
                     channel.send(payload)
-                message = messages.decode_to_rank(payload)
-                if isinstance(message, messages.Serve):
-                    self._cache = self._cache_of(message.replica)
-                    links.up.send(messages.encode(messages.Serving(self._kv_identity(message.replica))))
-                else:
-                    self._step(message)
+                if answer := self.follow(payload):
+                    links.up.send(answer)
 
-    def _step(self, step: messages.Step) -> None:
+    @property
+    def greeting(self) -> bytes:
+        """First words to the master."""
+        return messages.encode(self._hello)
+
+    def follow(self, payload: bytes) -> bytes:
+        """Do what one message of the master says, in inference mode; return the answer, which may be empty.
+
+        Raises:
+            GroupBrokenError: a neighbour has gone.
+            ServingError: a step came before a replica was named.
+        """
+        message = messages.decode_to_rank(payload)
+        if isinstance(message, messages.Serve):
+            self._cache = self._cache_of(message.replica)
+            return messages.encode(messages.Serving(self._kv_identity(message.replica)))
+        return self._step(message)
+
+    def _step(self, step: messages.Step) -> bytes:
         """Run one iteration: states in, states or results out."""
         links, cache = self._links, self._cache
         if cache is None:
@@ -94,8 +110,10 @@ class Rank:
         now = time.perf_counter()
         if links.states_out is not None:
             links.states_out.send(step.number)
+        done = None
         if links.results is not None:
             links.results.send(step.number)
             idle_s = began_s - self._ended_s if self._ended_s else 0.0
-            links.up.send(messages.encode(messages.Done(step.number, now - began_s, idle_s, self._was_waiting)))
-        self._ended_s, self._was_waiting = time.perf_counter(), links.down.is_waiting()
+            done = messages.Done(step.number, now - began_s, idle_s, self._was_waiting)
+        self._ended_s, self._was_waiting = time.perf_counter(), links.down is not None and links.down.is_waiting()
+        return b"" if done is None else messages.encode(done)

@@ -65,7 +65,7 @@ class GroupShape(msgspec.Struct, frozen=True, kw_only=True):
         return Slots(fd, depth=self.max_in_flight, slot_nbytes=states_nbytes(self.max_tokens, self.hidden_size))
 
 
-class RankWires(msgspec.Struct, tag=0, frozen=True, kw_only=True):
+class RankWires(msgspec.Struct, frozen=True, kw_only=True):
     """Descriptors of one rank."""
 
     up: int
@@ -186,7 +186,7 @@ class Wiring:
         results = self.shape.results(self.results)
         os.close(self.results)
         return MasterLinks(
-            down=SocketChannel(socket.socket(fileno=self.down)),
+            down=[SocketChannel(socket.socket(fileno=self.down))],
             ups=[(place, SocketChannel(socket.socket(fileno=fd))) for place, fd in self.ups.items()],
             results=results,
         )

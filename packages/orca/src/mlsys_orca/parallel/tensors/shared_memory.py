@@ -109,7 +109,7 @@ class SharedReducer:
 
 
 class MeetingView:
-    """Meetings of a :class:`SharedReducer` as one rank has them, for who carries its slots between hosts."""
+    """Meetings of a :class:`SharedReducer` as one rank has them, for who carries its slots to other machines."""
 
     def __init__(self, native: Any, base: int, rank: int, num_ranks: int, slot_size: int) -> None:
         self._native = native

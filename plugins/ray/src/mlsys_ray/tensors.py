@@ -1,99 +1,59 @@
-"""Tensors between the processes of one group on several hosts: one gloo group of torch.distributed for each.
+"""Tensors between the processes of one group: a process group of torch.distributed (gloo) for each.
 
-Its processes find each other through a :class:`PutStore`, which travels over the authenticated control channel: there
-is no port to which strangers could write. The tensors themselves are neither encrypted nor authenticated by gloo, so
-the hosts' network must be private.
+Its processes meet in a store that the master opens; addresses are Ray's. gloo neither encrypts nor authenticates, so
+the nodes' network must be private.
 """
 
 from __future__ import annotations
 
 import datetime
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed
-from mlsys_core.errors import ServingError
-from torch import Tensor
-
 from mlsys_orca.parallel.shard import GroupBrokenError
+from torch import Tensor
 
 distributed: Any = torch.distributed  # whose compiled classes have no annotations
 Work = Any  # of torch.distributed: a tensor on its way
+MEET_S = 60.0  # for all processes of a group to meet
 TIMEOUT_S = 600.0  # of one tensor: a stage may compute a long prompt before it comes
 STATES, RESULTS, SUMS = 1, 2, 3  # tags: tensors of one tag between two processes come in order
 
 
-class PutStore(distributed.Store):  # type: ignore[misc]  # see above
-    """A store of torch.distributed: own entries are told to the others by ``tell``, theirs come to :meth:`put`.
+def open_store(host: str, size: int, port: int = 0, *, is_master: bool) -> Any:
+    """Open the store in which the processes of a group meet, or connect to it.
 
     Args:
-        tell: Sends an entry of this process to the others.
-        timeout_s: That a reader waits for an entry.
+        host: The master's address.
+        size: Number of processes.
+        port: Of the store; 0: any free one.
+        is_master: It is this process's.
+
+    Raises:
+        GroupBrokenError: it cannot be reached.
     """
-
-    def __init__(self, tell: Callable[[str, bytes], None], *, timeout_s: float) -> None:
-        super().__init__()
-        self._tell, self._timeout_s = tell, timeout_s
-        self._entries: dict[str, bytes] = {}
-        self._changed = threading.Condition()
-
-    def put(self, key: str, value: bytes) -> None:
-        """Have an entry of another process."""
-        with self._changed:
-            self._entries[key] = value
-            self._changed.notify_all()
-
-    def set(self, key: str, value: bytes | str) -> None:
-        """Have an entry of this process, and tell the others."""
-        encoded = value.encode() if isinstance(value, str) else bytes(value)
-        self.put(key, encoded)
-        self._tell(key, encoded)
-
-    def get(self, key: str) -> bytes:
-        """Wait for an entry and return it.
-
-        Raises:
-            ServingError: it does not come.
-        """
-        self.wait([key])
-        return self._entries[key]
-
-    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
-        """Wait for entries.
-
-        Raises:
-            ServingError: they do not come.
-        """
-        with self._changed:
-            if not self._changed.wait_for(lambda: all(key in self._entries for key in keys), self._timeout_s):
-                raise ServingError("the processes of a group did not find each other in time")
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all of some entries are there."""
-        with self._changed:
-            return all(key in self._entries for key in keys)
-
-    def has_extended_api(self) -> bool:
-        """Return False: there is no ``multi_get``."""
-        return False
+    timeout = datetime.timedelta(seconds=MEET_S)
+    try:
+        return distributed.TCPStore(host, port, size, is_master=is_master, wait_for_workers=False, timeout=timeout)
+    except RuntimeError as error:
+        raise GroupBrokenError(f"the group's master cannot be reached: {error}") from error
 
 
 class TensorGroup:
     """Way of tensors between the processes of a group: number 0 is the master, then the ranks by place.
 
     Args:
-        store: In which they find each other.
+        store: In which they meet.
         number: This process's.
         size: Number of processes.
-        address: Address of this host that the others reach.
+        address: This host's, as the others reach it.
 
     Raises:
         GroupBrokenError: some cannot be reached.
     """
 
-    def __init__(self, store: PutStore, number: int, size: int, *, address: str) -> None:
+    def __init__(self, store: Any, number: int, size: int, *, address: str) -> None:
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = datetime.timedelta(seconds=TIMEOUT_S)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import suppress
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 
 import pytest
 import torch
 from mlsys_orca.model.slices import add_in_tree
-from mlsys_orca.parallel.hosts.member import DistributedIn, DistributedOut, SumsCarrier
-from mlsys_orca.parallel.hosts.results import DistributedResultsIn, DistributedResultsOut, columns_of
-from mlsys_orca.parallel.hosts.tensors import PutStore, TensorGroup
+from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.parallel.tensors.shared_memory import SharedReducer
+from mlsys_ray.ends import DistributedIn, DistributedOut, DistributedResultsIn, DistributedResultsOut, columns_of
+from mlsys_ray.sums import SumsCarrier, carriers_of
+from mlsys_ray.tensors import TensorGroup, open_store
 
 from tests.orca.parallel.test_placement import config_of
 
@@ -25,18 +24,13 @@ SIZES = [3, 1, 5, 2, 4]  # tokens of each iteration
 
 
 def groups_of(size: int) -> list[TensorGroup]:
-    """Processes of one group, in threads: each entry of one store is told to the others."""
-    stores: list[PutStore] = []
-
-    def tell(key: str, value: bytes) -> None:
-        for store in stores:
-            store.put(key, value)
-
-    stores += [PutStore(tell, timeout_s=60) for _ in range(size)]
+    """Processes of one group, in threads."""
+    store = open_store("127.0.0.1", size, is_master=True)
     found: list[TensorGroup | None] = [None] * size
 
     def make(number: int) -> None:
-        found[number] = TensorGroup(stores[number], number, size, address="127.0.0.1")
+        own = open_store("127.0.0.1", size, store.port, is_master=False)
+        found[number] = TensorGroup(own, number, size, address="127.0.0.1")
 
     threads = [threading.Thread(target=make, args=(number,)) for number in range(size)]
     for thread in threads:
@@ -50,22 +44,9 @@ def states_of(number: int) -> torch.Tensor:
     return torch.randn(SIZES[number], HIDDEN, generator=torch.Generator().manual_seed(number))
 
 
-def store_over(way: Connection) -> PutStore:
-    """Return a store whose entries go over a pipe, both ways."""
-    store = PutStore(lambda key, value: way.send((key, value)), timeout_s=60)
-
-    def follow() -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                store.put(*way.recv())
-
-    threading.Thread(target=follow, daemon=True).start()
-    return store
-
-
-def first_stage(way: Connection) -> None:
-    store = store_over(way)
-    out = DistributedOut(TensorGroup(store, 0, 2, address="127.0.0.1"), hidden_size=HIDDEN, depth=DEPTH, receivers=[1])
+def first_stage(port: int) -> None:
+    group = TensorGroup(open_store("127.0.0.1", 2, port, is_master=False), 0, 2, address="127.0.0.1")
+    out = DistributedOut(group, hidden_size=HIDDEN, depth=DEPTH, receivers=[1])
     for number in range(len(SIZES)):
         out.room(number, SIZES[number]).copy_(states_of(number))
         out.send(number)
@@ -73,12 +54,10 @@ def first_stage(way: Connection) -> None:
 
 
 def test_states_come_in_order_and_a_lost_stage_is_an_error() -> None:
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    stage = context.Process(target=first_stage, args=(theirs,), daemon=True)
+    store = open_store("127.0.0.1", 2, is_master=True)
+    stage = get_context("spawn").Process(target=first_stage, args=(store.port,), daemon=True)
     stage.start()
     try:
-        store = store_over(ours)
         receiver = DistributedIn(TensorGroup(store, 1, 2, address="127.0.0.1"), hidden_size=HIDDEN, sender=0)
         for number, size in enumerate(SIZES):
             assert torch.equal(receiver.receive(number, size), states_of(number))
@@ -156,3 +135,8 @@ def test_an_aborted_carrier_ends_the_runs_of_its_host() -> None:
     threading.Timer(0.05, reducer.abort).start()
     with pytest.raises(GroupBrokenError):
         reducer.exchange(torch.ones(4))  # rank 1 never comes
+
+
+def test_the_first_rank_of_each_node_carries_for_its_stage() -> None:
+    place = Placement(stage=1, num_stages=2, rank=2, num_ranks=3)
+    assert carriers_of(place, (0, 0, 0, 5, 6, 6)) == {0: 0, 1: 1, 2: 1}
