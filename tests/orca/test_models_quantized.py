@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.model.decoder import ForwardInputs
-from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from torch import Tensor
 
 from tests.orca.conftest import write_gguf
+from tests.orca.forwards import logits_of
 
 Q = GGMLQuantizationType
 WIDTH, VOCAB = 256, 260  # K-quants come in blocks of 256 values
@@ -30,16 +28,7 @@ def random_blocks(shape: tuple[int, int], kind: GGMLQuantizationType, seed: int)
 
 
 def logits(path: Path, **options: Any) -> Tensor:
-    loaded = load_model(path, dtype="fp32", **options)
-    cache = new_kv_cache(loaded.model, num_blocks=4)
-    builder = BatchBuilder()
-    builder.add("a", [5, 9, 200], num_computed_tokens=0, block_table=(0,), sampling=SamplingParams())
-    builder.add("b", [7], num_computed_tokens=0, block_table=(1,), sampling=SamplingParams())
-    with torch.inference_mode():
-        out: Tensor = loaded.model(
-            ForwardInputs(builder.build(), block_size=cache.block_size, device=loaded.model.device), cache
-        )
-    return out
+    return torch.cat(logits_of(load_model(path, dtype="fp32", **options).model, [[5, 9, 200], [7]]))
 
 
 @pytest.mark.parametrize("kinds", [(Q.Q4_K, Q.Q6_K), (Q.Q5_K, Q.Q3_K), (Q.Q2_K, Q.Q8_0), (Q.Q5_0, Q.Q5_1)])

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError, MemoryPlanError
-from mlsys_core.loop import SimulatedExecutor, simulate
 from mlsys_core.plugins import installed_plugins
 from mlsys_orca import LLM
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
-from mlsys_orca.backends.runner import Runner
 from mlsys_orca.engine.client import EngineConfig
 from mlsys_orca.engine.core import plan_engine
 from mlsys_orca.engine.fit import fit_of
@@ -25,34 +22,18 @@ from mlsys_orca.model.adapters import AdaptedDecoder
 from mlsys_orca.model.config import RecurrentPart
 from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.parallel.placement import check_degrees
-from mlsys_orca.scheduling.batch import BatchBuilder, GenerationRequest, Progress
+from mlsys_orca.scheduling.batch import BatchBuilder, Progress
 from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.policy import make_scheduler
-from safetensors.torch import save_file
 from torch import Tensor
 
-HIDDEN, VOCAB, LAYERS = 32, 96, 3
-SHAPE: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
-MAMBA2 = SHAPE | {
-    "num_heads": 4,
-    "head_dim": 16,
-    "state_size": 32,
-    "n_groups": 2,
-}  # matrices that are turned for prompts
-QWEN3_NEXT = SHAPE | {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "full_attention_interval": 3,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 20,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 24,
+from tests.conformance.orca import served
+from tests.conformance.orca.families import MAMBA2, QWEN3_NEXT, SMALL, TOKENS, Case, write_checkpoint
+from tests.conformance.orca.served import Served
+
+VOCAB = 256
+CASES = {  # state matrices of whole vectors, which are transposed for prompts
+    "mamba2": Case("Mamba2", TOKENS | MAMBA2 | {"state_size": 32}),
+    "qwen3_next": Case("Qwen3Next", SMALL | QWEN3_NEXT | {"linear_key_head_dim": 32}),
 }
 PROMPTS = [[(7 * i + 5 * j + 3) % VOCAB for j in range(length)] for i, length in enumerate([1, 30, 3, 70, 7])]
 POLICIES: dict[str, dict[str, Any]] = {
@@ -63,65 +44,11 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def shapes_of(kind: str) -> dict[str, tuple[int, ...]]:
-    if kind == "mamba2":
-        found: dict[str, tuple[int, ...]] = {
-            "backbone.embeddings.weight": (VOCAB, HIDDEN),
-            "lm_head.weight": (VOCAB, HIDDEN),
-        }
-        found["backbone.norm_f.weight"] = (HIDDEN,)
-        for i in range(LAYERS):
-            mixer = f"backbone.layers.{i}.mixer."
-            found |= {f"backbone.layers.{i}.norm.weight": (HIDDEN,), f"{mixer}in_proj.weight": (64 + 192 + 4, HIDDEN)}
-            found |= {f"{mixer}conv1d.weight": (192, 1, 4), f"{mixer}conv1d.bias": (192,), f"{mixer}norm.weight": (64,)}
-            found |= {f"{mixer}{each}": (4,) for each in ("A_log", "D", "dt_bias")}
-            found[f"{mixer}out_proj.weight"] = (HIDDEN, 64)
-        return found
-    found = {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN),
-        "lm_head.weight": (VOCAB, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
-    }
-    for i in range(LAYERS):
-        layer = f"model.layers.{i}."
-        found |= {f"{layer}{each}_layernorm.weight": (HIDDEN,) for each in ("input", "post_attention")}
-        if i == 2:
-            own = f"{layer}self_attn."
-            found |= {f"{own}q_proj.weight": (128, HIDDEN), f"{own}o_proj.weight": (HIDDEN, 64)}
-            found |= {f"{own}{each}_proj.weight": (32, HIDDEN) for each in "kv"}
-            found |= {f"{own}{each}_norm.weight": (16,) for each in "qk"}
-        else:
-            own = f"{layer}linear_attn."
-            found |= {f"{own}in_proj_qkvz.weight": (128 + 160, HIDDEN), f"{own}in_proj_ba.weight": (8, HIDDEN)}
-            found |= {
-                f"{own}conv1d.weight": (208, 1, 4),
-                f"{own}norm.weight": (20,),
-                f"{own}out_proj.weight": (HIDDEN, 80),
-            }
-            found |= {f"{own}{each}": (4,) for each in ("A_log", "dt_bias")}
-        found |= {f"{layer}mlp.gate.weight": (4, HIDDEN), f"{layer}mlp.shared_expert_gate.weight": (1, HIDDEN)}
-        mlps = {f"experts.{i}": 16 for i in range(4)} | {"shared_expert": 24}
-        for name, inner in mlps.items():
-            found |= {f"{layer}mlp.{name}.{each}_proj.weight": (inner, HIDDEN) for each in ("gate", "up")}
-            found[f"{layer}mlp.{name}.down_proj.weight"] = (HIDDEN, inner)
-    return found
-
-
-def write(path: Path, kind: str, **changes: Any) -> Path:
-    generator = torch.Generator().manual_seed(5)
-    tensors = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes_of(kind).items()}
-    save_file(tensors, path / "model.safetensors")
-    raw = {"model_type": kind} | (MAMBA2 if kind == "mamba2" else QWEN3_NEXT) | changes
-    (path / "config.json").write_text(json.dumps(raw))
-    vocab = {f"t{token_id}": token_id for token_id in range(VOCAB)}
-    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "t0")).save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text("{}")
-    return path
-
-
-@pytest.fixture(scope="module", params=["mamba2", "qwen3_next"])
+@pytest.fixture(scope="module", params=CASES)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp(request.param), request.param)
+    path = tmp_path_factory.mktemp(request.param)
+    write_checkpoint(path, CASES[request.param])
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -184,41 +111,25 @@ def test_quantised_products_are_near(path: Path, loaded: LoadedModel, weights: A
     assert torch.corrcoef(torch.stack((exact, rounded)))[0, 1] > (0.99 if weights == "int8" else 0.5)
 
 
-def serve(
-    model: Any, policy: str, *, num_states: int, num_blocks: int = 12, progress: int = 0
-) -> tuple[list[tuple[int, ...]], Any, BlockTables]:
+def serve(model: Any, policy: str, *, num_states: int, num_blocks: int = 12, progress: int = 0) -> Served:
     """Serve all prompts; ``progress``: tokens of an answer that another engine gave, whose states are lost."""
-    tables = BlockTables(num_blocks=num_blocks, num_states=num_states)
-    scheduler: Any = make_scheduler(
+    return served.serve(
+        model,
         policy,
-        installed_plugins().registry,
-        block_tables=tables,
+        PROMPTS,
+        num_tokens=20,
+        num_blocks=num_blocks,
+        num_states=num_states,
         max_batch_size=4,
-        max_model_len=128,
-        options=POLICIES[policy],
+        request=lambda i: {"progress": Progress(tuple(ANSWERS[model][i][:progress]), (), 0)} if progress else {},
+        **POLICIES[policy],
     )
-    alone = [ANSWERS[model][i][:progress] if progress else () for i in range(len(PROMPTS))]
-    requests = [
-        GenerationRequest(
-            request_id=str(i),
-            prompt_token_ids=tuple(prompt),
-            max_new_tokens=20,
-            progress=Progress(alone[i], (), 0) if progress else None,
-        )
-        for i, prompt in enumerate(PROMPTS)
-    ]
-    runner = Runner(model, new_kv_cache(model, num_blocks=num_blocks, num_states=num_states))
-    served = simulate(
-        scheduler, SimulatedExecutor(lambda _: 1.0, runner.run), [(2.0 * i, each) for i, each in enumerate(requests)]
-    )
-    answers = {each.request_id: each.finished.result.tokens for each in served.requests}
-    return [tuple(token.token_id for token in answers[each.request_id]) for each in requests], scheduler.pool, tables
 
 
-ANSWERS: dict[Any, list[tuple[int, ...]]] = {}
+ANSWERS: dict[Any, list[list[int]]] = {}
 
 
-def by_recomputing(model: Any) -> list[tuple[int, ...]]:
+def by_recomputing(model: Any) -> list[list[int]]:
     """Greedy answers, each token from a forward of all before it."""
     if model not in ANSWERS:
         ANSWERS[model] = []
@@ -226,7 +137,7 @@ def by_recomputing(model: Any) -> list[tuple[int, ...]]:
             tokens = list(prompt)
             for _ in range(20):
                 tokens.append(int(logits_of(model, [tokens])[0][-1].argmax()))
-            ANSWERS[model].append(tuple(tokens[len(prompt) :]))
+            ANSWERS[model].append(tokens[len(prompt) :])
     return ANSWERS[model]
 
 
@@ -234,19 +145,18 @@ def by_recomputing(model: Any) -> list[tuple[int, ...]]:
 def test_every_policy_gives_the_answers_of_each_alone(loaded: LoadedModel, policy: str) -> None:
     expected, num_preemptions = by_recomputing(loaded.model), 0
     for num_states, num_blocks in ((4, 12), (4, 8), (2, 12)):
-        answers, pool, tables = serve(loaded.model, policy, num_states=num_states, num_blocks=num_blocks)
-        assert answers == expected
-        assert pool.num_cached_tokens == 0
-        assert tables.num_free_blocks == num_blocks
-        slots = [tables.state_slot(str(i)) for i in range(num_states) if tables.reserve(str(i), 1)]
+        run = serve(loaded.model, policy, num_states=num_states, num_blocks=num_blocks)
+        assert run.token_ids == expected
+        assert run.pool.num_cached_tokens == 0
+        slots = [run.tables.state_slot(str(i)) for i in range(num_states) if run.tables.reserve(str(i), 1)]
         assert sorted(slots) == list(range(num_states))  # all came back
-        num_preemptions += pool.num_preemptions
+        num_preemptions += run.pool.num_preemptions
     assert num_preemptions > 0 or policy != "paged"
 
 
 def test_a_request_whose_state_was_lost_is_computed_again(loaded: LoadedModel) -> None:
     expected = by_recomputing(loaded.model)
-    assert serve(loaded.model, "chunked", num_states=4, progress=6)[0] == expected
+    assert serve(loaded.model, "chunked", num_states=4, progress=6).token_ids == expected
 
 
 def test_slots_come_and_go_with_blocks() -> None:
@@ -309,8 +219,11 @@ def test_the_plan_has_room_for_states(loaded: LoadedModel) -> None:
 def test_what_is_not_implemented_is_refused_by_name(
     tmp_path: Path, kind: str, changes: dict[str, Any], message: str
 ) -> None:
+    write_checkpoint(tmp_path, CASES[kind])
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | changes))
     with pytest.raises(InvalidInputError, match=message):
-        load_model(write(tmp_path, kind, **changes), backend="native")
+        load_model(tmp_path, backend="native")
 
 
 def test_sizes_of_a_state() -> None:

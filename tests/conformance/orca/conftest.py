@@ -1,4 +1,4 @@
-"""The real model under transformers and under Orca, each loaded once, and a loop that batches as a scheduler would."""
+"""The real model under transformers and under Orca, each loaded once."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_orca.backends.native.decoder import new_kv_cache
-from mlsys_orca.backends.runner import Runner, intra_op_threads
+from mlsys_orca.backends.runner import intra_op_threads
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.model.kv_cache import BlockTables
-from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 
 from tests.installed import installed_model
-
-NUM_BLOCKS, BLOCK_SIZE = 128, 16
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,12 +26,6 @@ def one_thread() -> Iterator[None]:
 def model_path() -> Path:
     """The real model's GGUF file."""
     return installed_model("smollm2-135m-instruct")
-
-
-@pytest.fixture(scope="session")
-def greedy_by_orca() -> Callable[..., list[list[int]]]:
-    """:func:`orca_greedy`."""
-    return orca_greedy
 
 
 @pytest.fixture(scope="session")
@@ -89,41 +78,3 @@ def reference_greedy(model: Any, prompts: Sequence[list[int]], num_tokens: int, 
 def cut_after_end(tokens: list[int], ends: set[int | None]) -> list[int]:
     """``tokens`` up to the first end token, that one included."""
     return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in ends), tokens)
-
-
-def orca_greedy(
-    loaded: LoadedModel, prompts: Sequence[list[int]], num_tokens: int, *, joins: Sequence[int] | None = None
-) -> list[list[int]]:
-    """Greedy answers of Orca's runner; request i joins the batch in iteration ``joins[i]`` and leaves when it ends."""
-    cache = new_kv_cache(loaded.model, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    runner, tables = Runner(loaded.model, cache), BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    start = list(joins or [0] * len(prompts))
-    answers: list[list[int]] = [[] for _ in prompts]
-    held: dict[int, tuple[int, ...]] = {}
-    waiting, iteration = list(range(len(prompts))), 0
-    while waiting or held:
-        for i in [i for i in waiting if start[i] <= iteration]:
-            held[i] = tables.reserve(str(i), len(prompts[i]) + num_tokens)
-            waiting.remove(i)
-        builder = BatchBuilder()
-        for i, table in held.items():
-            known = [*prompts[i], *answers[i]]
-            num_computed = len(known) - 1 if answers[i] else 0
-            builder.add(
-                str(i),
-                known[num_computed:],
-                num_computed_tokens=num_computed,
-                block_table=table,
-                sampling=SamplingParams(),
-            )
-        iteration += 1
-        if not held:
-            continue
-        for token in runner.run(builder.build()).sampled:
-            i = int(token.request_id)
-            answers[i].append(token.token_id)
-            if token.token_id in loaded.tokenizer.eos_ids or len(answers[i]) == num_tokens:
-                tables.free(token.request_id)
-                del held[i]
-    assert tables.num_free_blocks == NUM_BLOCKS
-    return answers

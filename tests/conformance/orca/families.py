@@ -9,12 +9,11 @@ from typing import Any
 
 import tokenizers
 import torch
-from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.weights.quantize import quantize
-from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from torch import Tensor
+
+from tests.orca.forwards import logits_of
 
 VOCAB = 256
 TOKENS = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -362,16 +361,7 @@ def write_checkpoint(path: Path, case: Case, *, auto: str = "AutoModelForCausalL
 
 def log_probabilities(loaded: LoadedModel, sequences: list[list[int]]) -> list[Tensor]:
     """Return log-probabilities of each sequence's next tokens, all run as one ragged batch."""
-    cache = new_kv_cache(loaded.model, num_blocks=8 * len(sequences), num_states=len(sequences))
-    builder = BatchBuilder()
-    for i, sequence in enumerate(sequences):
-        table = tuple(range(8 * i, 8 * i + 8))
-        builder.add(str(i), sequence, num_computed_tokens=0, block_table=table, sampling=SamplingParams(), state_slot=i)
-    rows = range(sum(map(len, sequences)))
-    with torch.inference_mode():
-        inputs = ForwardInputs(builder.build(), block_size=cache.block_size, device="cpu", wanted=rows)
-        logits = loaded.model(inputs, cache)
-    return list(torch.split(logits.log_softmax(-1), [len(sequence) for sequence in sequences]))
+    return [logits.log_softmax(-1) for logits in logits_of(loaded.model, sequences)]
 
 
 AT_LEAST_8_BITS = (

@@ -9,20 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_core.loop import SimulatedExecutor, simulate
-from mlsys_core.plugins import installed_plugins
-from mlsys_orca.backends.native.decoder import new_kv_cache
-from mlsys_orca.backends.runner import Runner
 from mlsys_orca.backends.transformers.decoder import TransformersDecoder
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.scheduling.batch import GenerationRequest, SamplingParams
-from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.batch import SamplingParams
 
 from tests.conformance.orca.families import SMALL, Case, write_checkpoint
+from tests.conformance.orca.served import serve
 
-VOCAB, NUM_TOKENS, BLOCK = 256, 64, 16
+VOCAB, NUM_TOKENS = 256, 64
 LENGTHS = [1, 20, 3, 33, 5, 2, 17, 9, 40, 4, 12, 26, 7, 1, 31, 15]
 PROMPTS = [[(7 * i + 3 * j * j + 11) % VOCAB for j in range(length)] for i, length in enumerate(LENGTHS)]
 POLICIES: dict[str, dict[str, Any]] = {"orca": {}, "paged": {}, "chunked": {"max_batch_tokens": 24}}
@@ -82,34 +77,21 @@ def loaded(reference: Reference) -> LoadedModel:
 def test_answers_are_those_of_transformers(loaded: LoadedModel, reference: Reference, policy: str) -> None:
     """16 ragged prompts, a new one every third iteration; chunks end within prompts."""
     assert isinstance(loaded.model, TransformersDecoder)
-    tables = BlockTables(num_blocks=120, block_size=BLOCK)
-    scheduler = make_scheduler(
+    sampling = {"sampling": SamplingParams(num_logprobs=1)}
+    run = serve(
+        loaded.model,
         policy,
-        installed_plugins().registry,
-        block_tables=tables,
+        PROMPTS,
+        num_tokens=NUM_TOKENS,
+        num_blocks=120,
         max_batch_size=16,
-        max_model_len=128,
-        options=POLICIES[policy],
+        every_s=3.0,
+        request=lambda _: sampling,
+        **POLICIES[policy],
     )
-    trace = [
-        (
-            3.0 * i,
-            GenerationRequest(
-                request_id=str(i),
-                prompt_token_ids=tuple(prompt),
-                max_new_tokens=NUM_TOKENS,
-                sampling=SamplingParams(num_logprobs=1),
-            ),
-        )
-        for i, prompt in enumerate(PROMPTS)
-    ]
-    cache = new_kv_cache(loaded.model, num_blocks=120, block_size=BLOCK)
-    served = simulate(scheduler, SimulatedExecutor(lambda _: 1.0, Runner(loaded.model, cache).run), trace)
-    answers = {int(request.request_id): request.finished.result.tokens for request in served.requests}
-    for i, tokens in enumerate(reference.tokens):
-        assert [token.token_id for token in answers[i]] == tokens
-        assert [token.logprob for token in answers[i]] == pytest.approx(reference.logprobs[i], abs=1e-4)
-    assert tables.num_free_blocks == 120
+    assert run.token_ids == reference.tokens
+    for answer, logprobs in zip(run.answers, reference.logprobs, strict=True):
+        assert [token.logprob for token in answer] == pytest.approx(logprobs, abs=1e-4)
 
 
 def test_the_route_is_logged_once_and_bf16_loads(reference: Reference, caplog: pytest.LogCaptureFixture) -> None:

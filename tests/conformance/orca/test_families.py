@@ -17,16 +17,12 @@ import gguf
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.loop import SimulatedExecutor, simulate
-from mlsys_core.plugins import installed_plugins
-from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
-from mlsys_orca.backends.runner import Runner
+from mlsys_orca.backends.native.decoder import NativeDecoder
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.scheduling.batch import GenerationRequest, SamplingParams
-from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.batch import SamplingParams
 
+from tests.conformance.orca import served
 from tests.conformance.orca.families import (
     CASES,
     GGUF,
@@ -40,11 +36,12 @@ from tests.conformance.orca.families import (
     round_weights,
     write_checkpoint,
 )
+from tests.conformance.orca.served import Served
 from tests.conformance.orca.to_gguf import convert_to_gguf
 
 Greedy = Callable[..., list[list[int]]]
 
-NUM_TOKENS, NUM_BLOCKS, BLOCK = 24, 14, 16
+NUM_TOKENS, NUM_BLOCKS = 24, 14
 SHARED = [(5 * i + 2) % VOCAB for i in range(32)]  # two whole blocks that three prompts begin with
 PROMPTS = [[(7 * i + 3 * j * j + 11) % VOCAB for j in range(length)] for i, length in enumerate([1, 20, 33, 5, 2, 40])]
 PROMPTS += [[*SHARED, 3], [*SHARED, 5, 6, 7], SHARED]
@@ -84,47 +81,21 @@ def logits_of(reference: Any, sequences: list[list[int]]) -> torch.Tensor:
     return torch.cat([reference(torch.tensor([sequence])).logits[0] for sequence in sequences])
 
 
-def serve(
-    model: Any,
-    policy: str,
-    *,
-    sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
-    num_draft_tokens: int = 0,
-    **options: Any,
-) -> tuple[list[list[int]], Any, BlockTables]:
-    """Serve all prompts, a new one every other iteration; return the answers, the scheduler's pool and the blocks."""
-    num_states = None if model.config.recurrent is None else 8
-    tables = BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK, num_states=num_states)
-    scheduler: Any = make_scheduler(
-        policy,
-        installed_plugins().registry,
-        block_tables=tables,
-        max_batch_size=8,
-        max_model_len=128,
-        options=options,
-    )
-    scheduler.pool.num_draft_tokens = num_draft_tokens
-    requests = [
-        GenerationRequest(
-            request_id=str(i), prompt_token_ids=tuple(prompt), max_new_tokens=NUM_TOKENS, sampling=sampling
-        )
-        for i, prompt in enumerate(PROMPTS)
-    ]
-    cache = new_kv_cache(model, num_blocks=NUM_BLOCKS, num_states=num_states or 1)
-    trace = [(2.0 * i, request) for i, request in enumerate(requests)]
-    served = simulate(scheduler, SimulatedExecutor(lambda _: 1.0, Runner(model, cache).run), trace)
-    answers = {request.request_id: request.finished.result.tokens for request in served.requests}
-    return [[token.token_id for token in answers[each.request_id]] for each in requests], scheduler.pool, tables
+def serve(model: Any, policy: str, **options: Any) -> Served:
+    """Serve all prompts over few blocks."""
+    sizes = {"num_tokens": NUM_TOKENS, "num_blocks": NUM_BLOCKS}
+    if model.config.recurrent is not None:
+        sizes["num_states"] = 8
+    return served.serve(model, policy, PROMPTS, **sizes, **options)
 
 
 def test_served_answers_are_those_of_transformers(checkpoint: Checkpoint, greedy_by_transformers: Greedy) -> None:
     assert isinstance(checkpoint.native.model, NativeDecoder)
     expected = greedy_by_transformers(checkpoint.reference, PROMPTS, NUM_TOKENS, pad_id=2)
-    answers, pool, tables = serve(checkpoint.native.model, "chunked", max_batch_tokens=24)
-    assert answers == expected
-    assert pool.num_preemptions > 0
-    assert (pool.num_cached_tokens > 0) is (checkpoint.native.config.recurrent is None)  # states are not shared
-    assert tables.num_free_blocks == NUM_BLOCKS
+    run = serve(checkpoint.native.model, "chunked", max_batch_tokens=24)
+    assert run.token_ids == expected
+    assert run.pool.num_preemptions > 0
+    assert (run.pool.num_cached_tokens > 0) is (checkpoint.native.config.recurrent is None)  # states are not shared
 
     sequences = [prompt + answer for prompt, answer in zip(PROMPTS, expected, strict=True)]
     logits = logits_of(checkpoint.reference, sequences)
@@ -147,11 +118,51 @@ def test_torchs_operators_and_bf16_give_nearly_the_same(checkpoint: Checkpoint) 
 @pytest.mark.parametrize("checkpoint", GUESSED, indirect=True, scope="module")
 def test_guesses_change_no_answer(checkpoint: Checkpoint) -> None:
     model = checkpoint.native.model
-    for sampling in (SamplingParams(), SamplingParams(temperature=0.5, seed=3)):
-        expected, _, _ = serve(model, "paged", sampling=sampling)
-        answers, _, tables = serve(model, "paged", sampling=sampling, num_draft_tokens=3)
-        assert answers == expected
-        assert tables.num_free_blocks == NUM_BLOCKS
+
+    def prepare(pool: Any) -> None:
+        pool.num_draft_tokens = 3
+
+    for sampling in ({"sampling": SamplingParams()}, {"sampling": SamplingParams(temperature=0.5, seed=3)}):
+        expected = serve(model, "paged", request=lambda _, given=sampling: given).token_ids
+        guessed = serve(model, "paged", prepare=prepare, request=lambda _, given=sampling: given)
+        assert guessed.token_ids == expected
+
+
+POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "orca": ("orca", {}),
+    "paged": ("paged", {}),
+    "paged, not shared": ("paged", {"prefix_caching": False}),
+    "chunked": ("chunked", {"max_batch_tokens": 9}),
+    "request-level": ("request-level", {}),
+    "request-level, kinder": ("request-level", {"lockstep": False}),
+}
+
+
+@pytest.mark.parametrize("checkpoint", ["llama"], indirect=True, scope="module")
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("num_blocks", [18, 200])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_gives_the_answers_of_transformers(
+    checkpoint: Checkpoint, greedy_by_transformers: Greedy, policy: str, num_blocks: int, backend: str
+) -> None:
+    """Two batches in flight; 18 small blocks do not hold two of the longer requests. One goes on with an answer."""
+    first = greedy_by_transformers(checkpoint.reference, PROMPTS[-3:-2], NUM_TOKENS, pad_id=2)[0]
+    prompts = [*PROMPTS, [*PROMPTS[-3], *first[:9], 77], PROMPTS[-2], PROMPTS[0], SHARED]
+    expected = greedy_by_transformers(checkpoint.reference, prompts, NUM_TOKENS, pad_id=2)
+    model = load_model(checkpoint.path, dtype="fp32", backend=backend).model
+    name, options = POLICIES[policy]
+    sizes = {"num_blocks": num_blocks, "block_size": 4}
+    if backend == "native":  # whose blocks have 16 slots
+        sizes = {"num_blocks": 6 if num_blocks == 18 else 50}
+    run = served.serve(
+        model, name, prompts, num_tokens=NUM_TOKENS, max_batch_size=5, every_s=1.5, max_in_flight=2, **sizes, **options
+    )
+    assert run.token_ids == expected
+    if name in ("paged", "chunked"):
+        is_shared = "not shared" not in policy
+        assert (run.pool.num_preemptions > 0) == (num_blocks == 18)
+        assert (run.pool.num_cached_tokens > 50) == is_shared
+        assert (run.num_copies > 0) == is_shared
 
 
 @pytest.mark.parametrize("checkpoint", GGUF, indirect=True, scope="module")

@@ -7,16 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.model.decoder import ForwardInputs
-from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from mlsys_orca.text.tokenizer import Detokenizer
+
+from tests.conformance.orca.served import serve
+from tests.orca.forwards import logits_of
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.xdist_group("smollm2-conformance")]
 Greedy = Callable[..., list[list[int]]]
 
 NUM_TOKENS = 40
+# policy, its options and sizes: nine blocks hold two or three requests, of which twelve may run at a time
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "each alone": ("orca", {"num_blocks": 60, "max_batch_size": 1}),
+    "orca": ("orca", {"num_blocks": 128, "max_batch_size": 12}),
+    "paged, preempting": ("paged", {"num_blocks": 9, "max_batch_size": 12}),
+    "chunked": ("chunked", {"num_blocks": 128, "max_batch_size": 12, "max_batch_tokens": 40}),
+    "request-level": ("request-level", {"num_blocks": 128, "max_batch_size": 12, "lockstep": False}),
+}
 PLAIN = [
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",
@@ -64,32 +72,23 @@ def test_prompts_end_and_do_not_end(expected: list[list[int]]) -> None:
     assert {len(answer) < NUM_TOKENS for answer in expected} == {True, False}
 
 
-@pytest.mark.parametrize("index", range(len(PLAIN) + len(CHATS)))
-def test_alone_the_answer_is_transformers_own(
-    smollm2: LoadedModel,
-    prompts: list[list[int]],
-    expected: list[list[int]],
-    greedy_by_orca: Greedy,
-    index: int,
+@pytest.mark.parametrize("run", RUNS)
+def test_answers_are_those_of_transformers(
+    smollm2: LoadedModel, prompts: list[list[int]], expected: list[list[int]], run: str
 ) -> None:
-    assert greedy_by_orca(smollm2, [prompts[index]], NUM_TOKENS) == [expected[index]]
-
-
-def test_in_a_batch_that_requests_join_and_leave_the_answers_are_the_same(
-    smollm2: LoadedModel, prompts: list[list[int]], expected: list[list[int]], greedy_by_orca: Greedy
-) -> None:
-    joins = [3 * (i // 2) for i in range(len(prompts))]
-    assert greedy_by_orca(smollm2, prompts, NUM_TOKENS, joins=joins) == expected
+    policy, sizes = RUNS[run]
+    stops = {"stop_token_ids": smollm2.tokenizer.eos_ids}
+    served = serve(smollm2.model, policy, prompts, num_tokens=NUM_TOKENS, every_s=1.4, request=lambda _: stops, **sizes)
+    assert served.token_ids == expected
+    if run == "paged, preempting":
+        assert served.pool.num_preemptions > 0
 
 
 def test_logits_agree(smollm2: LoadedModel, reference_model: Any, prompts: list[list[int]]) -> None:
     for prompt in prompts[::7]:
-        cache = new_kv_cache(smollm2.model, num_blocks=16)
-        builder = BatchBuilder()
-        builder.add("a", prompt, num_computed_tokens=0, block_table=tuple(range(16)), sampling=SamplingParams())
         with torch.inference_mode():
-            ours = smollm2.model(ForwardInputs(builder.build(), block_size=cache.block_size, device="cpu"), cache)
             theirs = reference_model(torch.tensor([prompt])).logits[:, -1]
+        ours = logits_of(smollm2.model, [prompt])[0][-1:]
         assert torch.allclose(ours, theirs, atol=2e-3)  # on logits of up to 30
 
 

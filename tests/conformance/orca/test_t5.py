@@ -12,25 +12,22 @@ import pytest
 import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.loop import SimulatedExecutor, simulate
-from mlsys_core.plugins import installed_plugins
 from mlsys_orca.api import chat, completions
 from mlsys_orca.api.answers import collect
 from mlsys_orca.api.chat import ChatCompletionRequest, Message
 from mlsys_orca.api.completions import CompletionRequest
 from mlsys_orca.api.server import make_service
-from mlsys_orca.backends.runner import Runner
 from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.encoder_decoder import EncoderDecoder
 from mlsys_orca.model.kv_cache import KVCache
-from mlsys_orca.scheduling.batch import BatchBuilder, GenerationRequest, SampledToken, SamplingParams
-from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.batch import BatchBuilder, GenerationRequest, SamplingParams
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from tests.conformance.orca.served import serve
 
 VOCAB, NEW, BLOCK, START = 256, 64, 4, 0
 LENGTHS = [1, 20, 3, 33, 5, 2, 17, 9, 40, 4, 12, 26, 7, 1, 31, 15]
@@ -116,38 +113,6 @@ def expected_answers(reference: Any) -> list[list[int]]:
     return out[:, 1:].tolist()
 
 
-def serve(loaded: LoadedModel, name: str, *, num_blocks: int) -> tuple[dict[str, tuple[SampledToken, ...]], Any]:
-    """Serve all prompts, arriving one after the other, two batches in flight; all blocks are free in the end."""
-    policy, options = POLICIES[name]
-    tables = BlockTables(num_blocks=num_blocks, block_size=BLOCK)
-    scheduler = make_scheduler(
-        policy,
-        installed_plugins().registry,
-        block_tables=tables,
-        max_batch_size=7,
-        max_model_len=128,
-        options=options,
-    )
-    trace = [
-        (
-            2.5 * number,
-            GenerationRequest(
-                request_id=str(number),
-                prompt_token_ids=(*prompt, START),
-                max_new_tokens=NEW,
-                sampling=SamplingParams(num_logprobs=0),
-                num_encoder_tokens=len(prompt),
-            ),
-        )
-        for number, prompt in enumerate(PROMPTS)
-    ]
-    cache = KVCache(loaded.config, num_blocks=num_blocks, block_size=BLOCK, dtype=torch.float32)
-    executor = SimulatedExecutor(lambda _: 1.0, Runner(loaded.model, cache).run, max_in_flight=2)
-    simulation = simulate(scheduler, executor, trace)
-    assert tables.num_free_blocks == num_blocks
-    return {served.request_id: served.finished.result.tokens for served in simulation.requests}, scheduler
-
-
 def log_probabilities(reference: Any, prompt: list[int], answer: list[int]) -> Tensor:
     """Return the log-probability of each token of ``answer``."""
     with torch.inference_mode():
@@ -171,12 +136,28 @@ def test_answers_are_those_of_transformers(checkpoint: tuple[LoadedModel, Any], 
     assert len({tuple(answer) for answer in expected}) > 12, "prompts matter"
     assert max(len(set(answer)) for answer in expected) > 8, "and what was said before"
     preempts = policy in ("paged", "chunked")
-    found, scheduler = serve(loaded, policy, num_blocks=45 if preempts else 120)
-    assert [[token.token_id for token in found[str(number)]] for number in range(len(PROMPTS))] == expected
-    assert (scheduler.pool.num_preemptions > 5) == preempts
-    assert scheduler.pool.num_cached_tokens == 0
-    for number, (prompt, answer) in enumerate(zip(PROMPTS, expected, strict=True)):
-        ours = torch.tensor([token.logprob for token in found[str(number)]])
+    name, options = POLICIES[policy]
+    run = serve(
+        loaded.model,
+        name,
+        [[*prompt, START] for prompt in PROMPTS],
+        num_tokens=NEW,
+        num_blocks=45 if preempts else 120,
+        block_size=BLOCK,
+        max_batch_size=7,
+        every_s=2.5,
+        max_in_flight=2,
+        request=lambda number: {
+            "sampling": SamplingParams(num_logprobs=0),
+            "num_encoder_tokens": len(PROMPTS[number]),
+        },
+        **options,
+    )
+    assert run.token_ids == expected
+    assert (run.pool.num_preemptions > 5) == preempts
+    assert run.pool.num_cached_tokens == 0
+    for prompt, answer, found in zip(PROMPTS, expected, run.answers, strict=True):
+        ours = torch.tensor([token.logprob for token in found])
         assert torch.allclose(ours, log_probabilities(reference, prompt, answer), atol=1e-4, rtol=0)
 
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 from mlsys_core.errors import KernelUnavailableError
 from mlsys_orca.backends.native import decoder, kept
-from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
+from mlsys_orca.backends.native.decoder import NativeDecoder
 from mlsys_orca.backends.native.kept import Copies
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.model.decoder import ForwardInputs
-from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from torch import Tensor
+
+from tests.orca.forwards import logits_of
 
 Make = Callable[..., Path]
 Q = gguf.GGMLQuantizationType
@@ -37,11 +37,7 @@ def copies(tmp_path: Path) -> Copies:
 
 
 def logits(model: Any) -> Tensor:
-    cache = new_kv_cache(model, num_blocks=2)
-    builder = BatchBuilder()
-    builder.add("a", [5, 9, 200, 31], num_computed_tokens=0, block_table=(0,), sampling=SamplingParams())
-    with torch.inference_mode():
-        return model(ForwardInputs(builder.build(), block_size=cache.block_size, device="cpu", wanted=range(4)), cache)
+    return logits_of(model, [[5, 9, 200, 31]])[0]
 
 
 def load(path: Path, copies: Copies | None, **options: Any) -> Any:

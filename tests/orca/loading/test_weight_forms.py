@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.layers import Embedding, Linear
 from mlsys_orca.model.weights.quantized import QuantizedMatrix
-from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from torch import Tensor
+
+from tests.orca.forwards import logits_of
 
 Make = Callable[..., Path]
 Q = gguf.GGMLQuantizationType
@@ -32,12 +31,7 @@ def matrices(path: Path, weights: Any) -> dict[str, Any]:
 
 def logits(path: Path, weights: Any, **options: Any) -> Tensor:
     model = load_model(path, **({"dtype": "fp32", "weights": weights} | options)).model
-    cache = new_kv_cache(model, num_blocks=2)
-    builder = BatchBuilder()
-    builder.add("a", [5, 9, 200, 31], num_computed_tokens=0, block_table=(0,), sampling=SamplingParams())
-    builder.add("b", [7], num_computed_tokens=0, block_table=(1,), sampling=SamplingParams())
-    with torch.inference_mode():
-        return model(ForwardInputs(builder.build(), block_size=cache.block_size, device="cpu", wanted=range(5)), cache)
+    return torch.cat(logits_of(model, [[5, 9, 200, 31], [7]]))
 
 
 @pytest.mark.parametrize(("kind", "bits"), [(Q.Q8_0, 8), (Q.Q4_0, 4), (Q.Q4_1, 4), (Q.Q5_0, 8), (Q.Q5_1, 8)])

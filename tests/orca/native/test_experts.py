@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 from mlsys_orca.backends.native import kept
-from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
+from mlsys_orca.backends.native.decoder import NativeDecoder
 from mlsys_orca.backends.native.kept import Copies
 from mlsys_orca.loading import load
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.experts import Choice
-from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
-from torch import Tensor
+
+from tests.orca.forwards import logits_of
 
 HIDDEN, INNER, EXPERTS, CHOSEN = 256, 256, 6, 3
 FIELDS = {
@@ -51,17 +50,6 @@ def tensors(kind: str) -> dict[str, Any]:
     for name in ["output_norm.weight", *(f"blk.{i}.{each}_norm.weight" for i in range(2) for each in ("attn", "ffn"))]:
         found[name] = np.ones(HIDDEN, dtype=np.float32)
     return found
-
-
-@torch.inference_mode()
-def logits_of(model: Any, prompts: list[list[int]]) -> list[Tensor]:
-    cache, builder = new_kv_cache(model, num_blocks=8 * len(prompts)), BatchBuilder()
-    for i, prompt in enumerate(prompts):
-        table = tuple(range(8 * i, 8 * i + 8))
-        builder.add(str(i), prompt, num_computed_tokens=0, block_table=table, sampling=SamplingParams())
-    rows = range(sum(map(len, prompts)))
-    inputs = ForwardInputs(builder.build(), block_size=cache.block_size, device="cpu", wanted=rows)
-    return list(torch.split(model(inputs, cache).clone(), [len(prompt) for prompt in prompts]))
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "MXFP4"])
