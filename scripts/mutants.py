@@ -70,7 +70,12 @@ AREAS = {
         _paths("plugins", "loader loading registry"),
         (*_paths("tests/core/plugins", "test_loader test_loading"), "tests/integration/test_plugin_failures.py"),
     ),
-    "isolation": Area(SERVING, ("isolation/*.py",), ("tests/serving/test_isolation.py",)),
+    "isolation": Area(
+        SERVING,
+        ("isolation/*.py",),
+        ("tests/serving/test_isolation.py", "tests/oracles/isolation/test_programs.py"),
+        ("tests/oracles/isolation/programs.py",),
+    ),
     "orca-schedulers": Area(
         ORCA,
         _paths("scheduling", "request_pool chunked orca paged pager policy request request_level"),
@@ -127,8 +132,8 @@ AREAS = {
     "batchmaker-plan": Area(
         BATCHMAKER,
         ("plan/*.py",),
-        ("plugins/batchmaker/tests/plan",),
-        ("plugins/batchmaker/tests/conftest.py", "tests/graph_checks.py"),
+        _paths("plugins/batchmaker/tests/plan", "test_plan test_compiled"),
+        _paths("plugins/batchmaker/tests", "conftest plan/reference plan/subgraphs"),
     ),
     "dvabatch-policies": Area(
         DVABATCH,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
@@ -20,6 +21,7 @@ from mlsys_serving.isolation import (
     rounding,
     run_in_halves,
 )
+from mlsys_serving.isolation.compare import difference, magnitude, same
 
 WIDTH = 6
 Array = np.ndarray[Any, Any]
@@ -301,3 +303,50 @@ def test_answers_that_are_not_finite_are_told_from_others():
     answers = [good, bad, (good, bad), {"a": bad}, {"a": good}, "text", np.float32("inf"), np.int64(1)]
     assert [is_finite(answer) for answer in answers] == [True, False, False, False, True, True, False, True]
     assert is_finite(np.array(["a"]))
+
+
+DTYPES = [*(np.dtype(name) for name in ("f2", "f4", "f8", "c8", "i1", "u8", "i8", "?")), np.dtype("U3")]
+VALUES = [0, 1, -0.0, -1, 3, 0.5, 300, math.inf, -math.inf, math.nan]
+
+
+def as_kept(number: float, dtype: np.dtype[Any]) -> complex:
+    if dtype.kind == "c":
+        return complex(number, 2 * number)
+    return 1 if dtype.kind in "iu" and not math.isfinite(number) else number
+
+
+def arrays(data: st.DataObject) -> list[Array]:
+    """Return two arrays of any dtypes and short shapes, which often hold the same numbers."""
+    one = data.draw(st.sampled_from(DTYPES))
+    other = data.draw(st.sampled_from(DTYPES)) if data.draw(st.integers(0, 3)) == 0 else one
+    numbers = data.draw(st.lists(st.sampled_from(VALUES), max_size=3))
+    changed = list(numbers)
+    if numbers and data.draw(st.booleans()):
+        changed[-1] = data.draw(st.sampled_from(VALUES))
+    with np.errstate(all="ignore"):
+        return [
+            np.array([as_kept(number, dtype) for number in values]).astype(dtype)
+            for dtype, values in ((one, numbers), (other, changed))
+        ]
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_two_arrays_are_compared_number_by_number(data: st.DataObject):
+    """NaN and infinities equal themselves; what is of another dtype, or no number, is the same or infinitely far."""
+    left, right = arrays(data)
+    pairs = list(zip(left.tolist(), right.tolist(), strict=True))
+    apart = [each for each in pairs if each[0] != each[1] and not (each[0] != each[0] and each[1] != each[1])]
+    assert same(left, right) == same(right, left) == (left.dtype == right.dtype and not apart)
+    if left.dtype != right.dtype or (apart and left.dtype.kind not in "fciu"):
+        expected = math.inf
+    else:
+        far = [abs(complex(one) - complex(other)) for one, other in apart]
+        expected = max([0.0, *(each if math.isfinite(each) else math.inf for each in far)])
+    assert difference(left, right) == pytest.approx(expected, rel=1e-12)
+    finite = [abs(each) for each in left.tolist() if left.dtype.kind in "fciu" and math.isfinite(abs(each))]
+    assert magnitude(left) == pytest.approx(max([0.0, *finite]), rel=1e-12)
+    is_whole = left.dtype.kind not in "fc" or len(finite) == len(left)
+    assert is_finite({"x": left}) == is_finite((left, right[:0])) == is_whole
+    if left.dtype.kind in "fci":
+        assert is_finite(torch.from_numpy(left)) == is_whole

@@ -85,6 +85,78 @@ def test_who_steps_a_drained_loop_by_hand_gets_the_time_that_was_asked_for() -> 
     loop.step()  # nothing will come: it does not wait for it
 
 
+class Times:
+    """A listener, recorder and traces at once: what each was told, and at what time."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+        self.spans: list[tuple[Any, ...]] = []
+        self.unfinished: list[float] = []
+
+    def on_output(self, batch: Batch, output: Any, now: float) -> None:
+        self.told.append(("output", *output, now))
+
+    def on_finished(self, finished: Finished[Any], now: float) -> None:
+        self.told.append((finished.request_id, finished.reason, str(finished.error), now))
+
+    def complete(self, name: str, start_ns: int, end_ns: int, /, *, track: str | None = None) -> None:
+        self.spans.append((name, start_ns / 1e9, end_ns / 1e9, track))
+
+    def count(self, name: str, value: float, /) -> None:
+        assert name == "unfinished requests"
+        self.unfinished.append(value)
+
+    def on_batch(self, batch: Batch, started_s: float, ended_s: float) -> None:
+        self.spans.append((*names(batch), started_s, ended_s))
+
+
+class Asked(StaticBatch[Any, Any]):
+    """Notes the time of each call but ``next_batch``."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_size=1)
+        self.calls: list[tuple[str, float]] = []
+        for name in ("add", "cancel", "complete", "fail", "expire", "drain"):
+            setattr(self, name, self._noted(name, getattr(self, name)))
+
+    def _noted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            self.calls.append((name, arguments[-1]))
+            return call(*arguments)
+
+        return noted
+
+
+def test_scheduler_listener_recorder_and_traces_hear_the_loops_time() -> None:
+    """Two batches in flight: the second begins when the first ends. One fails, one expires, one is left at the end."""
+
+    def outputs(batch: Batch) -> list[str]:
+        if names(batch) == ["bad"]:
+            raise ValueError("bad")
+        return names(batch)
+
+    times, scheduler, clock = Times(), Asked(), VirtualClock()
+    executor = SimulatedExecutor[Any, Any](lambda _: 2.0, outputs, max_in_flight=2)
+    loop = ServingLoop[Any, Any, Any](scheduler, executor, clock, listener=times, recorder=times, traces=times)
+    for name, deadline_s in (("a", None), ("bad", None), ("late", 1.0), ("left", None)):
+        loop.submit(request(name, deadline_s=deadline_s), name)
+    loop.drain(timeout_s=4.5)
+    loop.stop()
+    done, failed = ("a", FinishReason.DONE, "None"), ("bad", FinishReason.FAILED, "bad")
+    late, left = ("late", FinishReason.EXPIRED, "None"), ("left", FinishReason.CANCELLED, "None")
+    assert times.told == [(*late, 1.0), ("output", "a", 2.0), (*done, 2.0), (*failed, 4.0), (*left, 4.5)]
+    assert times.spans == [
+        ("batch", 0.0, 2.0, "worker 0.0"),
+        ("a", 0.0, 2.0),
+        ("batch", 0.0, 4.0, "worker 0.1"),
+        ("bad", 2.0, 4.0),
+    ]
+    assert times.unfinished == [3, 2, 1]
+    assert {name: {now for each, now in scheduler.calls if each == name} for name, _ in scheduler.calls} == {
+        "add": {0.0}, "drain": {0.0}, "expire": {0.0, 1.0, 2.0, 4.0}, "complete": {2.0}, "fail": {4.0}
+    }  # fmt: skip
+
+
 def test_drain_tells_the_scheduler_that_no_more_will_come() -> None:
     loop, collector = inline_loop(StaticBatch[Any, Any](batch_size=4))
     with loop:
@@ -258,6 +330,7 @@ def test_a_defect_of_the_scheduler_fails_everyone_and_is_raised(method: str) -> 
     with pytest.raises(ZeroDivisionError):
         loop.drain()
     assert reasons(collector) == dict.fromkeys("abc", FinishReason.FAILED)
+    assert {each.error for each in collector.finished.values()} == {loop.error}
     assert isinstance(loop.error, ZeroDivisionError)
     with pytest.raises(LoopClosedError, match="has stopped: a defect"):
         loop.submit(request("d"), "d")

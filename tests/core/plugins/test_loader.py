@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable
 
@@ -18,8 +19,10 @@ def settings(**variables: str) -> Settings:
 
 
 class FakeEntryPoint:
-    def __init__(self, name: str, load: Callable[[], object], value: str = "somewhere"):
-        self.name, self.value, self.load, self.dist = name, value, load, None
+    def __init__(
+        self, name: str, load: Callable[[], object] = lambda: plugin(), value: str = "somewhere.x", dist: object = None
+    ):
+        self.name, self.value, self.load, self.dist = name, value, load, dist
 
 
 def plugin(**hooks: Callable[[], object]) -> types.ModuleType:
@@ -45,6 +48,51 @@ def test_core_comes_first_whatever_is_filtered():
     loaded = load(MLSYS_PLUGINS_BLOCK="core")
     assert [(r.name, r.status) for r in loaded.rows] == [("core", "loaded")]
     assert "doctor" in {spec.name for spec in loaded.registry.all(CommandSpec)}
+
+
+def test_our_own_come_first_and_each_row_says_whose_it_is():
+    dist = types.SimpleNamespace(name="acme-dist", version="2", requires=None)
+    found = [FakeEntryPoint("b", value="acme.plug", dist=dist), FakeEntryPoint("z", value="mlsys_z.plug")]
+    found.append(FakeEntryPoint("a", value="acme.plug"))
+    rows = load(*found, MLSYS_PLUGINS_BLOCK="b").rows[1:]
+    assert [(r.name, r.distribution, r.version, r.status, r.hint) for r in rows] == [
+        ("z", "mlsys_z", "unknown", "loaded", None),
+        ("a", "acme", "unknown", "loaded", None),
+        ("b", "acme-dist", "2", "blocked", "MLSYS_PLUGINS_BLOCK names 'b'"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("requires", "is_refused"),
+    [
+        (["mlsys-core>=99"], True),
+        (["other>=99", "MLSYS_Core<0.0.0.dev1"], True),
+        (["other>=99", "mlsys-core>=0.0.0.dev1"], False),
+        (["mlsys-core>=99; python_version < '3'"], False),
+    ],
+)
+def test_a_plugin_of_another_core_is_refused_before_its_code_runs(requires: list[str], is_refused: bool):
+    ran = []
+    dist = types.SimpleNamespace(name="acme", version="2", requires=requires)
+    loaded = load(FakeEntryPoint("a", lambda: ran.append(1) or plugin(), dist=dist))
+    assert (row(loaded, "a").status == "broken") == is_refused == (not ran)
+    if is_refused:
+        assert row(loaded, "a").hint == "pip install --upgrade acme"
+        assert row(loaded, "a").distribution == "acme"
+        assert "acme needs mlsys-core" in loaded.registry.unavailable["a"]
+
+
+@pytest.mark.parametrize(
+    ("hook", "hint"),
+    [
+        ("mlsys_register_comands", r"did you mean mlsys_register_commands\?"),
+        ("mlsys_other", r"the hooks are: (mlsys_register_\w+, ){5,}mlsys_register_\w+"),
+    ],
+)
+def test_an_unknown_hook_is_named_with_the_one_that_may_be_meant(hook: str, hint: str):
+    found = row(load(FakeEntryPoint("p", lambda: plugin(**{hook: lambda: iter(())}))), "p")
+    assert found.error == f"implements an unknown hook '{hook}'"
+    assert re.fullmatch(hint, found.hint)
 
 
 def test_specs_of_all_kinds_arrive_with_their_owner():

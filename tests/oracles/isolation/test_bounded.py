@@ -7,12 +7,10 @@ import logging
 import warnings
 
 import pytest
-from hypothesis import given, settings
 from mlsys_dvabatch.stages import model as isolation
 
 from tests.oracles.isolation.catalogue import cases
 from tests.oracles.isolation.judge import Tally, by_cells, by_stages
-from tests.oracles.isolation.programs import Program, fault, programs
 
 # They mix over the first dimension, in training or always; draw random numbers; give one number for all; keep apart.
 NAMES = (
@@ -37,13 +35,6 @@ def test_modules_of_torch(name: str):
         tally.judge(case, "cells", by_cells)
     assert tally.total() >= 2, "torch no longer has it"
     assert not tally.bad
-
-
-@settings(max_examples=20, deadline=None)
-@given(programs())
-def test_an_operator_that_mixes_behind_a_bound_is_named(program: Program):
-    """Whatever bound hides it, and whatever steps stand around it; without one no operator is."""
-    assert fault(program) is None
 
 
 def test_clients_of_triton():

@@ -81,9 +81,6 @@ class Guarded(Generic[BatchIn, OutputIn]):
                 _logger.exception("the listener raised in on_finished of %r; the loop goes on", finished.request_id)
 
 
-_logger = logging.getLogger(__name__)
-
-
 class InFlight(Generic[Batch, Output]):
     """Batches in flight on one worker's executor."""
 
