@@ -9,22 +9,18 @@ from typing import Any
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.loop import WorkerId
-from mlsys_core.plugins import installed_plugins
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.decoder import new_kv_cache
-from mlsys_orca.backends.runner import Runner
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.engine.fit import fit_of
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.model.attention import AttentionOptions, halving_slopes, ragged_attention
 from mlsys_orca.model.decoder import AttentionSpan
 from mlsys_orca.model.kv_cache import kv_nbytes_per_token
-from mlsys_orca.scheduling.batch import GenerationRequest, IterationBatch, SamplingParams
-from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.batch import SamplingParams
 from torch import Tensor
 
+from tests.conformance.orca.served import serve
 from tests.orca.native.conftest import BUILDS
 from tests.orca.native.test_attention import operator_of
 
@@ -145,54 +141,34 @@ def test_a_strange_number_in_codes_stays_with_those_who_see_it(
         assert torch.equal(again[others], expected[others])
 
 
-def requests() -> list[GenerationRequest]:
-    rng = random.Random(4)
-    shared = [rng.randrange(32) for _ in range(33)]
-    prompts = [shared[: rng.randrange(34)] + [rng.randrange(32) for _ in range(rng.randrange(1, 20))] for _ in range(6)]
-    return [
-        GenerationRequest(
-            request_id=str(i),
-            prompt_token_ids=tuple(prompt),
-            max_new_tokens=rng.randrange(1, 16),
-            sampling=SamplingParams(num_logprobs=1),
-        )
-        for i, prompt in enumerate(prompts)
-    ]
-
-
-def answers(model: Any, asked: list[GenerationRequest], dtype: str, *, num_blocks: int) -> dict[str, list[Any]]:
-    """Tokens and log-probabilities under 'chunked'."""
-    runner = Runner(model, new_kv_cache(model, num_blocks=num_blocks, dtype=dtype))
-    scheduler = make_scheduler(
-        "chunked",
-        installed_plugins().registry,
-        block_tables=BlockTables(num_blocks=num_blocks),
-        max_batch_size=5,
-        max_model_len=96,
-        options={"max_batch_tokens": 11},
-    )
-    found: dict[str, list[Any]] = {}
-    for request in asked:
-        scheduler.add(request, now=0.0)
-    while scheduler.num_unfinished:
-        batch = scheduler.next_batch(WorkerId(0), now=0.0)
-        if isinstance(batch, IterationBatch):
-            output = runner.run(batch)
-            for token in output.sampled:
-                found.setdefault(token.request_id, []).append((token.token_id, token.logprob))
-            scheduler.complete(batch, output, now=0.0)
-    return found
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model_dtype", ["fp32", "bf16"])
 def test_preempted_and_shared_blocks_change_nothing(make_gguf: Any, dtype: str, model_dtype: Any) -> None:
+    rng = random.Random(4)
+    shared = [rng.randrange(32) for _ in range(33)]
+    prompts = [shared[: rng.randrange(34)] + [rng.randrange(32) for _ in range(rng.randrange(1, 20))] for _ in range(6)]
     model = load_model(make_gguf(), dtype=model_dtype, backend="native").model
-    alone: dict[str, list[Any]] = {}
-    for request in requests():
-        alone |= answers(model, [request], dtype, num_blocks=6)
-    assert all(logprob < 0 for tokens in alone.values() for _, logprob in tokens)
-    assert answers(model, requests(), dtype, num_blocks=9) == alone
+
+    def answers(prompts: list[list[int]], num_blocks: int) -> list[Any]:
+        """Tokens and log-probabilities under 'chunked'."""
+        sampling = {"sampling": SamplingParams(num_logprobs=1)}
+        run = serve(
+            model,
+            "chunked",
+            prompts,
+            num_tokens=15,
+            num_blocks=num_blocks,
+            kv_dtype=dtype,
+            max_batch_size=5,
+            every_s=0.0,
+            request=lambda _: sampling,
+            max_batch_tokens=11,
+        )
+        return [[(token.token_id, token.logprob) for token in answer] for answer in run.answers]
+
+    alone = [answers([prompt], 6)[0] for prompt in prompts]
+    assert all(logprob < 0 for answer in alone for _, logprob in answer)
+    assert answers(prompts, 9) == alone
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
