@@ -129,12 +129,6 @@ AREAS = {
         ("plugins/batchmaker/tests/scheduling",),
         ("plugins/batchmaker/tests/conftest.py",),
     ),
-    "batchmaker-plan": Area(
-        BATCHMAKER,
-        ("plan/*.py",),
-        _paths("plugins/batchmaker/tests/plan", "test_plan test_compiled"),
-        _paths("plugins/batchmaker/tests", "conftest plan/reference plan/subgraphs"),
-    ),
     "dvabatch-policies": Area(
         DVABATCH,
         ("scheduling/policies/*.py", "scheduling/table.py", "scheduling/scheduler.py", "scheduling/costs.py"),
