@@ -6,16 +6,20 @@ exception. ``MLSYS_DEBUG=1`` shows where it came from.
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import importlib.abc
 import importlib.util
+import io
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import mlsys_core.plugins
 import pytest
 import typer
@@ -34,7 +38,9 @@ from mlsys_core.profiling import Recorder, write_trace
 from mlsys_dvabatch.scheduling.policies.registry import make_policy
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
-from mlsys_serving.extensions import Extensions, Service
+from mlsys_serving.extensions import Extensions, Served, Service
+from mlsys_serving.http import BackgroundServer, HttpConfig, create_app
+from mlsys_serving.http.record import make_logger
 from mlsys_windtunnel.convert.registry import default_registry
 
 MODULE, OWNER = "acme_drawn", "acme-drawn"
@@ -73,6 +79,70 @@ def command(option: str = typer.Option("x", callback=taken)):
 
 trip("import")
 """
+EXTENSION = """
+from contextlib import asynccontextmanager
+
+from mlsys_serving.extensions import Extension
+from mlsys_serving.http import Router
+from starlette.middleware import Middleware
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+def trip(place):
+    if place == PLACE:
+        FAULT()
+
+class Between:
+    def __init__(self, app):
+        trip("middleware made")
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        scope["path"]  # the app's lifespan has none
+        if scope["path"] == "/drawn":
+            trip("middleware")
+        await self.app(scope, receive, send)
+
+def extend(service):
+    router = Router()
+
+    @router.get("/drawn")
+    async def drawn():
+        trip("route")
+        return "fine"
+
+    @router.get("/drawn/blocking")
+    def blocking():
+        trip("blocking route")
+        return "fine"
+
+    @router.get("/drawn/stream")
+    async def stream():
+        async def parts():
+            yield "one "
+            trip("stream")
+            yield "two"
+        return StreamingResponse(parts())
+
+    async def plain(request):
+        trip("plain route")
+
+    @asynccontextmanager
+    async def beside(app):
+        trip("start")
+        yield
+        trip("end")
+
+    async def drain():
+        trip("drain")
+
+    def drain_at_once():
+        trip("drain at once")
+
+    routes = [Route("/drawn/plain", plain)]
+    return Extension(routers=[router], routes=routes, lifespan=beside, middleware=[Middleware(Between)],
+                     on_drain=[drain, drain_at_once])
+"""
 
 
 class UnspeakableError(Exception):
@@ -86,7 +156,7 @@ def deep() -> None:
 
 def raising(error: BaseException) -> Callable[[], None]:
     def fault() -> None:
-        raise error
+        raise copy.copy(error)  # without the frames of the time before
 
     return fault
 
@@ -106,6 +176,10 @@ FAULTS: dict[str, Callable[[], object]] = {
     "RecursionError": deep,
     "SystemExit": raising(SystemExit("gone")),
 }
+
+
+def cancelled() -> None:
+    raise asyncio.CancelledError
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -314,3 +388,75 @@ def test_debug_shows_where(kind: Kind, folder: Path, monkeypatch: pytest.MonkeyP
     finally:
         config.settings.cache_clear()
     assert isinstance(info.value.__cause__, KeyError)
+
+
+PATHS = {
+    "route": "/drawn",
+    "middleware": "/drawn",
+    "blocking route": "/drawn/blocking",
+    "plain route": "/drawn/plain",
+    "stream": "/drawn/stream",
+}
+PLACES = (*PATHS, "middleware made", "start", "end", "drain", "drain at once")
+NAMED = f"server extension 'drawn' of {OWNER}"
+
+
+@settings(max_examples=60, deadline=None)
+@given(place=st.sampled_from(PLACES), fault=st.sampled_from(sorted({*FAULTS, "CancelledError", "KeyboardInterrupt"})))
+def test_a_server_outlives_its_extension(place: str, fault: str) -> None:
+    if fault in ("CancelledError", "KeyboardInterrupt") and place not in (*PATHS, "drain"):
+        return
+    if place == "stream" and fault in ("SystemExit", "KeyboardInterrupt", "CancelledError"):
+        return  # raised in a task of the response's, where Python ends the event loop or forgets the task
+    faults = {**FAULTS, "CancelledError": cancelled, "KeyboardInterrupt": raising(KeyboardInterrupt())}
+    module = types.ModuleType(MODULE)
+    module.__dict__.update(PLACE=place, FAULT=faults[fault])
+    exec(EXTENSION, module.__dict__)
+    registry = Registry()
+    registry.add(kinds.ServerExtensionSpec(name="drawn", help="x", factory=f"{MODULE}:extend"), OWNER)
+    log, ends = io.StringIO(), []
+
+    @asynccontextmanager
+    async def engine(app: object) -> AsyncIterator[None]:
+        yield
+        ends.append("engine")
+
+    def server() -> BackgroundServer:
+        return BackgroundServer(
+            create_app(
+                HttpConfig(),
+                lifespan=engine,
+                served=Served(system="acme", extensions=Extensions.of("acme", registry)),
+                logger=make_logger("console", level="error", stream=log),
+            )
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, MODULE, module)
+        if place in ("middleware made", "start"):
+            with pytest.raises(PluginError, match=NAMED), server():
+                pass
+            assert not log.getvalue()
+            return
+        with server() as running:
+            if path := PATHS.get(place):
+                check_request(running.url + path, place, fault)
+            assert httpx.get(running.url + "/health/ready").status_code == 200
+            assert httpx.get(running.url + PATHS["route"]).status_code in (200, 500)
+    assert ends == ["engine"]
+    access = ("[error    ] request  ", "source=uvicorn")  # the lines of any request that failed
+    lines = [line for line in log.getvalue().splitlines() if not any(word in line for word in access)]
+    assert len(lines) == 1 + (place in ("route", "middleware")), log.getvalue()
+    assert NAMED in lines[0]
+    assert fault in lines[0] or fault == "CancelledError"
+
+
+def check_request(url: str, place: str, fault: str) -> None:
+    if place == "stream":
+        with pytest.raises(httpx.RemoteProtocolError):
+            httpx.get(url)
+        return
+    answer = httpx.get(url)
+    assert answer.status_code == 500
+    said = answer.json()["error"]["message"]
+    assert said == f"{NAMED} failed on this request; its operator finds the reason in the log under the request id"

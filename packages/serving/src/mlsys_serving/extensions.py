@@ -6,15 +6,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import asyncio
+import inspect
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from mlsys_core.errors import InvalidInputError, PluginError
 from mlsys_core.lazy import resolve
-from mlsys_core.plugins.registry import Registry, failing_as
-from mlsys_core.plugins.specs import ServerExtensionSpec
+from mlsys_core.plugins.registry import Registry, failing_as, one_line
+from mlsys_core.plugins.specs import ServerExtensionSpec, noun
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from starlette.middleware import Middleware
     from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp, Receive, Scope, Send
     from structlog.typing import FilteringBoundLogger
 
     from mlsys_serving.http.config import HttpConfig
@@ -182,8 +186,86 @@ class Extensions:
                 owner = self._registry.owner(each.spec)
                 kind = type(extension).__name__
                 raise PluginError(f"server extension {each.spec.name!r} of {owner}: it gave a {kind}, not an Extension")
-            made.append(extension)
+            made.append(self._named(extension, each.spec, service.logger))
         return made
+
+    def _named(self, extension: Extension, spec: ServerExtensionSpec, logger: FilteringBoundLogger) -> Extension:
+        """Return the extension with hooks whose failures name it."""
+        lifespan = extension.lifespan
+
+        @asynccontextmanager
+        async def named_lifespan(app: FastAPI) -> AsyncIterator[Mapping[str, Any] | None]:
+            assert lifespan is not None
+            async with AsyncExitStack() as stack:
+                with failing_as(spec, self._registry):
+                    entered = await stack.enter_async_context(lifespan(app))
+                ending = stack.pop_all()
+            try:
+                yield entered
+            finally:
+                try:
+                    with failing_as(spec, self._registry):
+                        await ending.aclose()
+                except Exception as error:  # noqa: BLE001 - the engine and the other extensions still have to end
+                    logger.error("end failed", error=one_line(error))
+
+        def named_hook(hook: DrainHook) -> DrainHook:
+            async def named() -> None:
+                with failing_as(spec, self._registry):
+                    try:
+                        result = hook()
+                        if inspect.isawaitable(result):
+                            await result
+                    except (asyncio.CancelledError, KeyboardInterrupt) as error:  # would end the drain, or the server
+                        task = asyncio.current_task()
+                        if task is None or task.cancelling():
+                            raise
+                        raise RuntimeError(one_line(error)).with_traceback(error.__traceback__) from None
+
+            return named
+
+        return replace(
+            extension,
+            lifespan=None if lifespan is None else named_lifespan,
+            on_drain=[named_hook(hook) for hook in extension.on_drain],
+            middleware=[self._named_middleware(each, spec) for each in extension.middleware],
+        )
+
+    def _named_middleware(self, middleware: Middleware, spec: ServerExtensionSpec) -> Middleware:
+        """Return a middleware for requests alone, which no mistake of it keeps from the start or the end of the app."""
+
+        def make(app: ASGIApp) -> ASGIApp:
+            with failing_as(spec, self._registry):
+                made = middleware.cls(app, *middleware.args, **middleware.kwargs)
+
+            async def of_requests(scope: Scope, receive: Receive, send: Send) -> None:
+                await (app if scope["type"] == "lifespan" else made)(scope, receive, send)
+
+            return of_requests
+
+        kind: Any = type(middleware)
+        named: Middleware = kind(make)
+        return named
+
+    def blamed(self, error: BaseException, endpoint: object = None) -> str | None:
+        """Return the name and the owner of the extension whose mistake ``error`` is; None: it is none's.
+
+        Args:
+            error: Raised while a request was served, in which the code of extensions and of the system take turns.
+            endpoint: Function of the request's route, for errors that are raised beside it.
+        """
+        specs = {each.spec.factory.partition(".")[0].partition(":")[0]: each.spec for each in self._chosen}
+        raised = error.__cause__ if isinstance(error.__cause__, StopIteration) else error  # Python wraps it on its way
+        names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(raised.__traceback__)]
+        names = [getattr(endpoint, "__module__", ""), *names]
+        packages = [name.partition(".")[0] for name in names if not name.startswith("mlsys_serving.http")]
+        own = [package for package in packages if package in specs or package.startswith("mlsys_")]
+        spec = specs.get(own[-1]) if own else None
+        if spec is None or (spec.is_front and packages[-1] != own[-1]):  # below a front are the models of others
+            return None
+        exact = self._registry.blamed(error)  # of several in one package
+        spec = exact if isinstance(exact, ServerExtensionSpec) else spec
+        return f"{noun(type(spec))} {spec.name!r} of {self._registry.owner(spec)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +273,7 @@ class Served:
     """The system behind an app, for its extensions; see :class:`Service` for the fields."""
 
     system: str
-    extensions: Extensions
+    extensions: Extensions = field(default_factory=Extensions)
     engine: Any = None
     models: Any = None
     watch: Watch | None = None

@@ -35,9 +35,9 @@ from mlsys_serving.http.describe import ErrorAnswers
 from mlsys_serving.http.errors import ErrorFormat
 from mlsys_serving.http.lifecycle import DrainHook, Lifecycle, Readiness
 from mlsys_serving.http.middleware.gate import AdmissionMiddleware, BrowserGuard
-from mlsys_serving.http.middleware.supervisor import BodyBudget, BodyLimitMiddleware, SupervisorMiddleware
+from mlsys_serving.http.middleware.supervisor import Blamed, BodyBudget, BodyLimitMiddleware, SupervisorMiddleware
 from mlsys_serving.http.middleware.trace import TraceMiddleware, Tracing
-from mlsys_serving.http.record import HttpMetrics, ObserveMiddleware, RequestContextMiddleware, make_logger
+from mlsys_serving.http.record import HttpMetrics, ObserveMiddleware, RequestContextMiddleware, log_failure, make_logger
 from mlsys_serving.http.streaming import LARGE, RequestThreads
 
 
@@ -118,7 +118,7 @@ def create_app(
         lifecycle=Lifecycle(
             readiness,
             on_drain=[*(hook for each in added for hook in each.on_drain), *on_drain],
-            on_hook_error=lambda error: logger.error("drain hook failed", exc_info=error),
+            on_hook_error=lambda error: log_failure(logger, "drain hook failed", error),
         ),
         metrics=HttpMetrics(registry),
         answers=ErrorAnswers(
@@ -142,7 +142,7 @@ def create_app(
         version=config.version,
         lifespan=_lifespan(runtime, [lifespan, *(each.lifespan for each in added)]),
         middleware=[
-            *_middleware(runtime, new_request_id or _random_ids()),
+            *_middleware(runtime, new_request_id or _random_ids(), (served or Served(system="none")).extensions.blamed),
             *(middleware for each in added for middleware in each.middleware),
         ],
         # The supervisor answers all that is no HTTPException; the last line is for a fault outside of it.
@@ -153,6 +153,7 @@ def create_app(
         },
         redirect_slashes=False,  # an unknown path is a 404 in the documented shape, not a redirect
     )
+    app.middleware_stack = app.build_middleware_stack()  # now, as an extension's may fail to be made
     _describe_in_thread(app, threads)
     app.router.route_class = JsonRoute
     app.state.mlsys_http = runtime
@@ -190,7 +191,7 @@ def runtime_of(app: FastAPI) -> HttpRuntime:
     return runtime
 
 
-def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list[Middleware]:
+def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str], blamed: Blamed) -> list[Middleware]:
     """Return the middlewares from the outside in."""
     config, answers, logger, clock = runtime.config, runtime.answers, runtime.logger, runtime.clock
     stack = [Middleware(RequestContextMiddleware, clock=clock, new_request_id=new_request_id)]
@@ -218,7 +219,14 @@ def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list
             open_paths=config.open_paths,
             answers=answers,
         ),
-        Middleware(SupervisorMiddleware, config=config, lifecycle=runtime.lifecycle, answers=answers, logger=logger),
+        Middleware(
+            SupervisorMiddleware,
+            config=config,
+            lifecycle=runtime.lifecycle,
+            answers=answers,
+            logger=logger,
+            blamed=blamed,
+        ),
         Middleware(
             BodyLimitMiddleware, max_body_nbytes=config.max_body_nbytes, budget=runtime.bodies, uploads=config.uploads
         ),

@@ -12,6 +12,7 @@ import json
 import logging
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,10 @@ from functools import cache
 from typing import Any, Literal, TextIO
 
 import structlog
+from mlsys_core.config import settings
+from mlsys_core.errors import PluginError
 from mlsys_core.loop.protocols import Clock
+from mlsys_core.plugins.registry import one_line
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -186,6 +190,31 @@ def make_logger(
         cache_logger_on_first_use=True,
     )
     return logger
+
+
+def log_failure(
+    logger: structlog.typing.FilteringBoundLogger,
+    event: str,
+    error: BaseException,
+    blamed: str | None = None,
+    **fields: Any,
+) -> None:
+    """Log ``error``: with its traceback, or in one line if it is a plugin's mistake and ``MLSYS_DEBUG`` is not set.
+
+    Args:
+        logger: Destination of the line.
+        event: Name of the line.
+        error: The exception.
+        blamed: Plugin's part that made the mistake; None: the system's own, unless it is a ``PluginError``.
+        fields: Further fields of the line.
+    """
+    if settings().debug or (blamed is None and not isinstance(error, PluginError)):
+        logger.error(event, exc_info=error, **fields)
+        return
+    text = str(error) if isinstance(error, PluginError) else f"{blamed} failed ({one_line(error)})"
+    places = traceback.extract_tb((error.__cause__ or error).__traceback__)
+    where = f"{places[-1].filename}:{places[-1].lineno}" if places else None
+    logger.error(event, error=text, where=where, **fields)
 
 
 def _to_json(event: Any, *, default: Callable[[Any], Any]) -> str:

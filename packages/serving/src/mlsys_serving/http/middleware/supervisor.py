@@ -11,10 +11,13 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import structlog
 from mlsys_core.errors import MlsysError
+from mlsys_core.plugins.registry import one_line
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,9 +25,12 @@ from mlsys_serving.http.config import HttpConfig, is_duration
 from mlsys_serving.http.describe import ErrorAnswers, unwrap
 from mlsys_serving.http.errors import ClientDisconnectedError, HttpError
 from mlsys_serving.http.lifecycle import Lifecycle
-from mlsys_serving.http.record import record_of
+from mlsys_serving.http.record import log_failure, record_of
 from mlsys_serving.http.streaming import LARGE
 
+Blamed: TypeAlias = Callable[[BaseException, Any], "str | None"]  # error and endpoint -> the plugin's part to blame
+
+_FAILED_SOCKET = 1011  # close code of WebSockets: an unexpected condition in the server
 _LAST_EVENT_TIMEOUT_S = 1.0  # a client that has stopped reading does not get its last event
 
 
@@ -38,7 +44,8 @@ class SupervisorMiddleware:
         config: the default deadline and its cap.
         lifecycle: list of running requests; stops them at the end of a drain.
         answers: writes error responses and events.
-        logger: gets exceptions with their traceback.
+        logger: gets exceptions, with their traceback if they are not an extension's.
+        blamed: tells the extension whose mistake an exception is; None: no extension's.
     """
 
     def __init__(
@@ -49,8 +56,10 @@ class SupervisorMiddleware:
         lifecycle: Lifecycle,
         answers: ErrorAnswers,
         logger: structlog.typing.FilteringBoundLogger,
+        blamed: Blamed,
     ) -> None:
         self._app = app
+        self._blamed = blamed
         self._config = config
         self._lifecycle = lifecycle
         self._answers = answers
@@ -58,8 +67,11 @@ class SupervisorMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await self._serve_socket(scope, receive, send)
             return
         try:
             timeout_s = chosen_timeout_s(Headers(scope=scope).get("x-request-timeout-s"), self._config)
@@ -74,19 +86,33 @@ class SupervisorMiddleware:
             if error_or_none is not None:
                 await self._conclude(run, error_or_none, scope, receive, send)
 
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await _call(self._app, scope, receive, send)
+        except Exception as error:
+            if (blamed := self._blamed(error, scope.get("endpoint"))) is None:
+                raise
+            log_failure(self._logger, "socket failed", error, blamed)
+            with suppress(Exception):  # closed already
+                await send({"type": "websocket.close", "code": _FAILED_SOCKET, "reason": f"{blamed} failed"})
+
     async def _conclude(self, run: _Run, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
         if isinstance(error, ClientDisconnectedError):
             return
         info = self._answers.info(error, scope)
         if info.status >= 500 and not run.was_stopped and not _is_refusal(error, info.status):
-            self._logger.error("request failed", request_id=record.request_id, exc_info=error)
+            blamed = self._blamed(error, scope.get("endpoint"))
+            log_failure(self._logger, "request failed", error, blamed, request_id=record.request_id)
+            if blamed is not None and info.code == "internal_error":
+                info = replace(info, message=info.message.replace("the server", blamed, 1))
         if record.status is None:
             # Before the application has cleaned up: a worker thread that cannot be cancelled does not hold the answer.
             await self._answers.response(info)(scope, receive, send)
         cleanup_error = await run.cleaned_up()
         if cleanup_error is not None:
-            self._logger.error("clean-up failed", request_id=record.request_id, exc_info=cleanup_error)
+            blamed = self._blamed(cleanup_error, scope.get("endpoint"))
+            log_failure(self._logger, "clean-up failed", cleanup_error, blamed, request_id=record.request_id)
         event = None if record.has_length else self._answers.stream_event(info, record.content_type)
         if record.is_complete or record.disconnected.is_set() or event is None:
             return  # an incomplete response: the server closes the connection, so that the client sees it was cut
@@ -188,7 +214,16 @@ def _is_refusal(error: BaseException, status: int) -> bool:
 
 
 async def _call(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    await app(scope, receive, send)
+    try:
+        await app(scope, receive, send)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        message = "the application cancelled its own request"
+        raise RuntimeError(message).with_traceback(error.__traceback__) from None
+    except (SystemExit, KeyboardInterrupt) as error:  # out of a task they would end the event loop, and so the server
+        raise RuntimeError(one_line(error)).with_traceback(error.__traceback__) from None
 
 
 @contextmanager
