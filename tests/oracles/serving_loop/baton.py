@@ -33,8 +33,9 @@ class Stopped(BaseException):
 class Actor:
     """One thread: it runs when it has the baton."""
 
-    def __init__(self, baton: Baton, name: str, run: Action, handler: Action | None) -> None:
+    def __init__(self, baton: Baton, name: str, run: Action, handler: Action | None, at_waits: bool) -> None:
         self.name, self.handler = name, handler  # the handler runs once, where the plan has the signal come
+        self.at_waits = at_waits  # the signal comes only while it waits
         self.is_ready: Callable[[], bool] | None = None  # None: at work
         self.may_time_out = self.has_ended = self.is_signalled = False
         self.go = threading.Semaphore(0)
@@ -60,8 +61,8 @@ class Baton:
         self._is_playing = False
         self._now: Actor
 
-    def add(self, name: str, run: Action, handler: Action | None = None) -> Actor:
-        self.actors.append(actor := Actor(self, name, run, handler))
+    def add(self, name: str, run: Action, handler: Action | None = None, *, at_waits: bool = False) -> Actor:
+        self.actors.append(actor := Actor(self, name, run, handler, at_waits))
         actor.thread.start()
         return actor
 
@@ -96,8 +97,8 @@ class Baton:
             self._now = after
             after.go.release()
 
-    def point(self) -> None:
-        """Let the plan choose who goes on; before each access to shared state."""
+    def point(self, *, is_wait: bool = False) -> None:
+        """Let the plan choose who goes on; before each access to shared state, and before each wait."""
         if not self._is_playing:
             return
         if self.failure is not None:
@@ -111,11 +112,11 @@ class Baton:
         if choice is not None:
             self._obey(me, choice)
         elif self.num_points >= self.first_free:
-            self.alternatives += [(self.num_points, choice) for choice in self._choices(me)]
+            self.alternatives += [(self.num_points, choice) for choice in self._choices(me, is_wait)]
 
     def block(self, is_ready: Callable[[], bool], may_time_out: bool) -> bool:
         """Wait until ``is_ready()``; False: nothing else could happen but the end of the time."""
-        self.point()
+        self.point(is_wait=True)
         me = self._now
         while not is_ready():
             me.is_ready, me.may_time_out = is_ready, may_time_out
@@ -130,11 +131,12 @@ class Baton:
                 return False
         return True
 
-    def _choices(self, me: Actor) -> Iterator[Choice]:
+    def _choices(self, me: Actor, is_wait: bool) -> Iterator[Choice]:
         for number, actor in enumerate(self.actors):
             if actor is not me and actor.can_run:
                 yield "run", number
-            if actor.handler is not None and not actor.has_ended:
+            waits = is_wait if actor is me else actor.is_ready is not None
+            if actor.handler is not None and not actor.has_ended and (waits or not actor.at_waits):
                 yield "signal", number
 
     def _obey(self, me: Actor, choice: Choice) -> None:

@@ -6,11 +6,11 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from mlsys_core.errors import ServingError
+from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.loop import ServeRequest, WallClock
 from mlsys_core.loop.baselines import StaticBatch, ZeroBatch
 
@@ -18,8 +18,9 @@ from tests.oracles.serving_loop.baton import Baton, Choice, load
 
 Plan = Mapping[int, Choice]
 DRIVES = ("start", "run_forever", "step", "drain")  # what the main thread does
-OTHERS = ("", "submit", "cancel", "drain", "stop")  # what another thread does
-HANDLERS = ("", "submit", "cancel", "begin_to_drain", "stop")  # what a signal handler of the main thread does
+OTHERS = ("", "submit", "submit_again", "cancel", "drain", "stop")  # what another thread does
+HANDLERS = ("", "submit", "cancel", "begin_to_drain", "stop", "raise")  # what a signal handler of the main thread does
+LISTENERS = ("raises", "exits")  # how a listener fails after it has taken note
 EXECUTORS = ("thread", "inline", "two threads")
 
 
@@ -31,9 +32,11 @@ class Scene:
     other: str
     handler: str
     executor: str
+    listener: str = ""
 
     def __str__(self) -> str:
-        return f"{self.drive}, {self.other or 'nobody'} beside, {self.handler or 'no'} handler, {self.executor}"
+        parts = f"{self.drive}, {self.other or 'nobody'} beside, {self.handler or 'no'} handler, {self.executor}"
+        return f"{parts}, its listener {self.listener}" if self.listener else parts
 
 
 def scenes() -> Iterator[Scene]:
@@ -42,6 +45,8 @@ def scenes() -> Iterator[Scene]:
         scene = Scene(*parts)
         if scene.drive != "run_forever" or "stop" in (scene.other, scene.handler):  # somebody ends it
             yield scene
+            if scene.other in ("", "stop") and scene.executor == "thread":
+                yield from (replace(scene, listener=listener) for listener in LISTENERS)
 
 
 class Stage:
@@ -50,8 +55,8 @@ class Stage:
     def __init__(self, scene: Scene) -> None:
         self.scene, self.modules = scene, load()
         self.told: Counter[str] = Counter()
-        self.accepted: set[str] = set()
-        self.refused: set[str] = set()
+        self.accepted: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
         self.early: set[str] = set()  # not told of when drain() said that all had left
 
     def begin(self, baton: Baton) -> None:
@@ -62,26 +67,43 @@ class Stage:
         scheduler: Any = StaticBatch(batch_size=2) if self.scene.drive == "drain" else ZeroBatch(max_batch_size=1)
         self.loop = self.modules.serving_loop.ServingLoop(scheduler, made, WallClock(), listener=self)
         handler = getattr(self, f"do_{self.scene.handler}") if self.scene.handler else None
-        self.main = baton.add("main", getattr(self, f"main_{self.scene.drive}"), handler)
+        self.main = baton.add("main", self.run_main, handler, at_waits=self.scene.handler == "raise")
         if self.scene.other:
             baton.add("other", getattr(self, f"do_{self.scene.other}"))
 
+    def run_main(self) -> None:
+        try:
+            getattr(self, f"main_{self.scene.drive}")()
+        except KeyboardInterrupt:  # of the handler that raises
+            self.loop.stop()
+
     def on_output(self, batch: Any, output: Any, now: float) -> None:
-        pass
+        self.fail()
 
     def on_finished(self, finished: Any, now: float) -> None:
         self.told[finished.request_id] += 1
+        self.fail()
+
+    def fail(self) -> None:
+        if self.scene.listener:
+            raise SystemExit if self.scene.listener == "exits" else KeyError("listener")
 
     def submit(self, name: str) -> None:
         try:
             self.loop.submit(ServeRequest(name, None), name)
-        except self.modules.inbox.LoopClosedError:
-            self.refused.add(name)
+        except (self.modules.inbox.LoopClosedError, InvalidInputError):  # closed, or the id is in use
+            self.refused[name] += 1
         else:
-            self.accepted.add(name)
+            self.accepted[name] += 1
 
     def do_submit(self) -> None:
         self.submit("c" if threading.current_thread() is self.main.thread else "d")
+
+    def do_submit_again(self) -> None:
+        self.submit("a")
+
+    def do_raise(self) -> None:
+        raise KeyboardInterrupt
 
     def do_cancel(self) -> None:
         self.loop.cancel("a")
@@ -92,7 +114,7 @@ class Stage:
     def do_drain(self, timeout_s: float | None = None) -> None:
         try:
             if self.loop.drain(timeout_s):
-                self.early |= self.accepted - self.told.keys()
+                self.early |= self.accepted.keys() - self.told.keys()
         except ServingError as error:
             self.expect(error, "would wait for the step", "another thread drives")
 
@@ -142,7 +164,7 @@ class Stage:
         assert self.loop.state.value == "stopped", "it has not stopped"
         assert self.loop.num_unfinished == 0, "requests are left"
         assert self.loop.error is None, repr(self.loop.error)
-        assert self.told == Counter(self.accepted), (self.told, self.accepted, self.refused)
+        assert self.told == self.accepted, (self.told, self.accepted, self.refused)
         assert not self.early, f"drained, and yet {self.early} left later"
 
 

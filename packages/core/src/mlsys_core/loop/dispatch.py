@@ -69,7 +69,7 @@ class Guarded(Generic[BatchIn, OutputIn]):
         if self._listener is not None:
             try:
                 self._listener.on_output(batch, output, now)
-            except Exception:
+            except (Exception, SystemExit):
                 _logger.exception("the listener raised in on_output; the loop goes on")
 
     def on_finished(self, finished: Finished[Any], now: float) -> None:
@@ -77,7 +77,7 @@ class Guarded(Generic[BatchIn, OutputIn]):
         if self._listener is not None:
             try:
                 self._listener.on_finished(finished, now)
-            except Exception:
+            except (Exception, SystemExit):
                 _logger.exception("the listener raised in on_finished of %r; the loop goes on", finished.request_id)
 
 

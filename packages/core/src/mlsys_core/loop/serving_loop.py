@@ -153,8 +153,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
     def call(self, function: Callable[[], None]) -> None:
         """Have the loop's thread call ``function`` in its next step, before any request that is submitted later.
 
-        For changes of what the scheduler may run; from any thread. What it raises stops the loop, as a defect of the
-        scheduler does.
+        For changes of what the scheduler may run; from any thread. What it raises stops the loop.
         """
         self._inbox.call(function)
         self._ring()
@@ -239,7 +238,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
 
     @property
     def _may_have_work(self) -> bool:
-        # The last request may have left in a step, by hand and in another thread, that has yet to tell the listener.
+        # Another thread's step by hand may have let the last request leave, and has yet to tell the listener.
         return bool(self.num_unfinished) or (self._runner is not None and not self._drained.is_set)
 
     def stop(self, timeout_s: float | None = None) -> None:
@@ -264,10 +263,11 @@ class ServingLoop(Generic[Request, Batch, Output]):
         self._raise_once()
 
     def _step(self, until_s: float | None, *, is_drain: bool = False) -> bool:
-        """Take a step; one that ``is_drain`` waits for nothing once the loop is drained."""
+        """Take a step; one that ``is_drain`` waits for nothing once the loop is drained, or has let the last leave."""
         try:
             num_taken = self._fill()
-            done = self._wait(until_s, is_drain=is_drain)
+            is_idle = is_drain and num_taken and not self.num_unfinished and not self.num_in_flight
+            done = None if is_idle else self._wait(until_s, is_drain=is_drain)  # the last request was just cancelled
             self._is_waiting = False
             if done is not None:
                 tell = self._dispatcher.update_from_output(done)
@@ -357,12 +357,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
             self._listener.on_finished(Finished(request_id, reason, error=error), now)
 
     def _claim(self, refusal: str) -> None:
-        """Become the thread that drives the loop.
-
-        Raises:
-            LoopClosedError: the loop has stopped.
-            ServingError: another drives it, as ``refusal`` says.
-        """
+        """Become the thread that drives the loop; raise LoopClosedError if it has stopped, or ``refusal``."""
         if not self._driving.acquire(blocking=False):
             raise ServingError(refusal)
         self._runner = threading.get_ident()
@@ -387,12 +382,14 @@ class ServingLoop(Generic[Request, Batch, Output]):
             self._driving.release()
 
     def _end(self) -> None:
-        self._abort(FinishReason.CANCELLED, None)
-        self._drained.set()  # only now: who waits in drain() must find what ended the loop
-        self._dispatcher.close()
-        self._ended.set()  # before the rest: a signal handler of this very thread must not wait for it
-        self._is_running = False
-        self._runner = None
+        try:
+            self._abort(FinishReason.CANCELLED, None)
+            self._drained.set()  # only now: who waits in drain() must find what ended the loop
+            self._dispatcher.close()
+        finally:  # a signal handler may raise while an executor is waited for
+            self._ended.set()  # before the rest: a signal handler of this very thread must not wait for it
+            self._is_running = False
+            self._runner = None
 
     def _raise_once(self) -> None:
         error, self._unraised = self._unraised, None
