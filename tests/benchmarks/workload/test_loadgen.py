@@ -4,11 +4,11 @@ import signal
 import threading
 
 import pytest
+from mlsys_bench.workload.arrivals import ClosedLoop
 from mlsys_bench.workload.loadgen import LoadOptions, run_load, run_load_blocking
 from mlsys_bench.workload.targets import InProcessTarget, Outcome
 from mlsys_bench.workload.trace import Trace, TraceItem
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import ClosedLoop
 
 
 def trace_of(*arrivals_s, num_output_tokens=3):

@@ -1,10 +1,11 @@
 import pytest
+from mlsys_bench.workload.arrivals import ClosedLoop, ConstantRate, Replay, Stepping
 from mlsys_bench.workload.lengths import ORCA_PROMPTS, Constant, Empirical, LogNormal, Uniform
 from mlsys_bench.workload.parse import ARRIVAL_FORMS, LENGTH_FORMS, parse_arrivals, parse_bounds, parse_lengths
 from mlsys_bench.workload.results import LatencyBounds
 from mlsys_bench.workload.trace import Trace, TraceItem, write_trace
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import Bursty, ClosedLoop, ConstantRate, OnOff, Poisson, Replay, Stepping
+from mlsys_core.workload import Poisson
 
 
 @pytest.mark.parametrize(
@@ -12,8 +13,6 @@ from mlsys_core.workload import Bursty, ClosedLoop, ConstantRate, OnOff, Poisson
     [
         ("poisson", 4.0, Poisson(4.0)),
         ("constant", 4.0, ConstantRate(4.0)),
-        ("bursty:2.5", 4.0, Bursty(4.0, 2.5)),
-        ("onoff:1:3", 4.0, OnOff(4.0, 1.0, 3.0)),
         ("steps:10@2,20@8", None, Stepping(((10.0, 2.0), (20.0, 8.0)))),
         ("closed:8", None, ClosedLoop(8)),
         ("closed:8:0.5", None, ClosedLoop(8, 0.5)),
@@ -52,11 +51,9 @@ def test_files_may_have_colons_in_their_names(tmp_path):
         ("poisson", None, "need a rate: add --rate"),
         ("poisson", -1.0, "rate is -1.0"),
         ("poisson:3", 4.0, "has 1 parameters: write poisson"),
-        ("bursty", 4.0, "has 0 parameters: write bursty:BURSTINESS"),
-        ("bursty:x", 4.0, "'x' is not a number"),
-        ("onoff:1", 4.0, "has 1 parameters: write onoff:ON_S:OFF_S"),
+        ("closed", None, "has 0 parameters: write closed:CLIENTS"),
+        ("closed:1:x", None, "'x' is not a number"),
         ("closed:8", 4.0, "leave --rate out"),
-        ("closed", None, "write closed:CLIENTS"),
         ("closed:1:2:3", None, "has 3 parameters"),
         ("closed:1.5", None, "'1.5' is not a whole number"),
         ("steps:10", None, "write SECONDS@RATE"),
@@ -113,5 +110,5 @@ def test_bad_bounds_are_refused(text, message):
 
 
 def test_forms_name_every_kind():
-    assert ARRIVAL_FORMS.startswith("poisson, constant, bursty:BURSTINESS, ")
+    assert ARRIVAL_FORMS.startswith("poisson, constant, steps:SECONDS@RATE,..., ")
     assert LENGTH_FORMS.startswith("uniform:LOW:HIGH, constant:LENGTH, ")

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlsys_bench.workload.arrivals import ClosedLoop
 from mlsys_bench.workload.loadgen import LoadProgress
 from mlsys_bench.workload.results import LatencyBounds, LoadResult, RequestRecord, load_result
 from mlsys_bench.workload.tables import comparison_table, progress_bar, result_table, warnings_of
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import ClosedLoop, LatencySummary
+from mlsys_core.workload import LatencySummary
 from rich.console import Console
 
 

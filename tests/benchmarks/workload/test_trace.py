@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mlsys_bench.workload.arrivals import ClosedLoop, ConstantRate, Replay
 from mlsys_bench.workload.lengths import (
     ORCA_OUTPUTS,
     ORCA_PROMPTS,
@@ -19,7 +20,7 @@ from mlsys_bench.workload.lengths import (
 )
 from mlsys_bench.workload.trace import Trace, TraceItem, make_trace, read_trace, write_trace
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import ClosedLoop, ConstantRate, Poisson, Replay
+from mlsys_core.workload import Poisson
 
 
 def orca_trace(*, rate=4.0, seed=0, num_items=40):

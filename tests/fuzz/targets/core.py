@@ -104,7 +104,7 @@ def command_line(folder: Path) -> Case:
     seeds: list[Input] = [
         json.dumps([kind, text]).encode()
         for kind, text in (
-            ("arrivals", "poisson"), ("arrivals", "bursty:2"), ("arrivals", "onoff:1:2"), ("arrivals", "closed:4:0.1"),
+            ("arrivals", "poisson"), ("arrivals", "constant"), ("arrivals", "closed:4:0.1"),
             ("arrivals", "stepping:1@2,3@4"), ("lengths", "uniform:1:9"), ("lengths", "lognormal:10:0.5"),
             ("lengths", "5"), ("bounds", "ttft=200ms"), ("shape", "3,224,224"), ("loads", "0.1,0.9"),
             ("stages", "4+0.5,4+0.5"),

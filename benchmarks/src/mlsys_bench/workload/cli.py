@@ -57,10 +57,7 @@ def generate(
     output: Annotated[Path, typer.Option("--output", "-o", help="The trace to write (JSON lines).")],
     arrivals: Annotated[
         str,
-        typer.Option(
-            help="poisson, constant, bursty:BURSTINESS, onoff:ON_S:OFF_S, steps:SECONDS@RATE,..., "
-            "closed:CLIENTS[:THINK_S] or replay:TRACE."
-        ),
+        typer.Option(help="poisson, constant, steps:SECONDS@RATE,..., closed:CLIENTS[:THINK_S] or replay:TRACE."),
     ] = "poisson",
     rate: Annotated[float | None, typer.Option(help="Mean requests per second, for the first four.")] = None,
     prompts: Annotated[

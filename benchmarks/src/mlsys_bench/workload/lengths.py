@@ -14,9 +14,10 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import require_count, require_not_negative, require_positive
+from mlsys_core.workload import require_positive
 from numpy.typing import NDArray
 
+from mlsys_bench.workload.arrivals import require_count, require_not_negative
 from mlsys_bench.workload.files import read_text
 
 Counts: TypeAlias = NDArray[np.int64]  # [n] tokens, each at least 1

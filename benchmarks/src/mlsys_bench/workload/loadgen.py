@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import ClosedLoop, require_count, require_positive
+from mlsys_core.workload import require_positive
 
+from mlsys_bench.workload.arrivals import ClosedLoop, require_count
 from mlsys_bench.workload.results import CANCELLED, LoadResult, RequestRecord
 from mlsys_bench.workload.targets import Outcome, Target
 from mlsys_bench.workload.trace import Trace, TraceItem

@@ -9,17 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import (
-    Arrivals,
-    Bursty,
-    ClosedLoop,
-    ConstantRate,
-    OnOff,
-    Poisson,
-    Replay,
-    Stepping,
-)
+from mlsys_core.workload import Poisson
 
+from mlsys_bench.workload.arrivals import Arrivals, ClosedLoop, ConstantRate, Replay, Stepping
 from mlsys_bench.workload.lengths import (
     ORCA_OUTPUTS,
     ORCA_PROMPTS,
@@ -52,8 +44,6 @@ def _replay(path: str) -> Replay:
 _ARRIVALS: dict[str, tuple[str, bool, Callable[..., Arrivals]]] = {
     "poisson": ("", True, Poisson),
     "constant": ("", True, ConstantRate),
-    "bursty": ("BURSTINESS", True, lambda rate, burstiness: Bursty(rate, _real(burstiness))),
-    "onoff": ("ON_S:OFF_S", True, lambda rate, on_s, off_s: OnOff(rate, _real(on_s), _real(off_s))),
     "steps": ("SECONDS@RATE,...", False, _steps),
     "closed": ("CLIENTS[:THINK_S]", False, lambda clients, think_s="0": ClosedLoop(_whole(clients), _real(think_s))),
     "replay": ("TRACE", False, _replay),
@@ -91,8 +81,8 @@ def parse_arrivals(text: str, *, rate: float | None) -> Arrivals:
         InvalidInputError: no such process, wrong parameters, or a rate missing or out of place.
 
     Example:
-        >>> parse_arrivals("bursty:3", rate=4.0)
-        Bursty(rate=4.0, burstiness=3.0)
+        >>> parse_arrivals("constant", rate=4.0)
+        ConstantRate(rate=4.0)
     """
     name, _, rest = text.partition(":")
     if name not in _ARRIVALS:

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import ClosedLoop, LatencySummary, LoadPoint, require_positive
+from mlsys_core.workload import LatencySummary, LoadPoint, require_positive
 
+from mlsys_bench.workload.arrivals import ClosedLoop
 from mlsys_bench.workload.files import read_text, write_text
 
 CANCELLED = "cancelled"  # the error kind of requests that the generator itself ended

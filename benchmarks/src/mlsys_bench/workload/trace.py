@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import Arrivals, ClosedLoop, require_count, require_not_negative, require_positive
+from mlsys_core.workload import require_positive
 
+from mlsys_bench.workload.arrivals import Arrivals, ClosedLoop, require_count, require_not_negative
 from mlsys_bench.workload.files import read_text, write_text
 from mlsys_bench.workload.lengths import Lengths
 

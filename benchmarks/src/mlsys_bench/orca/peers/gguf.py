@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import Replay
 
 from mlsys_bench.harness.machine import LoadMeter
 from mlsys_bench.harness.text import rows_section
@@ -34,6 +33,7 @@ from mlsys_bench.orca.peers.cases import CASES, OURS, Job, PeerCase, Settings, c
 from mlsys_bench.orca.peers.models import FOLDER, NUM_SILENT_TOKENS, PEERS, vocabulary
 from mlsys_bench.orca.peers.runners import Runner, running
 from mlsys_bench.orca.peers.traffic import Traffic
+from mlsys_bench.workload.arrivals import Replay
 from mlsys_bench.workload.lengths import Uniform
 from mlsys_bench.workload.results import LoadResult
 from mlsys_bench.workload.trace import make_trace

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from mlsys_core.workload import Poisson, Replay
+from mlsys_core.workload import Poisson
 
 from mlsys_bench.orca.peers.models import NUM_SILENT_TOKENS, VOCABULARY_SIZE, vocabulary
+from mlsys_bench.workload.arrivals import Replay
 from mlsys_bench.workload.lengths import Uniform
 from mlsys_bench.workload.trace import Trace, make_trace
 

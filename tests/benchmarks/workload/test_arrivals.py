@@ -2,16 +2,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlsys_bench.workload.arrivals import ClosedLoop, ConstantRate, Replay, Stepping
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.workload import Bursty, ClosedLoop, ConstantRate, OnOff, Poisson, Replay, Stepping
+from mlsys_core.workload import Poisson
 
 rates = st.floats(0.01, 1e4)
 seconds = st.floats(0.01, 100.0)
 processes = st.one_of(
     st.builds(Poisson, rates),
     st.builds(ConstantRate, rates),
-    st.builds(Bursty, rates, st.floats(0.1, 8.0)),
-    st.builds(OnOff, rates, seconds, seconds),
     st.builds(ClosedLoop, st.integers(1, 9)),
     st.lists(st.tuples(seconds, st.one_of(st.just(0.0), rates)), min_size=1, max_size=5)
     .filter(lambda steps: any(rate for _, rate in steps))
@@ -41,9 +40,6 @@ def test_times_are_sorted_finite_and_reproducible(process, n, seed):
     [
         Poisson(8.0),
         ConstantRate(8.0),
-        Bursty(8.0, burstiness=0.3),
-        Bursty(8.0, burstiness=3.0),
-        OnOff(8.0, mean_on_s=0.5, mean_off_s=1.5),
         Stepping(((2.0, 4.0), (1.0, 0.0), (1.0, 24.0))),  # (2*4 + 0 + 24) / 4 = 8
     ],
 )
@@ -52,7 +48,7 @@ def test_mean_rate_is_kept(process):
     assert n / process.times(n, rng())[-1] == pytest.approx(8.0, rel=0.05)
 
 
-@pytest.mark.parametrize("process", [Poisson, ConstantRate, lambda rate: Bursty(rate, 2.0)])
+@pytest.mark.parametrize("process", [Poisson, ConstantRate])
 def test_twice_the_rate_is_the_same_pattern_twice_as_fast(process):
     assert process(2.0).times(50, rng()) * 2.0 == pytest.approx(process(1.0).times(50, rng()))
 
@@ -61,12 +57,6 @@ def test_poisson_gaps_are_exponential():
     gaps = np.diff(Poisson(1.0).times(40_000, rng()))
     assert gaps.std() == pytest.approx(1.0, rel=0.03)
     assert (gaps > 1.0).mean() == pytest.approx(np.exp(-1), abs=0.01)
-
-
-@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
-def test_burstiness_is_the_coefficient_of_variation(burstiness):
-    gaps = np.diff(Bursty(5.0, burstiness).times(100_000, rng()))
-    assert gaps.std() / gaps.mean() == pytest.approx(burstiness, rel=0.05)
 
 
 def test_steps_have_their_own_rates_and_pauses_are_silent():
@@ -82,18 +72,6 @@ def test_first_step_may_be_a_pause():
     assert Stepping(((3.0, 0.0), (1.0, 100.0))).times(5, rng())[0] >= 3.0
 
 
-def test_on_off_is_silent_between_bursts_and_dense_within():
-    times = OnOff(2.0, mean_on_s=1.0, mean_off_s=9.0).times(20_000, rng())
-    gaps = np.diff(times)
-    assert np.median(gaps) == pytest.approx(np.log(2) / 20.0, rel=0.15)  # within bursts: 2 * (1 + 9) / 1 = 20 per s
-    assert (gaps > 3.0).sum() > 0.5 * times[-1] / 10.0 * np.exp(-3.0 / 9.0)  # about one long silence in 10 s
-
-
-def test_on_off_starts_stationary():
-    counts = [(OnOff(2.0, 1.0, 9.0).times(200, rng(seed)) < 1.0).sum() for seed in range(3000)]
-    assert np.mean(counts) == pytest.approx(2.0, rel=0.15)
-
-
 def test_replay_scales_and_refuses_more_than_recorded():
     replay = Replay((0.0, 1.0, 4.0), speed=4.0)
     assert replay.times(2, rng()).tolist() == [0.0, 0.25]
@@ -107,8 +85,6 @@ def test_replay_scales_and_refuses_more_than_recorded():
         (lambda: Poisson(0.0), "arrival rate is 0.0"),
         (lambda: Poisson(float("nan")), "arrival rate is nan"),
         (lambda: ConstantRate(-1.0), "arrival rate is -1.0"),
-        (lambda: Bursty(1.0, 0.0), "burstiness is 0.0"),
-        (lambda: OnOff(1.0, 0.0, 1.0), "mean on-period is 0.0"),
         (lambda: Stepping(()), "nothing would ever arrive"),
         (lambda: Stepping(((1.0, 0.0),)), "nothing would ever arrive"),
         (lambda: Stepping(((0.0, 1.0),)), "duration of a step is 0.0"),
