@@ -32,17 +32,14 @@ class BlockPoolMachine(RuleBasedStateMachine):
         held = st.sampled_from(sorted(self.refs)) if self.refs else ids
         return [BlockId(i) for i in data.draw(st.lists(held | held | ids, max_size=6))]
 
-    @rule(n=st.integers(0, 13), is_try=st.booleans())
-    def allocate(self, n: int, is_try: bool) -> None:
+    @rule(n=st.integers(0, 13))
+    def allocate(self, n: int) -> None:
         if n > len(self.stack):
-            if is_try:
-                assert self.pool.try_allocate(n) is None
-            else:
-                with pytest.raises(OutOfBlocksError) as caught:
-                    self.pool.allocate(n)
-                assert (caught.value.wanted, caught.value.free) == (n, len(self.stack))
+            with pytest.raises(OutOfBlocksError) as caught:
+                self.pool.allocate(n)
+            assert (caught.value.wanted, caught.value.free) == (n, len(self.stack))
             return
-        blocks = self.pool.try_allocate(n) if is_try else self.pool.allocate(n)
+        blocks = self.pool.allocate(n)
         assert blocks == [self.stack.pop() for _ in range(n)]
         self.refs.update(blocks)
 
@@ -81,7 +78,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert [self.pool.ref_count(BlockId(i)) for i in range(self.num_blocks)] == [
             self.refs[i] for i in range(self.num_blocks)
         ]
-        self.pool.check_leaks(expected_live=[BlockId(i) for i in self.refs])
+        if self.refs:
+            with pytest.raises(MemoryPlanError, match=f"^{len(self.refs)} block"):
+                self.pool.close()
 
     def teardown(self) -> None:
         if hasattr(self, "pool"):

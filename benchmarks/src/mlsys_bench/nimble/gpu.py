@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from mlsys_core.device import CudaDevice, device_kind
-from mlsys_core.device.cuda_graphs import current_device, is_usable, product_name, reserved_nbytes
+from mlsys_core.device.cuda_graphs import current_device, is_usable, reserved_nbytes
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import Section, Table
 from mlsys_nimble.module import Nimble
@@ -92,7 +92,7 @@ def run_on_gpu(context: BenchContext, nets: Sequence[str] = ()) -> Section:
         title = f"{name}, {size} x {size}" if size else name
         context.console.print(f"training {title} ...")
         races.append(Race(title, is_training=True, outcomes=train(name, size, device, seconds, context.is_quick)))
-    return report(races, device=product_name(cuda))
+    return report(races, device=torch.cuda.get_device_name(cuda.index))
 
 
 def infer(name: str, device: torch.device, seconds: float, is_quick: bool) -> dict[str, Outcome]:

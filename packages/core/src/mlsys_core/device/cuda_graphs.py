@@ -147,10 +147,3 @@ def has_bf16(device: CudaDevice) -> bool:
 
     with torch.cuda.device(device.index):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
-def product_name(device: CudaDevice) -> str:
-    """Return the product name of ``device``."""
-    import torch
-
-    return torch.cuda.get_device_name(device.index)

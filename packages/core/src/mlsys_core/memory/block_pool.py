@@ -7,7 +7,7 @@ touches and no more. It has no lock: one thread owns it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import NewType, NoReturn, Self
 
@@ -88,13 +88,6 @@ class BlockPool:
             InvalidInputError: ``n`` is negative.
             MemoryPlanError: the pool is closed.
         """
-        blocks = self.try_allocate(n)
-        if blocks is None:
-            raise OutOfBlocksError(n, len(self._free), self._num_blocks)
-        return blocks
-
-    def try_allocate(self, n: int) -> list[BlockId] | None:
-        """Allocate like :meth:`allocate`, but return None if fewer than ``n`` blocks are free."""
         free = self._free
         if n == 1 and free:  # a decode step adds one block to a sequence
             block = free.pop()
@@ -105,7 +98,7 @@ class BlockPool:
         if self._closed:
             raise MemoryPlanError("this block pool is closed: allocate from it before close(), or make a new one")
         if n > len(free):
-            return None
+            raise OutOfBlocksError(n, len(free), self._num_blocks)
         blocks = free[: -n - 1 : -1]
         del free[len(free) - n :]
         ref_counts = self._ref_counts
@@ -145,19 +138,6 @@ class BlockPool:
             if not count:
                 free.append(block)
 
-    def check_leaks(self, expected_live: Iterable[BlockId] = ()) -> None:
-        """Check that exactly the blocks ``expected_live`` are held.
-
-        Raises:
-            MemoryPlanError: others are held (leaked), or some of these are not; the message lists them.
-        """
-        expected = set(expected_live)
-        live = {block for block, count in enumerate(self._ref_counts) if count}
-        if leaked := sorted(live - expected):
-            raise MemoryPlanError(f"{_named(leaked)} leaked: release each once per allocate() and retain()")
-        if missing := sorted(expected - live):
-            raise MemoryPlanError(f"{_named(missing)} should be held but not: something released one too many times")
-
     def close(self) -> None:
         """Check that nothing is held and close the pool; idempotent. On a leak the pool stays open, to be examined.
 
@@ -165,7 +145,8 @@ class BlockPool:
             MemoryPlanError: blocks are still held; the message lists them.
         """
         if not self._closed:
-            self.check_leaks()
+            if leaked := [block for block, count in enumerate(self._ref_counts) if count]:
+                raise MemoryPlanError(f"{_named(leaked)} leaked: release each once per allocate() and retain()")
             self._closed = True
             self._free = []
 
