@@ -1,11 +1,10 @@
-// What classical models cost most: sums of tree leaves, linear maps over numbers and categories, logistic functions.
-//
-// Trees are the native twin of mlsys_windtunnel.modules.tree.walk. Values become small integers first: a value's *bin* is
-// how many of its feature's thresholds lie below it, so that `value <= threshold` is `bin <= place of the threshold`.
-// Cleaning (rounding, zeros that are missing, categories) is done then, once a value, and a split is eight bytes. Eight
-// walks go side by side, so that the loads of one hide behind the others': eight rows in one tree, or one row in eight
-// trees where fewer rows are left. Sums run over trees in order, as the sources add, and nothing is contracted: they are
-// those of the form in torch to the last bit.
+// The costly parts of classical models: sums of tree leaves, linear maps over numbers and categories, logistic
+// functions. Trees are the native twin of mlsys_windtunnel.modules.tree.walk. Values become small integers first: a
+// value's *bin* is the number of its feature's thresholds that lie below it, so that `value <= threshold` is `bin <=
+// index of the threshold`. Cleaning (rounding, zeros that are missing, categories) is done then, once a value, and a
+// split is eight bytes. Eight walks run side by side, so that their loads overlap: eight rows in one tree, or one row
+// in eight trees where fewer rows are left. Sums run over trees in order, as the sources add, without fused
+// multiply-add: they equal the torch form's to the last bit.
 
 #include <mlsys/layout.h>
 
@@ -234,7 +233,7 @@ inline double exp_of_negative(double x) {
 
 // Probabilities of two classes, [rows, 2], from margins times `slope`, which may be the second half of `out`.
 void logistic(const double* margin, int64_t num_rows, double slope, double* out) {
-  double score[kTile], small[kTile], second[kTile];  // loops apart, since compilers make nothing of mixed ones
+  double score[kTile], small[kTile], second[kTile];  // separate loops: compilers do not vectorise a mixed one
   for (int64_t start = 0; start < num_rows; start += kTile) {
     const int64_t count = std::min(kTile, num_rows - start);
     for (int64_t row = 0; row < count; ++row) score[row] = slope * margin[start + row];
@@ -334,7 +333,7 @@ void run(const Ensemble& e, const double* x, int64_t num_rows, int64_t stride, i
   std::atomic<int64_t> next{0};
   const auto work = [&] {
     const int64_t groups = (std::min(num_rows, block_rows) + kLanes - 1) / kLanes;
-    std::vector<Bin> bins(groups * kLanes * std::max<int64_t>(1, e.num_columns));  // leaves, too, read a column
+    std::vector<Bin> bins(groups * kLanes * std::max<int64_t>(1, e.num_columns));  // leaves read a column, too
     for (int64_t block; (block = next.fetch_add(1)) < num_blocks;) {
       const int64_t start = block * block_rows, count = std::min(block_rows, num_rows - start);
       if (slope == 0.0) {

@@ -62,7 +62,7 @@ MLSYS_STRUCT(Group, arguments, columns, feature, scale, threshold, missing, miss
     num_splits, count, leaf, num_trees, splits, leaves, outputs, rows, num_columns, split_scale, leaf_scale, is_tanh,
     num_threads);
 
-struct Gradients {  // null where not wanted; all but `arguments` are added to
+struct Gradients {  // null: not wanted; all but `arguments` accumulate
   const float* outputs;  // [outputs, rows]
   float* arguments;      // [trees, splits, rows]
   float* columns;        // [columns, rows]
@@ -134,7 +134,7 @@ void add_gemm_of_rows(const Vector* a, const Vector* b, int64_t M, int64_t N, fl
   }
 }
 
-// What one thread works with: a tree's tables for 64 rows, [splits or leaves, kVectors].
+// Scratch of one thread: a tree's tables for 64 rows, [splits or leaves, kVectors].
 struct Work {
   std::vector<Vector> split, sum, weight, upstream, split_gradient, output;
   Work(const Group& g)

@@ -1,4 +1,4 @@
-// What the cells make of their gates' sums, UNITS of one row at a time.
+// Cell functions: new states from the gates' sums, UNITS units of one row at a time.
 #pragma once
 
 #include "gemm.h"
@@ -31,7 +31,7 @@ struct Row {
     const float* hidden;  // before: of a GRU
     const float* state;   // cell state before; of a tree's left child
     const float* other;   // cell state of a tree's right child
-    const float* given;   // GRU: what the inputs give to the candidate
+    const float* given;   // GRU: the inputs' part of the candidate
     float* new_hidden;    // whole vectors
     float* new_state;
 };

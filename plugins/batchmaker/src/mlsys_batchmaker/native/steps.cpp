@@ -17,7 +17,7 @@ struct Layer {
     Matrix from_hidden;        // weights of the hidden state; in a tree's inner node, of the left child
     Matrix from_other;         // from the right child
     const float* bias;         // [columns]
-    const float* hidden_bias;  // GRU: what the candidate's hidden part begins with; else null
+    const float* hidden_bias;  // GRU: initial value of the candidate's hidden part; else null
 
     int gates() const { return GATES[kind]; }
     int64_t blocks() const { return (hidden + UNITS - 1) / UNITS; }
@@ -31,7 +31,7 @@ MLSYS_STRUCT(Layer, kind, hidden, from_input, from_hidden, from_other, bias, hid
 struct Cell {
     int32_t num_layers;
     int32_t num_words;       // rows of the projection (vocabulary size); its best word feeds the next step; 0: no projection
-    const Layer* layers;     // a copy is taken
+    const Layer* layers;     // copied
     const float* table;      // [words, columns of the first layer]: what a word gives to the gates, bias included
     const float* embedding;  // [words, K]: where there is no table. Neither: inputs are rows of floats
     Matrix projection;
@@ -212,7 +212,7 @@ struct Runner {
         }
     }
 
-    // The best word of each active row, the first among equals.
+    // Argmax word of each active row; the first of equals.
     void choose_words(int step) {
         int count = (int)active.size(), top = cell.num_layers - 1;
         for (int i = 0; i < count; i++) left[i] = hidden_of(top, step, active[i]);
@@ -240,7 +240,7 @@ struct Runner {
         }
     }
 
-    // What the pool's rows are after each row's last step; cell states are there already.
+    // Write each row's states after its last step to the pool; cell states are there already.
     void write_back() {
         for (int row = 0; row < task.rows; row++) {
             int last = (int)taken[row] - 1;

@@ -1,5 +1,5 @@
-// What happens to every batch, as admission.py, reference.py and settling.py have it: on the same memory, in one call
-// each. For workers of one device.
+// Admission, forming and completion of batches, as admission.py, reference.py and settling.py have them: on the same
+// memory, in one call each. For workers of one device.
 #include <mlsys/layout.h>
 
 #include <algorithm>
@@ -213,7 +213,8 @@ struct Former {
         return true;
     }
 
-    // What waits in the same subgraphs for nothing but the nodes in `following`, which are in order of rank, is ready.
+    // Nodes of the same subgraphs that wait for the nodes in `following` alone become ready; `following` is in order of
+    // rank.
     void release_successors(Columns& columns, Cell& cell, MakeRoom make_room) {
         ready.clear();
         for (int64_t i = 0, j = 0; i < following.size(); i = j) {  // the nodes of a subgraph: further successors last
@@ -458,7 +459,7 @@ int64_t batchmaker_form(Former* former, Columns* columns, Cell* cell, int64_t wo
     return former->task.size;
 }
 
-// The task just formed, where it had found no room.
+// Write the task just formed, for which `out` had no room.
 void batchmaker_write(const Former* former, const Columns* columns, const Cell* cell, int64_t* out) {
     former->write(*columns, *cell, out);
 }

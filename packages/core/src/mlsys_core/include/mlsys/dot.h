@@ -40,7 +40,7 @@ inline vi multiply_bytes(vi u, vi x) { return (vi)MLSYS_INT(maddubs_epi16)((Vect
 // Products of int16, neighbours added in int32.
 inline vi multiply_int16(vi a, vi b) { return (vi)MLSYS_INT(madd_epi16)((VectorOfInts)a, (VectorOfInts)b); }
 inline vi odd_unsigned_bytes(vi x) { return (vi)MLSYS_INT(srli_epi16)((VectorOfInts)x, 8); }
-// Of each four neighbours the first, third, second and fourth.
+// Order within four neighbours: first, third, second, fourth.
 #if MLSYS_LANES == 16
 inline vi evens_first(vi x) { return (vi)_mm512_shuffle_epi32((__m512i)x, (_MM_PERM_ENUM)0xd8); }
 #else
@@ -89,7 +89,7 @@ struct NibbleDot {
         return add_dot(sum, u, x[0]);
 #endif
     }
-    // Sums begin with `first`, and end as whole numbers in int32.
+    // Sums begin with `first` and end as int32.
 #if MLSYS_DOT_PAIRS
     static vi begin(int32_t) { return vi{}; }
     static vi total(vi sum, int32_t first) { return multiply_int16(sum, splat_int(0x10001)) + splat_int(first); }
@@ -99,12 +99,12 @@ struct NibbleDot {
 #endif
 };
 
-// Any unsigned bytes.
+// Unsigned bytes, 0 to 255.
 struct ByteDot {
     static vi begin(int32_t first) { return splat_int(first); }
     static vi total(vi sum, int32_t) { return sum; }
 #if MLSYS_DOT_PAIRS
-    struct Weights {  // as int16: two products of theirs may not fit one
+    struct Weights {  // as int16: the sum of two products may exceed int16
         vi even, odd;
     };
     static constexpr int SUBTRACTED = 0, WORDS = 2;  // a row is kept as int16 too, so that no product widens it again

@@ -1,14 +1,10 @@
 // The fp32 GEMM micro-kernel, C[MR][NR] += A[MR][K] * B[K][NR] with all sums in registers, and packing of B in panels.
-// NR is VECS vectors.
-//
-// The caller says where A and B are: rows of A found by pointers, packed together, or taps of a window; B packed in panels
-// or as it lies. What follows the sum (the epilogue) is the caller's, too.
-//
-// Some GEMMs have loops of their own. Orca's over codes and bf16 pairs decode two features a step, or multiply two
-// in one instruction. Nimble's GEMV, in bf16, would not have its weights fit in registers. WindTunnel's over soft trees may
-// round twice where there is no FMA: `fma` is a library call there.
-// Orca's weighing of values by attention scores could use `micro_kernel`, but that changes what GCC inlines beside it on
-// AVX-512: measure there first.
+// NR is VECS vectors. The caller says where A and B are: rows of A by pointers, packed together, or taps of a window; B
+// packed in panels or row-major. The epilogue is the caller's, too. Some GEMMs have loops of their own. Orca's over
+// int8 or int4 weights and bf16 pairs decode two features a step, or multiply two in one instruction. Nimble's GEMV, in
+// bf16, would not have its weights fit in registers. WindTunnel's over soft trees may round twice where there is no
+// FMA: `fma` is a library call there. Orca's product of attention scores and values could use `micro_kernel`, but that
+// changes what GCC inlines beside it on AVX-512: measure there first.
 #pragma once
 
 #include <utility>
@@ -19,7 +15,7 @@ namespace mlsys {
 
 #define MLSYS_INLINE __attribute__((always_inline))
 
-// f(0), ..., f(N - 1), each with its number known to the compiler: what is indexed by it stays in registers.
+// Call f(0), ..., f(N - 1) with compile-time numbers, so that arrays indexed by them stay in registers.
 template <class F, int... I>
 MLSYS_INLINE inline void unroll(std::integer_sequence<int, I...>, F&& f) {
     (f(std::integral_constant<int, I>()), ...);

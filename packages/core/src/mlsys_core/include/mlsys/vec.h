@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-#ifndef MLSYS_LANES  // a test may ask for another width than the machine's
+#ifndef MLSYS_LANES  // tests may set another width than the machine's
 #if defined(__AVX512F__)
 #define MLSYS_LANES 16
 #else
@@ -154,7 +154,7 @@ inline vf smaller(vf a, vf b) {
 #endif
 }
 
-inline float sum(vf x) {  // halves onto halves: the same order whatever called
+inline float sum(vf x) {  // add halves pairwise: the same order for every caller
     float lanes[LANES];
     store(lanes, x);
     for (int half = LANES / 2; half; half /= 2)

@@ -9,12 +9,12 @@
 
 namespace nimble {
 
-// Codes of a residual and of a result.
+// Quantisation parameters of a residual and of a result.
 struct Codes {
-    float residual_scale;  // 0: the residual is floats
+    float residual_scale;  // 0: the residual is float32
     int32_t residual_zero_point;
-    int32_t makes_codes;   // 0: the result is floats
-    float inverse;         // 1 over the result's scale, if the sums' scales and biases are not multiplied by it already
+    int32_t makes_codes;   // 1: the result is uint8; 0: float32
+    float inverse;         // 1 / the result's scale; 1 where the sums' scales and biases include it
     int32_t zero_point, least, most;
 };
 MLSYS_STRUCT(Codes, residual_scale, residual_zero_point, makes_codes, inverse, zero_point, least, most);
@@ -31,7 +31,7 @@ inline vi nearest(vf x) {  // halves to even; |x| < 2^31
 #endif
 }
 
-// 0 to 255 in each lane.
+// Store each lane as uint8; the values are 0 to 255.
 inline void store_bytes(uint8_t* to, vi codes) {
 #if MLSYS_LANES == 16 && defined(__AVX512F__)
     _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)codes));
@@ -59,7 +59,7 @@ inline vf load_codes(const uint8_t* from, int count) {
 #endif
 }
 
-// Store the first `count` bytes of a part of `bytes`, of PARTS equal ones.
+// Split `bytes` into PARTS equal parts and store the first `count` bytes of part PART.
 template <int PART, int PARTS>
 inline void store_part(uint8_t* to, vq bytes, int count) {
     constexpr int NBYTES = 4 * LANES / PARTS;
@@ -95,7 +95,8 @@ struct Rounding {
     }
 
 #if (MLSYS_LANES == 16 && defined(__AVX512BW__)) || (MLSYS_LANES == 8 && defined(__AVX2__))
-    // For `merge` and `pack`, which add the zero point and bring what is too small to the least code.
+    // Input of `merge` and `pack`: rounded, clamped from above, without the zero point. They add it and clamp from
+    // below.
     vi in_steps(vf x) const { return nearest(smaller(splat(high), x)); }
 #if MLSYS_LANES == 16
 #define MLSYS_WIDE(name) _mm512_##name
@@ -104,14 +105,14 @@ struct Rounding {
 #define MLSYS_WIDE(name) _mm256_##name
     typedef __m256i Wide;
 #endif
-    // Codes in the order that packing gives: in each 16 bytes four of every vector.
+    // uint8 values in the order of the pack instructions: each 16 bytes hold four values of every vector.
     vq merge(const vi (&steps)[4]) const {
         const Wide zero = MLSYS_WIDE(set1_epi16)((short)zero_point);
         const Wide a = MLSYS_WIDE(adds_epi16)(MLSYS_WIDE(packs_epi32)((Wide)steps[0], (Wide)steps[1]), zero);
         const Wide b = MLSYS_WIDE(adds_epi16)(MLSYS_WIDE(packs_epi32)((Wide)steps[2], (Wide)steps[3]), zero);
         return (vq)MLSYS_WIDE(max_epu8)(MLSYS_WIDE(packus_epi16)(a, b), MLSYS_WIDE(set1_epi8)((char)least));
     }
-    // Codes of one vector after the other.
+    // uint8 values in order: all of the first vector, then of the next.
     vq pack(const vi (&steps)[4]) const {
         const Wide bytes = (Wide)merge(steps);
 #if MLSYS_LANES == 16
@@ -137,7 +138,7 @@ struct Rounding {
 #endif
 };
 
-// What is done to sums in floats before they are stored.
+// Epilogue of float32 sums, their quantisation and the store.
 class Finish {
   public:
     Finish(const Codes& codes, const Epilogue& e)
@@ -146,9 +147,9 @@ class Finish {
     bool has_residual() const { return epilogue.has_residual; }
     int64_t residual_size() const { return adds_codes ? 1 : 4; }
     int64_t out_size() const { return makes_codes ? 1 : 4; }
-    // Whether a residual and a clamp are all.
+    // Return whether the epilogue is at most a residual and a clamp.
     bool is_plain() const { return epilogue.is_plain; }
-    // Whether sums are in units of the result's scale already, and only clamped.
+    // Return whether the sums are in units of the result's scale and are only clamped.
     bool is_in_steps() const { return epilogue.is_plain && makes_codes && rounding.inverse == 1; }
 
     template <bool MAKES_CODES>
@@ -162,7 +163,8 @@ class Finish {
         return (load_codes((const uint8_t*)from) - splat((float)codes.residual_zero_point)) * splat(codes.residual_scale);
     }
 
-    // The first `count` numbers of a residual; all where there are no masks. Call f(load) with the one for its form.
+    // Call f(load) with the load of the residual's dtype. load(from, i, count) gives elements i to i + count - 1;
+    // without masked loads, a whole vector.
     template <class F>
     inline __attribute__((always_inline)) void with_residual(F&& f) const {
         const vf zero = splat((float)codes.residual_zero_point), scale = splat(codes.residual_scale);
@@ -175,7 +177,7 @@ class Finish {
         });
     }
 
-    // Residual and activation of rows of N sums, `width` apart, in place: all but the last clamp.
+    // Apply residual and activation in place to rows of N sums, `width` floats apart. The store applies the last clamp.
     void apply(float* y, int rows, int width, int N, const char* from, int64_t step) const {
         const auto add_all = [&] {
             for (int row = 0; row < rows; row++) add(y + row * width, N, from + row * step);
@@ -185,7 +187,8 @@ class Finish {
         if (from && epilogue.activates_first) add_all();
     }
 
-    // A row of N sums, stored in whatever form; `y` has whole vectors and is lost.
+    // Apply the epilogue to a row of N sums and store it as uint8 or float32. `y` is padded to whole vectors and is
+    // overwritten.
     void store_row(float* y, int64_t N, const char* residual, char* out) const {
         apply(y, 1, (N + LANES - 1) / LANES * LANES, N, residual, 0);
         for (int64_t i = 0; i < N; i += LANES) {

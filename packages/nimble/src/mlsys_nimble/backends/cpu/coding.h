@@ -10,7 +10,7 @@ namespace nimble {
 
 struct Coding {
     View x, out;         // same shape; one is uint8, the other float32
-    View parameters;     // scale and zero point, float32 [2]; rank 0: those of this struct
+    View parameters;     // scale and zero point, float32 [2]; rank 0: use this struct's
     float scale;
     Codes codes;         // inverse of the scale, zero point and range
 };
@@ -85,7 +85,7 @@ struct ChooseScale {
 };
 MLSYS_STRUCT(ChooseScale, x, out, least, most, eps);
 
-// As `choose_qparams` of PT2E computes them, in float32.
+// Scale and zero point as PT2E's `choose_qparams` computes them, in float32.
 class ChooseScaleKernel : public Kernel {
   public:
     explicit ChooseScaleKernel(const ChooseScale& c) : c(c) {}

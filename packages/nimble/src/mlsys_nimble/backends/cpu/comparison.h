@@ -1,4 +1,4 @@
-// Memory that must stay what it was: weights of which other kernels have packed copies.
+// Detect changed memory: weights of which other kernels hold packed copies.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ struct Comparison {
     const void* const* addresses;  // count
     const int64_t* nbytes;         // count
     int64_t count;
-    int32_t* fault;  // set to 1 where bytes are not what they were when the kernel was made
+    int32_t* fault;  // set to 1 where bytes have changed since the kernel was made
 };
 MLSYS_STRUCT(Comparison, addresses, nbytes, count, fault);
 

@@ -37,7 +37,7 @@ MLSYS_CONSTANTS(BAND_CHANNELS);
 constexpr int NEAR_NBYTES = 256 << 10;  // bytes of weights that stay in the L2 cache
 constexpr int LINE_NBYTES = 64;
 
-// How many pixels, counted from the innermost dimension, lie one stride apart.
+// Return the number of pixels, counted from the innermost dimension, that are one stride apart.
 inline int64_t collapsed(const View& view) {
     int64_t run = view.shape[4];
     for (int d = 3; d >= 0; d--) {
@@ -49,7 +49,7 @@ inline int64_t collapsed(const View& view) {
     return run;
 }
 
-// A view whose width is 1 has its pixels one stride of the next longer dimension apart.
+// Where the width is 1, the stride between pixels is that of the next dimension that is longer than 1.
 inline View spaced(View view) {
     for (int d : {3, 2, 0})
         if (view.shape[4] == 1 && view.shape[d] != 1) {
@@ -125,7 +125,7 @@ class ConvolutionKernel : public Kernel {
 
   private:
     struct Unit {
-        int64_t block, set;  // the sets of all groups, numbered through
+        int64_t block, set;  // index over the sets of all groups
     };
 
     // Where weights are larger than pixels, workers share the panels, and each is read from memory once; else the blocks.
@@ -141,7 +141,7 @@ class ConvolutionKernel : public Kernel {
         int64_t out_offset, residual_offset, x_offset;
     };
 
-    // The table's pointers hold for a tensor of one image that lies where it always does.
+    // The table's pointers are valid for one image at a fixed address.
     bool moves() const { return !c.x.data || c.out.shape[0] > 1; }
 
     // Write the pointers of a block's pixels, which may lie in several images.
@@ -162,8 +162,8 @@ class ConvolutionKernel : public Kernel {
 
     int64_t pixels_of_image() const { return c.out.shape[2] * c.out.shape[3] * c.out.shape[4]; }
 
-    // A set of panels of one block, part by part: a part of the pixels stays in the cache for all of them. `rows` null: the
-    // pixels are evenly spaced from `x`.
+    // Multiply one block by a set of panels, part by part: a part of the pixels stays in the cache for all panels.
+    // `rows` null: the pixels are evenly spaced from `x`.
     void multiply_block(
         const Block& block, const float* const* rows, const float* x, int64_t row_taps, int64_t group, int64_t set,
         float* sums) const {
@@ -176,7 +176,7 @@ class ConvolutionKernel : public Kernel {
             }
     }
 
-    // `ahead`: from these weights to those that come next, which are prefetched.
+    // `ahead`: distance from these weights to the next ones, which are prefetched.
     void multiply_part(
         const Part& whole, const Block& block, const float* const* rows, const float* x, int64_t row_taps, int64_t group,
         int64_t panel, int64_t ahead, float* sums) const {
@@ -232,7 +232,7 @@ class ConvolutionKernel : public Kernel {
 
     void make_blocks(int64_t run) {
         const int64_t pixels = c.out.shape[0] * c.out.shape[2] * c.out.shape[3] * c.out.shape[4];
-        const int64_t near = set_panels > 1 ? PART : channels;  // of a pixel's features, read again for the next panel
+        const int64_t near = set_panels > 1 ? PART : channels;  // features of a pixel that the next panel reads again
         const int64_t fitting = BLOCK_NBYTES / (4 * std::max<int64_t>(near * std::min<int64_t>(taps, 3), 1));
         int64_t limit = std::min<int64_t>(BLOCK_ROWS, std::max<int64_t>(fitting / 12 * 12, LEAST_ROWS));
         while (limit > LEAST_ROWS && (pixels + limit - 1) / limit * c.groups * panels < ENOUGH_UNITS) limit -= 12;
@@ -272,7 +272,8 @@ class ConvolutionKernel : public Kernel {
                                     inside &= i >= 0 && i < c.x.shape[2 + d];
                                     offset += i * c.x.strides[2 + d];
                                 }
-                                // A caller's tensor: its offset plus one, null for zeros, resolved in `run`.
+                                // A caller's tensor has no address yet: store its offset plus one (null: the row of
+                                // zeros); `run` adds the address.
                                 if (c.x.data)
                                     pointers.push_back(inside ? (const float*)c.x.data + offset : zeros.data());
                                 else
@@ -281,7 +282,7 @@ class ConvolutionKernel : public Kernel {
                 }
     }
 
-    // The sums' parts: of single taps where a tap has many features, else of several.
+    // Parts of a sum: part of one tap where a tap has many features, otherwise several taps.
     void make_parts(int64_t features, int64_t num_taps) {
         int64_t splits = 1, some_taps = num_taps;
         if (most_rows > max_mr(2)) {

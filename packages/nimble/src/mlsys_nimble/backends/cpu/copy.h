@@ -1,5 +1,5 @@
-// Elements from anywhere to anywhere: layouts, concatenations' parts, casts, borders. The caller has merged and ordered
-// the dimensions (loops.py): the last is the result's closest.
+// Copies between any two layouts: transposes, parts of concatenations, casts, padding. The caller has merged and
+// ordered the dimensions (loops.py): the last one has the result's smallest stride.
 #pragma once
 
 #include <algorithm>
@@ -55,7 +55,7 @@ struct Copy {
 };
 MLSYS_STRUCT(Copy, x, out);
 
-// The outer index of a row of a view, as an offset.
+// Return the offset of a row of a view.
 inline int64_t row_offset(const View& view, int64_t row) {
     int64_t offset = 0;
     for (int d = view.rank - 2; d >= 0; d--) {
@@ -97,7 +97,7 @@ class CopyKernel : public Kernel {
         const int rank = c.out.rank;
         for (int d = 0; d < rank - 1; d++) rows *= c.out.shape[d];
         width = c.out.shape[rank - 1];
-        // Planes to pixels and back: the dimension before the last is the one that x has closest.
+        // Planes to channels-last and back: the dimension before the last has x's smallest stride.
         transposes = rank >= 2 && c.x.strides[rank - 1] != 1 && c.x.strides[rank - 2] == 1 && c.out.strides[rank - 1] == 1;
         const int64_t elements = rows * width;
         if (transposes) {

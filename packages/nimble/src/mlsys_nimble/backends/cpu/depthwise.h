@@ -49,7 +49,7 @@ class DepthwiseKernel : public Kernel {
     void run(int64_t begin, int64_t end, void* scratch) const override {
         const Pointers pointers = pointers_in(scratch);
         const int64_t height = d.out.shape[2], width = d.out.shape[3];
-        for (int64_t unit = begin; unit < end; unit++) {  // all rows of a span after each other
+        for (int64_t unit = begin; unit < end; unit++) {  // rows of a span are adjacent
             const int64_t y = unit % height, n = unit / height % d.out.shape[0];
             const int64_t span = unit / height / d.out.shape[0] % spans, piece = unit / (units / pieces);
             float* out = d.out.as<float>() + n * d.out.strides[0] + y * d.out.strides[2];
@@ -62,15 +62,15 @@ class DepthwiseKernel : public Kernel {
         }
     }
 
-    // Where the pixels of the image's rows are, as one thread has found them: a row's serve all windows that reach it.
+    // One thread's pointers to the pixels of image rows, shared by all windows that reach a row.
     struct Pointers {
-        int64_t* made;              // [slots]: which row, span and piece a slot has
+        int64_t* made;              // [slots]: row, span and piece in each slot
         const float* const** rows;  // [rows of the window]: its slots
         const float** pixels;       // [slots][columns]
         float* packed;              // [slots][columns][PIECE], if there are pieces
     };
 
-    // Scratch begins with the first slot's row, which NEW is none of.
+    // Scratch begins with the first slot's row; NEW is no valid row.
     Pointers pointers_in(void* scratch) const {
         int64_t* made = (int64_t*)scratch;
         if (*made == NEW) std::fill(made, made + slots, NEW);
@@ -104,7 +104,7 @@ class DepthwiseKernel : public Kernel {
         int64_t first, stop;  // channels
     };
 
-    using Rows = const float* const* const*;  // of a window, each to its pixels
+    using Rows = const float* const* const*;  // pointers to each window's pixels
     using Span = void (*)(const DepthwiseKernel&, Rows, int, int, const Target&);
 
     // Pointers to the pixels of row `y` of an image from column `left` on, zeros beyond the image.
@@ -196,8 +196,8 @@ class DepthwiseKernel : public Kernel {
     template <int KW, int SW, bool IS_SHORT, int VECS>
     static __attribute__((noinline)) void run_channels(
         const DepthwiseKernel& k, Rows rows, int first_row, int stop_row, const Target& target, int64_t next) {
-        // The last vector reaches back over channels that are done already. They are stored again if nothing is added to
-        // them, else left out.
+        // The last vector overlaps channels that are done already: they are stored again if there is no residual, else
+        // skipped.
         const int64_t c = VECS > 1 ? next : std::clamp<int64_t>(k.channels - LANES, 0, next);
         if (!IS_SHORT && !target.residual) next = c;
         const int skip = next - c;

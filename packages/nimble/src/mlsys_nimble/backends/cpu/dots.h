@@ -22,7 +22,7 @@ class DotsKernel : public Kernel {
         K = d.x.shape[0];
         N = d.out.shape[0];
         units = (N + LANES - 1) / LANES;
-        // The next columns' weights lie behind these, unless that is too far ahead to stay in a cache.
+        // Prefetch the next columns' weights, unless they are so far ahead that they would leave the cache again.
         ahead = SIDE * K * (int64_t)sizeof(float) <= FAR_AHEAD_NBYTES ? SIDE * K : NEAR_AHEAD;
     }
 
@@ -40,7 +40,7 @@ class DotsKernel : public Kernel {
     }
 
   private:
-    static constexpr int SIDE = 8;                           // columns at once: as many sums as the pipes want in flight
+    static constexpr int SIDE = 8;                           // columns at once: enough sums to fill the FMA pipelines
     static constexpr int64_t FAR_AHEAD_NBYTES = 128 << 10, NEAR_AHEAD = 512;  // floats
 
     // Partial sums of the columns up to `last`, SIDE at most, a vector each; those behind repeat the last one.

@@ -1,4 +1,4 @@
-// Epilogues: what is done to a GEMM's or convolution's sums before they are stored, and how rows are stored.
+// Epilogues of a GEMM's or convolution's sums, and the store of rows.
 #pragma once
 
 #include "kernel.h"

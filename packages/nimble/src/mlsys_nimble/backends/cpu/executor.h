@@ -29,16 +29,16 @@ struct Task {
     const Kernel* kernel;
     int64_t begin, end;  // units
     int32_t first_wait, num_waits;
-    int64_t grain;  // units that a claim takes at least
+    int64_t grain;  // least number of units of a claim
 };
 
-// How far a task is. Both numbers keep the replay in their upper half, so no replay has to reset them.
+// Progress of a task. The upper half of both numbers is the replay's number, so a replay need not reset them.
 struct Claims {
     std::atomic<uint64_t> claimed{0};   // units
     std::atomic<uint64_t> finished{0};  // units
 };
 
-// The tasks of one stretch of a schedule, by worker; worker 0 is the caller.
+// Tasks of one part of a schedule, by worker; worker 0 is the caller.
 struct Plan {
     explicit Plan(int workers) : lists(workers), claims(workers) {}
 
@@ -157,7 +157,7 @@ class Team {
             mlsys::Signal& signal = progress[stall.worker];
             const int32_t target = bases[stall.worker] + stall.count;
             if (signal.spin(target, GLANCE)) continue;
-            const bool sleeps = (idle += LOOK_AGAIN) >= spins;  // there may be pieces before that
+            const bool sleeps = (idle += LOOK_AGAIN) >= spins;  // pieces may come before the signal
             if (!pool.wait_outside(worker, signal, target, LOOK_AGAIN, sleeps)) return;
             if (sleeps) idle = 0;
         }

@@ -15,15 +15,17 @@ constexpr int MAX_VECS = 3;                     // vectors of a panel, at most
 constexpr int REGISTERS = LANES == 16 ? 24 : 12;  // vector registers for sums; the others hold weights and a feature
 constexpr int max_mr(int vecs) { return REGISTERS / vecs; }
 constexpr int MAX_MR = REGISTERS;
-// Weights from beyond the second-level cache are prefetched while others are multiplied: here with every feature, since many
-// requests at once would hold up the loads behind them; where vectors are shorter, by the caller, between tiles.
+// Weights that lie beyond the second-level cache are prefetched during the multiplication. With 16 lanes the
+// micro-kernel prefetches after each feature: many requests at once would delay the loads that follow them. With
+// shorter vectors the caller prefetches between tiles.
 constexpr bool PREFETCHES = LANES == 16;
 
-// Few sums would wait for each other: they are kept so many times over, for features in turn, and added at the end.
+// Copies of each sum. A few sums leave the pipes idle between dependent additions, so features go to several copies in
+// turn, and the copies are added at the end.
 constexpr int copies_of(int sums) { return sums >= 8 ? 1 : sums >= 4 ? 2 : 4; }
 
-// Features that are multiplied at a time, row by row. Pointers to more than ROWS_IN_REGISTERS rows do not fit in the
-// general registers: each is then read from the stack once for so many features. A sum's order stays that of the features.
+// Features multiplied in one pass over the rows. More than ROWS_IN_REGISTERS row pointers do not fit in the general
+// registers: each is then loaded from the stack once a pass. Sums still run in the order of the features.
 constexpr int ROWS_IN_REGISTERS = 10;
 constexpr int features_of(int rows, int vecs) {
     return rows <= ROWS_IN_REGISTERS || vecs > 1 ? 1 : LANES == 16 ? 4 : 2;  // their weights fit beside the sums
@@ -36,7 +38,7 @@ struct Part {
     bool is_first, is_last;
 };
 
-// Where a tile of rows comes from and goes to. NR: columns of the panel, whole vectors.
+// Operands and results of one tile of rows. NR: columns of the panel, whole vectors.
 struct Tile {
     const float* const* rows;  // row r's tap t is rows[r * taps + t]
     int64_t taps;
@@ -49,7 +51,7 @@ struct Tile {
     const float* residual;
     int64_t ld_residual;
     int N;  // columns to store, at most NR
-    const char* prefetch_from = nullptr;  // PREFETCHES: the weights to prefetch, and how many bytes of them each feature
+    const char* prefetch_from = nullptr;  // PREFETCHES: weights to prefetch, and bytes prefetched per feature
     int64_t prefetch_step_nbytes = 0;
 };
 
@@ -89,7 +91,7 @@ __attribute__((noinline)) void multiply(const Part& part, const Tile& tile, cons
             [&](int64_t k, auto v) MLSYS_INLINE { return load(weights + (first + k) * ldb + v * LANES); }, prefetch);
     }
     add_copies<COPIES>(sums);
-    if (!part.is_first)  // parts are added whole: a long sum rounds less
+    if (!part.is_first)  // each part is summed by itself, then added: less rounding in long sums
         unroll<SUMS>([&](auto i) MLSYS_INLINE { sums[i] += load(tile.sums + i * LANES); });
 
     if (part.is_last && epilogue.is_plain && tile.N > NR - LANES) {
@@ -139,10 +141,10 @@ inline Multiply multiply_of(int mr, int vecs) {
     }
 }
 
-// A panel's bytes of one feature, shared among `groups` of rows.
+// Bytes of the next panel that each of `groups` groups of rows prefetches per feature.
 inline int64_t prefetch_step(int vecs, int groups) { return (vecs * LANES * (int64_t)sizeof(Weight) + groups - 1) / groups; }
 
-// C = M rows times one panel. Meanwhile as many weights are prefetched from `tile.prefetch_from` on, if that is not null.
+// C = M rows times one panel; prefetches as many weights from `tile.prefetch_from` on, unless that is null.
 inline void multiply_rows(const float* const* rows, int M, int64_t K, Tile tile, const BoundEpilogue& epilogue, int vecs) {
     const Part part{0, 1, 0, (int)K, true, true};
     const int mr = max_mr(vecs), groups = (M + mr - 1) / mr;

@@ -1,4 +1,4 @@
-// What Python does with any kernel. Included once in each library.
+// C functions by which Python uses a kernel. Included once in each library.
 #pragma once
 
 #include <mlsys/vec.h>

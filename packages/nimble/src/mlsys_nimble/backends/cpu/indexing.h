@@ -1,4 +1,4 @@
-// Rows taken and rows added to by indices that are only known at the call: graph nets, tables that are computed.
+// Gather of rows and scatter-add into rows, by indices that are known at the call.
 #pragma once
 
 #include <vector>
@@ -53,7 +53,7 @@ class GatherKernel : public Kernel {
 
 struct ScatterAdd {
     View x;        // [rows, width]; of it and the two below, elements of a row are side by side
-    View source;   // [terms, width], or [its rows, width] where some are taken
+    View source;   // [terms, width], or [rows, width] if `taken` selects some
     View out;      // [rows, width]; may be x
     View indices;  // [terms]
     View taken;    // [terms]: rows of the source; rank 0: all in order

@@ -36,7 +36,7 @@ constexpr int MAX_ROWS = 4;  // rows of a tile, at most, whose sums fit in the r
 constexpr int MAX_ROWS = LANES == 16 ? 12 : 6;
 #endif
 
-constexpr int64_t AHEAD = 16;  // words after which a tile fetches some of the next weights
+constexpr int64_t AHEAD = 16;  // words between two prefetches of the next panel's weights
 
 class IntegerConvolutionKernel : public Kernel {
   public:
@@ -56,15 +56,15 @@ class IntegerConvolutionKernel : public Kernel {
   private:
     struct Tile {
         const uint8_t* const* starts;  // first byte of each pixel
-        const char* residual;          // null: there is none
+        const char* residual;          // null: no residual
         char* out;
         int64_t residual_step, out_step;  // bytes between pixels
         const int32_t* weights;
         const float *scales, *bias;
         const int32_t* sums;
-        const char* ahead;       // this tile's part of the next panel's weights, which it fetches into the cache,
+        const char* ahead;       // the next panel's weights that this tile prefetches
         int64_t ahead_nbytes;    // bytes to prefetch after each AHEAD words
-        const int64_t* offsets;  // of the runs
+        const int64_t* offsets;  // byte offset of each run from its pixel's first byte
         int64_t runs, quads;
         int32_t zero_point;
         float scale;
@@ -106,11 +106,11 @@ class IntegerConvolutionKernel : public Kernel {
         });
     }
 
-    // FETCHES: it fetches its part of the next panel's weights, which are many, while it computes.
+    // FETCHES: prefetch this tile's part of the next panel's weights during the computation; for large panels.
     template <int MR, int VECS, bool FETCHES>
     static __attribute__((noinline)) void multiply(const Tile& tile, const Finish& finish) {
         constexpr int SUMS = MR * VECS;
-        constexpr int COPIES = SUMS >= 6 ? 1 : SUMS >= 3 ? 2 : 4;  // few sums would wait for each other
+        constexpr int COPIES = SUMS >= 6 ? 1 : SUMS >= 3 ? 2 : 4;  // copies of few sums: additions wait for each other
         vi sums[COPIES * SUMS];
         const vi zero = splat_int(ByteDot::SUBTRACTED - tile.zero_point);
         unroll<COPIES * SUMS>([&](auto i) MLSYS_INLINE {

@@ -47,7 +47,7 @@ inline void store_first(float* to, vf x, int count) {
 #endif
 }
 
-// In each lane the one of `x` that `lanes` names.
+// Permute `x`: lane i of the result is lane lanes[i].
 inline vf picked(vf x, vi lanes) {
 #if MLSYS_LANES == 16 && defined(__AVX512F__)
     return (vf)_mm512_permutexvar_ps((__m512i)lanes, (__m512)x);
@@ -69,7 +69,7 @@ MLSYS_ENUM(Dtype, FLOAT32, BFLOAT16, INT64, INT32, UINT8, BOOL, FLOAT64);
 struct View {
     void* data;    // null: `*slot` at the time of the call, for a caller's own tensors
     void** slot;
-    int64_t slot_offset_nbytes;  // from there
+    int64_t slot_offset_nbytes;  // elements from that address
     Dtype dtype;
     int32_t rank;
     int64_t shape[MAX_RANK];
@@ -88,8 +88,8 @@ class Kernel {
     // Its work is units 0 to units - 1, of about equal cost and independent of each other.
     int64_t units = 1;
     int64_t scratch_nbytes = 0;  // bytes of scratch that one call of `run` needs, 64-byte aligned
-    // Scratch begins with an int64_t: NEW in a thread's first run of this kernel in a replay, and in the next run what
-    // this one leaves, with all behind it. So what all units need is made once a thread, however the units are cut.
+    // Scratch begins with an int64_t: NEW in a thread's first run of this kernel in a replay. Scratch keeps its
+    // contents between a thread's runs of one replay, so what all units need is computed once a thread.
     static constexpr int64_t NEW = -1;
     virtual void run(int64_t begin, int64_t end, void* scratch) const = 0;
 };

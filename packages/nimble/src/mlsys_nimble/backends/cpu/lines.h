@@ -16,7 +16,7 @@ namespace nimble {
 
 constexpr int COPIED = 32;  // bytes at once; there is room for as many behind what is written
 
-// `end`: of the memory that may be read.
+// `end`: end of the readable memory.
 inline void copy_bytes(uint8_t* to, const uint8_t* from, int64_t count, const uint8_t* end) {
     if (from + (count + COPIED - 1) / COPIED * COPIED > end) {
         std::memcpy(to, from, count);
@@ -142,7 +142,7 @@ class Lines {
 
     int64_t reach(int64_t count, int d) const { return (count - 1) * c.stride[d] + (c.kernel[d] - 1) * c.dilation[d] + 1; }
 
-    // Take pixels that are equally far apart as one line.
+    // Merge evenly spaced pixels into one line.
     void merge() {
         for (int d = 2; d >= 0; d--) {
             if (size[d] == 1) continue;
@@ -205,7 +205,7 @@ class Lines {
     }
 
     const C c;
-    int64_t taps, read;  // read: bytes from the first to behind the last of x
+    int64_t taps, read;  // bytes of x, from the first to the last that is read
     int64_t size[4], steps[4];  // of out and of x: n, z, y, x
     int64_t across, down, block_columns, block_lines, sets;
     int64_t line_nbytes, plane_nbytes, starts_nbytes;

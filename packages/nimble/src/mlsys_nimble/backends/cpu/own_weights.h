@@ -1,5 +1,4 @@
-// Vectors of columns, made in registers of memory where each column's numbers lie side by side: weights of linears as torch
-// keeps them, [N][K] row by row.
+// Transpose in registers: vectors over columns from row-major weights [N][K], as torch keeps a Linear's.
 #pragma once
 
 #include <mlsys/gemm.h>

@@ -107,7 +107,7 @@ class PairsConvolutionKernel : public Kernel {
     template <int MR, int VECS>
     static __attribute__((noinline)) void multiply(const Tile& tile, int64_t words, const BoundEpilogue& epilogue) {
         constexpr int SUMS = MR * VECS;
-        constexpr int COPIES = SUMS >= 8 ? 1 : SUMS >= 4 ? 2 : 4;  // few sums would wait for each other
+        constexpr int COPIES = SUMS >= 8 ? 1 : SUMS >= 4 ? 2 : 4;  // copies of few sums: additions wait for each other
         vf sums[COPIES * SUMS];
         unroll<COPIES * SUMS>([&](auto i) MLSYS_INLINE { sums[i] = i < SUMS ? load(tile.bias + i % VECS * LANES) : vf{}; });
         const uint16_t* rows[MR];

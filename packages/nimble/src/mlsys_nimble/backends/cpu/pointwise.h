@@ -63,7 +63,7 @@ class PointwiseKernel : public Kernel {
             T* buffer = registers + i * TILE;
             where[i] = adjacent(inputs[i], row, count, some) && whole == elements ? at<T>(inputs[i], row, first)
                                                                                      : buffer;
-            // Where all rows are one, such as a factor per channel, the first tile's are there already.
+            // An operand that is equal in all rows (a factor per channel) is gathered for the first tile only.
             if (where[i] == buffer && (is_first || pieces > 1 || !repeats(inputs[i]))) gather(inputs[i], row, count, first, some, buffer);
         }
         for (int r = inputs.size(); r < num_registers; r++) where[r] = registers + r * TILE;
@@ -122,7 +122,7 @@ class PointwiseKernel : public Kernel {
                     for (int64_t i = 0; i < some; i++) to[i] = converted<T>(from[i * step]);
             }
         });
-        const int64_t elements = count * some;  // the last vector is computed whole
+        const int64_t elements = count * some;  // the last vector is computed in full
         std::fill(to, to + (VECTOR - elements % VECTOR) % VECTOR, T(1));
     }
 

@@ -97,7 +97,7 @@ class PoolKernel : public Kernel {
             const float* residual = k.epilogue.has_residual ? p.residual.as<const float>() + at(p.residual, n, 0, y, w) : nullptr;
             float* out = p.out.as<float>() + at(p.out, n, 0, y, w);
             for (int64_t next = 0; next < k.channels; next += LANES) {
-                // The last vector reaches back over channels that are done already, if that does no harm.
+                // The last vector overlaps channels that are done already, where that changes nothing.
                 const bool reaches_back = next + LANES > k.channels && k.channels >= LANES && !residual;
                 const int64_t c = reaches_back ? k.channels - LANES : next;
                 vf sums[REACH];

@@ -1,5 +1,5 @@
-// Kernels and plans of a schedule at other sizes: arguments are written where they lie, kernels made of them again, and
-// every piece of the assignment takes the same share of them.
+// Kernels and plans of a schedule at other sizes: write the changed arguments in place, make the kernels again, and
+// give every worker the same share of their units.
 #pragma once
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Reductions, softmax and layer normalisation: what looks at a whole row before it knows an element of its result.
+// Reductions, softmax and layer normalisation: every element of the result depends on a whole row.
 #pragma once
 
 #include <vector>
@@ -13,11 +13,11 @@ inline int64_t size_of(const View& view) {
     return count;
 }
 
-// The offset of each element, in order.
+// Return the offset of each element, in order.
 inline std::vector<int64_t> offsets_of(const View& view) {
     std::vector<int64_t> offsets(size_of(view));
     if (offsets.empty()) return offsets;
-    int64_t done = 1;  // elements of the dims from d on
+    int64_t done = 1;  // number of elements of dims d and up
     for (int d = view.rank - 1; d >= 0; d--) {
         for (int64_t i = 1; i < view.shape[d]; i++)
             for (int64_t k = 0; k < done; k++) offsets[i * done + k] = offsets[k] + i * view.strides[d];
@@ -52,8 +52,8 @@ MLSYS_ENUM(Reduction, REDUCE_SUM, REDUCE_MEAN, REDUCE_MAX, REDUCE_MIN);
 
 struct Reduce {
     View x;        // the dims that are kept, of x
-    View reduced;  // those that go
-    View out;      // the kept ones, of the result
+    View reduced;  // the dims that are reduced
+    View out;      // the kept dims, of the result
     Reduction op;
     int32_t squares;  // 1: the squares of the elements are reduced
 };
@@ -64,7 +64,7 @@ class ReduceKernel : public Kernel {
     explicit ReduceKernel(const Reduce& r) : r(r), kept(size_of(r.x)), terms(offsets_of(r.reduced)) {
         const int64_t inner = r.x.shape[r.x.rank - 1];
         runs = terms.size() > 1 && r.reduced.strides[r.reduced.rank - 1] == 1 ? r.reduced.shape[r.reduced.rank - 1] : 1;
-        // Columns: several kept elements, side by side, at once. Else each element on its own.
+        // By columns: reduce several adjacent kept elements at once; otherwise one element at a time.
         by_columns = r.x.strides[r.x.rank - 1] == 1 && r.out.strides[r.out.rank - 1] == 1 && inner >= LANES && runs < 2 * LANES;
         if (by_columns) {
             pieces = (inner + COLUMNS - 1) / COLUMNS;
@@ -74,7 +74,7 @@ class ReduceKernel : public Kernel {
             units = (kept + per_unit - 1) / per_unit;
         }
         View x = r.x, out = r.out;
-        x.rank -= by_columns;  // a table of rows: it grows with the batch, and is made for each size
+        x.rank -= by_columns;  // offsets of rows: as many as the batch has, so made for each size
         out.rank -= by_columns;
         kept_x = offsets_of(x);
         kept_out = offsets_of(out);
@@ -187,8 +187,8 @@ class ReduceKernel : public Kernel {
         constexpr int VECS = COLUMNS / LANES;
         const int64_t inner = r.x.shape[r.x.rank - 1];
         const int vecs = (stop - first + LANES - 1) / LANES;
-        int64_t at[VECS];  // the last vector may reach back
-        vf total[VECS], part[VECS];  // of the blocks; of the last of these
+        int64_t at[VECS];  // first column of each vector; the last vector may overlap the one before it
+        vf total[VECS], part[VECS];  // total: sum of finished groups of BLOCK blocks; part: sum of the current group
         for (int v = 0; v < VECS; v++) at[v] = std::min(first + std::min(v, vecs - 1) * LANES, inner - LANES);
         for (int v = 0; v < VECS; v++) total[v] = part[v] = splat(none());
         for (size_t block = 0; block < terms.size(); block += BLOCK) {
@@ -213,14 +213,14 @@ class ReduceKernel : public Kernel {
     const Reduce r;
     const int64_t kept;
     const std::vector<int64_t> terms;
-    std::vector<int64_t> kept_x, kept_out;  // of elements; of rows where it goes by columns
+    std::vector<int64_t> kept_x, kept_out;  // offsets of elements, or of rows if `by_columns`
     int64_t runs, pieces = 1, per_unit = 1;
     bool by_columns;
 };
 
 struct Rows {
-    View x, out;            // the dims that are not part of a row, of x and of the result
-    View x_row, out_row;    // those of a row
+    View x, out;            // outer dims, which count the rows, of x and of the result
+    View x_row, out_row;    // dims within a row
     const float* weight;    // layer norm's weight; null: ones
     const float* bias;      // null: zeros
     float eps;
@@ -228,7 +228,7 @@ struct Rows {
 };
 MLSYS_STRUCT(Rows, x, out, x_row, out_row, weight, bias, eps, is_log);
 
-// Rows are brought to scratch, whatever their strides, filled up to whole vectors, computed there and brought back.
+// Rows of any strides: copy to scratch, pad to whole vectors, compute there, copy back.
 class RowKernel : public Kernel {
   public:
     explicit RowKernel(const Rows& r)
@@ -322,7 +322,7 @@ class SoftmaxKernel : public RowKernel {
     bool is_short, by_columns;
     int64_t width = 0, pieces = 0;
 
-    // A vector of rows, a row a lane, where they lie. The result may be x: each element is read before it is written.
+    // LANES rows in place, one per lane. The result may be x: each element is read before it is written.
     void columns(int64_t unit) const {
         const int64_t first = unit / pieces * width + unit % pieces * LANES;
         const int some = std::min<int64_t>(LANES, width - unit % pieces * LANES);
@@ -399,7 +399,7 @@ class LayerNormKernel : public RowKernel {
         row[VECS - 1] = first_lanes(row[VECS - 1], last);
         for (int v = 0; v < VECS; v++) squares = fma(row[v], row[v], squares);
         const vf scale = splat(1.0f / std::sqrt(sum(squares) / k.size + k.r.eps));
-        for (int v = 0; v < VECS; v++) {  // weight and bias are filled up
+        for (int v = 0; v < VECS; v++) {  // weight and bias are padded to whole vectors
             row[v] *= scale;
             if (k.r.weight) row[v] *= load(k.r.weight + v * LANES);
             if (k.r.bias) row[v] += load(k.r.bias + v * LANES);
@@ -419,7 +419,7 @@ class LayerNormKernel : public RowKernel {
             return x * x;
         });
         const vf scale = splat(1.0f / std::sqrt(sum(squares) / size + r.eps));
-        for (int64_t i = 0; i < padded; i += LANES) {  // weight and bias are filled up, too
+        for (int64_t i = 0; i < padded; i += LANES) {  // weight and bias are padded to whole vectors, too
             vf y = load(row + i) * scale;
             if (r.weight) y *= load(r.weight + i);
             if (r.bias) y += load(r.bias + i);

@@ -26,7 +26,7 @@ struct Step {
 };
 MLSYS_STRUCT(Step, op, registers, constants, target);
 
-// What a step reads: elements side by side, or one vector over and over.
+// Operand of a step: adjacent elements, or one vector for all.
 template <class T>
 struct Operand {
     const T* from;

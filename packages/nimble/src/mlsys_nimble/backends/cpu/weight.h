@@ -1,5 +1,5 @@
-// How weights of linears and convolutions are kept: float, or bf16 in the library that is made from kernels_bf16.cpp. They
-// are widened as they are read; all sums are of floats.
+// Element type of the weights of linears and convolutions: float32, or bf16 in the library built from kernels_bf16.cpp.
+// Loads widen to float32; all sums are in float32.
 #pragma once
 
 #include "epilogue.h"

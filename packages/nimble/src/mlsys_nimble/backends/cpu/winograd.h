@@ -66,7 +66,8 @@ class WinogradKernel : public Kernel {
                     for (int64_t t = 0; t < some; t++) rows[t] = pixels + (point * most_tiles + t) * channels;
                     tile.weights = w.weights + (point * N + panel * 2 * LANES) * channels;
                     tile.c = products + point * most_tiles * panel_vecs * LANES;
-                    // The next point's, or the first point's of the next panel; far apart, where no hardware would guess.
+                    // Weights of the next point, or of the next panel's first point: too far apart for the hardware
+                    // prefetcher.
                     const int64_t next = point + 1 < POINTS ? N : 2 * LANES - (POINTS - 1) * N;
                     tile.prefetch_from = (const char*)(tile.weights + next * channels);
                     multiply_rows(rows, some, channels, tile, as_is, panel_vecs);

@@ -79,7 +79,7 @@ class AttentionHeads : public Kernel {
     T* head(const View& view, int64_t unit) const {
         return view.as<T>() + unit / view.shape[1] * view.strides[0] + unit % view.shape[1] * view.strides[1];
     }
-    // Rows side by side: a model's lie far apart, at distances that fall on the same places of a cache.
+    // Copy rows next to each other: a model's rows are strides apart that map to the same cache sets.
     const float* gather(const View& view, int64_t unit, float* to) const {
         const float* from = head<const float>(view, unit);
         for (int64_t row = 0; row < view.shape[2]; row++) std::copy_n(from + row * view.strides[2], width, to + row * width);

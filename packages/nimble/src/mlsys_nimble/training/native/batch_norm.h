@@ -43,7 +43,7 @@ struct BatchNormGradient {
 };
 MLSYS_STRUCT(BatchNormGradient, dy, x, dx, weight, mean, rstd, dweight, dbias);
 
-// What both share: rows in chunks, and for each chunk two numbers a channel.
+// Base of both passes: rows in chunks, and two numbers per chunk and channel.
 class RowStatistics : public Kernel {
   public:
     explicit RowStatistics(const View& x) : rows(x.shape[0]), channels(x.shape[1]) {
@@ -90,7 +90,7 @@ class BatchNormStatistics : public RowStatistics {
             }
     }
 
-    // Everything that follows from the chunks' statistics.
+    // Results that follow from the chunks' statistics.
     void finish() const {
         for (int64_t c = 0; c < channels; c++) {
             double mean = 0, squares = 0;
@@ -114,7 +114,7 @@ class BatchNormStatistics : public RowStatistics {
     const BatchNorm b;
 };
 
-// One unit: what joins the chunks.
+// One unit: joins the chunks.
 template <class Statistics>
 class Finished : public Kernel {
   public:

@@ -19,7 +19,7 @@ constexpr int MAX_MR = LANES == 16 ? 8 : 6;  // of C's tile; with its vectors: a
 constexpr int MAX_VECS = LANES == 16 ? 3 : 2;
 constexpr int64_t KC = 128;  // features summed before a tile goes back to memory
 
-// The places of a view's elements, in the order of its dimensions.
+// Return the offsets of a view's elements, in the order of its dimensions.
 inline std::vector<int64_t> places_of(const View& view) {
     std::vector<int64_t> places{0};
     for (int d = 0; d < view.rank; d++) {
@@ -42,7 +42,7 @@ struct GemmTile {
     float* c;
     int64_t ldc;
     const float* residual = nullptr;
-    const float* mask = nullptr;  // zeros where it is not above zero
+    const float* mask = nullptr;  // mask of a ReLU: 0 where this is not positive
     int64_t ld_residual = 0, ld_mask = 0;
     float least = -INFINITY;
 };
@@ -180,7 +180,7 @@ class WeightGradientKernel : public Kernel {
 
   private:
     static constexpr int64_t MAX_M = 256;
-    // From one packed tile or vector to the next: not a power of two, which would fall on the same places of a cache.
+    // Distance between packed tiles or vectors: no power of two, which would map to the same cache sets.
     static constexpr int64_t A_STEP = KC * MAX_MR + LANES, B_STEP = (KC + 1) * LANES;
 
     void pack_x(int64_t first_k, int64_t K, float* to) const {

@@ -1,6 +1,6 @@
-// What Winograd's convolutions (native/winograd.h) want beside their own kernel when weights change at each step: weights
-// transformed anew, and the gradient of the weights, which is the adjoint of the same minimal filtering: with U the
-// transformed weights, dU sums over all tiles the products of x's points with those of dy, and dW = G^T dU G.
+// Training with Winograd's convolutions (native/winograd.h), whose weights change at each step: transform of the
+// weights, and their gradient. The gradient is the adjoint of the same minimal filtering: with U the transformed
+// weights, dU sums over all tiles the products of x's points with those of dy, and dW = G^T dU G.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,7 @@ struct Points {
             y[5] = c;
         }
     }
-    // Its transpose.
+    // Transpose of the transform above.
     static void to_taps(const vf* x, int step, vf* y) {
         const vf a = x[0], b = x[step], c = x[2 * step], d = x[3 * step];
         if constexpr (SIZE == 2) {
@@ -183,7 +183,7 @@ class WinogradWeightGradient : public Kernel {
         }
     }
 
-    // Of one input channel.
+    // Gradient of one input channel's weights.
     void finish(int64_t c) const {
         for (int64_t o = 0; o < outputs; o += LANES) {
             vf rows[At::REACH * 3];  // [j][tap]
@@ -263,7 +263,7 @@ class WinogradWeightGradient : public Kernel {
     std::vector<float> zeros;
 };
 
-// One unit for each input channel: what joins the sums.
+// One unit per input channel: joins the sums.
 template <int SIZE>
 class WinogradWeightFinish : public Kernel {
   public:

@@ -57,7 +57,7 @@ void run_attention(Run& run, const Attention& op, const AttentionPlan& plan, int
         });
         return;
     }
-    const auto first_task = [&](int owner) {  // of the rows that are its own in other operators, too
+    const auto first_task = [&](int owner) {  // rows that are this thread's in other operators, too
         const int row = (int64_t)run.batch->num_rows * owner / run.pool.size;
         const auto at = std::lower_bound(
             plan.tasks.begin(), plan.tasks.end(), row, [](const AttentionPlan::Task& task, int row) { return task.begin < row; });

@@ -32,17 +32,17 @@ struct Attention {
     int32_t source, target;  // registers
     int32_t layer;
     int32_t num_heads, num_kv_heads, head_dim;
-    int32_t rotary_dim;  // features that turn; 0: none
-    int32_t rotary;      // which of the batch's factors
-    int32_t window;      // keys a row sees; 0: all
+    int32_t rotary_dim;  // features with rotary positions; 0: none
+    int32_t rotary;      // index of the batch's rotary factors
+    int32_t window;      // sliding window in keys; 0: all
     float scale;
     float softcap;  // 0: none
     float norm_eps;
     NormKind head_norm_kind;  // of queries and keys
     const float* head_norm;   // [num_heads + num_kv_heads, head_dim] its weights
-    const float* head_shift;  // as many, its biases; null: 0
-    const float* slopes;      // [num_heads] scores lose it times the key's distance; null: nothing
-    const float* sinks;    // [num_heads] a score more, of a key whose value is 0; null: none
+    const float* head_shift;  // biases of the norm, same shape; null: 0
+    const float* slopes;      // [num_heads] ALiBi slopes: subtracted from scores, times the key's distance; null: none
+    const float* sinks;    // [num_heads] attention sinks: score of one more key whose value is 0; null: none
     int32_t value_column;  // of the source, where the first head's values begin
     int32_t only_sampled;  // attends for the sampled rows alone; the others' keys and values are kept
 };
@@ -51,7 +51,8 @@ MLSYS_STRUCT(Attention, source, target, layer, num_heads, num_kv_heads, head_dim
 
 inline int padded(int size) { return (size + PANEL - 1) / PANEL * PANEL; }
 
-// Normalise and turn one head, in place. `position_factors`: the row's cosines, then its sines; null: none.
+// Apply norm and rotary positions to one head, in place. `position_factors`: the row's cosines, then its sines; null:
+// none.
 inline void prepare_head(const Attention& a, int head, float* x, const float* cos, const float* sin) {
     const int at = head * a.head_dim;
     if (a.head_norm)
@@ -145,14 +146,14 @@ struct Tile {
     int head, begin, end;
 };
 
-// What a layer's rows are made of.
+// Inputs of a layer's rows.
 struct Rows {
     const float* qkv;
     int width;  // of a row
     const float *cos, *sin;  // [rows, rotary_dim]
 };
 
-// What each piece makes of a tile's rows: [pieces][rows], weighted values, the largest score, the sum of weights.
+// Results of each piece for a tile's rows, [pieces][rows]: weighted values, largest score, sum of weights.
 struct Partials {
     float* memory;
     int rows, width;  // width: padded head_dim

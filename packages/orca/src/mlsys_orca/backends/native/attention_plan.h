@@ -1,4 +1,5 @@
-// What an attention's threads do in one iteration: tiles of rows, and pieces of their contexts where tiles are too few.
+// Work items of an attention in one iteration: tiles of rows, and pieces of their contexts where there are too few
+// tiles.
 #pragma once
 
 #include <vector>
@@ -47,7 +48,7 @@ class AttentionPlan {
         if (threads > 1) cut(group, threads);
     }
 
-    // Whether it is what `op` needs, too: most layers are alike.
+    // Return whether `op` needs the same plan: most layers are alike.
     bool is_for(const Attention& op) const {
         return num_heads == op.num_heads && num_kv_heads == op.num_kv_heads && head_dim == op.head_dim && window == op.window &&
                only_sampled == op.only_sampled;

@@ -16,7 +16,7 @@ namespace orca {
 constexpr int MAX_MR = 6;  // of one call of `multiply`: 6 x 16 fill the registers of AVX2, 6 x 32 those of AVX-512
 constexpr int PAIR_MR = LANES == 16 ? MAX_MR : 2;  // that may meet two panels at once: more would not fit the registers
 constexpr int DIRECT_ROWS = 2 * MAX_MR;  // that read a panel as it is; more have it decoded first
-constexpr int DIRECT_INT4_ROWS = 4;      // it takes more to decode
+constexpr int DIRECT_INT4_ROWS = 4;      // pairs cost more to decode
 constexpr int NEAR_MR = LANES == 16 ? 12 : MAX_MR;  // of one call where panels are in the first-level cache: as
 constexpr int NEAR_PANELS = LANES == 16 ? 2 : 1;    // many sums as registers allow beside weights
 constexpr int KC = 256 / NEAR_PANELS;  // features, or pairs, that many rows meet at once: 16 KiB of panels, half a cache

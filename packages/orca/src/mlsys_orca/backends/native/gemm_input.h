@@ -10,7 +10,7 @@
 
 namespace orca {
 
-constexpr int FEW_ROWS = 4;  // that each thread rather prepares for itself than waits for
+constexpr int FEW_ROWS = 4;  // most rows that each thread prepares for itself, without a barrier
 
 // The rows that a GEMM multiplies: a register's, or rows prepared from it (normalised, rounded to bf16, quantised). Few rows are
 // prepared by each thread for itself, within its first claim: a late thread may not read what later operators write.
@@ -30,7 +30,7 @@ class GemmInput {
 
     void use(const float* rows) { ready = rows; }
 
-    // `spare`: room for K floats.
+    // `spare`: scratch of K floats.
     void prepare(int row, float* all, float* spare) const { prepare(source.floats + (int64_t)row * K, row, all, spare); }
 
     // As above, for a row that is elsewhere.

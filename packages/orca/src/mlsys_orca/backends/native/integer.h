@@ -1,8 +1,7 @@
-// Products of codes by codes: rows quantised to int8, a scale for each group of features, and exact sums in int32.
-//
-// An element of the result is one fp32 sum over the groups from first to last: += (sum of code * row's code) * (scale *
-// row's scale), fused, then += offset * (row's scale * sum of row's codes). The whole numbers are exact, so one row and
-// a thousand give the same bits, on every instruction set.
+// Products of quantised weights by rows quantised to int8: a scale for each group of features, and exact sums in int32.
+// An element of the result is one fp32 sum over the groups from first to last: += (int32 sum of products) * (scale *
+// row's scale), fused, then += offset * (row's scale * sum of the row's int8 values). Integer sums are exact, so one
+// row and a thousand give the same bits, on every instruction set.
 #pragma once
 
 #include <mlsys/dot.h>
@@ -14,7 +13,7 @@ namespace orca {
 
 constexpr int QUAD = 4;  // neighbouring features whose bytes share a lane
 constexpr int INTEGER_MR = LANES == 16 ? 6 : 4;   // rows of one call
-constexpr int INTEGER_PANELS = LANES == 16 ? 2 : 1;  // that many rows meet at once; few meet two
+constexpr int INTEGER_PANELS = LANES == 16 ? 2 : 1;  // panels that many rows are multiplied by at once; for few rows: two
 constexpr int FEW_INTEGER_ROWS = LANES == 16 ? INTEGER_MR : 2;
 constexpr int INTEGER_KC = 4096;  // features whose rows and panels stay in the caches
 
@@ -85,7 +84,7 @@ inline void quantise_row(const float* x, const Matrix& m, float* out) {
 // and scales far too short, for the processor to foresee them.
 constexpr int TILE_OF_PANELS = 2;  // panels of a tile, one after another
 
-// Panels of codes as whole numbers, [K / 4][16][4]; a line is what one lane's bytes of all 16 columns take.
+// Panels of int8 values, [K / 4][16][4]; a line is the four bytes of all 16 columns.
 struct Int8Quads : Scales {
     using Dot = mlsys::ByteDot;
     static constexpr int QUADS = 1;  // of a line
@@ -100,7 +99,7 @@ struct Int8Quads : Scales {
     void prefetch(int64_t line) const { __builtin_prefetch(codes + next + line * PANEL * QUAD, 0, 2); }
 };
 
-// Two quads share their bytes: the even one has the low halves.
+// Two quads share their bytes: the even one has the low nibbles.
 struct Int4Quads : Scales {
     using Dot = mlsys::NibbleDot;
     static constexpr int QUADS = 2;

@@ -17,7 +17,7 @@ struct BlockPanel : Scales {
     using Dot = ScaledDot<BITS>;
     static constexpr int GROUP = BITS == 4 || BITS == 5 ? 32 : 16;                // features of a group
     static constexpr int QUADS = BITS == 4 ? 2 : BITS == 3 || BITS == 5 ? 8 : 4;  // of a line
-    static constexpr int WIDTH = BITS < 4 ? 2 : 4, REST = BITS - WIDTH;           // bits of a plane, and what they leave
+    static constexpr int WIDTH = BITS < 4 ? 2 : 4, REST = BITS - WIDTH;           // bits of a plane, and the remaining bits
     static constexpr int SHARED = 8 / WIDTH;                                      // quads of a vector
     static constexpr int VECTORS = QUADS / SHARED + (REST > 0);
     const uint8_t* codes;
@@ -43,7 +43,7 @@ struct BlockPanel : Scales {
         for (int i = 0; i < VECTORS * PANEL * QUAD; i += 64) __builtin_prefetch(at + i, 0, 2);
     }
     vi scale(int64_t group, int v) const { return small(scales, group, v); }
-    // What the sums of rows' codes over features 32 `pair` to 32 `pair` + 31 are multiplied by, as two int16.
+    // Factors of the sums of rows' int8 values over features 32 `pair` to 32 `pair` + 31, as two int16.
     vi of_sums(int64_t pair, int v) const {
         const char* from = offsets ? offsets : scales;
         if constexpr (GROUP == 16) return as_pairs(small(from, 2 * pair, v), small(from, 2 * pair + 1, v));

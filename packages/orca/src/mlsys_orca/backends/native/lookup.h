@@ -1,4 +1,4 @@
-// Rows of a matrix in codes, looked up: the states that a quantised embedding gives.
+// Rows of a quantised embedding, dequantised.
 #pragma once
 
 #include <mlsys/layout.h>

@@ -19,9 +19,9 @@ struct Gemm {  // target (+)= activation(norm(source) @ matrix.T + bias), or act
     int32_t num_slices;   // of the features that go in, summed apart and added in a tree: 1 to MAX_SLICES
     int32_t is_partial;   // the target is this rank's slot of the next meeting
     int32_t column;       // of the target, where the first of the product's goes
-    int32_t num_columns;  // that are written; what panels have beside them is nobody's
-    float limit;          // of gates, from above, and of their factors, which gain 1: clamped SwiGLU; 0: none
-    float slope;          // of its sigmoid
+    int32_t num_columns;  // columns that are written; the panels' padding is ignored
+    float limit;          // clamped SwiGLU: bound of gates from above and of their factors, to which 1 is added; 0: none
+    float slope;          // factor within the sigmoid
 };
 MLSYS_STRUCT(
     Gemm, matrix, norm, bias, source, target, activation, is_gated, accumulates, num_slices, is_partial, column, num_columns,
@@ -32,14 +32,14 @@ MLSYS_ENUM(GroupScore, LARGEST, TWO_LARGEST);
 
 struct Route {  // chooses experts for each row: an entry for each of its choices
     int32_t source;   // the router's scores, [rows, num_experts]
-    int32_t routing;  // the number under which products find the entries
+    int32_t routing;  // index by which products find the entries
     int32_t num_experts, num_chosen;
     Scoring scoring;
     int32_t sums_to_one;      // weights are divided by their sum
     float scale;              // multiplies the weights
     const float* preference;  // [num_experts] added to what is compared, not to the weights; null: 0
-    int32_t num_groups, num_chosen_groups;  // of neighbouring experts, and of those that have a say; 1, 1: all
-    GroupScore group_score;   // what groups are compared by
+    int32_t num_groups, num_chosen_groups;  // groups of neighbouring experts, and groups that are kept; 1, 1: all
+    GroupScore group_score;   // score of a group
 };
 MLSYS_STRUCT(
     Route, source, routing, num_experts, num_chosen, scoring, sums_to_one, scale, preference, num_groups, num_chosen_groups,
@@ -48,8 +48,8 @@ MLSYS_STRUCT(
 // Rows of each of several products: the tokens that chose an expert, an expert's entries, or a part of every row.
 MLSYS_ENUM(RowsOf, TOKENS, ENTRIES, PARTS);
 
-struct Grouped {  // as many products as there are matrices, all alike, each of rows of its own
-    Gemm gemm;               // that of the first
+struct Grouped {  // one product per matrix, all of one shape, each of its own rows
+    Gemm gemm;               // the first product
     const Matrix* matrices;  // [count]
     const void* biases;      // [count] const float*; null: none has one
     int32_t count;
@@ -87,7 +87,7 @@ struct Normalise {  // target (+)= norm(source), of as many columns as the norm 
 };
 MLSYS_STRUCT(Normalise, norm, source, target, column, target_column, accumulates);
 
-struct GatherRows {  // the register, and all that is made of it, has the sampled rows alone from here on
+struct GatherRows {  // from here on this register, and what is computed from it, has the sampled rows alone
     int32_t taken;
 };
 MLSYS_STRUCT(GatherRows, taken);
@@ -105,7 +105,7 @@ struct Batch {
     void* values;   // [runs, layers, RUN blocks, kv heads, 16, padded head_dim]
     int32_t num_layers;
     CacheKind cache;
-    double* seconds;  // [operators], what each takes is added; null: not measured
+    double* seconds;  // [operators] time of each, added up; null: not measured
     int64_t* largest;  // [num_sampled] where each row's largest logit is, the first of equals; null: not wanted
     float* peaks;      // [num_sampled] those logits; null: not wanted
     int64_t logits_stride;  // floats from one row of the logits to the next

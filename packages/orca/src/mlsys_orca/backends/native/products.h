@@ -8,8 +8,8 @@
 namespace orca {
 
 constexpr int MIN_TILE_ROWS = 48, TILES_PER_THREAD = 8;
-constexpr int NEAR_TILE_ROWS = 96;    // whose sums stay in the first-level cache
-constexpr int AMX_BYTES = 640 << 10;  // of rows that AMX takes again and again: they stay in the second-level cache
+constexpr int NEAR_TILE_ROWS = 96;    // rows whose sums stay in the first-level cache
+constexpr int AMX_BYTES = 640 << 10;  // bytes of rows that AMX reads repeatedly: they stay in the second-level cache
 
 // How many blocks `rows` fall into, if a block has `most` at most and every thread is to have several tiles.
 inline int blocks_of_rows(const Run& run, int rows, int most, int across) {
@@ -39,7 +39,7 @@ void run_tiles(Run& run, const Gemm& op, const Register& target, int thread, int
     constexpr bool IN_QUADS = std::is_same_v<Panel, Int8Quads> || std::is_same_v<Panel, Int4Quads> || is_block_panel<Panel>;
     constexpr bool AS_IT_IS = IN_QUADS || std::is_same_v<Panel, F32Panel> || std::is_same_v<Panel, PairsPanel>;
     int wanted = blocks_of_rows(run, rows, AS_IT_IS ? NEAR_TILE_ROWS : MAX_TILE_ROWS, across);
-    if (wanted > 1) wanted = (wanted + run.pool.size - 1) / run.pool.size * run.pool.size;  // that threads have rows of their own
+    if (wanted > 1) wanted = (wanted + run.pool.size - 1) / run.pool.size * run.pool.size;  // each thread has its own rows
     const int block = std::max((rows + wanted - 1) / wanted, std::min(rows, MIN_TILE_ROWS));
     const int down = (rows + block - 1) / block;
     // Each thread takes blocks of its own, panel by panel, where there are enough of them; else panels of its own.

@@ -29,7 +29,7 @@ struct Scan {  // state = decay * state + new key^T; target = state * query
     int32_t source, target;  // registers; the source's columns: values, keys, queries
     Rule rule;
     int32_t num_heads, num_groups;  // heads share keys and queries in groups
-    bool is_tiled;                  // groups of every num_groups-th head, not of neighbours
+    bool is_tiled;                  // a group has every num_groups-th head, not neighbouring heads
     int32_t head_dim, state_size;
     int32_t steps;             // a register with each head's step and rate
     int32_t step_column, rate_column;
@@ -58,8 +58,8 @@ MLSYS_STRUCT(Gate, source, gate, target, gate_column, kind, size, group, weight,
 
 constexpr int CHANNELS = 64;     // of one piece of a convolution
 constexpr int SCAN_ROWS = 16;    // of one piece of a head's matrix: it stays in the first-level cache
-constexpr int ROWS_AT_ONCE = 4;  // that share the key and query that were loaded
-constexpr int TOKENS_TO_TURN = 16;  // of a request, from which on a matrix is turned to be scanned
+constexpr int ROWS_AT_ONCE = 4;  // rows that share one load of key and query
+constexpr int TOKENS_TO_TURN = 16;  // tokens of a request from which on a state matrix is transposed for the scan
 
 inline bool is_first(const Span& span) { return span.context == span.stop - span.start; }
 
@@ -86,7 +86,7 @@ inline void convolve(const Convolve& op, const Span& span, int first, const Regi
         std::memcpy(kept + (int64_t)i * op.num_channels + first, input(rows - before + i), count * sizeof(float));
 }
 
-// `ROWS` rows of a matrix by one token; `values`: theirs; `results`: what they give.
+// Update ROWS rows of a state matrix by one token; `values`: the rows' values; `results`: the rows' outputs.
 template <int ROWS>
 inline void scan_rows(
     const Scan& op, float* state, float left, float step, const float* values, const float* key, const float* query, float* results) {
@@ -168,7 +168,7 @@ inline void unit(const float* x, int size, float eps, float factor, float* out) 
     }
 }
 
-// log(1 + e^x). What 1 + e^x rounds off is made good by a factor (Kahan's log1p).
+// log(1 + e^x); a factor corrects the rounding of 1 + e^x (Kahan's log1p).
 inline vf softplus(vf x) {
     const vf e = exp(smaller(x, splat(20.0f))), u = e + 1.0f;
     return chosen(x > splat(20.0f), x, chosen(u == splat(1.0f), e, log(u) * (e / (u - 1.0f))));
@@ -187,7 +187,7 @@ inline void scan(
     const int num_turned = turns ? rows / LANES * LANES : 0;
     float* blocks = spare + 2 * size;
     for (int r = 0; r < num_turned; r += LANES) turn(state + r * size, LANES, size, blocks + r * size);
-    float of_tokens[2][LANES];  // the next tokens' steps, and what each leaves
+    float of_tokens[2][LANES];  // the next tokens' step sizes and decays
     for (int row = span.start; row < span.stop; row++) {
         const int token = (row - span.start) % LANES;
         if (token == 0) {

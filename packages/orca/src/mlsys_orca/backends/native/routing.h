@@ -15,8 +15,8 @@ namespace orca {
 struct Routing {
     int num_chosen = 0;
     std::vector<int32_t> experts;   // [rows, chosen], the highest score first
-    std::vector<float> weights;     // as experts
-    std::vector<int32_t> entries;   // as experts: where the token stands among the entries
+    std::vector<float> weights;     // [rows, chosen]
+    std::vector<int32_t> entries;   // [rows, chosen]: index of the token's entry
     std::vector<int32_t> tokens;    // [entries]
     std::vector<int32_t> begins;    // [num_experts + 1] entries
     std::vector<int32_t> next;      // [num_experts]
@@ -32,7 +32,7 @@ struct Routing {
     }
 };
 
-// The first of the largest of `count` numbers, which is taken out of them.
+// Remove and return the first of the largest of `count` numbers.
 inline int take_largest(float* from, int count) {
     int at = 0;
     for (int i = 1; i < count; i++)
@@ -48,7 +48,7 @@ inline void softmax_of(float* x, int count) {
     for (int i = 0; i < count; i++) x[i] /= total;
 }
 
-// Leave only those of `compared` as they are whose groups are chosen.
+// Mask the scores in `compared` of groups that are not chosen.
 inline void choose_groups(const Route& op, float* compared, float* groups) {
     const int size = op.num_experts / op.num_groups;
     for (int g = 0; g < op.num_groups; g++) {

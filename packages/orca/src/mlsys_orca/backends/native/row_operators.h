@@ -54,7 +54,7 @@ inline void run_combine(Run& run, const Combine& op, int thread, int rows) {
     });
 }
 
-// All threads wait for the other ranks, and add what these have. An aborted meeting leaves wrong sums, for nobody.
+// All threads wait for the other ranks and add their sums. Sums of an aborted meeting are wrong and unused.
 inline void run_reduce(Run& run, const Reduce& op, int thread, int rows, uint32_t number) {
     const Register& target = run.registers[op.target];
     const int size = target.width;
@@ -73,7 +73,7 @@ inline void run_reduce(Run& run, const Reduce& op, int thread, int rows, uint32_
     });
 }
 
-// Few rows, each to its own place or before it: one thread moves them.
+// Gather the sampled rows in place, in one thread: each moves to a lower index or stays.
 inline void run_gather_rows(Run& run, const GatherRows& op, int thread) {
     if (run.batch->num_sampled == run.batch->num_rows) return;
     const Register& all = run.registers[op.taken];

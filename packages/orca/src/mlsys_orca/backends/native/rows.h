@@ -1,4 +1,4 @@
-// What is done to one row at a time: norms and rotary positions.
+// Operators on one row: norms and rotary positions.
 #pragma once
 
 #include <cmath>
@@ -18,7 +18,7 @@ struct Norm {
 };
 MLSYS_STRUCT(Norm, kind, size, eps, weight, bias);
 
-// To floats or bf16.
+// Convert to float32 or bf16.
 template <class T>
 inline void convert_row(const float* x, T* out, int size) {
     int i = 0;
@@ -81,8 +81,8 @@ inline void normalise(const Norm& norm, const float* x, T* out) {
     }
 }
 
-// Turn the first `size` features of a head: feature i with feature i + size / 2. `cos` and `sin` are [size] of this
-// row's position, the first half of the sines negative.
+// Apply rotary positions to the first `size` features of a head: feature i pairs with feature i + size / 2. `cos` and
+// `sin` are [size] of this row's position, the first half of the sines negative.
 inline void rotate(float* head, const float* cos, const float* sin, int size) {
     const int half = size / 2;
     int i = 0;

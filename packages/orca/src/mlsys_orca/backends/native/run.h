@@ -16,7 +16,7 @@ namespace orca {
 
 constexpr int MAX_TILE_ROWS = 512;
 
-struct RowBlock {  // of one of several products
+struct RowBlock {  // a block of rows of one of several products
     int which, first, stop;
 };
 

@@ -30,14 +30,14 @@ inline vi add_int16_dot(vi sum, vi a, vi b) {
 #endif
 }
 
-// Two int16 in each lane, from numbers that fit.
+// Pack two int16 into each lane.
 inline vi as_pairs(vi low, vi high) { return (low & splat_int(0xffff)) | (vi)((vu)high << 16); }
 
 // Unsigned bytes of BITS bits, whose sums over a few steps are added to a total times a small whole number, -128 to 127.
 template <int BITS>
 struct ScaledDot {
 #if MLSYS_DOT_PAIRS
-    static constexpr int STEPS = BITS <= 4 ? 8 : BITS == 5 ? 4 : 2;  // that an int16 holds, at most
+    static constexpr int STEPS = BITS <= 4 ? 8 : BITS == 5 ? 4 : 2;  // most steps whose sum fits int16
     static vi factors(vi small) { return as_pairs(small, small); }
     static vi add_scaled(vi total, vi sum, vi factor) { return total + mlsys::multiply_int16(sum, factor); }
 #else

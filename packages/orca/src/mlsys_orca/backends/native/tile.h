@@ -23,7 +23,7 @@ struct Form {
     static constexpr bool IN_PAIRS = PAIRS_OF_ROWS, BY_AMX = AMX;
 };
 
-// use(Form) for the one that `op` takes.
+// Call use(Form) with the weights' form of `op`.
 template <class Use>
 void with_form(const Gemm& op, Use&& use) {
     const auto quantised = [&](auto form) {

@@ -1,8 +1,7 @@
-// Packed weights: how a matrix [N, K] stands in memory, and how a row of a panel is read back.
-//
-// A *panel* is 16 output columns; inside it the 16 weights of one input feature stand side by side, so that a GEMM
-// walks each panel from end to end. Every kind decodes to the same fp32 number wherever it is read, so a GEMM's
-// value does not depend on which loop computed it.
+// Packed weights: layout of a matrix [N, K] in memory, and how a row of a panel is read. A *panel* is 16 output
+// columns; inside it the 16 weights of one input feature are adjacent, so that a GEMM reads each panel from end to end.
+// Every kind decodes to the same fp32 number wherever it is read, so a GEMM's value does not depend on the loop that
+// computed it.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +25,7 @@ constexpr bool HAS_PAIRS = false;
 MLSYS_ENUM(
     Kind, F32, BF16, INT8, INT4, BF16_PAIRS, INT8_QUADS, INT2_QUADS, INT3_QUADS, INT4_QUADS, INT5_QUADS, INT6_QUADS);
 
-// What the caller describes, as it arrives through ctypes.
+// A packed matrix as Python describes it, through ctypes.
 struct Matrix {
     Kind kind;
     int32_t N;            // output features
@@ -34,13 +33,13 @@ struct Matrix {
     int32_t group_size;   // input features that share a scale; codes
     const void* codes;    // packed weights
     const void* scales;   // [panels, K / group_size, 16], codes: weight = scale * (code - centre) + offset
-    const void* offsets;  // as scales; null: 0
+    const void* offsets;  // shape and dtype of `scales`; null: 0
     // fp16 [panels, K / block_size, 16]: scales are int8, in units of these; null: scales and offsets are floating
     const void* factors;
-    const void* offset_factors;  // as factors, of offsets
+    const void* offset_factors;  // factors of the offsets, same shape
     int32_t block_size;          // input features that share a factor; whole numbers are summed over them
     int32_t has_halves;          // scales and offsets are fp16, else fp32
-    int32_t takes_bf16;          // INT8 and INT4: rows and decoded weights may be rounded to bf16
+    int32_t takes_bf16;          // int8 and int4: rows and decoded weights may be rounded to bf16
     int32_t centre;              // of codes of 3 to 6 bits
     int32_t panels() const { return (N + PANEL - 1) / PANEL; }
     bool is_in_quads() const { return kind >= INT8_QUADS; }
@@ -107,7 +106,7 @@ struct Scales {
     const uint16_t* factors = nullptr;
     const uint16_t* offset_factors = nullptr;
     const bool has_halves;
-    const int centre;  // counts as an offset, so that none need be kept
+    const int centre;  // serves as an offset, so that none is stored
     int log_groups = 0;  // of a block
     const int64_t next_groups;  // bytes to the same group in the next tile of two panels
     Scales(const Matrix& m, int panel, int begin)

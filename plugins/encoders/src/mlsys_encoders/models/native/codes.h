@@ -14,14 +14,14 @@
 namespace encoder {
 
 constexpr int GROUP = 32, QUAD = 4;  // features that share a scale; neighbours whose bytes share a lane
-constexpr int CODED_MR = LANES == 16 ? 4 : 2;  // rows whose sums, whole and scaled, fit the registers beside the weights
+constexpr int CODED_MR = LANES == 16 ? 4 : 2;  // rows whose int32 and float32 sums fit the registers beside the weights
 constexpr int GROUP_WORDS = GROUP / QUAD * ByteDot::WORDS;
 
 // Rows of one block, quantised.
 struct CodedRows {
     std::vector<int32_t> codes;  // [rows][K / GROUP][GROUP_WORDS], as the product takes them
     std::vector<float> scales;   // [rows][K / GROUP]
-    std::vector<int32_t> firsts; // [rows][K / GROUP]: less the 128 that is added to the weight's codes
+    std::vector<int32_t> firsts; // [rows][K / GROUP]: correction for the 128 that is added to the weight's int8 values
 };
 
 // Quantise a block of rows: the largest magnitude of a group becomes 127; round to nearest, ties to even. A group with an

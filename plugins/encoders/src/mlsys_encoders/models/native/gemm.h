@@ -1,4 +1,4 @@
-// GEMM of a block of rows and a packed weight, in floats or codes, with what follows the sum.
+// GEMM of a block of rows and a packed weight, float32 or int8, with an epilogue.
 #pragma once
 
 #include "codes.h"
