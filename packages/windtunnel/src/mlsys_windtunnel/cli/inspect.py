@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mlsys_core.cli.options import GraphFile, TrustPickles
-from mlsys_core.errors import InvalidInputError
-from mlsys_core.graphs import Graph, draw_graph, new_graph
-from mlsys_core.plot import to_svg
 
 if TYPE_CHECKING:
-    from mlsys_windtunnel.module import WindTunnelModule
     from mlsys_windtunnel.parse.graph import Operator, PipelineGraph, Value
 
 
@@ -21,33 +17,22 @@ def inspect(
     trust_code: TrustPickles = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     graph_file: GraphFile = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Write a picture: the operators, and what they become.")
-    ] = None,
 ) -> None:
     """Print a fitted pipeline as a graph of operators: inputs, outputs, parameters, trees and leaves.
 
     Example: mlsys windtunnel inspect churn.skops
 
-    Example: mlsys windtunnel inspect churn.skops --graph churn.graphml --html churn.html
+    Example: mlsys windtunnel inspect churn.skops --graph churn.graphml
     """
     from mlsys_windtunnel.cli.data import load_pipeline
     from mlsys_windtunnel.parse.pipeline import parse_pipeline
 
-    if html is not None and (html.suffix != ".html" or not html.absolute().parent.is_dir()):
-        raise InvalidInputError(f"{html}: give a name that ends in .html, in a folder that exists")
-    source = load_pipeline(pipeline_file, trust_code=trust_code, then=lambda fitted: fitted)
-    graph = parse_pipeline(source)
+    graph = load_pipeline(pipeline_file, trust_code=trust_code, then=parse_pipeline)
     if graph_file is not None:
         from mlsys_core.graphs import write_graph
 
         write_graph(graph.to_networkx(), graph_file)
         typer.echo(f"wrote {graph_file}", err=True)
-    if html is not None:
-        from mlsys_windtunnel.convert.translation import translate
-
-        html.write_text(picture(graph, translate(source)), encoding="utf-8")
-        typer.echo(f"wrote {html}", err=True)
     if as_json:
         _print_json(graph)
     else:
@@ -120,39 +105,3 @@ def _print_table(graph: PipelineGraph) -> None:
     trees = f", {total.num_trees:,} trees with {total.num_leaves:,} leaves" if total.num_trees else ""
     plural = "" if len(graph.operators) == 1 else "s"
     console.print(f"{len(graph.operators)} operator{plural}, {total.num_parameters:,} parameters{trees}")
-
-
-def translation_graph(graph: PipelineGraph, module: WindTunnelModule) -> Graph:
-    """Return the pipeline's and the network's graph, with an edge from each operator to what it became.
-
-    Nodes are ``pipeline: NAME`` and ``network: NAME``, which ``form`` says too; ``becomes`` marks the edges between.
-    """
-    both = new_graph("", column="form", color="kind", dashed="becomes")
-    for form, part in (("pipeline", graph.to_networkx()), ("network", module.network.to_networkx())):
-        for name, attributes in part.nodes(data=True):
-            both.add_node(f"{form}: {name}", form=form, **{"label": name} | attributes)
-        for one, other, attributes in part.edges(data=True):
-            both.add_edge(f"{form}: {one}", f"{form}: {other}", becomes=False, **attributes)
-    for name, _ in [*module.network.frontier, *((wire.name, ()) for wire in module.network.wires)]:
-        if f"pipeline: {name}" in both:
-            both.add_edge(f"pipeline: {name}", f"network: {name}", becomes=True)
-    return both
-
-
-def picture(graph: PipelineGraph, module: WindTunnelModule) -> str:
-    """Return a page of its own, without scripts or links.
-
-    Args:
-        graph: Graph of the source.
-        module: Its translation, trained or not.
-    """
-    network = module.network
-    total = sum(each.numel() for each in network.parameters())
-    trained = sum(each.numel() for each in network.parameters() if each.requires_grad)
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Translation</title>'
-        "<style>body{font:14px system-ui,sans-serif;margin:2em;color:#222}</style>"
-        f"<h1>From pipeline to network</h1><p>{len(graph.operators)} operators with {graph.size.num_parameters:,} "
-        f"parameters became {len(network.wires)} modules with {total:,}, {trained:,} of them trained.</p>"
-        f"{to_svg(draw_graph(translation_graph(graph, module)))}</html>\n"
-    )

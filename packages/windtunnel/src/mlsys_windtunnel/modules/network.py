@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.graphs import Graph, new_graph
 from torch import Tensor, nn
 
 from mlsys_windtunnel.checks.values import BEYOND_FLOAT32, Contract
@@ -114,30 +113,6 @@ class Network(nn.Module):
         last = next(reversed(operators._modules.values()))
         assert isinstance(last, OperatorModule)
         return last
-
-    def to_networkx(self) -> Graph:
-        """Return the frontier's tables and the modules; edges are the tables that flow.
-
-        Nodes have ``kind`` ("host", "module" or "trained"), ``columns`` of the frontier, ``module`` (its classes),
-        ``num_parameters`` and ``num_trained`` of modules.
-        """
-        graph = new_graph("network", color="kind")
-        for name, width in self.frontier:
-            graph.add_node(name, label=f"{name}\n{width:,} columns", kind="host", columns=width)
-        for wire, part in zip(self.wires, self.operators, strict=True):
-            count = sum(each.numel() for each in part.parameters())
-            trained = sum(each.numel() for each in part.parameters() if each.requires_grad)
-            classes = " of ".join(dict.fromkeys(type(each).__name__ for each in (part, *part.children())))
-            graph.add_node(
-                wire.name,
-                label=f"{classes}\n{count:,} parameters, {trained:,} trained",
-                kind="trained" if trained else "module",
-                module=classes,
-                num_parameters=count,
-                num_trained=trained,
-            )
-            graph.add_edges_from((source, wire.name) for source in wire.inputs)
-        return graph
 
     @property
     def width(self) -> int:
