@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mlsys_core.device.cpu import CpuDevice
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import Collector, FinishReason, ServeRequest
 from mlsys_core.loop.baselines import DelayBatch, StaticBatch, ZeroBatch
@@ -110,6 +111,22 @@ def test_mixing_between_stages_is_found_even_if_the_last_one_undoes_it():
     position = next(number for number, node in enumerate(program.operators) if "index_copy" in str(node.target))
     with pytest.raises(InvalidInputError, match="mixes requests"):
         SlicedModel(program, [position]).isolation.require(64)
+
+
+def test_a_model_on_another_device_is_followed_in_host_memory():
+    """There integers like the example's alone are tried, so a bound and a narrower dtype hide what mixes."""
+
+    class Counts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + (x.to(torch.int16).max() - 1000).clamp(min=0)
+
+    class Elsewhere(CpuDevice):
+        torch_name = "cpu:0"
+
+    program = program_of(Counts(), (torch.ones(1, 6, dtype=torch.int64),), device=Elsewhere())
+    assert program.module is not program.followed[0]
+    with pytest.raises(InvalidInputError, match="the operator 'max' computes a value of several"):
+        SlicedModel(program, []).isolation.require(64)
 
 
 def test_a_compiler_that_mixes_requests_is_refused():

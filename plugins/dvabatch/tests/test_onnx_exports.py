@@ -14,10 +14,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
+from mlsys_dvabatch.cli.explain import explain
+from mlsys_dvabatch.cli.profile_report import report
 from mlsys_dvabatch.serve.instances import instance_group
 from mlsys_dvabatch.serve.preparing import Batching, prepare
 from mlsys_dvabatch.serve.spec import wire_form
 from mlsys_serving.isolation.halves import run_in_halves
+from rich.console import Console
 from torch import Tensor, nn
 
 onnx = pytest.importorskip("onnx")
@@ -162,6 +165,25 @@ def test_pipelines_of_skl2onnx_are_served_or_refused_with_what_to_do(kind: str, 
             require_served(tmp_path / "m.onnx")
     else:
         require_served(tmp_path / "m.onnx")
+
+
+class Bounded(nn.Module):
+    """Divide by the batch's greatest number, where it is above a million."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.max().clamp(min=1e6)
+
+
+def test_what_mixes_behind_a_bound_is_refused_by_every_command(tmp_path: Path):
+    file = tmp_path / "net.onnx"
+    exported(Bounded(), file, (torch.randn(2, WIDTH),), ["x"], **LEGACY)
+    for command in (
+        require_served,
+        lambda path: report(str(path), tmp_path, Console()),
+        lambda path: explain(str(path)),
+    ):
+        with pytest.raises(InvalidInputError, match=r"the operator '(ReduceMax|max)' computes a value of several"):
+            command(file)
 
 
 def test_a_session_is_not_forked(tmp_path: Path):

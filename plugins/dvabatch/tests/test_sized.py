@@ -298,6 +298,40 @@ def test_batches_of_several_sizes_are_tried_as_large_as_they_are_served(least: i
         model.isolation.require(64)
 
 
+class Late(nn.Module):
+    """Positions from some length on get the greatest number of the batch, where it is above a bound."""
+
+    def __init__(self, least: int, bound: float) -> None:
+        super().__init__()
+        self.least, self.bound = least, bound
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_late = torch.arange(x.shape[1]).to(x.dtype) >= self.least
+        return torch.where(is_late, x + (x.max() - self.bound).relu(), x)
+
+
+@settings(max_examples=4, deadline=None)
+@given(least=st.integers(0, 300), power=st.integers(0, 9), example=st.integers(4, 12))
+def test_mixing_behind_a_length_is_refused_or_beyond_what_is_batched(least: int, power: int, example: int):
+    """A bound hides the mixing from values, and the length from the example."""
+    with TemporaryDirectory() as folder:
+        length = Dim("length", min=1, max=100_000)
+        file = written(Path(folder) / "late.pt2", Late(least, 10.0**power), (torch.randn(2, example),), {1: length})
+        program = load_program(file)
+    model = SizedModel(SlicedModel(program, []))
+    if least < 16 * example:
+        with pytest.raises(InvalidInputError, match="mixes requests"):
+            model.isolation.require(8)
+        return
+    model.isolation.require(8)
+    rng = np.random.default_rng(least)
+    sizes = rng.choice([1, example, 16 * example, least + 1, least + 1, least + 9], 6).tolist()
+    requests = [((10.0 ** rng.uniform(0, 10) * rng.standard_normal(size)).astype(np.float32),) for size in sizes]
+    with torch.inference_mode():
+        for (x,), (got,) in zip(requests, model.answers(requests), strict=True):
+            np.testing.assert_array_equal(got, Late(least, 10.0**power)(torch.from_numpy(x)[None])[0].numpy())
+
+
 def test_sizes_that_follow_from_others_are_checked(tmp_path: Path):
     n = Dim("n", min=3, max=9)
     inputs = (torch.randn(2, 4), torch.randn(2, 8))

@@ -90,7 +90,7 @@ def command_line(folder: Path) -> Case:
     """Arrivals, lengths, bounds and shapes, as options give them."""
     from mlsys_bench.dvabatch.baselines import parse_loads
     from mlsys_bench.workload.parse import parse_arrivals, parse_bounds, parse_lengths
-    from mlsys_dvabatch.cli.main import parse_shape
+    from mlsys_dvabatch.cli.explain import parse_shape
     from mlsys_dvabatch.stages.simulated import parse_stages
 
     parsers: dict[str, Callable[[str], Any]] = {

@@ -1,7 +1,8 @@
 """torch's own modules through DVABatch's and BatchMaker's executors: ``make oracles``.
 
 Every class of torch's own module tests, three argument lists each, in evaluation and in training, among 24 requests;
-400 requests of Triton's clients, REST and gRPC, every ninth at fault; then 2,000 programs, half of which mix.
+400 requests of Triton's clients, REST and gRPC, every ninth at fault; then 2,000 programs and 500 ONNX files, half of
+which mix.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import sys
 import warnings
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hypothesis import Phase, given, settings
 
@@ -18,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.oracles.isolation.catalogue import cases
 from tests.oracles.isolation.clients import many_clients
 from tests.oracles.isolation.judge import Tally, by_cells, by_stages
+from tests.oracles.isolation.onnx_programs import OnnxProgram, onnx_fault, onnx_programs
 from tests.oracles.isolation.programs import Program, fault, programs
 
 
@@ -27,11 +30,21 @@ def drawn_programs(tally: Tally, number: int) -> None:
     @settings(max_examples=number, deadline=None, database=None, phases=[Phase.generate])
     @given(programs())
     def judge(program: Program) -> None:
-        what = fault(program)
-        tally["wrong" if what else "equal" if program.mixing is None else "refused"] += 1
+        count(fault(program), is_mixing=program.mixing is not None)
+
+    @settings(max_examples=number // 4, deadline=None, database=None, phases=[Phase.generate])
+    @given(onnx_programs())
+    def judge_onnx(program: OnnxProgram) -> None:
+        count(onnx_fault(program, path), is_mixing=program.mixing is not None)
+
+    def count(what: str | None, *, is_mixing: bool) -> None:
+        tally["wrong" if what else "refused" if is_mixing else "equal"] += 1
         tally.bad += [what] if what else []
 
     judge()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "drawn.onnx"
+        judge_onnx()
 
 
 def main(per_class: int = 3) -> int:

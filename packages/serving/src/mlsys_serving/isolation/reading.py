@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode_temporarily
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mlsys_serving.isolation.check import ADVICE
@@ -32,6 +32,7 @@ _MOVING = {
     *("index", "_unsafe_index", "index_put", "_unsafe_index_put", "index_select", "index_copy", "gather", "scatter"),
     *("masked_select", "masked_scatter", "nonzero", "sort", "argsort", "topk", "take", "take_along_dim"),
     *("unique_dim", "_unique2", "repeat_interleave"),
+    *("gatherelements", "gathernd", "scatterelements", "scatternd", "compress", "unique"),  # ONNX's, in small letters
 }
 _UNFILLED = ("empty", "new_empty", "resize")
 
@@ -77,6 +78,24 @@ def mixing_operator(run: Callable[..., Any], rows: Sequence[Tensor]) -> str | No
         return None
     is_mixed = any(bool((follower.owners(one) == _MIXED).any()) for one in outputs if isinstance(one, Tensor))
     return follower.blamed if is_mixed else None
+
+
+def is_following() -> bool:
+    """Return whether requests are followed now: who runs what is no operator of torch calls :func:`as_operator`."""
+    return isinstance(_get_current_dispatch_mode(), _Follower)
+
+
+def as_operator(name: str, function: Callable[..., Any], *tensors: Tensor) -> Any:
+    """Run a function of tensors as one operator, which is followed as torch's are.
+
+    Args:
+        name: Its name in messages, and in the table of those that move rows.
+        function: Returns new tensors, and writes to none.
+        tensors: Its arguments.
+    """
+    function.__name__ = name
+    with _pop_mode_temporarily() as mode:
+        return mode.__torch_dispatch__(function, (), tensors)
 
 
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -134,10 +153,11 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> list[Tensor]:
         """Return the owners of the elements of all results, and of what is written to."""
         present = [code for code in range(1, _MIXED + 1) if any(bool((each == code).any()) for each in own)]
-        conflict, tries = _MOVED if name in _MOVING else _MIXED, 0
+        is_moving = name.lower() in _MOVING
+        conflict, tries = _MOVED if is_moving else _MIXED, 0
         found: list[Tensor] = []
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        if name in _MOVING:  # rows are followed to where they are moved
+        if is_moving:  # rows are followed to where they are moved
             own = [each * (each != _MOVED) if _is_index(one) else each for one, each in zip(given, own, strict=True)]
         size = sum(one.numel() for one, each in zip(given, own, strict=True) if each.any())
         num_tries = _MANY if _MIXED in present or size < _SMALL else _FEW if size > _LARGE else _SOME

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mlsys_dvabatch.serve.preparing import Prepared
     from rich.console import Console
 
+Shape = Annotated[str | None, typer.Option(help="Shape of one request, where the file leaves it open: 3,224,224.")]
 Mask = Annotated[
     str | None,
     typer.Option(help="Input of a .pt2 that is 0 in padding, like attention_mask; found by trying where left out."),
@@ -23,6 +24,7 @@ def explain(
         str, typer.Argument(help="As serve takes it: a name, file or folder.", autocompletion=completion.models)
     ],
     mask: Mask = None,
+    shape: Shape = None,
     max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=4096)] = 64,
     device: Device = "cpu",
     trust_code: TrustCode = False,
@@ -44,7 +46,7 @@ def explain(
             model,
             settings().cache_dir,
             Batching(max_batch_size=max_batch),
-            Loading(mask=mask, device=get_device(device), trust_code=trust_code),
+            Loading(mask=mask, shape=parse_shape(shape), device=get_device(device), trust_code=trust_code),
         )
         wire_form(prepared.loaded, max_batch_size=max_batch)  # what serve refuses is refused here
     print_batching(prepared, console)
@@ -109,3 +111,22 @@ def _print_mix(prepared: Prepared, console: Console, *, can_pad: bool) -> None:
         line += f", in one padded batch {batch_ms(mix):.2f} ms"
         line += f"; chosen under load: {text} ({sum(map(batch_ms, groups)):.2f} ms)"
     console.print(f"{line}.", soft_wrap=True)
+
+
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """Return the shape that a text like "3,224,224" gives.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    from mlsys_core.errors import InvalidInputError
+
+    if text is None:
+        return None
+    try:
+        shape = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise InvalidInputError(f"--shape {text!r}: write positive numbers with commas, like 3,224,224")
+    return shape

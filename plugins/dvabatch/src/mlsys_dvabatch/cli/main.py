@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from mlsys_core.cli import completion
 from mlsys_core.cli.options import CompilerName, Device, GraphFile, TrustCode, require_read
-from mlsys_dvabatch.cli.explain import Mask, explain
+from mlsys_dvabatch.cli.explain import Mask, Shape, explain, parse_shape
 from mlsys_serving.cli import Instances, ServerOptions, serve_command
 from mlsys_serving.cli.chaos import ChaosOut, Every, NumInstances, Seconds, Seed, Streams
 from mlsys_serving.extensions import Extensions
@@ -42,9 +42,7 @@ def serve(
     max_waiting: Annotated[int, typer.Option(help="Most requests waiting before others are refused.", min=1)] = 1024,
     window_ms: Annotated[float, typer.Option(help="Window of --policy delay.", min=0)] = 5,
     stages: Annotated[int | None, typer.Option(help="Stages of each model.", min=1, max=64)] = None,
-    shape: Annotated[
-        str | None, typer.Option(help="Shape of one request, where the file leaves it open: 3,224,224.")
-    ] = None,
+    shape: Shape = None,
     slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
     compiler: CompilerName = None,
     exit_confidence: Annotated[
@@ -146,9 +144,7 @@ def profile(
     model: Annotated[str, typer.Argument(help="A name, a .pt2 or .onnx file, or a folder.")],
     stages: Annotated[int | None, typer.Option(help="Stages; found by trying where left out.", min=1, max=64)] = None,
     max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=64)] = 64,
-    shape: Annotated[
-        str | None, typer.Option(help="Shape of one request, where the file leaves it open: 3,224,224.")
-    ] = None,
+    shape: Shape = None,
     slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
     exits: Annotated[
         bool, typer.Option("--exits", help="Cut at the exits, as serve --policy early-exit does.")
@@ -179,22 +175,3 @@ def profile(
         graph=graph,
         device=get_device(device),
     )
-
-
-def parse_shape(text: str | None) -> tuple[int, ...] | None:
-    """Return the shape that a text like "3,224,224" gives.
-
-    Raises:
-        InvalidInputError: it is none.
-    """
-    from mlsys_core.errors import InvalidInputError
-
-    if text is None:
-        return None
-    try:
-        shape = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        shape = ()
-    if not shape or min(shape) < 1:
-        raise InvalidInputError(f"--shape {text!r}: write positive numbers with commas, like 3,224,224")
-    return shape

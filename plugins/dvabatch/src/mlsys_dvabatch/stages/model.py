@@ -53,8 +53,8 @@ class IsolationCheck:
         num_inner: Leading arrays of its answers that lie between stages.
         is_short: It takes long.
         most: Largest batch to try, where larger ones tell nothing new; None: the largest that is served.
-        followed: The model as a function of tensors, and one request to it, ``[1, ...]`` each; None: it has no
-            operators of torch to follow. Not followed on a GPU, where numbers out of range would end the process.
+        followed: The model as a function of tensors, and one request to it, ``[1, ...]`` each, in host memory: on a
+            GPU numbers out of range would end the process. None: it has no operators to follow.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class IsolationCheck:
             require_isolated(
                 self._name, model.answers, model.draw(), largest=tried, tolerance=model.tolerance, **self._options
             )
-        if self._followed is not None and largest > 1 and all(one.is_cpu for one in self._followed[1]):
+        if self._followed is not None and largest > 1:
             require_followed(self._name, *self._followed)
             self._followed = None
         self._largest = largest

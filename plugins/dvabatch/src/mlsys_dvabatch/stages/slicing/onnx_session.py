@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_dvabatch.stages.slicing.onnx_nodes import run_by_nodes
+from mlsys_serving.isolation.reading import is_following
 from torch import Tensor, fx, nn
 
 
@@ -39,13 +41,18 @@ class OnnxSession(nn.Module):
             self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise InvalidInputError(f"{path}: ONNX Runtime refuses it: {told(error)}") from error
-        self._inputs, self._outputs, self._at_once = tuple(inputs), tuple(outputs), at_once
+        self._path, self._inputs, self._outputs, self._at_once = path, tuple(inputs), tuple(outputs), at_once
         self.register_buffer("file", torch.empty(path.stat().st_size, device="meta"))  # tells its profile from others'
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs, ``[requests, ...]`` each."""
-        arrays, num = [tensor.numpy() for tensor in tensors], len(tensors[0])
+        num = len(tensors[0])
         at_once = self._at_once or num
+        if is_following() and at_once > 1:
+            rows_of = torch.arange(at_once) % num
+            filled = [tensor if at_once == num else tensor[rows_of] for tensor in tensors]
+            return tuple(run_by_nodes(self._path, self._inputs, self._outputs, filled))
+        arrays = [tensor.numpy() for tensor in tensors]
         parts = []
         for first in range(0, num, at_once):
             rows = [array[first : first + at_once] for array in arrays]

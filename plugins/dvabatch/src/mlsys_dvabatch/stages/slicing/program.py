@@ -75,6 +75,7 @@ class Program:
     rounding: float  # relative difference between batch sizes that the dtypes within explain
     shapes: Mapping[str, tuple[int, ...]]  # shapes of tensor nodes for two requests
     flops: int  # FLOP of a request, as torch counts them: products and convolutions
+    followed: tuple[fx.GraphModule, tuple[Tensor, ...]]  # graph and example, in host memory on whatever device it runs
     synchronize: Callable[[], None] = _nothing  # waits until the device that it lies on is idle
     sizes: Sizes | None = None  # allowed sizes of requests; None: all have the example's shapes
     extents: frozenset[str] = frozenset()  # names of nodes that are numbers which follow from a request's sizes alone
@@ -176,17 +177,13 @@ def program_of(
     """
     if isinstance(model, nn.Module):
         model = _exported(model, example)
-    synchronize = _nothing
-    if device is not None and device.torch_name != "cpu":
-        model, synchronize = move_to_device_pass(model, device.torch_name), device.synchronize
-        example = tuple(value.to(device.torch_name) for value in example)
-    try:
-        module = model.module()
-    except Exception as error:
-        raise InvalidInputError(f"this exported program cannot be made into a module: {_first_line(error)}") from error
-    assert isinstance(module, fx.GraphModule)
-    module, guards = _flattened(module, model)
-    return replace(_program(module, example, synchronize, sizes), guards=guards)
+    module, guards = _flattened(model)
+    if device is None or device.torch_name == "cpu":
+        return replace(_program(module, example, sizes=sizes), guards=guards)
+    moved, _ = _flattened(move_to_device_pass(model, device.torch_name))
+    inputs = tuple(value.to(device.torch_name) for value in example)
+    made = _program(moved, inputs, device.synchronize, sizes)
+    return replace(made, guards=guards, followed=(module, example))
 
 
 def _program(
@@ -208,7 +205,18 @@ def _program(
     flops = _flops(module, example)
     extents = frozenset() if sizes is None else _extents(operators, sizes)
     return Program(
-        module, operators, example, rows, batch, runs[0].rounding, _tensors(first), flops, synchronize, sizes, extents
+        module=module,
+        operators=operators,
+        example=example,
+        row_values=rows,
+        batch_values=batch,
+        rounding=runs[0].rounding,
+        shapes=_tensors(first),
+        flops=flops,
+        followed=(module, example),
+        synchronize=synchronize,
+        sizes=sizes,
+        extents=extents,
     )
 
 
@@ -304,14 +312,20 @@ def _tensor_leaves(saved: SavedProgram) -> tuple[Tensor, ...] | None:
     return tuple(found)
 
 
-def _flattened(
-    module: fx.GraphModule, program: torch.export.ExportedProgram
-) -> tuple[fx.GraphModule, Callable[..., Any] | None]:
+def _flattened(program: torch.export.ExportedProgram) -> tuple[fx.GraphModule, Callable[..., Any] | None]:
     """Return a module that takes the tensors of its inputs by position, and gives its outputs as they stand in a graph.
 
     Dictionaries, keywords and constants are gone, and so is the call that compares inputs with the example's
     constraints: stages have other inputs. That call is returned too, for the same tensors.
+
+    Raises:
+        InvalidInputError: The program cannot be made into a module.
     """
+    try:
+        module = program.module()
+    except Exception as error:
+        raise InvalidInputError(f"this exported program cannot be made into a module: {_first_line(error)}") from error
+    assert isinstance(module, fx.GraphModule)
     graph, compare = module.graph, getattr(module, "_guards_fn", None)
     for node in graph.find_nodes(op="call_module", target="_guards_fn"):
         graph.erase_node(node)

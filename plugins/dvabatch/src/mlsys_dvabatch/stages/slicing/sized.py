@@ -1,7 +1,8 @@
 """A program in stages whose requests have several sizes: lengths of texts, heights and widths of images.
 
 Requests run together only where each gets the answer of its own run: those of one size, and, where a trial by value has
-shown that padding changes nothing, those of several lengths, padded to the longest (:mod:`.padding`).
+shown that padding changes nothing, those of several lengths, padded to the longest (:mod:`.padding`). Those of sizes
+beyond all that were tried run alone.
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ from mlsys_dvabatch.stages.slicing.program import Program
 from mlsys_dvabatch.stages.slicing.shapes import Sizes, Values, units_of, vocabularies
 from mlsys_dvabatch.stages.slicing.sliced import THOROUGH_FLOPS, SlicedModel, several
 from mlsys_serving.isolation import Draw, Kind
+from torch import Tensor
 
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # units of the sizes that are measured, over the example's
 _FEW_SCALES = (0.5, 1.0, 2.0)  # for slow programs
 _LEAST, _GREATEST = 1e-9, 16.0  # scales of the sizes that are tried beside: the least, and the greatest of them
 _MOST_FLOPS = 8_000_000_000  # FLOP of a request of the greatest size
+_MOST_FOLLOWED_FLOPS = 1_000_000_000  # FLOP of the request that is followed through the operators, of a large size
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """A request's place: its group, its row there, and its own sizes, which padding may have enlarged."""
 
-    group: Values
+    group: Values  # and a number, where the request is alone
     row: int
     own: Values
 
@@ -115,16 +118,17 @@ class SizedModel:
         self._highs = vocabularies(inner.program.module)
         self._allowed = lru_cache(maxsize=4096)(self._values)
         self._samples = self._runnable()
+        self._tried = [(min(axis), max(axis)) for axis in zip(*self._samples, strict=True)]
+        self._serial = itertools.count()
         usual = {self.sizes.scaled(scale) for scale in _SCALES}  # to measure the others would take long
         self.lengths = tuple(sorted({units_of(values) for values in self._samples if values in usual}))
         self.trials: list[Trial] = []
         self.padding: Padding | None = self._find_padding(mask)
-        program = inner.program
         self.isolation = IsolationCheck(
             "the model",
             self,
-            is_short=program.flops > THOROUGH_FLOPS,
-            followed=(program.module, program.example),
+            is_short=inner.program.flops > THOROUGH_FLOPS,
+            followed=(inner.program.followed[0], self._long_example()),
         )
         if hasattr(inner, "inspect"):
             self.inspect: Callable[..., Any] = self._inspect
@@ -180,7 +184,10 @@ class SizedModel:
         return None if self._may_pad(payload, own) else own
 
     def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Grouped:
-        """Return the requests stacked in groups: by size, and in one those that may be padded, to its longest."""
+        """Return the requests stacked in groups: by size, and in one those that may be padded, to its longest.
+
+        One of a size beyond those that were tried is a group of its own.
+        """
         payloads = [request.payload for request in requests]
         own = [self._allowed(tuple(array.shape for array in payload)) for payload in payloads]
         may_pad = [self._may_pad(*each) for each in zip(payloads, own, strict=True)]
@@ -188,7 +195,7 @@ class SizedModel:
         rows: dict[Values, list[Any]] = {}
         members = []
         for payload, values, may in zip(payloads, own, may_pad, strict=True):
-            key = longest if may else values
+            key = longest if may else values if self._is_tried(values) else (*values, next(self._serial))
             if self.padding is not None and may and values != key:
                 payload = self.padding.padded(payload, key[0])
             members.append(Member(key, len(rows.setdefault(key, [])), values))
@@ -246,9 +253,11 @@ class SizedModel:
         return exits, skips
 
     def _may_pad(self, payload: Any, own: Values) -> bool:
-        """Return whether a request may be padded: what was not tried at lengths like its own is not promised."""
-        is_tried = self._samples[0] <= own <= self._samples[-1]
-        return self.padding is not None and is_tried and self.padding.allows(payload)
+        return self.padding is not None and self._is_tried(own) and self.padding.allows(payload)
+
+    def _is_tried(self, values: Values) -> bool:
+        """Return whether sizes lie within those that were tried: what lies beyond is not promised."""
+        return all(least <= value <= most for value, (least, most) in zip(values, self._tried, strict=True))
 
     def _cut(self, values: Grouped, results: Mapping[Values, list[Any]]) -> list[Any]:
         found = []
@@ -291,6 +300,16 @@ class SizedModel:
             else:
                 found.append(rng.integers(0, high or 2, shape).astype(like.dtype))
         return tuple(found)
+
+    def _long_example(self) -> tuple[Tensor, ...]:
+        """Return inputs of one request of the greatest size tried that does not take long, in host memory."""
+        each = self.program.flops / units_of(self.sizes.example)
+        values = [one for one in self._samples if each * units_of(one) <= _MOST_FOLLOWED_FLOPS]
+        example = self.program.followed[1]
+        if not values:
+            return example
+        drawn = self._drawn(np.random.default_rng(0), values[-1], 1.0)
+        return tuple(torch.from_numpy(array)[None].to(like.dtype) for array, like in zip(drawn, example, strict=True))
 
     def _runnable(self) -> list[Values]:
         """Return the sizes to try: the program runs with them, and its stages give what it gives."""

@@ -83,7 +83,7 @@ class SlicedModel:
             self,
             num_inner=sum(map(len, self._carried)),
             is_short=program.flops > THOROUGH_FLOPS,
-            followed=(program.module, program.example),
+            followed=program.followed,
         )
 
     @property
