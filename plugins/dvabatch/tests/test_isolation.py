@@ -19,6 +19,7 @@ from mlsys_dvabatch.serve.preparing import Batching, prepare
 from mlsys_dvabatch.stages.simulated import parse_stages
 from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
+from mlsys_serving.isolation import draw_like
 from torch import Tensor, nn
 
 from .rows import Rows
@@ -113,7 +114,7 @@ def test_mixing_between_stages_is_found_even_if_the_last_one_undoes_it():
         SlicedModel(program, [position]).isolation.require(64)
 
 
-def test_a_model_on_another_device_is_followed_in_host_memory():
+def test_a_model_on_another_device_is_followed_in_host_memory(monkeypatch: pytest.MonkeyPatch):
     """There integers like the example's alone are tried, so a bound and a narrower dtype hide what mixes."""
 
     class Counts(nn.Module):
@@ -125,6 +126,7 @@ def test_a_model_on_another_device_is_followed_in_host_memory():
 
     program = program_of(Counts(), (torch.ones(1, 6, dtype=torch.int64),), device=Elsewhere())
     assert program.module is not program.followed[0]
+    monkeypatch.setattr(SlicedModel, "draw", lambda model: draw_like(model.example, is_wide=False))  # as on a GPU
     with pytest.raises(InvalidInputError, match="the operator 'max' computes a value of several"):
         SlicedModel(program, []).isolation.require(64)
 

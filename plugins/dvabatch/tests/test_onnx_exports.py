@@ -167,22 +167,22 @@ def test_pipelines_of_skl2onnx_are_served_or_refused_with_what_to_do(kind: str, 
         require_served(tmp_path / "m.onnx")
 
 
-class Bounded(nn.Module):
-    """Divide by the batch's greatest number, where it is above a million."""
+class Seldom(nn.Module):
+    """Negate all where any number of the batch lies within a narrow range, which no drawn one hits."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x / x.max().clamp(min=1e6)
+        return torch.where(((x > 5.0001e4) & (x < 5.0002e4)).any(), -x, x)
 
 
-def test_what_mixes_behind_a_bound_is_refused_by_every_command(tmp_path: Path):
+def test_what_mixes_unseen_by_values_is_refused_by_every_command(tmp_path: Path):
     file = tmp_path / "net.onnx"
-    exported(Bounded(), file, (torch.randn(2, WIDTH),), ["x"], **LEGACY)
+    exported(Seldom(), file, (torch.randn(2, WIDTH),), ["x"], **LEGACY)
     for command in (
         require_served,
         lambda path: report(str(path), tmp_path, Console()),
         lambda path: explain(str(path)),
     ):
-        with pytest.raises(InvalidInputError, match=r"the operator '(ReduceMax|max)' computes a value of several"):
+        with pytest.raises(InvalidInputError, match=r"the operator '\w+' computes a value of several"):
             command(file)
 
 
