@@ -5,11 +5,12 @@ submit (any thread): unfold -> loop -> :class:`CellularScheduler` -> workers -> 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Self
 
@@ -41,7 +42,7 @@ from mlsys_batchmaker.scheduling.state import Counters, SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
 from mlsys_batchmaker.workers.cuda import RoundTimes, counter_or_events, cuda_graph, to_pinned
 from mlsys_batchmaker.workers.materialise import AUTO, MaterialisedCell, find_compiler
-from mlsys_batchmaker.workers.pool import DEFAULT_POOL_BYTES, StatePool, plan_rows
+from mlsys_batchmaker.workers.pool import DEFAULT_POOL_BYTES, Everywhere, StatePool, plan_rows
 from mlsys_batchmaker.workers.worker import Worker
 
 
@@ -65,13 +66,21 @@ class EngineConfig:
     compiler: str = AUTO  # a name of the registry, "eager", or "auto": on the CPU this package's own loops for the
     # cells that have a form for them, for others Nimble where a plugin offers it, and eager for what Nimble refuses
     device: str = "cpu"  # the registered name of where the cells run
+    devices: tuple[str, ...] = ()  # several: each has a worker and a state pool of its own; (): the workers' one
 
     def __post_init__(self) -> None:
+        if self.devices and (self.num_workers, self.device) != (1, "cpu"):
+            raise InvalidInputError("devices have a worker each: leave out num_workers and device")
         if self.num_workers < 1:
             raise InvalidInputError(f"num_workers={self.num_workers}: at least 1 is needed")
         if self.max_cells is not None and self.max_cells < 1:
             raise InvalidInputError(f"max_cells={self.max_cells}: at least 1 is needed")
         self.scheduling()  # checks the others
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The registered name of each worker's device."""
+        return self.devices or (self.device,) * self.num_workers
 
     def scheduling(self) -> SchedulerConfig:
         """Return the settings of the scheduler."""
@@ -140,10 +149,10 @@ class Engine:
         self._on_round = on_round
         self._futures: dict[str, tuple[Future[Answer], Payload]] = {}
         self._numbers = itertools.count()
-        self.scheduler, pool = make_scheduler(model, self.config)
+        self.scheduler, pools = make_scheduler(model, self.config)
         self.score_source = BatchSource(label_of=self._label)
         self._traces = EngineTraces(self.scheduler.members, watcher=self.score_source)
-        workers = make_workers(model, pool, self.config, clock, cells)
+        workers = make_workers(model, pools, self.config, clock, cells)
         executors: list[Executor[Round, RoundOutput]] = [
             make_executor(worker, self.config, clock, number) for number, worker in enumerate(workers)
         ]
@@ -164,7 +173,7 @@ class Engine:
         counters = self.counters
         facts = {
             "cells": cells,
-            "workers": f"{self.config.num_workers} on {self.config.device}",
+            "workers": f"{len(self.config.worker_devices)} on {', '.join(dict.fromkeys(self.config.worker_devices))}",
             "rounds": f"at most {self.config.max_tasks_to_submit} steps, {self.config.executor}",
             "unfinished": self.num_unfinished,
             "tasks so far": f"{counters.tasks:,}, of {counters.effective_batch_size:.1f} cells",
@@ -269,54 +278,83 @@ def _noted(trace: EngineTrace, on_values: Callable[[Values], None], values: Valu
     on_values(values)
 
 
-def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularScheduler, StatePool]:
-    """Make the scheduler of a model and the state pool of its device."""
+def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularScheduler, list[StatePool]]:
+    """Make the scheduler of a model and the state pool of each device; a row has one number in all."""
     rows = plan_rows(model.layout, config.pool_bytes)
-    pool = StatePool(model.layout, rows, get_device(config.device).torch_name)
+    names = config.devices or (config.device,)
+    pools = [StatePool(model.layout, rows, get_device(name).torch_name) for name in names]
     scheduler = CellularScheduler(
         model.layout,
         config=config.scheduling(),
-        devices=[0] * config.num_workers,
+        devices=range(len(pools)) if config.devices else [0] * config.num_workers,
         num_rows=rows,
-        store=pool,
+        store=Everywhere(pools),
         new_rows=find_pool(config.memory_pool, "runs"),
     )
-    return scheduler, pool
+    return scheduler, pools
 
 
-def make_cells(model: Model, config: EngineConfig) -> list[MaterialisedCell]:
+def make_cells(model: Model, config: EngineConfig, name: str | None = None) -> list[MaterialisedCell]:
     """Make a model's cells ready for every batch size, which may take seconds; engines may share them.
+
+    Args:
+        model: The model.
+        config: Settings of the engine.
+        name: A device; None: that of the first worker. Others get weights of their own.
 
     Raises:
         InvalidInputError: A compiler that was asked for by name cannot take a cell.
     """
-    device = torch.device(get_device(config.device).torch_name)
+    first = get_device(config.worker_devices[0])
+    device = torch.device((first if name is None else get_device(name)).torch_name)
+    has_own = str(device) != first.torch_name
     on_gpu = device.type == "cuda"
     compiler = cuda_graph if on_gpu and config.compiler == AUTO else find_compiler(config.compiler)
     is_auto = config.compiler == AUTO
     in_place = is_auto and device.type == "cpu"
     return [
-        MaterialisedCell(cell, device=device, compiler=compiler, in_place=in_place, falls_back=is_auto)
+        MaterialisedCell(
+            replace(cell, module=copy.deepcopy(cell.module)) if has_own else cell,
+            device=device,
+            compiler=compiler,
+            in_place=in_place,
+            falls_back=is_auto,
+        )
         for cell in model.cells
     ]
 
 
 def make_workers(
     model: Model,
-    pool: StatePool,
+    pools: Sequence[StatePool],
     config: EngineConfig,
     clock: Clock,
     cells: Sequence[MaterialisedCell] | None = None,
 ) -> list[Worker]:
-    """Make workers that share the state pool of their device, and the cells; None: cells are made here."""
-    cells = make_cells(model, config) if cells is None else cells
-    to_host = to_pinned if pool.device.type == "cuda" else Tensor.cpu
-    return [Worker(model.layout, cells, [pool], clock=clock, to_host=to_host) for _ in range(config.num_workers)]
+    """Make workers that share the state pool of their device, and its cells.
+
+    Args:
+        model: The model.
+        pools: Of all devices.
+        config: Settings of the engine.
+        clock: The loop's.
+        cells: Those of the first worker's device; None: they are made here, as those of other devices are.
+    """
+    made = {pools[0].device: make_cells(model, config) if cells is None else cells}
+    workers = []
+    for number, name in enumerate(config.worker_devices):
+        device = number if config.devices else 0
+        at = pools[device].device
+        if at not in made:
+            made[at] = make_cells(model, config, name)
+        to_host = to_pinned if at.type == "cuda" else Tensor.cpu
+        workers.append(Worker(model.layout, made[at], pools, device=device, clock=clock, to_host=to_host))
+    return workers
 
 
 def make_executor(worker: Worker, config: EngineConfig, clock: Clock, number: int) -> Executor[Round, RoundOutput]:
     """Make the executor of one worker: a thread of its own on the CPU, a stream of its own on any other device."""
-    device = get_device(config.device)
+    device = get_device(config.worker_devices[number])
     if device.kind == "cpu":
         return ThreadExecutor(worker, max_in_flight=config.max_tasks_to_submit, name=f"batchmaker-{number}")
     return StreamExecutor(

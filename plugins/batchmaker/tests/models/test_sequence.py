@@ -10,16 +10,23 @@ from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
 from mlsys_core.errors import InvalidInputError
 
 CONFIGS = [
-    EngineConfig(executor=executor, lookahead=lookahead, num_workers=workers, compiler=compiler)
+    EngineConfig(
+        executor=executor,
+        lookahead=lookahead,
+        compiler=compiler,
+        **({"num_workers": workers} if isinstance(workers, int) else {"devices": workers}),
+    )
     for compiler in ("eager", "auto")
     for executor, lookahead, workers in [
         ("cell", "speculative", 1),
         ("chunk", "speculative", 1),
         ("cell", "one", 2),
         ("chunk", "speculative", 2),
+        ("chunk", "speculative", ("cpu", "cpu")),
+        ("cell", "one", ("cpu", "cpu")),
     ]
 ]
-IDS = [f"{config.compiler}-{config.executor}-{config.lookahead}-{config.num_workers}" for config in CONFIGS]
+IDS = [f"{each.compiler}-{each.executor}-{each.lookahead}-{each.num_workers}-{len(each.devices)}" for each in CONFIGS]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
@@ -61,6 +68,27 @@ def test_seq2seq(config: EngineConfig, stops: bool):
     assert stopped > 0 if stops else stopped == 0
     if stops and config.lookahead == "speculative" and config.executor == "cell":
         assert engine.counters.discarded_cells > 0
+
+
+@pytest.mark.parametrize("compiler", ["eager", "auto"])
+@pytest.mark.parametrize("executor", ["chunk", "cell"])
+def test_rows_follow_a_request_to_another_device(executor, compiler):
+    model = seq2seq_model(num_words=30, hidden_size=16, eos=3, seed=3)
+    rng = np.random.default_rng(1)
+    requests = [{"words": rng.integers(0, 30, length)} for length in rng.integers(1, 40, 100)]
+    found = []
+    for devices in ((), ("cpu", "cpu")):
+        config = EngineConfig(executor=executor, compiler=compiler, max_tasks_to_submit=2, devices=devices)
+        with Engine(model, config) as engine:
+            answers = [future.result() for future in [engine.submit(request) for request in requests]]
+            assert (engine.counters.copied_rows > 0) == bool(devices)
+        found.append([answer.outputs["words"].tolist() for answer in answers])
+    assert found[0] == found[1]
+
+
+def test_devices_have_a_worker_each():
+    with pytest.raises(InvalidInputError, match="leave out num_workers"):
+        EngineConfig(devices=("cpu", "cpu"), num_workers=2)
 
 
 def decode(model, words, eos: int | None) -> list[int]:

@@ -82,11 +82,11 @@ def cellular(
     output: str = "hidden",
 ) -> Make:
     """Return a maker of BatchMaker itself."""
-    config = EngineConfig(round_s=round_s, num_workers=workers, executor=executor, pool_bytes=_POOL_BYTES)
+    config = EngineConfig(round_s=round_s, devices=("cpu",) * workers, executor=executor, pool_bytes=_POOL_BYTES)
 
     def make(clock: VirtualClock) -> System:
-        scheduler, pool = make_scheduler(model, config)
-        for bank in pool.banks:
+        scheduler, pools = make_scheduler(model, config)
+        for bank in (bank for pool in pools for bank in pool.banks):
             bank.zero_()  # a server that ran for a while has all its pages
 
         def request(number: str, tensors: Request) -> CellRequest:
@@ -99,7 +99,7 @@ def cellular(
         def stats() -> tuple[float, float]:
             return scheduler.counters.effective_batch_size, scheduler.counters.padding_waste
 
-        return System(scheduler, make_workers(model, pool, config, clock), request, unpack, stats)
+        return System(scheduler, make_workers(model, pools, config, clock), request, unpack, stats)
 
     return make
 

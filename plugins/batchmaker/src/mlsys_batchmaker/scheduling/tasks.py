@@ -72,9 +72,7 @@ class Task:
             steps=steps,
             lengths=lengths,
             in_rows=self.in_rows[:steps, own],
-            homes=tuple(
-                None if home is None else home[:steps, own] if home.ndim > 1 else home[own] for home in self.homes
-            ),
+            homes=(),  # all rows are here: the whole task has run
             out_rows=self.out_rows[own],
             result_steps=self.result_steps[chosen],
             result_rows=self.result_rows[chosen] - rows.start,

@@ -80,6 +80,18 @@ class StatePool:
         self.banks[bank].index_copy_(0, rows, values)
 
 
+class Everywhere:
+    """A store that writes constants to the pools of all devices."""
+
+    def __init__(self, pools: Sequence[StatePool]) -> None:
+        self._pools = pools
+
+    def load(self, starts: Sequence[int], constants: Constants) -> None:
+        """See :class:`StatePool`."""
+        for pool in self._pools:
+            pool.load(starts, constants)
+
+
 def host_rows(count: int, shape: tuple[int, ...], dtype: str) -> Tensor:
     """Make rows of zeros on the host, [count, *shape], for loops that read rows where they lie.
 

@@ -74,6 +74,7 @@ class Worker:
         num_computed = num_skipped = num_idle = 0
         with torch.inference_mode():
             for number, task in enumerate(batch.tasks):
+                self._fetch(task)
                 before, was_whole = self._last, self._is_whole
                 self._last, self._is_whole = None, False  # if this task fails, nothing can go on from it
                 if task.kept is not None and not was_whole:
@@ -164,25 +165,27 @@ class Worker:
                 continue
             bank = int(self._layout.input_banks[task.cell, index])
             if task.steps == 1 or task.carry[index] >= 0:
-                first[index] = self._gather(bank, task.in_rows[0, :, index], task.homes[index])
+                first[index] = self._gather(bank, task.in_rows[0, :, index])
             else:
-                gathered = self._gather(bank, task.in_rows[:, :, index].reshape(-1), task.homes[index])
+                gathered = self._gather(bank, task.in_rows[:, :, index].reshape(-1))
                 each[index] = gathered.view(task.steps, task.size, *gathered.shape[1:])
         return first, each
 
-    def _gather(self, bank: int, rows: Ints, homes: Ints | None) -> Tensor:
-        at = torch.from_numpy(np.ascontiguousarray(rows)).to(self._pool.device)
-        if homes is None:
-            return self._pool.gather(bank, at)
-        gathered = self._pool.gather(bank, at)
-        devices = homes.reshape(-1)
-        for device in np.unique(devices).tolist():
-            pool = self._pools[device]
-            if pool is not self._pool:
-                chosen = torch.from_numpy(np.flatnonzero(devices == device)).to(self._pool.device)
-                fetched = pool.gather(bank, at[chosen].to(pool.device)).to(self._pool.device)
-                gathered.index_copy_(0, chosen, fetched)
-        return gathered
+    def _fetch(self, task: Task) -> None:
+        """Copy the rows that lie on another device to this one's pool, where they have the same numbers."""
+        for index, homes in enumerate(task.homes):
+            if homes is None:
+                continue
+            bank = int(self._layout.input_banks[task.cell, index])
+            rows = task.in_rows[0, :, index] if homes.ndim == 1 else task.in_rows[:, :, index]
+            for device in np.unique(homes).tolist():
+                if (pool := self._pools[device]) is not self._pool:
+                    at = torch.from_numpy(rows[homes == device])
+                    values = pool.gather(bank, at.to(pool.device)).to(self._pool.device)
+                    self._pool.scatter(bank, at.to(self._pool.device), values)
+
+    def _gather(self, bank: int, rows: Ints) -> Tensor:
+        return self._pool.gather(bank, torch.from_numpy(np.ascontiguousarray(rows)).to(self._pool.device))
 
     def _results(self, task: Task, steps: list[list[Tensor]], wanted: Sequence[int]) -> tuple[NDArray[np.generic], ...]:
         """Return the requests' results on the host, in the order of ``task.result_steps`` and ``result_rows``."""
