@@ -112,17 +112,3 @@ def test_a_file_of_torch_save_is_told_what_to_write(capsys: pytest.CaptureFixtur
     (file := tmp_path / "net.pt").write_bytes(b"PK")
     assert run(["dvabatch", "serve", str(file), "--port", "0"]) == 2
     assert "torch.export.save" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["speed"], "benchmark 'speed': give paper or embeddings"),
-        (["embeddings", "--part", "vision"], "--part is for the benchmark paper, not embeddings"),
-        (["paper", "--threads", "4"], "--threads is for the benchmark embeddings, not paper"),
-        (["exits"], "benchmark 'exits': give paper or embeddings"),
-    ],
-)
-def test_bench_refuses_what_it_would_not_read(options: list[str], says: str, capsys: pytest.CaptureFixture[str]):
-    assert run(["dvabatch", "bench", *options]) == 2
-    assert says in capsys.readouterr().err

@@ -17,8 +17,7 @@ from mlsys_serving.tracing import EngineTraces
 
 from mlsys_dvabatch.executors.runner import StageRunner
 from mlsys_dvabatch.executors.stage_executors import StageExecutor, StreamExecutor
-from mlsys_dvabatch.scheduling.corrections import Corrections
-from mlsys_dvabatch.scheduling.costs import StageCosts, TableCosts
+from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
 from mlsys_dvabatch.stages.model import StageModel, Triable
@@ -46,8 +45,6 @@ class Engine:
         num_pairs: buffer pairs; None: what the policy is made for.
         traces: Traces of requests, with the stages they run in; None: requests are not traced.
         device: Device of the stages; None, or one of kind ``"cpu"``: on threads of the host.
-        told: correct measured costs by what batches take, and call this with a line of text whenever they change; None:
-            costs stay. On a CPU, and where nothing runs beside a stage: else times are not those of a profile.
 
     Raises:
         InvalidInputError: the model mixes requests in batches that large, or has no exits for a policy that needs them.
@@ -72,7 +69,6 @@ class Engine:
         device: Device | None = None,
         clock: Clock | None = None,
         traces: EngineTraces | None = None,
-        told: Callable[[str], None] | None = None,
     ) -> None:
         if isinstance(policy, Policy) and policy.wants_exits and not hasattr(model, "inspect"):
             raise InvalidInputError(NO_EXITS)
@@ -83,7 +79,6 @@ class Engine:
             device = None
         self.runner = StageRunner(model, inspects=isinstance(policy, Policy) and policy.wants_exits)
         self.scheduler: Scheduler[Any, Any, Any]
-        self.corrections: Corrections | None = None
         if isinstance(policy, Policy):
             cores = sorted(allowed_cores() or range(num_threads or torch.get_num_threads()))[:num_threads]
             is_serial = (policy.num_pairs if num_pairs is None else num_pairs) == 1
@@ -91,9 +86,6 @@ class Engine:
             self._looks_ahead = (
                 device is None and model.num_stages == 1 and bool(getattr(model, "computes_in_turn", False))
             )
-            is_alone = device is None and (is_serial or model.num_stages == 1)
-            if told is not None and is_alone and isinstance(costs, TableCosts):
-                self.corrections = Corrections(costs, told=told)
             self.scheduler = DvaScheduler(
                 policy,
                 costs,
@@ -102,7 +94,6 @@ class Engine:
                 num_pairs=num_pairs,
                 concurrency=concurrency,
                 looks_ahead=self._looks_ahead,
-                corrections=self.corrections,
             )
             executors: Any = self._stage_executors(model.num_stages, cores, is_serial, device, policy)
         else:

@@ -120,7 +120,7 @@ class Service(PredictService[ServedModel]):
         if self._is_used:  # a policy is of one engine
             prepared = prepare_loaded(prepared.loaded, settings().cache_dir, self._prepare_options)
         self._is_used = True
-        options = self._options | {"threads": threads, "profile": prepared.profile}
+        options = self._options | {"threads": threads}
         return ServedModel(prepared.loaded, prepared.costs, prepared.policy, **options)
 
     def fit(self, made: Any) -> Any:

@@ -51,9 +51,6 @@ def serve_models(
     """
     console = Console(stderr=True)
 
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
     def app_of(repository: ModelRepository, **more: Any) -> FastAPI:
         return create_model_app(repository, config=http, system="dvabatch", unit="task", extensions=extensions, **more)
 
@@ -63,7 +60,8 @@ def serve_models(
         loaded = prepared.loaded
         console.print(f"{loaded.name}: policy {prepared.policy_name}, {loaded.model.num_stages} stages")
         if prepared.profile is not None and not prepared.profile.is_quiet:
-            say(f"{loaded.name}: {prepared.profile.describe()}")
+            line = f"{loaded.name}: {prepared.profile.describe()}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         return prepared
 
     if num_instances is not None:
@@ -82,7 +80,7 @@ def serve_models(
         )
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    source = ServedSource(lambda argument: served_model(announced(argument), batching, num_threads, told=say))
+    source = ServedSource(lambda argument: served_model(announced(argument), batching, num_threads))
     served = [source.add(argument) for argument in arguments]
     registry = CollectorRegistry()
     registry.register(StageMetrics(source))

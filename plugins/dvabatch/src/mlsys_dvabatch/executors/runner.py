@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ class StageMeter:
     num_gathered: int = 0  # rows copied together for it
     busy_s: float = 0.0
     last_s: float = 0.0  # when a task ended last
-    last_run_s: float = 0.0  # when the model's own work for a task ended last
 
 
 class StageRunner:
@@ -66,27 +65,13 @@ class StageRunner:
                     self._store.pop(number, None)
         with torch.inference_mode():
             values = self._inputs(task)
-            seconds = []
             for stage in range(task.stage, task.last_stage):
-                begin_s = self._clock()
                 values = self.model.run(stage, values)
-                seconds.append(self._ran(stage, begin_s))
                 start_s = self._note(stage, task, start_s)
-            begin_s = self._clock()
-            values = self._stage(task, values)
-            seconds.append(self._ran(task.last_stage, begin_s))
-            output = replace(self._output(task, values), seconds=seconds)
+            output = self._output(task, self._stage(task, values))
         self.meters[task.stage].num_gathered += task.num if task.gathers else 0
         self._note(task.last_stage, task, start_s)
         return output
-
-    def _ran(self, stage: int, begin_s: float) -> float:
-        """Return the seconds that the model's own work since ``begin_s`` took, without waiting for a task before it."""
-        meter = self.meters[stage]
-        with self._lock:
-            now_s = self._clock()
-            begin_s, meter.last_run_s = max(begin_s, meter.last_run_s), now_s
-        return now_s - begin_s
 
     def _note(self, stage: int, task: StageTask, start_s: float) -> float:
         """Record the work of ``stage`` since ``start_s``; return the current time in seconds."""

@@ -7,16 +7,11 @@ alike.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol
 
-import numpy as np
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.profiling import ProfileTable, UnitProfile
-from numpy.typing import NDArray
-
-Vector = NDArray[np.float64]
+from mlsys_core.profiling import ProfileTable
 
 
 class StageCosts(Protocol):
@@ -59,14 +54,6 @@ def least_request_s(costs: StageCosts, max_batch_size: int, length: int = 1) -> 
 def unit_name(stage: int, length: int) -> str:
     """Return the name of the profile table's unit for ``stage`` at ``length``."""
     return f"stage {stage} at {length}"
-
-
-class Entry(NamedTuple):
-    """One measured time of a table."""
-
-    stage: int
-    length: int  # units, as the table's unit is called by
-    size: int  # requests
 
 
 class TableCosts:
@@ -113,49 +100,6 @@ class TableCosts:
     def _measured(self, stage: int, num: int, length: int) -> float:
         return self.table.seconds(unit_name(stage, length), num, extrapolate=True)
 
-    def entries(self) -> list[Entry]:
-        """Return all measured entries."""
-        return [
-            Entry(stage, length, size)
-            for stage in range(self.num_stages)
-            for length in self.lengths
-            for size in self.table[unit_name(stage, length)].batch_sizes
-        ]
-
-    def entry_s(self, entry: Entry) -> float:
-        """Return the measured seconds of an entry."""
-        return self.table.seconds(unit_name(entry.stage, entry.length), entry.size)
-
-    def covers(self, num: int) -> bool:
-        """Return whether batches of ``num`` requests were measured, so that they tell of entries."""
-        return num <= self.table[unit_name(0, self.lengths[0])].batch_sizes[-1]
-
-    def work(self, num: Vector, length: Vector) -> Vector:
-        """Return what a batch's seconds may grow with, [3, batches]: a start, its units, and attention."""
-        return np.stack([np.ones_like(num), num * length, num * length * length])
-
-    def place(self, num: Vector, length: Vector) -> Vector:
-        """Return where batches lie in the table, [2, batches]: requests and units."""
-        return np.stack([num, np.maximum(length, self.lengths[0])])
-
-    def units_of_entry(self, entry: Entry) -> float:
-        """Return the units of each request of the batch that an entry is of."""
-        return entry.length
-
-    def units_of_each(self, lengths: Sequence[int], padded_length: int) -> float:
-        """Return the length by which a batch is looked up, in units."""
-        return padded_length
-
-    def replaced(self, seconds: Mapping[Entry, float]) -> Self:
-        """Return costs with other seconds of all entries."""
-        units = []
-        for stage in range(self.num_stages):
-            for length in self.lengths:
-                sizes = self.table[unit_name(stage, length)].batch_sizes
-                values = tuple(seconds[Entry(stage, length, size)] for size in sizes)
-                units.append(UnitProfile(unit_name(stage, length), sizes, values))
-        return type(self)(ProfileTable(tuple(units)), self.num_stages, self.lengths)
-
 
 class PackedCosts(TableCosts):
     """Costs of batches without padding, from a measured table T[stage at all units of a batch][its requests].
@@ -178,20 +122,3 @@ class PackedCosts(TableCosts):
     def _measured(self, stage: int, num: int, length: int) -> float:
         unit = unit_name(stage, length)
         return self.table.seconds(unit, min(num, self.table[unit].batch_sizes[-1]))
-
-    def covers(self, num: int) -> bool:
-        """Return True: more requests cost what the most that were measured do."""
-        return True
-
-    def place(self, num: Vector, length: Vector) -> Vector:
-        """Return where batches lie in the table, [2, batches]: requests and all their units."""
-        most = self.table[unit_name(0, self.lengths[0])].batch_sizes[-1]
-        return np.stack([np.minimum(num, most), np.maximum(num * length, self.lengths[0])])
-
-    def units_of_each(self, lengths: Sequence[int], padded_length: int) -> float:
-        """Return the mean length, in units."""
-        return sum(lengths) / len(lengths)
-
-    def units_of_entry(self, entry: Entry) -> float:
-        """Return the units of each request of the batch that an entry is of."""
-        return entry.length / entry.size

@@ -17,7 +17,6 @@ from mlsys_core.loop.protocols import Finished, FinishReason, WorkerId
 from mlsys_core.loop.queue import RequestQueue, ServeRequest
 from mlsys_serving.isolation import blamed
 
-from mlsys_dvabatch.scheduling.corrections import Corrections
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.pipeline import Pipeline
 from mlsys_dvabatch.scheduling.policies.base import New, Policy, State, Stretch
@@ -40,7 +39,6 @@ class DvaScheduler:
             choose, the later stage goes first.
         looks_ahead: a model of one stage, whose executor takes a second task to make ready while the first runs. The
             policy says when (:meth:`.policies.base.Policy.ahead_after_s`).
-        corrections: Corrects the costs by what tasks take; None: costs stay as they are.
 
     Raises:
         InvalidInputError: a number is below 1.
@@ -65,7 +63,6 @@ class DvaScheduler:
         num_pairs: int | None = None,
         concurrency: int | None = None,
         looks_ahead: bool = False,
-        corrections: Corrections | None = None,
     ) -> None:
         pairs = policy.num_pairs if num_pairs is None else num_pairs
         self.pipeline = Pipeline(costs.num_stages, pairs)
@@ -83,7 +80,6 @@ class DvaScheduler:
         self._leaving: dict[str, FinishReason] = {}  # cancelled or expired while at work
         self._deadlines: list[tuple[float, str]] = []
         self._next_task = 0
-        self._corrections = corrections
         self._ahead = Ahead(policy, self.state) if looks_ahead and costs.num_stages == 1 else None
         self.counters: Counter[str] = Counter()  # meta-operations, gathers, rows copied
 
@@ -158,9 +154,6 @@ class DvaScheduler:
         if batch.is_last and len(output.results) != batch.num:
             mismatch = f"the last stage gave {len(output.results)} results for {batch.num} requests"
             return self.fail(batch, ServingError(mismatch), now)
-        if self._corrections is not None and (costs := self._corrections.note(batch, output.seconds)) is not None:
-            self.state.costs = costs
-            self.counters["corrected costs"] += 1
         if batch.part.batch_id not in self.pipeline.table.rows:
             return self._all_left(batch)
         stage = self._pass_on(batch)

@@ -54,7 +54,6 @@ class StageOutput:
     results: Sequence[Any] = ()  # last stage: one for each request; an exception fails its request alone
     exits: Mapping[int, Any] = field(default_factory=dict)  # position -> result of a request that leaves early
     skip_to: Mapping[int, int] = field(default_factory=dict)  # position -> the next stage it has to run
-    seconds: Sequence[float] = ()  # by stage that ran; () if not measured
 
 
 class HeldRows:

@@ -48,7 +48,6 @@ def served_model(
     batching: Batching,
     num_threads: int | None,
     form: WireForm | None = None,
-    **told: Any,  # options of ServedModel
 ) -> ServedModel:
     """Return a prepared model with an engine of its own."""
     return ServedModel(
@@ -59,8 +58,6 @@ def served_model(
         max_waiting=batching.max_waiting,
         num_threads=num_threads,
         form=form,
-        profile=prepared.profile,
-        **told,
     )
 
 

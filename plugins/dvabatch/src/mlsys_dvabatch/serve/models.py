@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,15 +17,12 @@ from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
 from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
 from mlsys_dvabatch.serve.spec import WireForm, wire_form
-from mlsys_dvabatch.stages.profile import StoredProfile
 from mlsys_dvabatch.stages.zoo import Loaded
 from mlsys_serving.http.streaming import RequestThreads
 from mlsys_serving.models import Executions, InferRequest, InferResponse, LoopClient
 from mlsys_serving.tracing import EngineTraces
 from mlsys_serving.watch import BatchSource
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-
-_log = logging.getLogger(__name__)
 
 
 class _Listener(LoopClient[Any, Any, Any]):
@@ -56,8 +52,6 @@ class ServedModel:
         num_threads: cores to use.
         form: the model's, where it is known already; None: found here.
         threads: for what requests bring and get, closed with the model; None: the event loop's, and one for large work.
-        profile: the file of the costs: what batches take corrects them, and :meth:`close` stores them; None: they stay.
-        told: called with a line of text when costs are corrected for the first time.
     """
 
     def __init__(
@@ -71,10 +65,7 @@ class ServedModel:
         num_threads: int | None = None,
         form: WireForm | None = None,
         threads: RequestThreads | None = None,
-        profile: StoredProfile | None = None,
-        told: Callable[[str], None] = _log.info,
     ) -> None:
-        self._told: Callable[[str], None] | None = told
         self.executions = Executions()
         self.threads = threads or RequestThreads("dvabatch")
         self.staged = loaded.model
@@ -98,10 +89,7 @@ class ServedModel:
             device=loaded.device,
             clock=self.clock,
             traces=traces,
-            told=None if profile is None else self._tell,
         )
-        is_kept = profile is not None and num_threads in (None, profile.num_threads)
-        self._profile = profile if is_kept else None  # costs with other threads are not the file's
         self.engine.loop.start()
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -132,15 +120,7 @@ class ServedModel:
     async def close(self) -> None:
         """Stop the engine."""
         await asyncio.to_thread(self.engine.close)
-        if self._profile is not None and self.engine.corrections is not None:
-            await asyncio.to_thread(self._profile.keep, self.engine.corrections)
         self.threads.close()
-
-    def _tell(self, line: str) -> None:
-        """Say once that costs are corrected."""
-        if self._told is not None:
-            self._told(f"{self.spec.name}: {line}")
-            self._told = None
 
     def _checked_rows(self, request: InferRequest) -> tuple[list[Any], list[int]]:
         """Return the rows and their lengths, all checked before any is submitted."""

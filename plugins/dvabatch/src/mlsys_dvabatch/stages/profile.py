@@ -1,12 +1,11 @@
 """Profiles of a staged model: T[stage][batch size], measured and on disk, diversities, and the number of stages (7.1).
 
-A stored one says how quiet the machine was when it was measured, and has what serving has corrected since.
+A stored one says how quiet the machine was when it was measured.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,12 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from mlsys_core.device import Device
-from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import ServeRequest, SimulatedExecutor, simulate
 from mlsys_core.profiling import ProfileCache, ProfileKey, ProfileTable, UnitProfile, measure
 from mlsys_core.profiling.machine_load import LOADED_SHARE, LoadMeter
 from mlsys_core.workload import Poisson
-from mlsys_dvabatch.scheduling.corrections import Corrections
 from mlsys_dvabatch.scheduling.costs import PackedCosts, StageCosts, TableCosts, least_request_s, unit_name
 from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
 from mlsys_dvabatch.scheduling.policies.registry import Diversities
@@ -31,14 +28,13 @@ from mlsys_dvabatch.stages.model import StageModel
 from mlsys_dvabatch.stages.slicing.partition import even_cuts
 from mlsys_dvabatch.stages.slicing.program import Program
 
-_log = logging.getLogger(__name__)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 SHARERS = (1, 2, 4, 16)  # requests that share the units of a packed batch: of more, attention is next to nothing
 TRIES = (1, 2, 3, 4, 6, 8, 12, 20)  # numbers of stages tried: the paper's eight
 LOAD, OVERHEAD_S, NUM_REQUESTS = 0.9, 100e-6, 600  # of a try: part of the peak, seconds of a task beside its stages
 MOST_UNITS = 512  # units of a packed batch by default
 _WIDE_SPREAD = 0.5  # relative spread of repeats, above which the machine was busy
-_OTHERS, _SPREAD, _BATCHES = "share of others", "median spread", "batches"  # names of notes
+_OTHERS, _SPREAD = "share of others", "median spread"  # names of notes
 Progress = Callable[[int, int], None]
 
 
@@ -232,15 +228,11 @@ def diversities_of(*, has_lengths: bool, profile: OperatorProfile | None) -> Div
 
 @dataclass(frozen=True, slots=True)
 class StoredProfile:
-    """Costs of a model and their file."""
+    """Costs of a model, and how quiet the machine was when they were measured."""
 
     costs: TableCosts
-    cache: ProfileCache
-    key: ProfileKey
     share_of_others: float | None = None  # share of processor time that others used meanwhile; None: unknown
     spread: float | None = None  # (slowest - fastest) / median of the repeats, the median of all entries
-    num_batches: int = 0  # batches that have corrected it
-    num_threads: int = 1  # torch's threads during the measurement
 
     @property
     def is_quiet(self) -> bool:
@@ -254,20 +246,7 @@ class StoredProfile:
         else:
             text = f"Costs measured while other processes used {self.share_of_others:.0%} of the machine"
             text += f"; repeats differed by {self.spread:.0%}"
-        if self.num_batches:
-            return f"{text}; corrected since by {self.num_batches:,} batches."
-        return text + ("." if self.is_quiet else "; serving corrects them.")
-
-    def keep(self, corrections: Corrections) -> None:
-        """Replace the file's costs by corrected ones, where serving went by any; a folder that cannot be is told."""
-        if corrections.published is corrections.measured:
-            return
-        num_batches = self.num_batches + corrections.num_observed
-        notes = _notes(self.share_of_others, self.spread, num_batches)
-        try:
-            self.cache.put(self.key, corrections.costs().table, notes)
-        except InvalidInputError as error:
-            _log.warning("corrected costs are lost: %s", error)
+        return text + ("." if self.is_quiet else "; to measure again: mlsys cache clear dvabatch-profiles.")
 
 
 def stored_costs(
@@ -297,25 +276,14 @@ def stored_costs(
             table = measure_costs().table
         spread = statistics.median(each for unit in table.units for each in unit.spread or (0.0,))
         notes.clear()
-        notes.update(_notes(meter.load.share_of_others, spread, 0))
+        notes[_SPREAD] = spread
+        if (share := meter.load.share_of_others) is not None:
+            notes[_OTHERS] = share
         return table
 
     table = cache.get_or_measure(key, measured, notes=notes)
     costs = (PackedCosts if is_packed else TableCosts)(table, model.num_stages, tuple(lengths))
-    return StoredProfile(
-        costs,
-        cache,
-        key,
-        share_of_others=notes.get(_OTHERS),
-        spread=notes.get(_SPREAD),
-        num_batches=int(notes.get(_BATCHES, 0)),
-        num_threads=torch.get_num_threads(),
-    )
-
-
-def _notes(share_of_others: float | None, spread: float | None, num_batches: int) -> dict[str, float]:
-    found = {_OTHERS: share_of_others, _SPREAD: spread, _BATCHES: num_batches}
-    return {name: value for name, value in found.items() if value is not None}
+    return StoredProfile(costs, share_of_others=notes.get(_OTHERS), spread=notes.get(_SPREAD))
 
 
 def _shape_digest(model: StageModel) -> str:
