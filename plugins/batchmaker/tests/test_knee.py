@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mlsys_batchmaker.cells.knee import UNIT, profile_lstm_cell
+from mlsys_batchmaker.cells.knee import UNIT, knee_figure, profile_lstm_cell
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.profiling.profile_table import ProfileTable, UnitProfile
 
 
 def test_every_batch_size_is_measured_and_threads_are_set_back():
@@ -47,3 +48,13 @@ def test_threads_are_used_while_measuring():
 def test_bad_arguments_are_refused(hidden: int, sizes: list[int], threads: int, says: str):
     with pytest.raises(InvalidInputError, match=says):
         profile_lstm_cell(hidden, sizes, num_threads=threads)
+
+
+def test_the_figure_marks_each_batch_size_and_the_knee():
+    table = ProfileTable((UnitProfile(UNIT, (1, 2, 4), (0.001, 0.001, 0.002)),))
+    (axes,) = knee_figure(table, 2, title="x").axes
+    assert [text.get_text() for text in axes.texts] == ["1", "2", "4"]
+    curve, knee = axes.lines
+    assert curve.get_xdata().tolist() == pytest.approx([1000, 2000, 2000])
+    assert list(curve.get_ydata()) == pytest.approx([1, 1, 2])
+    assert (knee.get_xdata()[0], knee.get_ydata()[0]) == pytest.approx((2000, 1))

@@ -37,9 +37,7 @@ class Embedder:
     def __init__(self, folder: str, threads: int, weights: str = "float") -> None:
         torch.set_num_threads(threads)
         prepared = prepare(folder, settings().cache_dir, loading=Loading(weights=weights))
-        self._served = ServedModel(
-            prepared.loaded, prepared.costs, prepared.policy, num_threads=threads, profile=prepared.profile
-        )
+        self._served = ServedModel(prepared.loaded, prepared.costs, prepared.policy, num_threads=threads)
         self._numbers = itertools.count()
         self._loop = asyncio.new_event_loop()  # asyncio.Runner formats the result, to set its handler of Ctrl-C
 

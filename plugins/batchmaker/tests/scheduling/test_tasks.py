@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mlsys_batchmaker.scheduling.tasks import Task
 
 
-def made(lengths: list[int], *, equal: bool, shared: bool, num_inputs: int = 2) -> Task:
-    """A task whose every number is another; ``equal``: no lengths; ``shared``: one input's rows lie elsewhere."""
+def made(lengths: list[int], *, equal: bool, num_inputs: int = 2) -> Task:
+    """A task whose every number is another; ``equal``: no lengths."""
     size, steps = len(lengths), max(lengths)
     numbers = iter(range(10**6))
 
@@ -28,7 +28,7 @@ def made(lengths: list[int], *, equal: bool, shared: bool, num_inputs: int = 2) 
         in_rows=table(steps, size, num_inputs),
         carry=(1, -1),
         kept=(0, -1),
-        homes=(table(size), table(steps, size)) if shared else (None, None),
+        homes=(table(size), table(steps, size)),
         out_rows=table(size, 1),
         is_stored=False,
         releases=True,
@@ -42,13 +42,12 @@ def made(lengths: list[int], *, equal: bool, shared: bool, num_inputs: int = 2) 
 @given(
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=6).map(lambda each: sorted(each, reverse=True)),
     equal=st.booleans(),
-    shared=st.booleans(),
     ends=st.tuples(st.integers(0, 5), st.integers(1, 6)),
 )
-def test_a_part_has_its_rows_and_their_results(lengths: list[int], equal: bool, shared: bool, ends: tuple[int, int]):
+def test_a_part_has_its_rows_and_their_results(lengths: list[int], equal: bool, ends: tuple[int, int]):
     if equal:
         lengths = [lengths[0]] * len(lengths)
-    task = made(lengths, equal=equal, shared=shared)
+    task = made(lengths, equal=equal)
     start = min(ends[0], len(lengths) - 1)
     rows = range(start, max(start + 1, min(ends[1], len(lengths))))
     part = task.part(rows)
@@ -61,10 +60,7 @@ def test_a_part_has_its_rows_and_their_results(lengths: list[int], equal: bool, 
         assert (part.lengths is None) == equal
         assert part.lengths is None or part.lengths[own] == lengths[row]
         assert part.in_rows[:, own].tolist() == task.in_rows[: part.steps, row].tolist()
-        if shared:
-            assert part.homes[0][own] == task.homes[0][row]
-            assert part.homes[1][:, own].tolist() == task.homes[1][: part.steps, row].tolist()
-    assert shared or part.homes == (None, None)
+    assert part.homes == (), "the whole task has run: its rows are here"
     results = zip(task.result_steps.tolist(), task.result_rows.tolist(), task.slots.tolist(), strict=True)
     expected = [(step, row, slot) for step, row, slot in results if row in rows]
     found = zip(part.result_steps.tolist(), part.result_rows.tolist(), part.slots.tolist(), strict=True)
@@ -77,7 +73,7 @@ def test_a_part_has_its_rows_and_their_results(lengths: list[int], equal: bool, 
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_parts_in_halves_make_the_whole(equal: bool):
-    task = made([4, 4, 2, 1] if not equal else [4] * 4, equal=equal, shared=False)
+    task = made([4, 4, 2, 1] if not equal else [4] * 4, equal=equal)
     parts = [task.part(range(2)), task.part(range(2, 4))]
     assert sum(part.num_cells for part in parts) == task.num_cells == (16 if equal else 11)
     assert sorted(np.concatenate([part.slots for part in parts]).tolist()) == sorted(task.slots.tolist())

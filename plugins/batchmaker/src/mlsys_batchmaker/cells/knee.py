@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from mlsys_core.device import Device
@@ -14,6 +15,9 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.profiling.profile_table import ProfileTable, measure
 
 from mlsys_batchmaker.cells.lstm import LSTMCell
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 UNIT = "lstm-cell"
 _MAX_GATES = 2**30
@@ -75,6 +79,27 @@ def profile_lstm_cell(
 
     with _threads(num_threads), torch.inference_mode():
         return measure([UNIT], batch_sizes, run=run, warmup=warmup, repeats=repeats, progress=progress)
+
+
+def knee_figure(table: ProfileTable, b_max: int, *, title: str) -> Figure:
+    """Plot latency of a batch against throughput, a marker for each batch size, as in the paper's figure 3."""
+    from matplotlib.figure import Figure
+    from mlsys_core.plot import PALETTE
+
+    profile = table[UNIT]
+    rates = [table.throughput(UNIT, size) for size in profile.batch_sizes]
+    latencies_ms = [seconds * 1e3 for seconds in profile.seconds]
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(rates, latencies_ms, marker="o", color=PALETTE[0])
+    at = profile.batch_sizes.index(b_max)
+    axes.plot(rates[at], latencies_ms[at], marker="o", markersize=12, fillstyle="none", color=PALETTE[1])
+    for size, rate, latency_ms in zip(profile.batch_sizes, rates, latencies_ms, strict=True):
+        axes.annotate(str(size), (rate, latency_ms), textcoords="offset points", xytext=(6, -10), fontsize="small")
+    axes.set(xlabel="throughput (cells/s)", ylabel="latency of a batch (ms)", title=title, yscale="log")
+    axes.set_xlim(left=0)
+    axes.grid(visible=True, alpha=0.35)
+    return figure
 
 
 def _nothing() -> None:

@@ -68,7 +68,6 @@ class ServedModel:
     ) -> None:
         self.executions = Executions()
         self.threads = threads or RequestThreads("dvabatch")
-        self.staged = loaded.model
         self._model = loaded.model
         self.score_source = BatchSource(label_of=_label)
         traces = EngineTraces(_members, watcher=self.score_source)
