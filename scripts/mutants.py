@@ -78,7 +78,7 @@ AREAS = {
     ),
     "orca-schedulers": Area(
         ORCA,
-        _paths("scheduling", "request_pool chunked orca paged pager policy request request_level"),
+        _paths("scheduling", "request_pool chunked orca paged pager policy batch request_level"),
         _paths(
             "tests/orca",
             "test_scheduler test_scheduler_book test_scheduler_chunked test_scheduler_encoder test_scheduler_faults"
@@ -89,7 +89,7 @@ AREAS = {
         ORCA,
         (
             "text/tokenizer.py",
-            *_paths("api", "text_stream conversation reasoning tool_parser tagged_calls"),
+            *_paths("api", "text_stream conversation tool_parser tagged_calls"),
         ),
         (
             *_paths("tests/orca", "test_tokenizer test_tools test_reasoning test_stop_strings"),
