@@ -69,7 +69,7 @@ def write_checkpoint(path: Path, family: str = "Olmo2", **changes: Any) -> None:
         ("t5", {}, "an encoder beside the decoder"),
         ("whisper", {"is_encoder_decoder": True}, "an encoder beside the decoder"),
         ("gemma3n_text", {"num_kv_shared_layers": 1}, "keys and values of others"),
-        ("qwen2_vl", {}, "more than a text model"),
+        ("qwen2_vl", {}, "parts beside its text"),
         ("no_such_model", {}, "an architecture that transformers .* does not have"),
         ("olmo2", {"quantization_config": {"bits": 4}}, "quantised by other tools"),
     ],

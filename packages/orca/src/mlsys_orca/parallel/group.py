@@ -259,6 +259,7 @@ def layout_of(places: Sequence[Placement]) -> str:
     """Return a few words on how a model is divided.
 
     Example:
+        >>> from mlsys_orca.parallel.placement import all_places
         >>> layout_of(all_places(tensor_parallel=3, pipeline_parallel=2))
         '2 stages of 3 ranks'
     """
