@@ -48,6 +48,9 @@ FOUND = {
     "a part of a conjugate": written("v2 = v0.imag", outputs=("v2",), lies="plain conjugate", dtype="complex64"),
     "wider elements": written("v2 = v0[None].view(torch.int64)", outputs=("v2",), shape=(1, 4)),
     "writes to elements of other kinds": written("v0.view(torch.uint8)[..., :1] = 3", "torch._neg_view(v0).add_(1)"),
+    "bytes of one repeated": written(
+        "v2 = v0 + v1", "v2.view(torch.uint8).copy_(v0)", outputs=("v2",), shape=(1,), dtype="int32"
+    ),
     "writes to parts": written("torch.view_as_real(v0)[..., 0] = 1", "v0.conj().mul_(2j)", dtype="complex64"),
     "other bytes than a bool's": written("v0.view(torch.uint8)[..., :1] = 3", dtype="bool"),
 }

@@ -83,10 +83,11 @@ def _aten(kind: kinds.Aten) -> Run:
 
 
 def _view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the same bytes as another dtype; torch itself asks strides of dimensions of one element, too."""
+    """Return the same bytes as another dtype; torch itself takes row-major strides alone, also of one element."""
     if not x.dim() or dtype.itemsize == x.itemsize:
         return x.view(dtype)
-    return x.flatten().view(dtype).reshape(*x.shape[:-1], x.shape[-1] * x.itemsize // dtype.itemsize)
+    row = x.clone(memory_format=torch.contiguous_format).flatten().view(dtype)
+    return row.reshape(*x.shape[:-1], x.shape[-1] * x.itemsize // dtype.itemsize)
 
 
 def as_needed(kind: kinds.Aten, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
