@@ -116,7 +116,7 @@ def _lying(x: torch.Tensor, lies: str) -> torch.Tensor:
         return torch.stack([x, x], -1).flatten(-2)[..., ::2]
     if lies == "conjugate" and x.is_complex():
         return x.conj_physical().conj()
-    if lies == "negative" and x.dtype != torch.bool:
+    if lies == "negative" and x.dtype not in (torch.bool, torch.uint8):  # torch's copy_ widens a byte before its sign
         return torch._neg_view(-x)
     if lies == "expanded" and x.dim() and x.shape[0] > 1:
         return x[:1].expand(x.shape)
