@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_ray.messages import Recipe
+from mlsys_orca.cli.placing import PlacedModel
 from mlsys_ray.plan import place, plan_seats, ranks_of
 
 DEGREES = st.tuples(*[st.integers(1, 4)] * 4)
@@ -30,10 +30,11 @@ def test_a_plan_fits_the_nodes_and_has_room_for_all_ranks(degrees: tuple[int, ..
     assert plan.num_seats * plan.cores == ranks * stages * replicas * threads
     assert plan.num_seats % (stages * replicas) == 0
     assert plan.cores % threads == 0
-    form = {"model": "m", "dtype": "fp32", "weights": None, "activations": None}
+    form = {"model": "m", "address": "", "dtype": "fp32", "weights": None, "activations": None}
+    times = {"heartbeat_timeout_s": 5.0, "join_timeout_s": 300.0}
     degrees_of = {"tensor_parallel": ranks, "pipeline_parallel": stages, "num_replicas": replicas}
-    recipe = Recipe(**form, **degrees_of, num_threads=threads)
-    seated = [ranks_of(seat, recipe, plan.cores) for seat in range(plan.num_seats)]
+    model = PlacedModel(**form, **times, **degrees_of, num_threads=threads)
+    seated = [ranks_of(seat, model, plan.cores) for seat in range(plan.num_seats)]
     found = [(replica, each.stage, each.rank) for replica, places in seated for each in places]
     assert found == [(a, b, c) for a in range(replicas) for b in range(stages) for c in range(ranks)]
 

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from mlsys_core.device import get_device
 from mlsys_core.errors import MlsysError
+from mlsys_orca.cli.placing import PlacedModel
 from mlsys_orca.parallel.named import find_divided
 from mlsys_orca.parallel.native_shard import NativeShard
+from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.parallel.tensors.ring import KvMemory
 
@@ -29,17 +31,15 @@ class RankActor:
     """A rank on the machine where Ray has placed this actor. Its keys and values outlive its masters, not itself.
 
     Args:
-        recipe: Division of the model.
-        stage: The rank's.
-        rank: Likewise.
-        node: Ray's id of the machine.
+        model: The model, and its division.
+        place: The rank's.
     """
 
-    def __init__(self, recipe: messages.Recipe, stage: int, rank: int) -> None:
+    def __init__(self, model: PlacedModel, place: Placement) -> None:
         ray: Any = importlib.import_module("ray")
         self._node: str = ray.get_runtime_context().get_node_id()
         self._host: str = ray.util.get_node_ip_address()
-        self._place = recipe.place(stage, rank)
+        self._place = place
         self._memory = KvMemory()
         self._member: Member | None = None
         self._wanted = ""  # name of the group whose steps are run
@@ -48,13 +48,13 @@ class RankActor:
         self._error = ""
         try:
             _, self._parts = find_divided(
-                recipe.model,
-                recipe.dtype,
-                tensor_parallel=recipe.tensor_parallel,
-                pipeline_parallel=recipe.pipeline_parallel,
-                weights=recipe.weights,
-                activations=recipe.activations,
-                share=1 / (recipe.tensor_parallel * recipe.pipeline_parallel),
+                model.model,
+                model.dtype,
+                tensor_parallel=model.tensor_parallel,
+                pipeline_parallel=model.pipeline_parallel,
+                weights=model.weights,
+                activations=model.activations,
+                share=1 / (model.tensor_parallel * model.pipeline_parallel),
             )
             self._shard: Any = self._parts.load(self._place)
         except MlsysError as error:  # Ray would start this actor again and again

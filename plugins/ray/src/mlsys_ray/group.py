@@ -165,7 +165,7 @@ class RayGroup:
         try:
             greetings = ray.get(joins, timeout=MEET_S)
         except ray.exceptions.RayError as error:
-            raise GroupBrokenError(f"a rank does not meet the others: {_first_line(error)}") from error
+            raise GroupBrokenError(f"a rank does not meet the others: {first_line(error)}") from error
         channels = []
         for (actor, _), greeting in zip(found, greetings, strict=True):
             channel = ActorChannel(partial(actor.follow.remote, name), self._lose)
@@ -198,7 +198,7 @@ class RayGroup:
                     executor.waits_for = ""
                     return list(zip(actors, nodes, strict=True))
             except (ray.exceptions.RayError, ValueError) as error:  # one is restarted, moves, or loads
-                _log.debug("ranks do not come yet: %s", _first_line(error))
+                _log.debug("ranks do not come yet: %s", first_line(error))
             missing = [place.name for place, name in zip(self.shape.places, found, strict=True) if name is None]
             executor.waits_for = f"{missing[0]} is missing" if missing else "ranks load their parts"
             time.sleep(_LOOK_S)
@@ -245,5 +245,6 @@ class RayExecutor(ParallelExecutor):
         return super().serve(replica, timeout_s=timeout_s)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text; Ray's have the other machine's traceback behind it."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -21,7 +21,7 @@ from mlsys_orca.parallel.placement import Placement
 
 from mlsys_ray import messages
 from mlsys_ray.actor import RankActor
-from mlsys_ray.group import BESIDE, connect
+from mlsys_ray.group import BESIDE, connect, first_line
 from mlsys_ray.plan import place, ranks_of
 
 _POLL_S = 0.25
@@ -68,7 +68,7 @@ class Keeper:
         self._ray, self._settings, self._say, self._clock = ray, settings, say, clock
         self._given_up: set[str] = set()  # nodes that no seat goes to until they answer
         self.seats = [_Seat(number, node, clock()) for number, node in enumerate(settings.nodes)]
-        threads = settings.recipe.num_threads
+        threads = settings.model.num_threads
         self._options = {"num_cpus": threads, "max_restarts": -1, "concurrency_groups": {BESIDE: 2}}
 
     def step(self) -> None:
@@ -93,10 +93,10 @@ class Keeper:
     def started(self) -> messages.Started | None:
         """Return what is loaded, when all is; None before."""
         actors = [(seat, actor) for seat in self.seats for actor in seat.actors]
-        recipe = self._settings.recipe
-        num_places = recipe.tensor_parallel * recipe.pipeline_parallel
+        model = self._settings.model
+        num_places = model.tensor_parallel * model.pipeline_parallel
         parts = [actor.part for _, actor in actors if actor.part is not None]
-        if len(parts) < num_places * recipe.num_replicas:
+        if len(parts) < num_places * model.num_replicas:
             return None
         nodes = [part.node for part in parts]
         # Each part takes its share of a replica's keys and values; the part with the least room says how many fit.
@@ -129,11 +129,10 @@ class Keeper:
                 )
             return
         seat.node = table["bundles_to_node_id"][0]
-        recipe = self._settings.recipe
-        replica, places = ranks_of(seat.number, recipe, self._settings.cores)
+        replica, places = ranks_of(seat.number, self._settings.model, self._settings.cores)
         for each in places:
             handle = self._new_actor(seat, messages.actor_name(replica, each, time.time_ns()), each)
-            limit_s = self._settings.start_s
+            limit_s = self._settings.model.join_timeout_s
             seat.actors.append(_Actor(each, handle, handle.part.remote(), self._clock(), limit_s))
 
     def _new_actor(self, seat: _Seat, name: str, each: Placement) -> Any:
@@ -141,9 +140,7 @@ class Keeper:
 
         strategy = PlacementGroupSchedulingStrategy(seat.group, placement_group_bundle_index=0)
         kind = self._ray.remote(**self._options)(RankActor)
-        return kind.options(name=name, scheduling_strategy=strategy).remote(
-            self._settings.recipe, each.stage, each.rank
-        )
+        return kind.options(name=name, scheduling_strategy=strategy).remote(self._settings.model, each)
 
     def _listen(self, seat: _Seat, actor: _Actor) -> bool:
         """Take an actor's answer, and ask again; return False if its seat was given up."""
@@ -155,20 +152,19 @@ class Keeper:
         try:
             answer = ray.get(actor.answer)
         except ray.exceptions.ActorUnavailableError:  # its process has died, and Ray starts another
-            if now - actor.since_s > self._settings.start_s:
+            if now - actor.since_s > self._settings.model.join_timeout_s:
                 return self._give_up(seat, "does not come back")
             actor.answer = _beat(actor.handle)
             return True
         except ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            return self._give_up(seat, f"is lost ({reason[0]})")
+            return self._give_up(seat, f"is lost ({first_line(error)})")
         if actor.part is None:
             found = messages.decode_part(answer)
             if isinstance(found, messages.Failed):
                 raise ServingError(found.message)
             actor.part = found
         self._given_up.discard(seat.node or "")
-        actor.answer, actor.since_s, actor.limit_s = _beat(actor.handle), now, self._settings.silence_s
+        actor.answer, actor.since_s, actor.limit_s = _beat(actor.handle), now, self._settings.model.heartbeat_timeout_s
         return True
 
     def _give_up(self, seat: _Seat, why: str) -> bool:
@@ -223,7 +219,8 @@ def keep(settings: messages.Settings, report: socket.socket, say: Callable[[str]
     ray = connect(settings)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     keeper, is_started = Keeper(ray, settings, say=say), False
-    until_s = time.monotonic() + settings.start_s
+    limit_s = settings.model.join_timeout_s
+    until_s = time.monotonic() + limit_s
     try:
         while True:
             keeper.step()
@@ -231,7 +228,7 @@ def keep(settings: messages.Settings, report: socket.socket, say: Callable[[str]
                 is_started = True
                 tell(found)
             if not is_started and time.monotonic() > until_s:
-                raise ServingError(f"the parts of the model did not come within {settings.start_s:.0f} s")
+                raise ServingError(f"the parts of the model did not come within {limit_s:.0f} s")
             time.sleep(_POLL_S)
     except ServingError as error:
         tell(messages.Failed(str(error)))

@@ -6,25 +6,9 @@ Ray carries them as bytes, in actor calls; the keeper's go to the supervisor ove
 from __future__ import annotations
 
 import msgspec
+from mlsys_orca.cli.placing import PlacedModel
 from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.wiring import GroupShape
-
-
-class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """Division of a model and the form of its parts."""
-
-    model: str  # name or path, by which each node finds its own copy
-    tensor_parallel: int
-    pipeline_parallel: int
-    num_replicas: int
-    num_threads: int  # of each rank
-    dtype: str
-    weights: str | None
-    activations: str | None
-
-    def place(self, stage: int, rank: int) -> Placement:
-        """Return a place by its numbers."""
-        return Placement(stage=stage, num_stages=self.pipeline_parallel, rank=rank, num_ranks=self.tensor_parallel)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,11 +17,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     address: str  # HOST:PORT of the cluster's head
     host: str  # this machine's address in it
     run: str  # Ray's namespace of the rank actors, new for each server
-    recipe: Recipe
+    model: PlacedModel
     cores: int  # of each seat
     nodes: tuple[str, ...]  # Ray's id of each seat's first node
-    silence_s: float  # after which a seat is given up
-    start_s: float  # for all parts to load
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):

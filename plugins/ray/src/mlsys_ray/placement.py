@@ -6,7 +6,7 @@ import os
 import select
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError, ServingError
@@ -97,7 +97,7 @@ class RayPlacer:
 
     def holders(self, model: ParallelModel, *, num_replicas: int, say: Callable[[str], None]) -> RayHolders:
         """Return the holders of a model's parts."""
-        assert num_replicas == self.settings.recipe.num_replicas
+        assert num_replicas == self.settings.model.num_replicas
         return RayHolders(model, self.settings, say)
 
 
@@ -116,24 +116,13 @@ def place_ranks(placed: PlacedModel) -> RayPlacer:
         num_threads=placed.num_threads,
         cores=cluster.cores,
     )
-    recipe = messages.Recipe(
-        model=str(Path(placed.model).resolve()) if Path(placed.model).exists() else placed.model,
-        tensor_parallel=placed.tensor_parallel,
-        pipeline_parallel=placed.pipeline_parallel,
-        num_replicas=placed.num_replicas,
-        num_threads=placed.num_threads,
-        dtype=placed.dtype,
-        weights=placed.weights,
-        activations=placed.activations,
-    )
+    path = Path(placed.model)
     settings = messages.Settings(
         address=cluster.address,
         host=cluster.host,
         run=f"orca-{os.urandom(8).hex()}",
-        recipe=recipe,
+        model=replace(placed, model=str(path.resolve()) if path.exists() else placed.model),
         cores=plan.cores,
         nodes=plan.nodes,
-        silence_s=placed.heartbeat_timeout_s,
-        start_s=placed.join_timeout_s,
     )
     return RayPlacer(settings)

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_orca.cli.placing import PlacedModel
 from mlsys_orca.parallel.placement import Placement
-
-from mlsys_ray.messages import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +63,21 @@ def plan_seats(
     )
 
 
-def ranks_of(seat: int, recipe: Recipe, cores: int) -> tuple[int, list[Placement]]:
+def ranks_of(seat: int, model: PlacedModel, cores: int) -> tuple[int, list[Placement]]:
     """Return the replica and the places of a seat's ranks.
 
     Args:
         seat: Its number.
-        recipe: The division.
+        model: The division.
         cores: Of each seat.
     """
-    size = cores // recipe.num_threads
-    seats_of_stage = recipe.tensor_parallel // size
-    replica, of_replica = divmod(seat, seats_of_stage * recipe.pipeline_parallel)
+    size = cores // model.num_threads
+    seats_of_stage = model.tensor_parallel // size
+    replica, of_replica = divmod(seat, seats_of_stage * model.pipeline_parallel)
     stage, part = divmod(of_replica, seats_of_stage)
-    return replica, [recipe.place(stage, rank) for rank in range(part * size, (part + 1) * size)]
+    num_stages, num_ranks = model.pipeline_parallel, model.tensor_parallel
+    ranks = range(part * size, (part + 1) * size)
+    return replica, [Placement(stage=stage, num_stages=num_stages, rank=rank, num_ranks=num_ranks) for rank in ranks]
 
 
 def place(size: int, free: Mapping[str, int]) -> str | None:
