@@ -95,7 +95,7 @@ def of_another_dtype(path: Path) -> None:
         (changed("config.json", "{"), "no valid JSON"),
         (
             changed("config.json", lambda text: json.dumps(json.loads(text) | {"model_type": "rwkv"})),
-            "no forward of ours has the architecture 'rwkv'.* a state beside",
+            "Orca's own decoders lack the architecture 'rwkv'.* a state beside",
         ),
         (lambda path: (path / "tokenizer.json").unlink(), r"tokenizer\.json is missing"),
         (changed("tokenizer.json", "{}"), "damaged or of an unknown kind"),

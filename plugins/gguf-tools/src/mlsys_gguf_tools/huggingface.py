@@ -60,7 +60,9 @@ def open_directory(path: Path) -> Source:
     raw = part or whole
     model_type = raw["model_type"]
     if model_type not in ARCHITECTURES:
-        raise InvalidInputError(f"the architecture {model_type!r} has no forward of ours, and is not written to GGUF")
+        raise InvalidInputError(
+            f"Orca has no decoder for the architecture {model_type!r}, so it is not written to GGUF"
+        )
     architecture, family = gguf_architecture(model_type), model_family(model_type)
     config, weights = family.from_huggingface(raw), open_weights(path, whole)
     if part:

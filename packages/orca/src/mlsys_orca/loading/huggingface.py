@@ -70,7 +70,7 @@ def load_huggingface(
 def _route(
     path: Path, read: Callable[..., DecoderModel], raw: dict[str, Any]
 ) -> tuple[ModelConfig, Callable[..., DecoderModel]]:
-    """Return the configuration and the loader of what runs the model: a family of ours or ``transformers``."""
+    """Return the configuration and the loader of what runs the model: one of Orca's families or ``transformers``."""
     part, whole = text_config(raw), raw
     raw = part or raw
     architecture = raw["model_type"]
@@ -92,7 +92,7 @@ def _route(
             return config, lambda **options: read(family, config, open_weights(path, raw), **options)
     if read is not Family.load:
         raise InvalidInputError(
-            f"{path} runs through transformers, since no forward of ours has {missing}, and cannot be divided: "
+            f"{path} runs through transformers, since Orca's own decoders lack {missing}, and cannot be divided: "
             "leave out --tensor-parallel and --pipeline-parallel"
         )
     from mlsys_orca.loading.fallback import open_fallback
@@ -101,10 +101,10 @@ def _route(
         fallback = open_fallback(path, raw)
     except UnsupportedModelError as error:
         raise InvalidInputError(
-            f"{path} can't be served: no forward of ours has {missing}, and through transformers it would need "
+            f"{path} can't be served: Orca's own decoders lack {missing}, and through transformers it would need "
             f"{error.what}, which is not implemented"
         ) from error
-    _log.info("%s runs through transformers, which is slower: no forward of ours has %s", path.name, missing)
+    _log.info("%s runs through transformers, which is slower: Orca's own decoders lack %s", path.name, missing)
     return fallback.config, fallback.load
 
 
