@@ -15,7 +15,7 @@ from mlsys_core.native import Kernel
 from mlsys_core.native.loader import builds_to_test
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import KernelSpec
-from mlsys_core.posix import num_cores
+from mlsys_core.posix.machine import num_cores
 
 LARGE_S = 5  # seconds of compiling from which on a kernel is large
 

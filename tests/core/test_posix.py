@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from mlsys_core import posix
+from mlsys_core.posix import machine
 
 ROOT = Path(__file__).parents[2]
 MODULES = {"fcntl", "resource", "termios", "tty", "pty", "pwd", "grp"}
@@ -112,10 +113,10 @@ def test_what_other_systems_lack_is_refused_in_one_line(monkeypatch: pytest.Monk
         ):
             call()
     posix.at_fork(in_child=lambda: None)
-    posix.run_on_core(0, 0)
+    machine.run_on_core(0, 0)
     posix.sync_folder(tmp_path)
-    assert posix.allowed_cores() is None
-    assert posix.num_cores() == (os.cpu_count() or 1)
+    assert machine.allowed_cores() is None
+    assert machine.num_cores() == (os.cpu_count() or 1)
     with socket.socket() as end:
         assert not posix.is_local(end)
 
@@ -152,7 +153,7 @@ def test_private_memory_is_no_files_and_nobody_elses(tmp_path: Path) -> None:
             mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS),
             mmap.mmap(file.fileno(), mmap.PAGESIZE, flags=mmap.MAP_PRIVATE),
         ]
-    ranges = posix.private_memory()
+    ranges = machine.private_memory()
     assert ranges == sorted(ranges)
     found = []
     for memory in kinds:

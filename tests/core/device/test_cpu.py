@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.device import CpuDevice, Event
 from mlsys_core.errors import DeviceError, InvalidInputError
-from mlsys_core.posix import allowed_cores
+from mlsys_core.posix.machine import allowed_cores
 
 HAS_AFFINITY = hasattr(os, "sched_setaffinity")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from mlsys_core.device.limits import ContainerLimits, container_limits, effective_cores, memory_now
-from mlsys_core.posix import allowed_cores
+from mlsys_core.posix.machine import allowed_cores
 
 GIB = 2**30
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import Request
 from mlsys_serving.http import HttpConfig, HttpError, Router, runtime_of
-from mlsys_serving.http.middleware.supervisor import MAX_WAITING_BODIES, BodyBudget
+from mlsys_serving.http.bodies import MAX_WAITING_BODIES, BodyBudget
 from mlsys_serving.http.streaming import LARGE, RequestThreads
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mlsys_core.posix import num_cores
+from mlsys_core.posix.machine import num_cores
 from mlsys_core.profiling.machine_load import LOADED_SHARE, Load, LoadMeter
 
 __all__ = ["LOADED_SHARE", "Load", "LoadMeter", "busy_processes", "num_cores"]

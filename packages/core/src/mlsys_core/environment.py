@@ -8,7 +8,7 @@ import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mlsys_core.posix import num_cores, processor_lines
+from mlsys_core.posix.machine import num_cores, processor_lines
 
 _PACKAGES = ("torch", "triton", "numpy", "scikit-learn", "lightgbm")
 

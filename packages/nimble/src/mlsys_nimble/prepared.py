@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.memory.pages import ReturnsMemory, return_freed_memory
-from mlsys_core.posix import num_cores
+from mlsys_core.posix.machine import num_cores
 
 from mlsys_nimble.backends.executor import Executor, Releasing, make_executor
 from mlsys_nimble.capture import Captured

@@ -11,7 +11,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.loop import Listener, Scheduler, ServingLoop, ThreadExecutor, WallClock
 from mlsys_core.loop import StreamExecutor as WholeExecutor
 from mlsys_core.loop.protocols import Clock
-from mlsys_core.posix import allowed_cores
+from mlsys_core.posix.machine import allowed_cores
 from mlsys_core.report import facts_html
 from mlsys_serving.tracing import EngineTraces
 

@@ -12,7 +12,7 @@ from mlsys_core.cli.options import Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import DemoStepSpec
-from mlsys_core.posix import num_cores
+from mlsys_core.posix.machine import num_cores
 
 app = typer.Typer()
 

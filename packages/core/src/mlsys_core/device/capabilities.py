@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from mlsys_core.device.limits import container_limits, effective_cores, memory_now
 from mlsys_core.device.protocols import MemoryInfo
 from mlsys_core.device.torch_probe import TorchFacts, torch_facts, torch_facts_of_child
-from mlsys_core.posix import allowed_cores
+from mlsys_core.posix.machine import allowed_cores
 
 BUILT_IN = (
     "mlsys-core",

@@ -29,7 +29,7 @@ from mlsys_core.device.protocols import (
     raise_oldest,
 )
 from mlsys_core.errors import DeviceError, InvalidInputError
-from mlsys_core.posix import allowed_cores, run_on_core
+from mlsys_core.posix.machine import allowed_cores, run_on_core
 
 # time.sleep(0) is no substitute on Linux: it sleeps for the timer's slack, some 50 microseconds.
 _yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))

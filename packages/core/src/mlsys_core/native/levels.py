@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.posix import processor_lines
+from mlsys_core.posix.machine import processor_lines
 
 
 @dataclass(frozen=True, slots=True)

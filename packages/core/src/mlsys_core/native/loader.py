@@ -17,7 +17,7 @@ from mlsys_core.errors import InvalidInputError, KernelUnavailableError
 from mlsys_core.native.compiler import Compiler, find_compiler
 from mlsys_core.native.levels import INCLUDE, NATIVE, Recipe, builds, executable_levels, level_named, recipe
 from mlsys_core.native.store import Store, temporary_store, trusted_store, warn_once
-from mlsys_core.posix import is_loaded
+from mlsys_core.posix.machine import is_loaded
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from mlsys_core.posix import num_cores
+from mlsys_core.posix.machine import num_cores
 
 LOADED_SHARE = 0.1  # more than this and the times, unlike the ratios, mean little
 

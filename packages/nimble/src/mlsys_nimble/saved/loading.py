@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError, KernelUnavailableError, MlsysError
-from mlsys_core.posix import num_cores
+from mlsys_core.posix.machine import num_cores
 from torch import Tensor
 
 from mlsys_nimble.backends.cpu.decisions import Decisions

@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any
 
 import torch
-from mlsys_core.posix import private_memory
+from mlsys_core.posix.machine import private_memory
 from mlsys_nimble.ir.program import Program, ValueId
 from mlsys_nimble.state.digest import Comparing, Digest, Unchanged, load_digest, pieces_of
 from mlsys_nimble.state.guard import page_book, refusal

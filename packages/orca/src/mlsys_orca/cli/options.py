@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from mlsys_core.cli import completion
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.posix import num_cores
+from mlsys_core.posix.machine import num_cores
 
 MODEL_HELP = "A name from 'mlsys models list', a GGUF file, a model directory, or ORG/NAME of a hub."
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)]

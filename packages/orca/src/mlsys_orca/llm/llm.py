@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeGuard, overload
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.posix import num_cores
+from mlsys_core.posix.machine import num_cores
 from mlsys_core.report import facts_html
 
 from mlsys_orca.llm.answers import Answer, Piece

@@ -29,13 +29,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlsys_serving.extensions import Lifespan, Served
-from mlsys_serving.http.bodies import parse_json, plain_body
+from mlsys_serving.http.bodies import BodyBudget, BodyLimitMiddleware, parse_json, plain_body
 from mlsys_serving.http.config import HttpConfig
 from mlsys_serving.http.describe import ErrorAnswers
 from mlsys_serving.http.errors import ErrorFormat
 from mlsys_serving.http.lifecycle import DrainHook, Lifecycle, Readiness
 from mlsys_serving.http.middleware.gate import AdmissionMiddleware, BrowserGuard
-from mlsys_serving.http.middleware.supervisor import Blamed, BodyBudget, BodyLimitMiddleware, SupervisorMiddleware
+from mlsys_serving.http.middleware.supervisor import Blamed, SupervisorMiddleware
 from mlsys_serving.http.middleware.trace import TraceMiddleware, Tracing
 from mlsys_serving.http.record import HttpMetrics, ObserveMiddleware, RequestContextMiddleware, log_failure, make_logger
 from mlsys_serving.http.streaming import LARGE, RequestThreads

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.posix import allowed_cores
+from mlsys_core.posix.machine import allowed_cores
 
 from mlsys_serving.http.server import serve
 from mlsys_serving.instances.fleet import Fleet

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mlsys_core.posix import run_on_cores
+from mlsys_core.posix.machine import run_on_cores
 
 from mlsys_serving.http.describe import describe
 from mlsys_serving.instances.members import Message, decode, encode

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from mlsys_core import posix
 from mlsys_core.errors import ServingError
-from mlsys_core.posix import can_supervise, is_stopped
+from mlsys_core.posix import can_supervise, is_stopped, machine
 
 __all__ = ["EXIT_UNHANDLED", "Child", "Death", "can_supervise", "is_stopped"]
 
@@ -71,7 +71,7 @@ class Child:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        self._num_kills = posix.num_memory_kills()
+        self._num_kills = machine.num_memory_kills()
         blocked = posix.hold_back(_RESET)  # none finds the parent's handlers in the child
         self.pid = posix.fork()
         if self.pid == 0:
@@ -89,7 +89,7 @@ class Child:
         os.close(self.fd)
         if exit_code is not None:
             return Death(exit_code)
-        killed = number == signal.SIGKILL and posix.num_memory_kills() > self._num_kills
+        killed = number == signal.SIGKILL and machine.num_memory_kills() > self._num_kills
         return Death(None, number, is_out_of_memory=killed)
 
 

@@ -50,7 +50,7 @@ def knee(
     sizes = parse_sizes(batch_sizes)
 
     from mlsys_batchmaker.cells.knee import UNIT, profile_lstm_cell
-    from mlsys_core.posix import num_cores
+    from mlsys_core.posix.machine import num_cores
 
     num_threads = threads or num_cores()
     with Progress(console=Console(stderr=True), transient=True) as bar:

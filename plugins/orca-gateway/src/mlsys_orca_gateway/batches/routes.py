@@ -14,8 +14,7 @@ from fastapi.responses import FileResponse
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.api.fields import Label
 from mlsys_serving.http import HttpError, Router
-from mlsys_serving.http.bodies import Body
-from mlsys_serving.http.middleware.supervisor import body_too_large
+from mlsys_serving.http.bodies import Body, body_too_large
 from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 
