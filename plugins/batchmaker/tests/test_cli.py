@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import networkx as nx
@@ -18,6 +19,19 @@ def test_table(capsys: pytest.CaptureFixture[str]):
     assert "of the best throughput" in out
 
 
+def test_json_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    plot = tmp_path / "knee.svg"
+    assert run([*SMALL, "--json", "--plot", str(plot), "--fraction", "1.0"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    (profile,) = report["table"]["units"]
+    rates = [size / seconds for size, seconds in zip(profile["batch_sizes"], profile["seconds"], strict=True)]
+    assert report["b_max"] == profile["batch_sizes"][rates.index(max(rates))]
+    assert report["environment"]["cores"]
+    assert run([*SMALL, "--json", "--fraction", "0.0001"]) == 0
+    assert json.loads(capsys.readouterr().out)["b_max"] == 1
+    assert "throughput (cells/s)" in plot.read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -25,6 +39,7 @@ def test_table(capsys: pytest.CaptureFixture[str]):
         (["--batch-sizes", "2,1"], "rising"),
         (["--batch-sizes", "0,1"], "integers of 1 or more"),
         (["--fraction", "1.5"], "--fraction 1.5"),
+        (["--plot", "knee.gif"], "a figure cannot be written as 'knee.gif'"),
         (["--hidden", "0"], "Invalid value for '--hidden'"),
     ],
 )
@@ -66,3 +81,17 @@ def test_serve_refuses_unknown_choices_before_it_loads_a_model(
     assert says in told[-1]
     assert len(told) == 2  # the settings, and the refusal
     assert f"models = {tmp_path}" in told[0]  # under the name that all serve commands have
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["speed"], "benchmark 'speed': give paper or voice"),
+        (["voice", "--figures", "7"], "--figures is for the benchmark paper, not voice"),
+        (["voice", "--requests", "7"], "--requests is for the benchmark paper, not voice"),
+        (["paper", "--streams", "7"], "--streams is for the benchmark voice, not paper"),
+    ],
+)
+def test_bench_refuses_what_it_would_not_read(options: list[str], says: str, capsys: pytest.CaptureFixture[str]):
+    assert run(["batchmaker", "bench", *options]) == 2
+    assert says in capsys.readouterr().err

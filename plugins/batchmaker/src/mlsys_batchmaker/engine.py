@@ -42,7 +42,7 @@ from mlsys_batchmaker.scheduling.state import Counters, SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
 from mlsys_batchmaker.workers.cuda import RoundTimes, counter_or_events, cuda_graph, to_pinned
 from mlsys_batchmaker.workers.materialise import AUTO, MaterialisedCell, find_compiler
-from mlsys_batchmaker.workers.pool import DEFAULT_POOL_BYTES, Everywhere, StatePool, plan_rows
+from mlsys_batchmaker.workers.pool import DEFAULT_POOL_BYTES, AllPools, StatePool, plan_rows
 from mlsys_batchmaker.workers.worker import Worker
 
 
@@ -288,7 +288,7 @@ def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularSchedule
         config=config.scheduling(),
         devices=range(len(pools)) if config.devices else [0] * config.num_workers,
         num_rows=rows,
-        store=Everywhere(pools),
+        store=AllPools(pools),
         new_rows=find_pool(config.memory_pool, "runs"),
     )
     return scheduler, pools

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,21 +36,26 @@ def knee(
         float, typer.Option(help="The knee is the smallest batch size with this part of the best throughput.")
     ] = 0.9,
     device: Device = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw latency against throughput (.svg, .png, .pdf).")] = None,
 ) -> None:
     """Measure an LSTM cell over batch sizes, and find the one beyond which larger batches gain little.
 
-    Example: mlsys batchmaker knee --hidden 1024 --threads 2
+    Example: mlsys batchmaker knee --hidden 1024 --threads 2 --plot knee.svg
     """
     from mlsys_core.device import get_device
     from mlsys_core.errors import InvalidInputError
+    from mlsys_core.plot import check_format, save
     from rich.console import Console
     from rich.progress import Progress
 
+    if plot is not None:
+        check_format(plot)
     if not 0 < fraction <= 1:
         raise InvalidInputError(f"--fraction {fraction}: must be above 0 and at most 1")
     sizes = parse_sizes(batch_sizes)
 
-    from mlsys_batchmaker.cells.knee import UNIT, profile_lstm_cell
+    from mlsys_batchmaker.cells.knee import UNIT, knee_figure, profile_lstm_cell
     from mlsys_core.posix.machine import num_cores
 
     num_threads = threads or num_cores()
@@ -63,7 +69,15 @@ def knee(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             device=get_device(device),
         )
-    print_table(table, table.knee(UNIT, fraction=fraction), fraction=fraction)
+    b_max = table.knee(UNIT, fraction=fraction)
+    if plot is not None:
+        save(knee_figure(table, b_max, title=f"LSTM cell, h = {hidden}, threads: {num_threads}"), plot)
+    if as_json:
+        print_json(table, b_max, hidden=hidden, num_threads=num_threads)
+    else:
+        print_table(table, b_max, fraction=fraction)
+        if plot is not None:
+            typer.echo(f"wrote {plot}")
 
 
 @app.command()
@@ -247,6 +261,20 @@ def parse_sizes(text: str) -> list[int]:
 
 
 _BUSY = 0.5  # (slowest - fastest) / median of the repeats; a quiet machine stays below
+
+
+def print_json(table: ProfileTable, b_max: int, *, hidden: int, num_threads: int) -> None:
+    """Print the measurement as JSON, with the machine beside it."""
+    from mlsys_core.environment import describe_environment
+
+    report = {
+        "hidden_size": hidden,
+        "num_threads": num_threads,
+        "b_max": b_max,
+        "table": json.loads(table.to_json()),
+        "environment": describe_environment(),
+    }
+    typer.echo(json.dumps(report, indent=1))
 
 
 def print_table(table: ProfileTable, b_max: int, *, fraction: float) -> None:

@@ -80,7 +80,7 @@ class StatePool:
         self.banks[bank].index_copy_(0, rows, values)
 
 
-class Everywhere:
+class AllPools:
     """A store that writes constants to the pools of all devices."""
 
     def __init__(self, pools: Sequence[StatePool]) -> None:
