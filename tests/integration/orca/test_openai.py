@@ -158,7 +158,7 @@ def test_models(client):
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             openai.BadRequestError,
-            "text",
+            "messages.0.content.0: 'type' 'image_url' is not read by this server, which takes text (text)",
         ),
     ],
 )

@@ -13,18 +13,17 @@ from pydantic import Field, model_validator
 from mlsys_orca.api.answers import STREAMED, GenerationParameters, collect, identity_of, num_values
 from mlsys_orca.api.chat_answer import ChatCompletion, chat_completion, chat_events
 from mlsys_orca.api.conversation import AnswerForm, Conversation, ToolUse, prepare
-from mlsys_orca.api.fields import MAX_CHOICES, MAX_MESSAGES, Generating, ResponseFormat
+from mlsys_orca.api.fields import MAX_CHOICES, MAX_MESSAGES, Generating, ResponseFormat, TextContent
 from mlsys_orca.api.intake import bounded_json
 from mlsys_orca.api.service import ModelService, body_size, text_options
 from mlsys_orca.scheduling.batch import MAX_LOGPROBS
 from mlsys_orca.text.chat_template import Effort
 
 
-class TextPart(Body):
+class TextPart(TextContent):
     """A text of a message's content."""
 
     type: Literal["text"]
-    text: str
 
 
 Content = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

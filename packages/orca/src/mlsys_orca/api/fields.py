@@ -6,7 +6,7 @@ for nothing; a field that no protocol has is an error. Numbers are numbers and n
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_serving.http.bodies import MAX_TEXTS, Body, Neutral, Text, TokenId
@@ -83,6 +83,20 @@ class JsonSchemaFormat(Body):
     description: str | None = None  # for the reader; the schema is what counts
     schema_: dict[str, Any] | bool = Field(alias="schema")
     strict: bool | None = None  # always: an answer that does not fit cannot come out
+
+
+class TextContent(Body):
+    """Base of a part of a message's content. One of another type, such as an image, is refused by that type alone."""
+
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, part: Any) -> Any:
+        types = get_args(cls.model_fields["type"].annotation)
+        if isinstance(part, dict) and isinstance(given := part.get("type"), str) and given not in types:
+            raise ValueError(f"'type' {given[:40]!r} is not read by this server, which takes text ({', '.join(types)})")
+        return part
 
 
 class ResponseFormat(Body):

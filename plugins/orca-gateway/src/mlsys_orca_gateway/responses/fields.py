@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from mlsys_orca.api.chat import shown_call
 from mlsys_orca.api.conversation import Conversation, ToolUse
-from mlsys_orca.api.fields import MAX_MESSAGES, Labelled
+from mlsys_orca.api.fields import MAX_MESSAGES, Labelled, TextContent
 from mlsys_orca.text.chat_template import Effort
 from mlsys_serving.http.bodies import Body, Neutral, Text
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
@@ -17,12 +17,11 @@ End = Literal["cancelled", "failed"]  # of a whole answer that did not come to i
 _CALLER: Neutral = {"caller": ({"type": "direct"},), "namespace": (), "async": (False,)}
 
 
-class InputText(Body):
+class InputText(TextContent):
     """A part of a message."""
 
     neutral: ClassVar[Neutral] = {"annotations": ([],), "logprobs": ([],)}
     type: Literal["input_text", "output_text"]
-    text: str
 
 
 Texts = str | Annotated[list[InputText], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
