@@ -207,7 +207,7 @@ class Extensions:
                     with failing_as(spec, self._registry):
                         await ending.aclose()
                 except Exception as error:  # noqa: BLE001 - the engine and the other extensions still have to end
-                    logger.error("end failed", error=one_line(error))
+                    logger.error("an extension failed at its end", error=one_line(error))
 
         def named_hook(hook: DrainHook) -> DrainHook:
             async def named() -> None:

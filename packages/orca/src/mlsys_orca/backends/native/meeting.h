@@ -4,7 +4,7 @@
 // slot, says that it has arrived, and waits for the others: a bounded spin, then a futex. Slots come in two sets that take
 // turns, so one wait a meeting is enough: who arrives at meeting n has read what meeting n - 2 left in that set.
 // A rank whose peer is gone is woken by `abort`, and no wait lasts from then on.
-// Ranks of other hosts have slots here as well: who carries them (parallel/hosts/sums.py) writes those and arrives for them.
+// Ranks of other hosts have slots here as well: who carries them between hosts writes those and arrives for them.
 #pragma once
 
 #include <atomic>
