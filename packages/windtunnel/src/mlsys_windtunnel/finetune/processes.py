@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import itertools
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
 TIMEOUT = datetime.timedelta(minutes=10)  # of a step: another process has died if it takes longer
+c10d: Any = distributed  # of which some names have no annotations
+JOINS = itertools.count()  # groups that this process has joined
 
 
 class Processes:
@@ -79,12 +84,18 @@ def joined() -> Iterator[Processes]:
 
     A module of torch has the default group as default arguments. Imported inside the block (the first optimiser of a
     process does so) it would keep the group for ever, and gloo's threads with it, which may abort a process that ends.
+
+    torchrun keeps one store for all starts of its processes. Each group has keys of its own in it: among an earlier
+    group's a process would find the addresses of processes that have ended.
     """
     if not distributed.is_available() or distributed.is_initialized() or not distributed.is_torchelastic_launched():
         yield Processes()
         return
     importlib.import_module("torch.distributed.nn.functional")
-    distributed.init_process_group("gloo", timeout=TIMEOUT)
+    store, rank, count = next(c10d.rendezvous("env://", timeout=TIMEOUT))
+    group = f"windtunnel/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}/{count}/{next(JOINS)}"
+    store = c10d.PrefixStore(group, store)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=TIMEOUT)
     try:
         yield Processes()
     finally:
