@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from mlsys_core.cli import doctor
-from mlsys_core.device.capabilities import BUILT_IN, probe
 from mlsys_core.device.checks import Check
 from mlsys_core.plugins import PluginRow
 from rich.console import Console
@@ -86,15 +85,6 @@ def test_plugins_that_cannot_be_listed_are_broken() -> None:
     assert "ImportError: x" in check.value
 
 
-def test_json_carries_everything_and_serialises_a_failed_plugin() -> None:
-    row = plugin(status="broken", error="ImportError: no x", cause=ImportError("no x"))
-    data = json.loads(json.dumps(doctor.as_json(probe(), CHECKS, [row])))
-    assert data["status"] == "broken"
-    assert data["checks"][1]["fix"] == "apt-get install g++"
-    assert data["plugins"][0]["error"] == "ImportError: no x"
-    assert data["report"]["cpu"]["num_logical_cores"] == os.cpu_count()
-
-
 def test_the_command_shows_this_installation() -> None:
     done = run()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -109,7 +99,7 @@ def test_the_command_prints_json_alone() -> None:
     assert data["status"] == "ok"
     loaded = {entry["distribution"] for entry in data["plugins"] if entry["status"] == "loaded"}
     assert "mlsys-core" in loaded
-    assert loaded <= set(BUILT_IN) | {entry["distribution"] for entry in data["plugins"]}
+    assert {check["section"] for check in data["checks"]} >= {"System", "Torch", "GPU", "Tools", "Packages", "Plugins"}
 
 
 def test_a_broken_torch_is_reported_with_exit_code_1(tmp_path: Path) -> None:
@@ -127,6 +117,10 @@ def test_a_broken_torch_is_reported_with_exit_code_1(tmp_path: Path) -> None:
 def test_a_broken_built_in_plugin_is_reported_with_exit_code_1(tmp_path: Path) -> None:
     (tmp_path / "mlsys_orca").mkdir()
     (tmp_path / "mlsys_orca" / "__init__.py").write_text("raise RuntimeError('out of order')\n")
+    (plugin,) = [
+        row for row in json.loads(run("--json", PYTHONPATH=str(tmp_path)).stdout)["plugins"] if row["name"] == "orca"
+    ]
+    assert plugin["error"] == "RuntimeError: out of order"
     done = run(PYTHONPATH=str(tmp_path))
     if "mlsys-orca" not in done.stdout:
         pytest.skip("mlsys-orca is not installed here")

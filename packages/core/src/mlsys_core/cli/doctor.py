@@ -1,22 +1,23 @@
 """``mlsys doctor``: abilities of this machine and installation, missing parts, and the commands that add them.
 
-:mod:`mlsys_core.device.capabilities` collects facts, :mod:`mlsys_core.device.checks` judges them; this shows them.
+:mod:`mlsys_core.device.checks` and :mod:`mlsys_core.device.torch_probe` find; this adds plugins, and shows it all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from mlsys_core.device.checks import BUILT_IN, Check, nvidia_driver, package_checks, system_checks, tool_checks
+from mlsys_core.device.torch_probe import torch_checks
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mlsys_core.device.capabilities import CapabilityReport
-    from mlsys_core.device.checks import Check
     from mlsys_core.plugins import PluginRow
 
 app = typer.Typer()
@@ -38,23 +39,34 @@ def doctor(
 
     Example: mlsys doctor --json | python -m json.tool
     """
-    from mlsys_core.device.capabilities import probe
-    from mlsys_core.device.checks import is_broken, run_checks
-
-    report = probe(isolate_torch=True)
-    rows, failure = _plugin_rows()
-    checks = (*run_checks(report), *plugin_checks(rows, failure))
+    plugins, failure = _plugins()
+    checks = [*_machine_checks(), *plugin_checks(plugins, failure)]
+    is_broken = any(check.status == "broken" for check in checks)
     if json_output:
-        typer.echo(json.dumps(as_json(report, checks, rows), indent=2))
+        rows = [{field: getattr(row, field) for field in PLUGIN_FIELDS} for row in plugins]
+        found = {"status": "broken" if is_broken else "ok", "checks": [*map(asdict, checks)], "plugins": rows}
+        typer.echo(json.dumps(found, indent=2))
     else:
         from rich.console import Console
 
         render(checks, Console())
-    if is_broken(checks):
+    if is_broken:
         raise typer.Exit(1)
 
 
-def _plugin_rows() -> tuple[Sequence[PluginRow], str | None]:
+def _machine_checks() -> Iterator[Check]:
+    yield from system_checks()
+    of_torch = torch_checks()
+    yield from (check for check in of_torch if check.section == "Torch")
+    driver = nvidia_driver()
+    if driver is not None:
+        yield Check("GPU", "NVIDIA driver", driver, "ok")
+    yield from (check for check in of_torch if check.section == "GPU")
+    yield from tool_checks(has_gpu=driver is not None or any(check.name.startswith("cuda:") for check in of_torch))
+    yield from package_checks()
+
+
+def _plugins() -> tuple[Sequence[PluginRow], str | None]:
     """Return the plugins of this process and, if they cannot be listed, the reason."""
     from mlsys_core.plugins import installed_plugins
 
@@ -64,44 +76,27 @@ def _plugin_rows() -> tuple[Sequence[PluginRow], str | None]:
         return (), f"{type(error).__name__}: {error}"
 
 
-def plugin_checks(rows: Sequence[PluginRow], failure: str | None = None) -> tuple[Check, ...]:
+def plugin_checks(rows: Sequence[PluginRow], failure: str | None = None) -> Iterator[Check]:
     """Judge plugins: a built-in one that does not load is broken, a third party's costs only itself.
 
     Args:
         rows: as the plugin loader reports them.
         failure: why they could not be listed, if so.
     """
-    from mlsys_core.device.capabilities import BUILT_IN
-    from mlsys_core.device.checks import Check, Status
-
-    checks = []
     for row in rows:
         value = f"{row.distribution} {row.version}"
         if row.status == "loaded":
             note = f"; {row.hint}" if row.hint else ""
-            checks.append(Check("Plugins", row.name, f"{value}, loaded in {row.load_time_s * 1e3:.0f} ms{note}", "ok"))
+            yield Check("Plugins", row.name, f"{value}, loaded in {row.load_time_s * 1e3:.0f} ms{note}", "ok")
         elif row.status == "broken":
-            status: Status = "broken" if row.distribution in BUILT_IN else "missing"
-            checks.append(Check("Plugins", row.name, f"{value}, not loaded: {row.error}", status, row.hint))
+            fault = f"{value}, not loaded: {row.error}"
+            yield Check("Plugins", row.name, fault, "broken" if row.distribution in BUILT_IN else "missing", row.hint)
         else:
             reason = f": {row.hint}" if row.hint else ""
-            checks.append(Check("Plugins", row.name, f"{value}, {row.status}{reason}", "info"))
+            yield Check("Plugins", row.name, f"{value}, {row.status}{reason}", "info")
     if failure is not None:
         fix = "unset MLSYS_PLUGINS MLSYS_PLUGINS_STRICT; mlsys plugins list"
-        checks.append(Check("Plugins", "loading", failure, "broken", fix))
-    return tuple(checks)
-
-
-def as_json(report: CapabilityReport, checks: Sequence[Check], rows: Sequence[PluginRow]) -> dict[str, Any]:
-    """Return all results as JSON data: ``status``, ``checks`` (rows shown), ``report`` (facts), ``plugins``."""
-    from mlsys_core.device.checks import is_broken
-
-    return {
-        "status": "broken" if is_broken(checks) else "ok",
-        "checks": [asdict(check) for check in checks],
-        "report": asdict(report),
-        "plugins": [{field: getattr(row, field) for field in PLUGIN_FIELDS} for row in rows],
-    }
+        yield Check("Plugins", "loading", failure, "broken", fix)
 
 
 def render(checks: Sequence[Check], console: Console) -> None:

@@ -1,7 +1,7 @@
 """Devices that run planned work: ``get_device("cpu")`` or ``get_device("cuda:0")``; imports no torch.
 
-Kinds of device come from the registry of plugins, the core's own among them. The capability report for ``mlsys doctor``
-is in :mod:`mlsys_core.device.capabilities`.
+Kinds of device come from the registry of plugins, the core's own among them. The rows of ``mlsys doctor`` are in
+:mod:`mlsys_core.device.checks`.
 """
 
 from __future__ import annotations

@@ -1,19 +1,50 @@
-"""Findings from facts: each row gives a fact, a status, and the command that repairs it.
+"""Findings about this machine and installation: each row gives a fact, a status, and the command that repairs it.
 
-Pure: a report in, rows out. ``broken`` means that this installation cannot work and makes ``mlsys doctor`` fail;
-``missing`` is something optional that would help here; ``info`` is neither good nor bad.
+``broken`` means that this installation cannot work and makes ``mlsys doctor`` fail; ``missing`` is something optional
+that would help here; ``info`` is neither good nor bad. Rows of one section are adjacent.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import platform
+import re
 import shlex
-from collections.abc import Iterable, Iterator
+import shutil
+import subprocess
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from mlsys_core.device.capabilities import BUILT_IN, CPU_FEATURES, CapabilityReport, ToolFacts
+from mlsys_core.device.limits import container_limits, effective_cores, memory_now
+from mlsys_core.posix.machine import allowed_cores
 
 Status = Literal["ok", "info", "missing", "broken"]
+
+BUILT_IN = (
+    "mlsys-core",
+    "mlsys-serving",
+    "mlsys-nimble",
+    "mlsys-orca",
+    "mlsys-windtunnel",
+    "mlsys-batchmaker",
+    "mlsys-dvabatch",
+)
+
+CPU_FEATURES = {  # by processor family: archspec's names of the extensions that kernels have a use for, with titles
+    "x86_64": {
+        "avx2": "AVX2",
+        "avx512f": "AVX-512F",
+        "avx512_vnni": "AVX512-VNNI",
+        "avx512_bf16": "AVX512-BF16",
+        "amx_tile": "AMX-TILE",
+        "amx_bf16": "AMX-BF16",
+        "amx_int8": "AMX-INT8",
+    },
+    "aarch64": {"asimd": "NEON", "sve": "SVE", "bf16": "BF16", "i8mm": "I8MM"},
+}
 
 INSTALL = {  # by package manager: its command, and its names of the tools
     "apt-get": (
@@ -37,14 +68,36 @@ class Check:
     fix: str | None = None  # the command that mends a missing or broken row
 
 
-def run_checks(report: CapabilityReport) -> tuple[Check, ...]:
-    """Judge ``report``; rows of one section are adjacent."""
-    return (*_system(report), *_cpu(report), *_torch(report), *_gpu(report), *_tools(report), *_packages(report))
-
-
-def is_broken(checks: Iterable[Check]) -> bool:
-    """Return whether any row says that the installation cannot work."""
-    return any(check.status == "broken" for check in checks)
+def system_checks() -> Iterator[Check]:
+    """Yield rows on the operating system, the interpreter, memory, and the processor and this process's share of it."""
+    yield Check("System", "platform", f"{platform.system()} {platform.release()} {platform.machine()}", "info")
+    yield Check("System", "Python", f"{platform.python_version()} ({platform.python_implementation()})", "ok")
+    limits = container_limits()
+    try:
+        import psutil
+        from archspec.cpu import brand_string, host
+        from archspec.cpu.detect import detected_info
+    except ImportError:  # broken, and reported as an unsatisfied requirement
+        return
+    memory, limit = memory_now(), limits.memory_limit_nbytes
+    value = f"{gib(memory.available_nbytes)} available of {gib(memory.total_nbytes)}"
+    yield Check("System", "memory", value if limit is None else f"{value} (container limit {gib(limit)})", "ok")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        features = detected_info().features  # host() has only those of the closest known model
+        family = str(host().family)
+        model = (brand_string() or "").strip("\0 ") or platform.processor() or platform.machine()
+    yield Check("Processor", "model", model, "info")
+    num_logical, allowed = os.cpu_count() or 1, allowed_cores()
+    num_allowed = num_logical if allowed is None else len(allowed)
+    physical = psutil.cpu_count(logical=False) or "unknown"
+    yield Check("Processor", "cores", f"{physical} physical, {num_logical} logical", "info")
+    share = f"{effective_cores(num_allowed, limits.cpu_quota_cores)}"
+    share += f"; affinity allows {num_allowed}" if num_allowed < num_logical else ""
+    share += "" if limits.cpu_quota_cores is None else f"; container quota {limits.cpu_quota_cores:g}"
+    yield Check("Processor", "usable by this process", share, "ok")
+    for name, title in CPU_FEATURES.get(family, {}).items():
+        yield Check("Processor", title, *(("yes", "ok") if name in features else ("no", "info")))
 
 
 def gib(nbytes: int) -> str:
@@ -57,113 +110,98 @@ def gib(nbytes: int) -> str:
     return f"{nbytes / 2**30:.1f} GiB"
 
 
-def _system(report: CapabilityReport) -> Iterator[Check]:
-    facts = report.platform
-    yield Check("System", "platform", f"{facts.system} {facts.release} {facts.machine}", "info")
-    yield Check("System", "Python", f"{facts.python} ({facts.implementation})", "ok")
-    if report.memory is not None:
-        now, limit = report.memory.now, report.memory.container_limit_nbytes
-        value = f"{gib(now.available_nbytes)} available of {gib(now.total_nbytes)}"
-        yield Check("System", "memory", value if limit is None else f"{value} (container limit {gib(limit)})", "ok")
+def nvidia_driver() -> str | None:
+    """Return the version of the NVIDIA driver; None if there is none."""
+    output, _ = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return output.split()[0] if output else None
 
 
-def _cpu(report: CapabilityReport) -> Iterator[Check]:
-    cpu = report.cpu
-    yield Check("Processor", "model", cpu.model, "info")
-    physical = "unknown" if cpu.num_physical_cores is None else str(cpu.num_physical_cores)
-    yield Check("Processor", "cores", f"{physical} physical, {cpu.num_logical_cores} logical", "info")
-    share = f"{cpu.num_effective_cores}"
-    if cpu.allowed_cores is not None and len(cpu.allowed_cores) < cpu.num_logical_cores:
-        share += f"; affinity allows {len(cpu.allowed_cores)}"
-    if cpu.quota_cores is not None:
-        share += f"; container quota {cpu.quota_cores:g}"
-    yield Check("Processor", "usable by this process", share, "ok")
-    for name, title in CPU_FEATURES.get(cpu.family, {}).items():
-        has = name in cpu.features
-        yield Check("Processor", title, "yes" if has else "no", "ok" if has else "info")
+def tool_checks(*, has_gpu: bool) -> Iterator[Check]:
+    """Yield a row for each program that some part of mlsys calls: compilers, and npm for a data set.
 
-
-def _torch(report: CapabilityReport) -> Iterator[Check]:
-    torch = report.torch
-    if torch.error is not None:
-        value = f"{torch.version or 'not usable'}: {torch.error}"
-        yield Check("Torch", "torch", value, "broken", "pip install --force-reinstall torch")
-    if torch.version is not None:
-        if torch.error is None:
-            yield Check("Torch", "torch", f"{torch.version}, multiplies", "ok")
-        build = f"CUDA {torch.cuda_version}" if torch.cuda_version else None
-        build = build or (f"ROCm {torch.hip_version}" if torch.hip_version else "CPU")
-        yield Check("Torch", "build", build, "info")
-        threads = f"{torch.num_threads} within operators, {torch.num_interop_threads} between"
-        yield Check("Torch", "threads", threads, "info")
-        yield Check("Torch", "kernels", torch.cpu_capability, "info")
-        yield Check("Torch", "oneDNN", "yes" if torch.has_mkldnn else "no", "ok" if torch.has_mkldnn else "info")
-    if report.triton is not None:
-        yield Check("Torch", "triton", report.triton, "ok")
-    elif report.platform.system == "Linux":
-        yield Check("Torch", "triton", "not installed", "missing", "pip install triton")
-    else:
-        yield Check("Torch", "triton", f"not installed; not made for {report.platform.system}", "info")
-
-
-def _gpu(report: CapabilityReport) -> Iterator[Check]:
-    torch, driver = report.torch, report.nvidia_driver
-    if driver is not None:
-        yield Check("GPU", "NVIDIA driver", driver, "ok")
-    for device in torch.cuda_devices:
-        value = f"{device.name}, {gib(device.total_nbytes)}, capability {device.capability}"
-        fix = None if device.error is None else "pip install --force-reinstall torch"
-        value = value if device.error is None else f"{value}: {device.error}"
-        yield Check("GPU", f"cuda:{device.index}", value, "ok" if device.error is None else "missing", fix)
-    if torch.cuda_devices:
-        return
-    if driver is None:
-        yield Check("GPU", "CUDA", "no NVIDIA driver found: everything runs on the CPU", "info")
-    elif torch.version is not None and torch.cuda_version is None:
-        fix = "pip install --force-reinstall torch"
-        yield Check("GPU", "CUDA", "there is a GPU, but this torch is built without CUDA", "missing", fix)
-    elif torch.version is not None:
-        value = f"there is a driver, but torch (CUDA {torch.cuda_version}) finds no device: is it too old, or hidden?"
-        yield Check("GPU", "CUDA", value, "missing", "unset CUDA_VISIBLE_DEVICES; nvidia-smi")
-
-
-def _tools(report: CapabilityReport) -> Iterator[Check]:
-    has_gpu = report.nvidia_driver is not None or bool(report.torch.cuda_devices)
-    compilers = [tool.name for tool in report.tools if tool.name.endswith("++") and tool.version]
-    for tool in report.tools:
-        if tool.version is not None:
-            yield Check("Tools", tool.name, tool.version, "ok")
-        elif tool.error is not None:
-            yield Check("Tools", tool.name, f"found, but does not run: {tool.error}", "missing", _install(report, tool))
-        elif tool.name.endswith("++") and (compilers or tool.name == "clang++"):
+    Args:
+        has_gpu: There is an NVIDIA GPU, so that nvcc is of use.
+    """
+    found = {name: _run(name, "--version") for name in ("g++", "clang++", "nvcc", "npm")}
+    compilers = [name for name in ("g++", "clang++") if found[name][0] is not None]
+    for name, (output, error) in found.items():
+        if output is not None:
+            version = re.search(r"\d+\.\d+(\.\d+)*", output)
+            yield Check("Tools", name, version[0] if version else "unknown", "ok")
+        elif error is not None:
+            yield Check("Tools", name, f"found, but does not run: {error}", "missing", _install(name))
+        elif name.endswith("++") and (compilers or name == "clang++"):
             value = f"not found; {compilers[0]} serves" if compilers else "not found; either compiler will do"
-            yield Check("Tools", tool.name, value, "info")
-        elif tool.name == "nvcc" and not has_gpu:
-            yield Check("Tools", tool.name, "not found; of use with an NVIDIA GPU only", "info")
+            yield Check("Tools", name, value, "info")
+        elif name == "nvcc" and not has_gpu:
+            yield Check("Tools", name, "not found; of use with an NVIDIA GPU only", "info")
         else:
-            yield Check("Tools", tool.name, "not found", "missing", _install(report, tool))
+            yield Check("Tools", name, "not found", "missing", _install(name))
 
 
-def _install(report: CapabilityReport, tool: ToolFacts) -> str:
-    command, packages = INSTALL.get(report.package_manager or "", ("", {}))
-    if tool.name not in packages:
-        return f"install {tool.name} with this system's package manager"
-    return f"{command} {packages[tool.name]}"
+def _install(tool: str) -> str:
+    command, packages = next((INSTALL[name] for name in INSTALL if shutil.which(name)), ("", {}))
+    if tool not in packages:
+        return f"install {tool} with this system's package manager"
+    return f"{command} {packages[tool]}"
 
 
-def _packages(report: CapabilityReport) -> Iterator[Check]:
-    installed = {found.name: found.version for found in report.distributions}
-    for name, version in installed.items():
-        yield Check("Packages", name, version, "ok")
-    for name in BUILT_IN:
-        if name == "mlsys-core" and name not in installed:
+def package_checks() -> Iterator[Check]:
+    """Yield a row for each distribution of mlsys or of a plugin, and for each requirement of ours that is not met."""
+    plugged = {entry.dist.name for entry in importlib.metadata.entry_points(group="mlsys.plugins") if entry.dist}
+    for name in [*BUILT_IN, *sorted(plugged - set(BUILT_IN))]:
+        if found := version_of(name):
+            yield Check("Packages", name, found, "ok")
+        elif name == "mlsys-core":
             yield Check("Packages", name, "imported, but not installed", "broken", f"pip install {name}")
-        elif name not in installed:
+        else:
             yield Check("Packages", name, "not installed", "missing", f"pip install {name}")
-    for fact in report.requirements:
-        if not fact.is_satisfied:
-            value = f"{fact.distribution} needs {fact.requirement}, {fact.installed or 'none'} is installed"
-            status: Status = "broken" if fact.distribution == "mlsys-core" else "missing"
-            yield Check("Packages", "requirement", value, status, f"pip install {shlex.quote(fact.requirement)}")
-    if report.requirements and all(fact.is_satisfied for fact in report.requirements):
-        yield Check("Packages", "requirements", f"all {len(report.requirements)} satisfied", "ok")
+    wanted = [(name, each) for name in BUILT_IN if version_of(name) for each in requirements_of(name)]
+    unmet = [(name, *each) for name, each in wanted if each[1] is not None]
+    for name, requirement, installed in unmet:
+        value = f"{name} needs {requirement}, {installed} is installed"
+        status: Status = "broken" if name == "mlsys-core" else "missing"
+        yield Check("Packages", "requirement", value, status, f"pip install {shlex.quote(requirement)}")
+    if wanted and not unmet:
+        yield Check("Packages", "requirements", f"all {len(wanted)} satisfied", "ok")
+
+
+def requirements_of(distribution: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the requirements of ``distribution`` without extras, such as "torch>=2.11".
+
+    Beside each stands what is installed in its place, a version or "none"; None: it is satisfied.
+
+    Raises:
+        importlib.metadata.PackageNotFoundError: the distribution is not installed.
+    """
+    from packaging.requirements import Requirement
+
+    for text in importlib.metadata.requires(distribution) or ():
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        installed = version_of(requirement.name)
+        satisfied = installed is not None and requirement.specifier.contains(installed, prereleases=True)
+        yield f"{requirement.name}{requirement.specifier}", None if satisfied else installed or "none"
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the installed version of a distribution; None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _run(program: str, *args: str) -> tuple[str | None, str | None]:
+    """Return (output, None), (None, reason of failure), or (None, None) if the program is absent."""
+    path = shutil.which(program)
+    if path is None:
+        return None, None
+    try:
+        done = subprocess.run([path, *args], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, str(error)
+    if done.returncode:
+        return None, f"{program} ended with exit code {done.returncode}: {(done.stderr or done.stdout).strip()[:200]}"
+    return done.stdout, None

@@ -1,95 +1,97 @@
-"""Probe of the installed torch: it multiplies a small matrix on the CPU and on each CUDA device.
+"""Rows of the doctor on the installed torch, which multiplies a small matrix on the CPU and on each CUDA device.
 
 A torch built for another processor or driver can end the process instead of raising, so the doctor runs this module as
-a child (``python -m mlsys_core.device.torch_probe`` prints the facts as JSON) and lives to tell.
+a child (``python -m mlsys_core.device.torch_probe`` prints the rows as JSON) and lives to tell.
 """
 
 from __future__ import annotations
 
 import json
+import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
+
+from mlsys_core.device.checks import Check, gib, nvidia_driver, version_of
 
 _COMMAND = (sys.executable, "-P", "-m", "mlsys_core.device.torch_probe")  # -P: a folder ./torch is not the torch meant
+_REINSTALL = "pip install --force-reinstall torch"
 
 
-@dataclass(frozen=True, slots=True)
-class CudaFacts:
-    """One CUDA device as torch sees it."""
-
-    index: int
-    name: str
-    total_nbytes: int  # bytes of device memory
-    capability: str  # compute capability, "9.0"
-    error: str | None = None  # fault of a matrix product on it; None: the product is right
-
-
-@dataclass(frozen=True, slots=True)
-class TorchFacts:
-    """The installed torch."""
-
-    version: str | None  # None: not installed, or not importable
-    error: str | None = None  # why it cannot be imported or cannot multiply; None: it works
-    cuda_version: str | None = None  # CUDA it was built with, "12.8"
-    hip_version: str | None = None  # ROCm it was built with
-    num_threads: int = 0  # threads within an operator
-    num_interop_threads: int = 0  # threads between operators
-    cpu_capability: str = "unknown"  # instruction set its kernels use here, "AVX512"
-    has_mkldnn: bool = False  # oneDNN kernels
-    cuda_devices: tuple[CudaFacts, ...] = ()
-
-
-def torch_facts() -> TorchFacts:
-    """Import torch in this process and try it."""
-    try:
-        import torch
-    except Exception as error:  # noqa: BLE001 - whatever its import raises is the finding
-        return TorchFacts(None, _one_line(error))
-    return TorchFacts(
-        version=str(torch.__version__),
-        error=_multiply("cpu"),
-        cuda_version=torch.version.cuda,
-        hip_version=torch.version.hip,
-        num_threads=torch.get_num_threads(),
-        num_interop_threads=torch.get_num_interop_threads(),
-        cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        has_mkldnn=torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
-        cuda_devices=tuple(_cuda_facts(index) for index in range(torch.cuda.device_count())),
-    )
-
-
-def torch_facts_of_child(*, command: Sequence[str] = _COMMAND, timeout_s: float = 120) -> TorchFacts:
-    """Return :func:`torch_facts` of a fresh process; one that dies or hangs is reported in ``error``."""
+def torch_checks(*, command: Sequence[str] = _COMMAND, timeout_s: float = 120) -> list[Check]:
+    """Return the rows of a fresh process; one that dies or hangs is a row itself."""
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        return TorchFacts(None, f"importing and trying it took more than {timeout_s:g} s")
-    if child.returncode < 0:
-        return TorchFacts(None, f"importing and trying it ended the process with {_signal_name(-child.returncode)}")
-    facts = next((line for line in reversed(child.stdout.splitlines()) if line.startswith("{")), None)
-    if child.returncode > 0 or facts is None:
-        last = (child.stderr.strip() or "no message").splitlines()[-1]
-        return TorchFacts(None, f"importing and trying it ended with exit code {child.returncode}: {last}")
-    return _from_json(json.loads(facts))
+        fault = f"took more than {timeout_s:g} s"
+    else:
+        rows = next((line for line in reversed(child.stdout.splitlines()) if line.startswith("[[")), None)
+        if child.returncode == 0 and rows is not None:
+            return [Check(*row) for row in json.loads(rows)]
+        if child.returncode < 0:
+            fault = f"ended the process with {_signal_name(-child.returncode)}"
+        else:
+            last = (child.stderr.strip() or "no message").splitlines()[-1]
+            fault = f"ended with exit code {child.returncode}: {last}"
+    return [Check("Torch", "torch", f"not usable: importing and trying it {fault}", "broken", _REINSTALL)]
 
 
-def _from_json(fields: Mapping[str, Any]) -> TorchFacts:
-    return TorchFacts(**{**fields, "cuda_devices": tuple(CudaFacts(**device) for device in fields["cuda_devices"])})
+def try_torch() -> Iterator[Check]:
+    """Import torch in this process, try it, and yield the rows."""
+    try:
+        import torch
+    except Exception as error:  # noqa: BLE001 - whatever its import raises is the finding
+        yield Check("Torch", "torch", f"not usable: {_one_line(error)}", "broken", _REINSTALL)
+        return
+    version = str(torch.__version__)
+    fault = _multiply("cpu")
+    if fault is None:
+        yield Check("Torch", "torch", f"{version}, multiplies", "ok")
+    else:
+        yield Check("Torch", "torch", f"{version}: {fault}", "broken", _REINSTALL)
+    cuda, hip = torch.version.cuda, torch.version.hip
+    yield Check("Torch", "build", f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "CPU", "info")
+    threads = f"{torch.get_num_threads()} within operators, {torch.get_num_interop_threads()} between"
+    yield Check("Torch", "threads", threads, "info")
+    yield Check("Torch", "kernels", torch.backends.cpu.get_cpu_capability(), "info")
+    has_mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    yield Check("Torch", "oneDNN", *(("yes", "ok") if has_mkldnn else ("no", "info")))
+    if triton := version_of("triton"):
+        yield Check("Torch", "triton", triton, "ok")
+    elif platform.system() == "Linux":
+        yield Check("Torch", "triton", "not installed", "missing", "pip install triton")
+    else:
+        yield Check("Torch", "triton", f"not installed; not made for {platform.system()}", "info")
+    for index in range(torch.cuda.device_count()):
+        yield _try_cuda(index)
+    if torch.cuda.device_count():
+        return
+    if nvidia_driver() is None:
+        yield Check("GPU", "CUDA", "no NVIDIA driver found: everything runs on the CPU", "info")
+    elif cuda is None:
+        yield Check("GPU", "CUDA", "there is a GPU, but this torch is built without CUDA", "missing", _REINSTALL)
+    else:
+        value = f"there is a driver, but torch (CUDA {cuda}) finds no device: is it too old, or hidden?"
+        yield Check("GPU", "CUDA", value, "missing", "unset CUDA_VISIBLE_DEVICES; nvidia-smi")
 
 
-def _cuda_facts(index: int) -> CudaFacts:
+def _try_cuda(index: int) -> Check:
     import torch
 
+    name = f"cuda:{index}"
     try:
-        properties = torch.cuda.get_device_properties(index)
+        found = torch.cuda.get_device_properties(index)
     except (RuntimeError, AssertionError) as error:
-        return CudaFacts(index, "unknown", 0, "unknown", _one_line(error))
-    capability = f"{properties.major}.{properties.minor}"
-    return CudaFacts(index, properties.name, properties.total_memory, capability, _multiply(f"cuda:{index}"))
+        return Check("GPU", name, f"unknown: {_one_line(error)}", "missing", _REINSTALL)
+    value = f"{found.name}, {gib(found.total_memory)}, capability {found.major}.{found.minor}"
+    fault = _multiply(name)
+    return (
+        Check("GPU", name, value, "ok")
+        if fault is None
+        else Check("GPU", name, f"{value}: {fault}", "missing", _REINSTALL)
+    )
 
 
 def _multiply(device: str) -> str | None:
@@ -117,4 +119,4 @@ def _one_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(torch_facts())))
+    print(json.dumps([astuple(check) for check in try_torch()]))
