@@ -87,26 +87,23 @@ def workload_trace(folder: Path) -> Case:
 
 
 def command_line(folder: Path) -> Case:
-    """Arrivals, lengths, bounds and shapes, as options give them."""
-    from mlsys_bench.dvabatch.baselines import parse_loads
-    from mlsys_bench.workload.parse import parse_arrivals, parse_bounds, parse_lengths
+    """Arrivals, lengths and shapes, as options give them."""
+    from mlsys_bench.workload.parse import parse_arrivals, parse_lengths
     from mlsys_dvabatch.cli.explain import parse_shape
     from mlsys_dvabatch.stages.simulated import parse_stages
 
     parsers: dict[str, Callable[[str], Any]] = {
         "arrivals": lambda text: parse_arrivals(text, rate=2.0),
         "lengths": parse_lengths,
-        "bounds": parse_bounds,
         "shape": parse_shape,
-        "loads": parse_loads,
         "stages": parse_stages,
     }
     seeds: list[Input] = [
         json.dumps([kind, text]).encode()
         for kind, text in (
-            ("arrivals", "poisson"), ("arrivals", "constant"), ("arrivals", "closed:4:0.1"),
-            ("arrivals", "stepping:1@2,3@4"), ("lengths", "uniform:1:9"), ("lengths", "lognormal:10:0.5"),
-            ("lengths", "5"), ("bounds", "ttft=200ms"), ("shape", "3,224,224"), ("loads", "0.1,0.9"),
+            ("arrivals", "poisson"), ("arrivals", "closed:4:0.1"),
+            ("lengths", "uniform:1:9"),
+            ("lengths", "constant:5"), ("shape", "3,224,224"),
             ("stages", "4+0.5,4+0.5"),
         )
     ]  # fmt: skip
