@@ -1,4 +1,4 @@
-"""One peer of ``mlsys dvabatch bench embeddings``, in an environment of its own: texts on stdin, vectors to files.
+"""One peer of ``mlsys bench dvabatch-embeddings``, in an environment of its own: texts on stdin, vectors to files.
 
     python benchmarks/peers/embeddings/peer.py PEER FOLDER THREADS
 

@@ -23,11 +23,6 @@ SUITES = {
     "nimble-bf16": ("Nets in bf16 beside peers' bf16, with errors.", "nimble.bf16:run", ("cpu",)),
     "nimble-zoo": ("Nets nobody named, of torchvision's and timm's, beside peers.", "nimble.zoo:run", ("cpu",)),
     "nimble-training": ("Training steps beside eager and torch.compile.", "nimble.training:run", ("cpu",)),
-    "orca": (
-        "Scheduling policies on a real model: all at once, then Poisson arrivals.",
-        "orca.policies:run",
-        ("*",),
-    ),
     "orca-paper": (
         "The ORCA paper's evaluation: iteration-level against request-level scheduling.",
         "orca.paper_suite:run",
@@ -42,23 +37,23 @@ SUITES = {
     "orca-weights": ("Memory and predictions of each form of weights.", "orca.weights:run", ("cpu",)),
     "orca-gpu": ("Triton kernels and whole iterations against torch's operators.", "orca.gpu:run", ("cuda",)),
     "orca-soak": ("Many clients, half of whom leave midway: each answer checked.", "orca.soak:run", ("cpu",)),
+    "windtunnel-tables": (
+        "The experiments of the dissertation's section 5.4.",
+        "windtunnel.tables:run",
+        ("cpu",),
+    ),
     "windtunnel-infer": (
         "Exact inference against scikit-learn, LightGBM, ONNX Runtime, Hummingbird and treelite.",
         "windtunnel.infer:run",
         ("cpu",),
     ),
-    "windtunnel-tables": (
-        "The experiments of the dissertation's section 5.4; also mlsys windtunnel bench.",
-        "windtunnel.tables:run",
-        ("cpu",),
-    ),
     "windtunnel-coverage": (
-        "What translates, and how exactly, beside skl2onnx and Hummingbird; also mlsys windtunnel bench coverage.",
+        "What translates, and how exactly, beside skl2onnx and Hummingbird.",
         "windtunnel.coverage.suite:run",
         ("cpu",),
     ),
     "windtunnel-public": (
-        "Is fine-tuning above a tuned source on eight public sets? Also mlsys windtunnel bench public.",
+        "Is fine-tuning above a tuned source on eight public sets?",
         "windtunnel.public:run",
         ("cpu",),
     ),
@@ -96,22 +91,12 @@ SUITES = {
 @hookimpl
 def mlsys_register_commands() -> Iterable[CommandSpec]:
     """Return the load generator's command, and the subsystems' ``bench``."""
-    commands = {
-        "workload": ("Make request traces and drive a server with them.", "workload.cli"),
-        "batchmaker bench": ("Reproduce the paper's figures, or let a thousand voices speak.", "batchmaker.command"),
-        "dvabatch baselines": ("Simulate request-level batching on given costs.", "dvabatch.baselines"),
-        "dvabatch bench": ("Reproduce the paper's figures, or embed texts.", "dvabatch.command"),
-        "nimble bench": ("Time Nimble against eager, compiled and exported forms of nets.", "nimble.command"),
-        "orca bench": ("Compare scheduling policies; replay the ORCA paper's evaluation.", "orca.command"),
-        "windtunnel bench": (
-            "Run the dissertation's experiments, coverage, public sets.",
-            "windtunnel.command",
-        ),
-    }
-    return [
-        CommandSpec(name=name, help=about, app=f"{__package__}.{module}:app")
-        for name, (about, module) in commands.items()
-    ]
+    about = "Make request traces and drive a server with them."
+    yield CommandSpec(name="workload", help=about, app=f"{__package__}.workload.cli:app")
+    for name in ("batchmaker", "dvabatch", "nimble", "orca", "windtunnel"):
+        yield CommandSpec(
+            name=f"{name} bench", help="Run a suite, as mlsys bench.", app=f"{__package__}.harness.commands:{name}"
+        )
 
 
 @hookimpl

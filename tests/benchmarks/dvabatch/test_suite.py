@@ -214,10 +214,10 @@ def test_a_mean_is_what_is_left_of_the_bytes_without_the_columns_that_are_no_tex
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--part", "audio"], "give one of all, encoder, vision, stepping"),
-        (["--lengths", "RTE,GLUE"], "--lengths 'GLUE': give some of CoLA"),
+        (["part=audio"], "give one of all, encoder, vision, stepping"),
+        (["lengths=RTE,GLUE"], "lengths=GLUE: give some of CoLA"),
     ],
 )
 def test_options_are_refused_in_one_line(options: list[str], says: str, capsys: pytest.CaptureFixture[str]):
-    assert mlsys(["dvabatch", "bench", *options]) == 2
+    assert mlsys(["bench", "dvabatch", *options]) == 2
     assert says in capsys.readouterr().err

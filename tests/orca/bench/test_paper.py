@@ -15,7 +15,6 @@ from mlsys_bench.workload.lengths import Constant, Uniform
 from mlsys_core.bench import BenchContext
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
-from mlsys_core.report import Figure
 from mlsys_core.workload import LatencySummary, LoadPoint
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SamplingParams
@@ -135,10 +134,6 @@ def test_the_papers_result_comes_out_of_the_simulation(monkeypatch: pytest.Monke
     assert at["ratio"] > 10
     assert at["orca"][0] == "orca(32)"
     assert at["request_level"][0] == "request-level(1, 1)"
-    assert [item.caption for item in section.body if isinstance(item, Figure)] == [
-        "Requests of different lengths (Figure 4.8)",
-        "Requests of one length (Figure 4.9)",
-    ]
 
 
 def test_the_real_engine_replays_both_traces(make_gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from mlsys_batchmaker.cells.knee import UNIT, knee_figure, profile_lstm_cell
+from mlsys_batchmaker.cells.knee import UNIT, profile_lstm_cell
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
 from mlsys_batchmaker.models.store import batch_sizes
 from mlsys_batchmaker.models.tree import tree_model
@@ -19,7 +19,7 @@ from mlsys_batchmaker.replay import systems
 from mlsys_batchmaker.replay.trace import Request, Run, poisson_arrivals
 from mlsys_batchmaker.replay.trace import run as serve
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.report import Figure, Section, Table
+from mlsys_core.report import Section, Table
 
 from mlsys_bench.batchmaker import baselines, workloads
 
@@ -60,7 +60,7 @@ class Shown:
     """A figure's part of the report."""
 
     title: str
-    items: tuple[str | Table | Figure, ...]
+    items: tuple[str | Table, ...]
     data: Mapping[str, object]
 
 
@@ -108,10 +108,9 @@ def figure3(scale: Scale) -> Shown:
         (str(size), f"{seconds * 1e3:.3f}", f"{size / seconds:,.0f}", "knee" if size == knee else "")
         for size, seconds in zip(table[UNIT].batch_sizes, table[UNIT].seconds, strict=True)
     ]
-    figure = knee_figure(table, knee, title=f"LSTM cell, h = {scale.hidden}, one thread")
     return Shown(
         "Figure 3: one step of the cell",
-        (Table(("batch", "ms", "cells/s", ""), rows), _svg(figure)),
+        (Table(("batch", "ms", "cells/s", ""), rows),),
         {"batch_sizes": list(table[UNIT].batch_sizes), "seconds": list(table[UNIT].seconds), "knee": knee},
     )
 
@@ -138,8 +137,6 @@ def figure8(scale: Scale) -> Shown:
 
 def figure9(scale: Scale) -> Shown:
     """Measure queueing and computing times at a quarter of the strong baseline's peak."""
-    from mlsys_core.plot import cdf
-
     cases = lstm_cases(scale, 64)
     requests = workloads.sentences(scale.num_requests)
     rate = 0.25 * peak(cases["bucketed"], requests)
@@ -149,16 +146,9 @@ def figure9(scale: Scale) -> Shown:
         for name, each in runs.items()
     ]
     columns = ("system", *(f"{what} p{part} (ms)" for what in ("queue", "compute") for part in (50, 90, 99)))
-    floor = 1e-6  # a logarithmic axis has no 0
-    queues = {name: [max(floor, value) for value in each.queue_s] for name, each in runs.items()}
-    computes = {name: each.compute_s for name, each in runs.items()}
     return Shown(
         f"Figure 9: where time goes at {rate:,.0f} requests/s",
-        (
-            Table(columns, rows),
-            _svg(cdf(queues, xlabel="queueing time (ms)", log=True)),
-            _svg(cdf(computes, xlabel="computing time (ms)", log=True)),
-        ),
+        (Table(columns, rows),),
         {name: {"queue_s": list(each.queue_s), "compute_s": list(each.compute_s)} for name, each in runs.items()},
     )
 
@@ -218,8 +208,6 @@ def _compare(
     strong: Sequence[str],
 ) -> Shown:
     """Run all cases with all requests at once, and at parts of the peak of the best of ``strong``."""
-    from mlsys_core.plot import latency_vs_load
-
     for make in cases.values():  # first calls allocate and warm up
         serve("warm-up", make, requests[:10], [0.0] * 10)
     at_once = {name: each[0] for name, each in sweep(cases, requests, [INF]).items()}
@@ -252,7 +240,6 @@ def _compare(
             for name, each in runs.items()
         },
     }
-    points = {name: [each.point() for each in runs_of] for name, runs_of in runs.items()}
     return Shown(
         title,
         (
@@ -262,7 +249,6 @@ def _compare(
                 rows,
                 f"load: part of the peak of '{best}'",
             ),
-            _svg(latency_vs_load(points, title=title)),
         ),
         data,
     )
@@ -276,12 +262,6 @@ def _ms(values: Sequence[float], part: int) -> float:
     import numpy as np
 
     return float(np.percentile(values, part)) * 1e3
-
-
-def _svg(figure: object) -> Figure:
-    from mlsys_core.plot import to_svg
-
-    return Figure(to_svg(figure))  # type: ignore[arg-type]
 
 
 METHOD = (

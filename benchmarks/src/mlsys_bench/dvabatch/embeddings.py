@@ -5,7 +5,7 @@ keep the best. Then all take turns, round after round, and their vectors are com
 texts come one by one, at half of the best peer's speed: the same arrivals to all.
 
     benchmarks/peers/install.sh embeddings
-    mlsys dvabatch bench embeddings
+    mlsys bench dvabatch-embeddings
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The suite ``dvabatch``: the paper's Figures 14 to 21; also ``mlsys dvabatch bench``."""
+"""The suite ``dvabatch``: the paper's Figures 14 to 21."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from mlsys_core import plot
 from mlsys_core.bench import BenchContext
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
-from mlsys_core.report import Dialogue, Figure, Section, Table
+from mlsys_core.report import Section, Table
 from mlsys_dvabatch.scheduling.policies.planner import TASK_S
 from mlsys_dvabatch.stages.profile import profile_operators
 
 from mlsys_bench.dvabatch import encoder, vision
 from mlsys_bench.dvabatch.cases import Outcome
-from mlsys_bench.dvabatch.stepping import Stepping, record
+from mlsys_bench.dvabatch.stepping import record
 from mlsys_bench.dvabatch.workloads import GLUE_LIKE
-from mlsys_bench.harness import plots
 
 _NOTE = (
     "One core. Encoder: every batch of every case is run, its answers compared, and it takes the processor time "
@@ -30,7 +28,7 @@ _NOTE = (
     "size can do."
 )
 PARTS = ("all", "encoder", "vision", "stepping")
-Body = list[str | Table | Figure | Dialogue]
+Body = list[str | Table]
 
 
 def run(context: BenchContext, *, part: str = "all", lengths: tuple[str, ...] = ()) -> Section:
@@ -45,10 +43,10 @@ def run(context: BenchContext, *, part: str = "all", lengths: tuple[str, ...] = 
         InvalidInputError: there is no such part, or no such lengths.
     """
     if part not in PARTS:
-        raise InvalidInputError(f"--part {part!r}: give one of {', '.join(PARTS)}")
+        raise InvalidInputError(f"part={part}: give one of {', '.join(PARTS)}")
     for name in lengths:
         if name not in GLUE_LIKE:
-            raise InvalidInputError(f"--lengths {name!r}: give some of {','.join(GLUE_LIKE)}, with commas")
+            raise InvalidInputError(f"lengths={name}: give some of {','.join(GLUE_LIKE)}, with commas")
     lengths = lengths or (("RTE", "SST-2") if context.is_quick else tuple(GLUE_LIKE))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -97,7 +95,6 @@ def _encoder(context: BenchContext, body: Body, data: dict[str, object], workloa
 def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
     names = _nets(context)
     num = 800 if context.is_quick else 1200
-    averages: dict[str, dict[str, float | None]] = {}
     pairs, rising, stages = {}, {}, {}
     for name in names:
         context.console.print(f"{name}: slicing and measuring")
@@ -106,9 +103,6 @@ def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
         rows: list[list[str]] = []
         for load in (0.25, 0.6, 0.9):
             outcomes = vision.at_load(bench, load, num=num, window_s=window_s)
-            averages[f"{name} {load:g}"] = {each.case.split(" ")[0]: each.mean_s * 1e3 for each in outcomes[:2]}
-            chosen = next(outcome for outcome in outcomes if outcome.case == "DVABatch")
-            averages[f"{name} {load:g}"] |= {"best static": outcomes[2].mean_s * 1e3, "DVABatch": chosen.mean_s * 1e3}
             rows += [[f"{load:g}", *_row(outcome, outcomes)] for outcome in outcomes]
             data[f"{name}_at_{load:g}"] = _figures(outcomes)
         body.append(Table(["load", *_HEADERS], rows, f"{name}, 4 stages (Figures 14, 16, 18)"))
@@ -116,12 +110,10 @@ def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
         qos_s = vision.qos_s(bench.costs)
         runs = vision.stepping(bench, window_s, num_per_step=num // 3)
         rising[name] = record(runs, qos_s)
-        body.append(_by_request(name, runs, qos_s))
         if name in ("linknet", "resnet152"):
             sizes = (1, 4, 16) if context.is_quick else (1, 4, 16, 64)
             operators = profile_operators(bench.program, batch_sizes=sizes)
             stages[name] = vision.stage_counts(bench, operators, num=num)
-    body.append(Figure(plot.to_svg(plots.bars(averages, ylabel="average latency (ms)")), "Average latency (Figure 14)"))
     body.append(_by_number("buffer pairs", pairs, "Average latency at load 0.9, ms, Policy III (Figure 19)"))
     body.append(_by_number("stages", stages, "Average latency at load 0.9, ms (Figure 20)"))
     body.append(_highest(rising))
@@ -141,7 +133,6 @@ def _stepping(context: BenchContext, body: Body, data: dict[str, object], worklo
         qos_s = vision.qos_s(bench.costs)
         runs = vision.stepping(bench, vision.tuned_window_s(bench, num), num_per_step=num)
         rising[name] = record(runs, qos_s)
-        body.append(_by_request(name, runs, qos_s))
     try:
         texts = encoder.EncoderBench(settings().cache_dir, is_quick=context.is_quick)
     except MissingDependencyError as error:
@@ -152,7 +143,6 @@ def _stepping(context: BenchContext, body: Body, data: dict[str, object], worklo
         context.console.print(name)
         qos_s, runs = encoder.stepping(texts, workload, num_per_step=num)
         rising[name] = record(runs, qos_s)
-        body.append(_by_request(name, runs, qos_s))
     body.append(_highest(rising))
     data["stepping"] = rising
 
@@ -167,14 +157,6 @@ def _highest(rising: dict[str, Any]) -> Table:
     columns = ["model", "DelayBatch", "DVABatch", "gain", "of 4,000: DelayBatch", "DVABatch", "QoS (ms)"]
     caption = "Highest step of load within the QoS target, req/s, and the step's rate in the paper (Figures 15, 17)"
     return Table(columns, rows, caption)
-
-
-def _by_request(name: str, runs: dict[str, Stepping], qos_s: float) -> Figure:
-    one = next(iter(runs.values()))
-    steps = range(one.num_per_step, len(one.latencies_s), one.num_per_step)
-    drawn = plots.by_request({case: run.latencies_s for case, run in runs.items()}, steps=steps, limit_s=qos_s)
-    caption = f"{name}: load rising from {one.rates[0]:.1f} to {one.rates[-1]:.1f} req/s, a line a step (Figure 15)"
-    return Figure(plot.to_svg(drawn), caption)
 
 
 _HEADERS = ("case", "average (ms)", "p99 (ms)", "to ZeroBatch", "to best static", "new / stretch / split")

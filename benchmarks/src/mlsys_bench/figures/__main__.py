@@ -1,9 +1,9 @@
-"""Write the tables of all pages and the index of the results: ``python -m mlsys_bench.figures``."""
+"""Write the tables of all pages: ``python -m mlsys_bench.figures``."""
 
 from __future__ import annotations
 
-from mlsys_bench.figures.pages import filled, index_page
-from mlsys_bench.figures.results import RESULTS, ROOT
+from mlsys_bench.figures.pages import filled
+from mlsys_bench.figures.results import ROOT
 
 
 def documents() -> dict[str, str]:
@@ -22,7 +22,6 @@ def main() -> None:
     for path, text in pages.items():
         if (written := filled(text)) != text:
             (ROOT / path).write_text(written, encoding="utf-8")
-    (RESULTS / "README.md").write_text(index_page(pages), encoding="utf-8")
 
 
 if __name__ == "__main__":

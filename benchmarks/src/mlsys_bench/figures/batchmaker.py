@@ -16,7 +16,7 @@ def opening(*names: str) -> str:
 
 def _lstm(name: str) -> Iterator[Ratio]:
     """Yield the peak and the tail of the hidden size, and of the load below the peak, with the lowest ratio."""
-    command, peaks, tails = "mlsys batchmaker bench --quick --figures 7 --hidden {}", list[Ratio](), list[Ratio]()
+    command, peaks, tails = "mlsys bench batchmaker figures=7 hidden={} --quick", list[Ratio](), list[Ratio]()
     for title, figures in load(name).items():
         (figure,) = figures.values()
         size = title.partition(",")[0]
@@ -41,7 +41,7 @@ def _paper(name: str) -> Iterator[Ratio]:
             ours = "cellular 64,64" if "13" in title else "cellular, chunk"
             ratio, peer = _over_opponents(figure["peaks_rps"], ours)
             number = title.partition(":")[0].removeprefix("Figure ")
-            command = f"mlsys batchmaker bench --quick --figures {number}"
+            command = f"mlsys bench batchmaker figures={number} --quick"
             yield Ratio(ratio, title.partition(": ")[2] + ", peak", peer, name, command)
 
 
@@ -51,7 +51,7 @@ def _large(name: str) -> Iterator[Ratio]:
         ours = "cellular 64,64" if "13" in title else "cellular, chunk"
         ratio, peer = _over_opponents(figure["peaks_rps"], ours)
         number = title.partition(":")[0].removeprefix("Figure ")
-        command = f"mlsys batchmaker bench --figures {number} --hidden 1024"
+        command = f"mlsys bench batchmaker figures={number} hidden=1024"
         yield Ratio(ratio, title.partition(": ")[2] + ", h = 1024, peak", peer, name, command)
 
 

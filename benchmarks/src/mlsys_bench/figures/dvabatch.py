@@ -41,7 +41,7 @@ def _encoder(name: str) -> Iterator[Ratio]:
             cases = {lengths: (f"average at {float(part.partition('_')[0]):.0%} load", means)}
         for lengths, (what, speeds) in cases.items():
             ratio, peer = _against_baselines(speeds, "token-packed")
-            command = f"mlsys dvabatch bench --part encoder --lengths {lengths}"
+            command = f"mlsys bench dvabatch part=encoder lengths={lengths}"
             row = Ratio(ratio, f"texts like {lengths}, {what}", peer, name, command)
             worst[what] = min(row, worst.get(what, row))
     yield from worst.values()
@@ -54,7 +54,7 @@ def _vision(name: str) -> Iterator[Ratio]:
         if model in _MODELS and part:
             ratio, peer = _against_baselines({case: 1 / run["mean_s"] for case, run in found.items()}, "DVABatch")
             what = f"{_MODELS[model]}, average at {float(part):.0%} load"
-            row = Ratio(ratio, what, peer, name, "mlsys dvabatch bench --part vision")
+            row = Ratio(ratio, what, peer, name, "mlsys bench dvabatch part=vision")
             worst[part] = min(row, worst.get(part, row))
     yield from worst.values()
 

@@ -18,12 +18,12 @@ def opening(*names: str) -> str:
 def _nets(name: str) -> Iterator[Ratio]:
     for net, found in load(name)["nets"].items():
         peer = _best_peer(found["cases"])
-        yield Ratio(found["over_best_peer"], f"{net}, a call", peer, name, f"mlsys nimble bench --nets {net}")
+        yield Ratio(found["over_best_peer"], f"{net}, a call", peer, name, f"mlsys bench nimble nets={net}")
 
 
 def _zoo(name: str) -> Iterator[Ratio]:
     """Yield the geometric mean over all nets in each company, and the net with the lowest ratio."""
-    results, command = load(name), "mlsys nimble bench --zoo --quick"
+    results, command = load(name), "mlsys bench nimble-zoo --quick"
     for company, means in results["means"].items():
         races = [(race["over_best_peer"], net) for net, found in results["nets"].items()
                  if (race := found.get(company)) and race["over_best_peer"]]  # fmt: skip
@@ -40,7 +40,7 @@ def _sizes(name: str) -> Iterator[Ratio]:
     for title, cases in load(name)["races"].items():
         net, _, size = title.rpartition(", ")
         peer = _best_peer(cases)
-        shown, command = net.rpartition(":")[2], f"mlsys nimble bench --dynamic --nets {net}"
+        shown, command = net.rpartition(":")[2], f"mlsys bench nimble-dynamic nets={net}"
         what = f"{shown} at size {size}, prepared for a range"
         row = Ratio(cases[peer]["median_s"] / cases[OURS]["median_s"], what, peer, name, command)
         worst[net] = min(row, worst.get(net, row))
@@ -48,11 +48,11 @@ def _sizes(name: str) -> Iterator[Ratio]:
 
 
 def _int8(name: str) -> Iterator[Ratio]:
-    return _forms(name, "mlsys nimble bench --int8", "in int8")
+    return _forms(name, "mlsys bench nimble-int8", "in int8")
 
 
 def _bf16(name: str) -> Iterator[Ratio]:
-    return _forms(name, "mlsys nimble bench --bf16", "in bf16")
+    return _forms(name, "mlsys bench nimble-bf16", "in bf16")
 
 
 def _forms(name: str, command: str, what: str) -> Iterator[Ratio]:

@@ -73,10 +73,10 @@ def _gguf(name: str) -> Iterator[Ratio]:
 
 def _paper(name: str) -> Iterator[Ratio]:
     """Yield the throughput at equal latency over request-level scheduling's."""
-    where, option = ("175B on 16 A100", " --simulate") if "simulated" in name else ("SmolLM2-135M", " --dtype bf16")
+    where, option = ("175B on 16 A100", "backend=simulated") if "simulated" in name else ("SmolLM2-135M", "dtype=bf16")
     for case, crossing in load(name)["crossings"].items():
         what = f"the paper's comparison, {where}; latency: {case}"
-        yield Ratio(crossing["ratio"], what, "request-level scheduling", name, f"mlsys orca bench paper{option}")
+        yield Ratio(crossing["ratio"], what, "request-level scheduling", name, f"mlsys bench orca-paper {option}")
 
 
 def _by_case(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

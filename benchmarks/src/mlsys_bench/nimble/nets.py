@@ -8,12 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from mlsys_core import plot
 from mlsys_core.device import device_kind
 from mlsys_core.errors import InvalidInputError, MlsysError
-from mlsys_core.report import Figure, Section, Table
+from mlsys_core.report import Section, Table
 
-from mlsys_bench.harness import plots
 from mlsys_bench.harness.race import Outcome, Outcomes, fastest, race, speed_up
 from mlsys_bench.harness.text import geometric_mean, milliseconds, status_of, times, times_table, untimed
 from mlsys_bench.nimble import EAGER, EAGER_TIMES, OURS, OURS_SINGLE, PEERS, TOLERANCE
@@ -84,14 +82,9 @@ def race_net(model: str, budget_s: float, is_quick: bool, **setup: Any) -> dict[
 
 
 def report(races: Mapping[str, Outcomes], *, num_threads: int) -> Section:
-    """Return the tables, a bar plot like figure 3.8, and everything as data."""
-    medians = {net: {name: one.median_s for name, one in outcomes.items()} for net, outcomes in races.items()}
-    drawable = {net: group for net, group in medians.items() if group.get(EAGER)}
-    body: list[str | Table | Figure] = [_table(races), times_table(races, "median ms"), _verdict(races)]
+    """Return the tables, and everything as data."""
+    body: list[str | Table] = [_table(races), times_table(races, "median ms"), _verdict(races)]
     body += untimed(races)
-    if drawable:
-        figure = plots.bars(drawable, baseline=EAGER, title=f"Batch 1, float32, {num_threads} threads")
-        body.append(Figure(plot.to_svg(figure), "Speed over eager PyTorch, as in figure 3.8: higher is better."))
     return Section("Nimble", body, status=status_of(races, OURS), data=_data(races, num_threads))
 
 

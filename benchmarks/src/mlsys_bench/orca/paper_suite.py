@@ -1,9 +1,8 @@
-"""The suites ``mlsys orca bench paper`` and ``mlsys bench orca-paper``: traces, cases and loads by back end."""
+"""The suite ``mlsys bench orca-paper``: traces, cases and loads by back end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlsys_core.errors import InvalidInputError
@@ -200,12 +199,10 @@ def report(
         }
     if heterogeneous:
         body.append(_table(heterogeneous, "Requests of different lengths", is_normalized=True))
-        body.append(_figure(heterogeneous, "Requests of different lengths (Figure 4.8)", is_normalized=True))
         body += [_sentence(what, each) for what, each in crossings.items()]
         body.append(_PAPER)
     if homogeneous:
         body.append(_table(homogeneous, "Requests of one length", is_normalized=False))
-        body.append(_figure(homogeneous, "Requests of one length (Figure 4.9)", is_normalized=False))
     record = {
         **(data or {}),
         "crossings": {what: _crossing_record(each) for what, each in crossings.items()},
@@ -235,20 +232,6 @@ def _table(curves: Sequence[Curve], caption: str, *, is_normalized: bool) -> Tab
             latency = "-" if summary is None else f"{summary.p50 * 1e3:.4g}"
             rows.append([curve.case.label, offered, f"{point.throughput_rps:.3g}", latency])
     return Table(columns, rows, caption=caption)
-
-
-def _figure(curves: Sequence[Curve], caption: str, *, is_normalized: bool) -> Figure:
-    from mlsys_core import plot
-
-    from mlsys_bench.harness import plots
-
-    points: dict[str, list[LoadPoint]] = {
-        curve.case.label: [
-            point if is_normalized else replace(point, normalized_latency=None) for point in curve.points
-        ]
-        for curve in curves
-    }
-    return Figure(plot.to_svg(plots.throughput_latency(points)), caption)
 
 
 def _record(point: LoadPoint) -> dict[str, Any]:

@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mlsys_core import plot
 from mlsys_core.config import settings
 from mlsys_core.models import find_entry
 from mlsys_core.profiling.turns import take_turns
-from mlsys_core.report import Figure, Section, Table
+from mlsys_core.report import Section, Table
 
-from mlsys_bench.harness import plots
 from mlsys_bench.harness.machine import Load, LoadMeter
 from mlsys_bench.harness.race import Case, Outcome, Outcomes, admit, fastest, speed_up, timed
 from mlsys_bench.harness.text import status_of, times, times_table, untimed
@@ -49,7 +47,7 @@ def report(races: Races, *, num_threads: int, rounds: int, tolerance: float, loa
     """Return WindTunnel's standing, then a table and a figure for each number of rows, and all figures as data."""
     batches = list(next(iter(races.values())))
     by_batch = {batch: {model: outcomes[batch] for model, outcomes in races.items()} for batch in batches}
-    body: list[str | Table | Figure] = [
+    body: list[str | Table] = [
         f"Seconds a call of predict_proba on rows that the model has not seen, threads of each: {num_threads}; medians "
         f"of {rounds} rounds in turns. Timed only if probabilities agree within {tolerance:g}. Rows are in each "
         "engine's own dtype and container before the clock starts.",
@@ -58,7 +56,6 @@ def report(races: Races, *, num_threads: int, rounds: int, tolerance: float, loa
     ]
     for batch, models in by_batch.items():
         body.append(times_table(models, "model", f"Median milliseconds of a call, {_rows(batch)}"))
-        body.append(Figure(_figure(models), f"Speed-up over the source, {_rows(batch)} a call"))
     told = {model: _without_left_out(outcomes) for model, outcomes in by_batch[batches[0]].items()}
     body += untimed(told)
     status = status_of(told, "WindTunnel", ("differs", "does not run"))
@@ -100,19 +97,6 @@ def _lead(outcomes: Outcomes, own: tuple[str, ...], rivals: tuple[str, ...]) -> 
 
 def _rows(batch: int) -> str:
     return "1 row" if batch == 1 else f"{batch:,} rows"
-
-
-def _figure(models: Mapping[str, Outcomes]) -> str:
-    took_part = {name for outcomes in models.values() for name, one in outcomes.items() if one.turns_s}
-    drawn = [name for name in (REFERENCE, *_DRAWN) if name in took_part]
-    groups = {
-        model.replace(", ", "\n"): {name: outcomes[name].median_s if name in outcomes else None for name in drawn}
-        for model, outcomes in models.items()
-        if outcomes[REFERENCE].turns_s
-    }
-    return (
-        plot.to_svg(plots.bars(groups, baseline=REFERENCE)) if groups else "<svg xmlns='http://www.w3.org/2000/svg'/>"
-    )
 
 
 def _records(by_batch: Mapping[int, Outcomes]) -> Iterator[tuple[str, dict[str, Any]]]:

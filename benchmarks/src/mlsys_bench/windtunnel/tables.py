@@ -51,7 +51,8 @@ def run(
         test_rows: Its test rows; 0: all.
         epochs: Of every network.
         trees: Of LightGBM within the sources and DeepGBM; the paper has 100.
-        journal: Name of the file of finished fits, ``JOURNAL.jsonl`` in the context's folder.
+        journal: Name of the file of finished fits, ``JOURNAL.jsonl`` in the context's folder; of quick runs
+            ``JOURNAL-quick.jsonl``.
         dry_run: Print the cells that would run first, and exit.
 
     Raises:
@@ -67,7 +68,7 @@ def run(
     setting = Setting(Sizes(rows or None, valid_rows, test_rows or None), epochs, trees)
     if context.is_quick:
         setting = Setting(Sizes(QUICK_ROWS, QUICK_ROWS, QUICK_ROWS), QUICK_EPOCHS, QUICK_TREES, is_quick=True)
-        seeds = min(seeds, QUICK_SEEDS)
+        seeds, journal = min(seeds, QUICK_SEEDS), f"{journal}-quick"
     wanted = wanted_rows(chosen, dataset=data, model=only, pre=columns, pipe=pipe)
     absent = missing_packages(wanted)
     finished = open_journal(context.output_dir / f"{journal}.jsonl", setting)

@@ -21,12 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mlsys_core import plot
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.profiling import turns
-from mlsys_core.report import Figure, Section, Table
+from mlsys_core.report import Section, Table
 
-from mlsys_bench.harness import plots
 from mlsys_bench.harness.machine import LoadMeter, busy_processes
 from mlsys_bench.harness.text import table_of
 from mlsys_bench.orca.peers.cases import CASES, OURS, Job, PeerCase, Settings
@@ -110,14 +108,14 @@ class Benchmark:
                     self.runs += self._measure(case, self.chosen[case.name], plan.traffics())
 
     def section(self) -> Section:
-        """Return table, figure and data."""
+        """Return table and data."""
         plan = self.plan
-        body: list[str | Table | Figure] = [
+        body: list[str | Table] = [
             f"{plan}: {plan.requests} requests, prompts U(16,256), outputs U(1,64) tokens, medians of "
             f"{plan.rounds}. As ours: answers with the same text. Other load: the largest share that others took."
         ]
         if self.runs:
-            body += [table_of(rows_of(self.runs, ours=OURS)), Figure(self._figure(), caption=str(plan))]
+            body.append(table_of(rows_of(self.runs, ours=OURS)))
         body += [f"{name}: {_spelled(settings)}" for name, settings in self.chosen.items()]
         body += [f"{name}: {reason}" for name, reason in self.notes.items()]
         data = {
@@ -160,16 +158,6 @@ class Benchmark:
                 problems = problems_of(result, [len(prompt) for prompt in traffic.prompts])
                 runs.append(Run(case.name, traffic.name, result, meter.load.share_of_others, problems))
         return runs
-
-    def _figure(self) -> str:
-        good = [run for run in self.runs if not run.problems]
-        if not self.plan.rates:
-            groups = {"output tokens/s": {run.case: run.result.throughput_tokens_per_s for run in good}}
-            return plot.to_svg(plots.bars(groups, ylabel="output tokens/s", title=str(self.plan)))
-        points: dict[str, list[Any]] = {}
-        for run in good:
-            points.setdefault(run.case, []).append(run.result.point())
-        return plot.to_svg(plots.throughput_latency(points, title=str(self.plan)))
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
-from mlsys_core.plot import PALETTE, house_style, new_axes, to_svg
-from mlsys_core.report import Figure, Section, Table
+from mlsys_core.report import Section, Table
 
-from mlsys_bench.windtunnel.experiments.plan import CLASSIFIED, Result, Row, Setting, results_of, rows_of
+from mlsys_bench.windtunnel.experiments.plan import Result, Row, Setting, results_of, rows_of
 from mlsys_bench.windtunnel.experiments.run import best_of, counter
 
 TITLES = {
@@ -43,11 +41,10 @@ def report(
         setting: Setting of the run.
         absent: Models whose package is not installed.
     """
-    body: list[str | Table | Figure] = [*_method(setting, seeds)]
+    body: list[str | Table] = [*_method(setting, seeds)]
     rows = {table: rows_of(table, datasets) for table in tables}
     done = {row: results_of(row, seeds, finished, counter(setting)) for part in rows.values() for row in part}
     body += [_table(table, part, done, len(seeds)) for table, part in rows.items() if part]
-    body += [Figure(svg, caption) for svg, caption in _figures(done)]
     for model, package in absent.items():
         body.append(f"{model} is not installed (pip install {package}): its cells were not run.")
     missing = sum(len(seeds) - len(results) for results in done.values())
@@ -120,55 +117,3 @@ def _change(row: Row, rows: Sequence[Row], done: Mapping[Row, Mapping[int, Resul
 
 def _setting(row: Row) -> tuple[str, str, str, float]:
     return row.dataset, row.pre, row.pipe, row.fraction
-
-
-def _figures(done: Mapping[Row, Mapping[int, Result]]) -> Iterator[tuple[str, str]]:
-    """Yield for each data set all rows with all training rows; and where there are shares, AUC against these."""
-    for name in CLASSIFIED:
-        whole = {
-            row: best_of(results)
-            for row, results in done.items()
-            if results and row.dataset == name and row.fraction == 1
-        }
-        if whole:
-            yield to_svg(_bars(whole)), f"{name}: test AUC, bars of one standard error"
-        shares = {
-            row: best_of(results)
-            for row, results in done.items()
-            if results and row.dataset == name and (row.pre, row.pipe) == ("pre2", "pipe2")
-        }
-        if len({row.fraction for row in shares}) > 1:
-            yield to_svg(_lines(shares)), f"{name}: test AUC by share of the training rows, Pre2, Pipe2"
-
-
-@house_style()
-def _bars(scores: Mapping[Row, tuple[float, float | None]]) -> Any:
-    ordered = sorted(scores.items(), key=lambda item: item[1][0])
-    figure, axes = new_axes("test AUC", "", None)
-    figure.set_size_inches(6.4, 0.9 + 0.22 * len(ordered))
-    for height, (row, (mean, error)) in enumerate(ordered):
-        color = PALETTE[6] if row.model == "source" else PALETTE[1] if row.pre == "-" else PALETTE[0]
-        axes.errorbar(mean, height, xerr=error or 0, fmt="o", color=color, capsize=3)
-    labels = [row.model if row.pre == "-" else f"{row.model} ({row.pre}, {row.pipe})" for row, _ in ordered]
-    axes.set_yticks(range(len(labels)), labels)
-    return figure
-
-
-@house_style()
-def _lines(scores: Mapping[Row, tuple[float, float | None]]) -> Any:
-    figure, axes = new_axes("training rows (%)", "test AUC", None)
-    for color, model in zip(PALETTE, dict.fromkeys(row.model for row in scores), strict=False):
-        points = sorted((row.fraction, *value) for row, value in scores.items() if row.model == model)
-        shares, means, errors = zip(*points, strict=True)
-        axes.errorbar(
-            [100 * share for share in shares],
-            means,
-            yerr=[error or 0 for error in errors],
-            label=model,
-            color=color,
-            marker="o",
-            capsize=3,
-        )
-    axes.set_xscale("log")
-    axes.legend()
-    return figure

@@ -1,4 +1,4 @@
-"""``mlsys bench``: run a benchmark suite that a plugin offers. Subsystems' ``bench`` commands share its options."""
+"""``mlsys bench``: run a benchmark suite that a plugin offers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,11 +21,6 @@ from mlsys_core.plugins.specs import BenchmarkSpec
 app = typer.Typer()
 
 RESULTS = Path("report")  # mlsys_core.bench.RESULTS, which imports more than a command's help should
-Quick = Annotated[bool, typer.Option(help="Fewer repeats and smaller sizes, under three minutes.")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads of each case.")]
-Out = Annotated[
-    Path, typer.Option("--out", "--output", "-o", metavar="DIR", help="Folder for the JSON, the page and the figures.")
-]
 
 
 @app.command()
@@ -34,10 +29,12 @@ def bench(
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Options of the suite, by name.")
     ] = None,
-    quick: Quick = False,
+    quick: Annotated[bool, typer.Option(help="Fewer repeats and smaller sizes, under three minutes.")] = False,
     device: Device = "cpu",
-    threads: Threads = 2,
-    out: Out = RESULTS,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each case.")] = 2,
+    out: Annotated[
+        Path, typer.Option("--out", "--output", "-o", metavar="DIR", help="Folder for JSON, page and figures.")
+    ] = RESULTS,
 ) -> None:
     """Run a benchmark suite against its peers; without a suite, list them.
 
@@ -46,7 +43,7 @@ def bench(
     from rich.console import Console
     from rich.table import Table
 
-    from mlsys_core.bench import read_options
+    from mlsys_core.bench import BenchContext, print_section, read_options, run_suite
 
     if suite is None:
         console = Console()
@@ -59,8 +56,15 @@ def bench(
             table.add_row(spec.name, spec.help)
         console.print(table)
         return
-    given = read_options(find_suite(suite), options or ())
-    run_named(suite, quick=quick, device=device, threads=threads, out=out, **given)
+    spec, context = find_suite(suite), BenchContext(Console(), quick, device, threads, out)
+    given = read_options(spec, options or ())
+    with leaving_on_signals():
+        section = run_suite(spec, context, **given)
+    print_section(section, context.console)
+    where = f"Written: {out / suite}.json and .html"
+    context.console.print(where, soft_wrap=True, highlight=False, markup=False)
+    if section.status == "failed":
+        raise typer.Exit(1)
 
 
 def find_suite(name: str) -> BenchmarkSpec:
@@ -74,32 +78,6 @@ def find_suite(name: str) -> BenchmarkSpec:
     except PluginError as error:
         hint = "mlsys's own suites are in mlsys-bench; in a checkout of mlsys: pip install -e benchmarks"
         raise InvalidInputError(f"{error}. {hint}") from error
-
-
-def run_named(suite: str, *, quick: bool, device: str, threads: int, out: Path, name: str = "", **options: Any) -> None:
-    """Run a registered suite with options of its own, print its section, and exit with 1 if it has failed.
-
-    Args:
-        suite: Its registered name.
-        quick: Fewer repeats and smaller sizes.
-        device: Where to compute.
-        threads: Of each case.
-        out: Folder for the results.
-        name: Name of the files; empty: the suite's.
-        options: Keyword arguments of the suite's function.
-    """
-    from rich.console import Console
-
-    from mlsys_core.bench import BenchContext, print_section, run_suite
-
-    spec, context = find_suite(suite), BenchContext(Console(), quick, device, threads, out)
-    with leaving_on_signals():
-        section = run_suite(spec, context, name=name, **options)
-    print_section(section, context.console)
-    where = f"Written: {out / (name or suite)}.json and .html"
-    context.console.print(where, soft_wrap=True, highlight=False, markup=False)
-    if section.status == "failed":
-        raise typer.Exit(1)
 
 
 @contextmanager

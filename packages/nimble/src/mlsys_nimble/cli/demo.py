@@ -101,7 +101,7 @@ def _run(context: DemoContext) -> Section:
         "operators that takes longer than the operators. Nimble decides once.",
         "In the picture each column is a stream: operators in different columns may run at the same time. Dashed "
         "lines are the only places where a stream waits for another.",
-        "torch.compile, ONNX Runtime and OpenVINO save dispatch and fuse operators as well; mlsys nimble bench races "
+        "torch.compile, ONNX Runtime and OpenVINO save dispatch and fuse operators as well; mlsys bench nimble races "
         "them all, and docs/nimble-benchmarks.md shows the nets where a peer is ahead.",
     )
     return Section(

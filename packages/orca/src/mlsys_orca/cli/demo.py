@@ -142,7 +142,7 @@ def _section(
                 "In the picture a row is a question and a column an iteration of the model. A row ends where its "
                 "answer ends, and the iterations behind it get shorter.",
                 "vLLM and llama.cpp's server batch by the iteration too; Triton's dynamic batcher forms batches of "
-                "whole requests. Compare on your machine: mlsys orca bench, docs/orca-benchmarks.md.",
+                "whole requests. Compare on your machine: mlsys bench orca-paper, docs/orca-benchmarks.md.",
             ),
             *(Dialogue(answer.question, answer.text, f"{answer.num_tokens} tokens") for answer in answers),
             Table(["answer", "tokens", "first text (ms)", "then tokens/s"], rows),

@@ -202,7 +202,7 @@ def compare(source: Any, data: Dataset, held_out: np.ndarray[Any, Any], fit_s: f
                 "Each point of the picture is a row that was held out: the pipeline's probability to the right, the "
                 "network's upwards. All should lie on the diagonal.",
                 "Hummingbird and skl2onnx translate fewer of such pipelines, and for inference alone: mlsys "
-                "windtunnel bench coverage compares them. Plain LightGBM stays the better choice where nothing is "
+                "bench windtunnel-coverage compares them. Plain LightGBM stays the better choice where nothing is "
                 "trained further.",
             ),
             Table(
