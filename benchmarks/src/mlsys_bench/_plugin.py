@@ -29,7 +29,7 @@ SUITES = {
         ("cpu",),
     ),
     "orca-peers": (
-        "Servers with the same requests and weights: OpenVINO GenAI, llama.cpp, vLLM, transformers.",
+        "Servers with the same requests and weights: OpenVINO GenAI, llama.cpp, vLLM.",
         "orca.peers.suite:run",
         ("cpu",),
     ),

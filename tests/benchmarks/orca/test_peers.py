@@ -49,13 +49,12 @@ def test_traffic_is_seeded_and_the_same_for_text_and_ids() -> None:
     assert faster.prompts == traffic.prompts
     assert faster.trace.items[-1].arrival_s < traffic.trace.items[-1].arrival_s
 
-    ids = traffic.over_http({"temperature": 0}, takes_token_ids=True)
-    texts = traffic.over_http({}, takes_token_ids=False)
-    for item, text, sent, prompt in zip(ids, texts, traffic.in_process(), traffic.prompts, strict=True):
+    ids = traffic.over_http({"temperature": 0})
+    for item, sent, prompt in zip(ids, traffic.in_process(), traffic.prompts, strict=True):
         assert item.extra == {"temperature": 0, "prompt": list(prompt)}
         assert len(prompt) == item.num_input_tokens
         assert min(prompt) >= models.NUM_SILENT_TOKENS
-        assert text.extra["prompt"].split() == [traffic.words[token].strip() for token in prompt]
+        assert traffic.text(prompt).split() == [traffic.words[token].strip() for token in prompt]
         assert sent == {"arrival_s": item.arrival_s, "prompt": list(prompt), "num_tokens": item.num_output_tokens}
 
 

@@ -42,7 +42,6 @@ def test_figures_of_one_record():
     one = record(at=2.0, late=0.1)
     assert one.latency_s == pytest.approx(0.8)
     assert one.ttft_s == pytest.approx(0.5)
-    assert one.mean_itl_s == pytest.approx(0.15)
     assert one.normalized_latency_s == pytest.approx(0.8 / 3)
     assert one.lateness_s == pytest.approx(0.1)
     assert one.ok
@@ -50,14 +49,12 @@ def test_figures_of_one_record():
 
 def test_chunks_of_several_tokens_count_by_the_servers_number():
     one = record(num_output_tokens=7)
-    assert one.mean_itl_s == pytest.approx(0.3 / 6)
     assert one.normalized_latency_s == pytest.approx(0.8 / 7)
 
 
 def test_figures_that_a_record_does_not_have_are_none():
     silent = record(tokens=())
-    assert (silent.ttft_s, silent.mean_itl_s, silent.normalized_latency_s) == (None, None, None)
-    assert record(tokens=(0.5,)).mean_itl_s is None
+    assert (silent.ttft_s, silent.normalized_latency_s) == (None, None)
     assert record(tokens=(), num_output_tokens=0).normalized_latency_s is None
 
 

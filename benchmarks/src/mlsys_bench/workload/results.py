@@ -63,13 +63,6 @@ class RequestRecord:
         return self.token_s[0] - self.scheduled_s if self.token_s else None
 
     @property
-    def mean_itl_s(self) -> float | None:
-        """Mean time between this request's tokens, in seconds; None below two tokens or without a stream."""
-        if not self.token_s or not self.num_output_tokens or self.num_output_tokens < 2:
-            return None
-        return (self.token_s[-1] - self.token_s[0]) / (self.num_output_tokens - 1)
-
-    @property
     def normalized_latency_s(self) -> float | None:
         """End-to-end latency over output tokens (ORCA, section 6.2); None if their number is 0 or unknown."""
         return self.latency_s / self.num_output_tokens if self.num_output_tokens else None

@@ -57,8 +57,6 @@ class PeerCase:
     engine: str  # module engines/NAME.py, for runs without HTTP
     engine_options: Callable[[Job, Settings], dict[str, Any]]
     body: Mapping[str, Any]  # fields of every request to its server
-    takes_token_ids: bool = True  # as prompt; else text
-    model_name: Callable[[Job], str] = lambda job: "model"  # the model's name at its server  # noqa: ARG005
     variables: Callable[[Job], Mapping[str, str]] = lambda job: {}  # of the process's environment  # noqa: ARG005
 
     def python(self, job: Job) -> Path:
@@ -159,7 +157,7 @@ def _llama_options(job: Job, settings: Settings) -> dict[str, Any]:
     return {**_with_limits(job, path, settings), "body": _LLAMA_BODY}
 
 
-# vLLM and transformers. Where oneDNN has no bfloat16 matrix product, float32 is the faster choice: both are tried, most
+# vLLM. Where oneDNN has no bfloat16 matrix product, float32 is the faster choice: both are tried, most
 # settings with the likelier.
 
 
@@ -201,33 +199,6 @@ def _vllm_variables(job: Job) -> dict[str, str]:
     cores = f"0-{job.num_threads - 1}"
     quiet = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
     return {**_openmp(job), "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores, **preload, **quiet}
-
-
-# transformers
-
-
-def _transformers_settings(job: Job) -> list[Settings]:
-    dtypes = _torch_dtypes(job)
-    chosen = [(dtypes[0], "sdpa", 512, 64), (dtypes[0], "sdpa", 256, 64), (dtypes[0], "sdpa", 256, 16)]
-    chosen += [(dtypes[0], "eager", 256, 64)] + [(dtype, "sdpa", 256, 64) for dtype in dtypes[1:]]
-    names = ("dtype", "attention", "max_batch_tokens", "num_blocks")
-    return [dict(zip(names, values, strict=True)) for values in chosen]
-
-
-def _transformers_server(job: Job, settings: Settings, port: int) -> list[str]:
-    options = {
-        "host": "127.0.0.1",
-        "port": port,
-        "device": "cpu",
-        "dtype": settings["dtype"],
-        "continuous-batching": True,
-        "attn-implementation": settings["attention"],
-        "cb-max-batch-tokens": settings["max_batch_tokens"],
-        "cb-num-blocks": settings["num_blocks"],
-        "log-level": "error",
-    }
-    command = "import sys; from transformers.cli.transformers import main; sys.exit(main())"
-    return ["-c", command, "serve", str(job.directory), *_flags(options)]
 
 
 CASES = (
@@ -272,18 +243,5 @@ CASES = (
         engine_options=lambda job, settings: _with_limits(job, job.directory, settings),
         body={**_GREEDY, "ignore_eos": True},
         variables=_vllm_variables,
-    ),
-    PeerCase(
-        name="transformers",
-        environment="transformers",
-        requirement="lib/python3*/site-packages/transformers",
-        settings=_transformers_settings,
-        server=_transformers_server,
-        engine="transformers",
-        engine_options=lambda job, settings: _with_limits(job, job.directory, settings),
-        body=_GREEDY,
-        model_name=lambda job: str(job.directory),
-        takes_token_ids=False,
-        variables=_openmp,
     ),
 )

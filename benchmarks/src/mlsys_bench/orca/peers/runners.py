@@ -68,7 +68,7 @@ def running(case: PeerCase, job: Job, settings: Settings, *, is_in_process: bool
             start_new_session=True,  # a group of its own, to be ended whole
         )
         try:
-            runner = _Child(process, log) if port is None else _Server(process, log, case, job, port)
+            runner = _Child(process, log) if port is None else _Server(process, log, case, port)
             runner.wait_until_ready()
             yield runner
         finally:
@@ -76,15 +76,14 @@ def running(case: PeerCase, job: Job, settings: Settings, *, is_in_process: bool
 
 
 class _Server:
-    def __init__(self, process: subprocess.Popen[str], log: Path, case: PeerCase, job: Job, port: int) -> None:
+    def __init__(self, process: subprocess.Popen[str], log: Path, case: PeerCase, port: int) -> None:
         self._process, self._log = process, log
-        self._body = {"model": case.model_name(job), **case.body}
-        self._takes_token_ids = case.takes_token_ids
+        self._body = {"model": "model", **case.body}
         self._url = f"http://127.0.0.1:{port}/v1"
 
     def wait_until_ready(self) -> None:
         """Wait until a request of one token is answered."""
-        first = {**self._body, "prompt": [300] if self._takes_token_ids else " a", "max_tokens": 1, "stream": True}
+        first = {**self._body, "prompt": [300], "max_tokens": 1, "stream": True}
         last = "no answer"
         deadline = time.monotonic() + READY_WITHIN_S
         with httpx.Client(verify=False, trust_env=False, timeout=60) as client:  # loading certificates takes long
@@ -101,7 +100,7 @@ class _Server:
 
     def run(self, traffic: Traffic) -> LoadResult:
         target = HttpTarget.openai(self._url, model="model", keep_output=True)
-        trace = traffic.over_http(self._body, takes_token_ids=self._takes_token_ids)
+        trace = traffic.over_http(self._body)
         return run_load_blocking(trace, target, options=LoadOptions(timeout_s=REQUEST_WITHIN_S))
 
 

@@ -27,12 +27,12 @@ class Traffic:
     prompts: tuple[tuple[int, ...], ...]  # token ids; prompts[i] has trace.items[i].num_input_tokens
     words: tuple[str, ...]  # text of each token
 
-    def over_http(self, body: Mapping[str, Any], *, takes_token_ids: bool) -> Trace:
+    def over_http(self, body: Mapping[str, Any]) -> Trace:
         """Return the trace for the load generator: each request with its prompt, and the fields of ``body``."""
-        items = []
-        for item, prompt in zip(self.trace, self.prompts, strict=True):
-            sent: list[int] | str = list(prompt) if takes_token_ids else self.text(prompt)
-            items.append(dataclasses.replace(item, extra={**body, "prompt": sent}))
+        items = (
+            dataclasses.replace(item, extra={**body, "prompt": list(prompt)})
+            for item, prompt in zip(self.trace, self.prompts, strict=True)
+        )
         return Trace(tuple(items), self.trace.made_by)
 
     def in_process(self) -> list[dict[str, Any]]:
