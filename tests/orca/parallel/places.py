@@ -73,13 +73,18 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {  # what the others have not: for
     "stablelm": ("StableLm", {"hidden_size": 256, "qk_layernorm": True}),  # norms by head, a tensor each
 }
 
+EIGHT = {  # that 8 ranks and 8 stages divide
+    f"{name}-of-8": (CASES[name][0], CASES[name][1] | {"num_key_value_heads": 8, "num_hidden_layers": 8})
+    for name in ("llama", "qwen3", "gpt2", "opt", "mixtral")
+}
+
 
 def write_checkpoint(path: Path, name: str) -> Path:
     """A directory as transformers saves one, with random weights."""
     import transformers
 
     torch.manual_seed(5)
-    family, changes = (CASES | MORE)[name]
+    family, changes = (CASES | MORE | EIGHT)[name]
     config = getattr(transformers, f"{family}Config")(
         **{key: value for key, value in (SHAPE | changes).items() if value is not None}
     )

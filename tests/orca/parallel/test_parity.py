@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
+from mlsys_orca.backends.native import lowering
 from mlsys_orca.model.decoder import ForwardInputs
 from mlsys_orca.model.slices import num_slices
 from mlsys_orca.parallel.loading import load_head_only, load_shard
@@ -20,7 +21,7 @@ from mlsys_orca.parallel.placement import Placement
 from mlsys_orca.parallel.shard import GroupBrokenError
 from mlsys_orca.parallel.tensors.shared_memory import SharedReducer
 
-from tests.orca.parallel.places import BLOCK, CASES, MORE, assert_equal, run_places, run_whole, some_batches
+from tests.orca.parallel.places import BLOCK, CASES, EIGHT, MORE, assert_equal, run_places, run_whole, some_batches
 
 NATIVE = list(CASES)
 WHOLE = {  # what ranks cannot share, and why
@@ -109,10 +110,28 @@ def test_parts_of_further_families_give_the_bits_of_the_whole(checkpoints: Any, 
     assert_equal(run_places(path, batches, ranks=ranks, stages=2, dtype="fp32"), expected)
 
 
+@pytest.mark.parametrize(("name", "form"), list(zip(EIGHT, FORMS, strict=True)))
+def test_eight_ranks_give_the_bits_of_one_process_that_sums_in_eight_slices(
+    checkpoints: Any, name: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, batches = checkpoints(name), some_batches()
+    of_four = run_whole(path, batches, backend="native", **FORMS[form])
+    monkeypatch.setattr(lowering, "num_slices", lambda config: num_slices(config, 8))
+    of_eight = run_whole(path, batches, backend="native", **FORMS[form])
+    for stages in (1, 2):
+        assert_equal(run_places(path, batches, ranks=8, stages=stages, **FORMS[form]), of_eight)
+    if form == "fp32":
+        assert all(torch.allclose(*pair, atol=1e-3) for pair in zip(logits(of_eight), logits(of_four), strict=True))
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_all_heads_share_is_not_divided(checkpoints: Any, name: str) -> None:
     with pytest.raises(InvalidInputError, match=rf"tensor-parallel 2 .*, {WHOLE[name]}\); 1 does"):
         run_places(checkpoints(name), some_batches(), ranks=2, stages=1, dtype="fp32")
+
+
+def logits(answers: list[Any]) -> list[torch.Tensor]:
+    return [answer.logits for answer in answers]
 
 
 @pytest.mark.parametrize("threads", [2, 3])

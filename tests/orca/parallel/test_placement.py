@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.slices import add_in_tree, num_slices
+from mlsys_orca.model.slices import add_in_tree, num_slices, rank_degrees
 from mlsys_orca.parallel.placement import Placement, all_places, check_degrees, shard_config
 from mlsys_orca.parallel.shard import largest_of
 
@@ -46,8 +46,8 @@ def configs(draw: st.DrawFn) -> ModelConfig:
 
 @given(configs(), st.data())
 def test_places_divide_the_model_without_rest_or_overlap(config: ModelConfig, data: st.DataObject) -> None:
-    slices, layers = num_slices(config), config.num_layers
-    ranks = data.draw(st.sampled_from([n for n in range(1, slices + 1) if slices % n == 0]))
+    layers = config.num_layers
+    ranks = data.draw(st.sampled_from(rank_degrees(config)))
     stages = data.draw(st.sampled_from([n for n in range(1, min(layers, 64) + 1) if layers % n == 0]))
     check_degrees(config, tensor_parallel=ranks, pipeline_parallel=stages)
     places = all_places(tensor_parallel=ranks, pipeline_parallel=stages)
@@ -76,7 +76,7 @@ def test_slices_never_part_groups_or_heads(config: ModelConfig) -> None:
         assert features // number % together == 0
 
 
-@pytest.mark.parametrize(("slices", "degrees"), [(4, (1, 2, 4)), (3, (1, 3)), (2, (1, 2))])
+@pytest.mark.parametrize(("slices", "degrees"), [(8, (8,)), (4, (1, 2, 4)), (3, (1, 3)), (2, (1, 2))])
 def test_ranks_that_add_their_own_subtrees_add_in_the_same_order(slices: int, degrees: tuple[int, ...]) -> None:
     rng = np.random.default_rng(3)
     parts = list(rng.standard_normal(slices).astype(np.float32))
@@ -85,6 +85,14 @@ def test_ranks_that_add_their_own_subtrees_add_in_the_same_order(slices: int, de
         own = slices // ranks
         sums = [add_in_tree(parts[rank * own : (rank + 1) * own], np.add) for rank in range(ranks)]
         assert add_in_tree(sums, np.add) == whole
+
+
+def test_eight_ranks_need_eight_heads() -> None:
+    config = config_of(heads=32, kv_heads=8, inner=14336, layers=32)  # Llama 3
+    assert (num_slices(config), num_slices(config, 8), rank_degrees(config)) == (4, 8, [1, 2, 4, 8])
+    check_degrees(config, tensor_parallel=8, pipeline_parallel=8)
+    with pytest.raises(InvalidInputError, match=r"tensor-parallel 8 does not divide .*; 1, 2 or 4 do$"):
+        check_degrees(config_of(heads=32, kv_heads=4), tensor_parallel=8, pipeline_parallel=1)
 
 
 def test_smollm2_has_three_slices() -> None:

@@ -12,19 +12,29 @@ from typing import TypeVar
 
 from mlsys_orca.model.config import ModelConfig
 
-MAX_SLICES = 4
+MAX_SLICES = 4  # of up to four ranks
+MAX_RANKS = 8
 _GROUPS = (32, 16, 2)  # features that stay together where they divide the whole: groups of a quantised weight, pairs
 
 T = TypeVar("T")
 
 
-def num_slices(config: ModelConfig) -> int:
+def num_slices(config: ModelConfig, num_ranks: int = 1) -> int:
     """Return the slices of the sums of a model: the largest of 4, 3, 2, 1 that divides all that ranks share.
 
     It follows from the model alone, not from the form of its weights or the number of ranks: 1, where something spans
-    heads.
+    heads. Eight ranks alone have eight, and bits of their own: so many would slow one process.
     """
+    if num_ranks == MAX_RANKS:
+        return MAX_RANKS
     return max(number for number in range(1, MAX_SLICES + 1) if _divides(config, number))
+
+
+def rank_degrees(config: ModelConfig) -> list[int]:
+    """Return the numbers of ranks that may divide a model."""
+    slices = num_slices(config)
+    degrees = [degree for degree in range(1, slices + 1) if slices % degree == 0]
+    return degrees + [MAX_RANKS] * _divides(config, MAX_RANKS)
 
 
 def _divides(config: ModelConfig, number: int) -> bool:

@@ -108,7 +108,7 @@ class NativeShard:
         self._decoder = NativeDecoder(
             decoder,
             activations=activations,
-            slices=num_slices(whole),
+            slices=num_slices(whole, placement.num_ranks),
             num_ranks=placement.num_ranks,
             has_head=placement.is_last,
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.model.config import ModelConfig
-from mlsys_orca.model.slices import num_slices
+from mlsys_orca.model.slices import rank_degrees
 
 MAX_STAGES = 64
 
@@ -92,8 +92,7 @@ def check_degrees(config: ModelConfig, *, tensor_parallel: int, pipeline_paralle
     """
     if config.encoder is not None and tensor_parallel * pipeline_parallel > 1:
         raise InvalidInputError("a model with an encoder beside its decoder runs in one process, and is not divided")
-    slices, layers = num_slices(config), config.num_layers
-    fitting = [degree for degree in range(1, slices + 1) if slices % degree == 0]
+    fitting, layers = rank_degrees(config), config.num_layers
     if tensor_parallel not in fitting:
         raise InvalidInputError(
             f"tensor-parallel {tensor_parallel} does not divide this model ({config.num_heads} heads, "

@@ -279,30 +279,22 @@ inline void multiply_tile_quantised(
     multiply_tile_of_pairs(decoded, 0, {0, K}, M, a, lda, 0, sums, begins);
 }
 
-constexpr int MAX_SLICES = 4;  // of the features of a product
+constexpr int MAX_SLICES = 8;  // of the features of a product
 MLSYS_CONSTANTS(MAX_SLICES);
-constexpr int SLICE_BUFFERS = 3;  // sums that `add_slices` has at a time
+constexpr int SLICE_BUFFERS = 4;  // sums that `add_slices` has at a time
 
 // The sums of a tile over all slices of its features, added in the one tree that every number of ranks keeps to (ADR 22):
 // of four slices (0 + 1) + (2 + 3), of three (0 + 1) + 2. `of_slice(slice, to)` writes those of one; `sums` has room for
 // SLICE_BUFFERS tiles of `size` floats, a multiple of the vector's.
 template <class OfSlice>
 inline void add_slices(int slices, int64_t size, float* sums, OfSlice&& of_slice) {
-    float *second = sums + size, *third = second + size;
-    const auto add = [&](float* to, const float* from) {
-        for (int64_t i = 0; i < size; i += LANES) store(to + i, load(to + i) + load(from + i));
-    };
-    of_slice(0, sums);
-    if (slices == 1) return;
-    of_slice(1, second);
-    add(sums, second);
-    if (slices == 2) return;
-    of_slice(2, second);
-    if (slices == 4) {
-        of_slice(3, third);
-        add(second, third);
+    float* last = sums - size;  // the sums lie as a stack
+    for (int slice = 0; slice < slices; slice++) {
+        of_slice(slice, last += size);
+        const int done = slice + 1;
+        for (int pairs = done; last > sums && (pairs % 2 == 0 || done == slices); pairs /= 2, last -= size)
+            for (int64_t i = 0; i < size; i += LANES) store(last - size + i, load(last - size + i) + load(last + i));
     }
-    add(sums, second);
 }
 
 }  // namespace orca

@@ -17,7 +17,7 @@
 
 namespace orca {
 
-constexpr int MAX_RANKS = 4;
+constexpr int MAX_RANKS = 8;
 constexpr int MEETING_HEADER = 1024;  // bytes before the slots
 MLSYS_CONSTANTS(MAX_RANKS, MEETING_HEADER);
 
@@ -125,13 +125,15 @@ class Meeting {
     float* const slots;
 };
 
-// The sum of `num_ranks` parts in the tree that `add_slices` has: each part is a subtree.
+// The sum of `num_ranks` parts (1 to 4, or 8) in the tree that `add_slices` has: each part is a subtree.
 template <class Load>
 inline vf add_ranks(int num_ranks, Load&& part) {
     if (num_ranks == 1) return part(0);
     const vf first = part(0) + part(1);
     if (num_ranks == 2) return first;
-    return num_ranks == 3 ? first + part(2) : first + (part(2) + part(3));
+    if (num_ranks == 3) return first + part(2);
+    const vf four = first + (part(2) + part(3));
+    return num_ranks == 4 ? four : four + ((part(4) + part(5)) + (part(6) + part(7)));
 }
 
 }  // namespace orca

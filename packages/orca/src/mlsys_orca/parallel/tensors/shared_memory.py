@@ -48,7 +48,7 @@ class SharedReducer:
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._native = library.load()
         if self._native.constants["MEETING_HEADER"] != _HEADER or num_ranks > self._native.constants["MAX_RANKS"]:
-            raise InvalidInputError(f"{num_ranks} ranks cannot meet; at most 4 can")
+            raise InvalidInputError(f"{num_ranks} ranks cannot meet; at most 8 can")
         self._meeting = ctypes.c_void_p(self._native.orca_meeting(self._base, rank, num_ranks, self.slot_size))
         weakref.finalize(self, self._native.orca_free_meeting, self._meeting.value)
 
