@@ -49,7 +49,8 @@ $(VENV)/.models: $(VENV)/.locked requirements/models.lock
 
 $(VENV)/.installed: $(VENV)/.models $(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml benchmarks/pyproject.toml)
 	@echo "3/3 mlsys itself"
-	$(PIP) install -q --no-deps --no-build-isolation $(addprefix -e ,$(DISTS))
+	@$(PY) scripts/compile_tests.py & \
+	  $(PIP) install -q --no-deps --no-build-isolation $(addprefix -e ,$(DISTS)); status=$$?; wait; exit $$status
 	@$(COMPILE) $(DISTS) || true
 	@touch $@
 
@@ -67,9 +68,11 @@ kernels: setup  ## Compile the kernels in all builds that the tests run, a core 
 	@$(PY) scripts/compile_kernels.py
 
 test: setup  ## Run the tests in minutes: representatives of large grids, nothing slow
+	@$(PY) scripts/compile_tests.py
 	$(PYTEST) --quick -m "not gpu and not browser and not slow"
 
 test-all: setup kernels  ## Run all tests but those for a GPU or a browser, large grids by pairs, as CI does
+	@$(PY) scripts/compile_tests.py
 	$(PYTEST) --pairs -m "not gpu and not browser"
 
 lint: setup  ## Ruff, formatting, and the repository's own boundaries

@@ -14,8 +14,11 @@ import httpx
 import httpx._transports.default as httpx_transports
 import pytest
 from hypothesis import Phase, settings
+from mlsys_core.collector import collect_as_usual, collect_seldom
 from mlsys_core.memory.pages import return_freed_memory
 from mlsys_core.native.loader import builds_to_test
+
+collect_seldom()  # until all tests are imported: what imports make stays
 
 # httpx gives up after five seconds by default: on a busy machine that decides tests which are not about time.
 _patience = inspect.signature(httpx.get).parameters["timeout"].default
@@ -128,6 +131,7 @@ def _cases_by_test(items: list[pytest.Item]) -> dict[str, list[Any]]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Refuse to run where the tests of a group would not stay on one worker: their clusters and ports would meet."""
+    collect_as_usual()
     if getattr(session.config.option, "loadgroup", False):
         for item in session.items:
             if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
@@ -212,6 +216,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Forget what ``mlsys_*`` functions remember: mutmut forks a process in which all tests have run already."""
     if session.config.getoption("--hypothesis-profile", None) == "mutants":
+        gc.unfreeze()
         for each in gc.get_objects():
             if isinstance(each, functools._lru_cache_wrapper) and str(each.__module__).startswith("mlsys_"):
                 each.cache_clear()
