@@ -7,7 +7,8 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 DISTS  := $(filter-out packages/toolkit,$(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml benchmarks/pyproject.toml)))
 CODE   := packages plugins tests scripts benchmarks examples
 TORCH  := torch==2.13.0
-XDIST  ?= -n 2
+# One more than two cores: servers and groups of processes are awaited. A worker takes 1 to 2.5 GB.
+XDIST  ?= -n 3
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest $(XDIST) --dist loadgroup --max-worker-restart 0
 # What is skipped where a peer is not installed. Nets of timm run beside a torchvision that need not load: apart.
 PEER_TESTS := tests/windtunnel/converters/test_xgboost.py plugins/windtunnel-catboost/tests \

@@ -78,6 +78,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _keep_quick(config, items)
     elif config.getoption("--pairs") or config.getoption("--grids"):
         _keep_pairs(config, items, only_grids=config.getoption("--grids"))
+    if hasattr(config, "workerinput"):
+        _in_order_of_time(config, items)
+
+
+def _in_order_of_time(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put files with a slow test first and examples in docstrings last: workers then end at about the same time."""
+    slow = {line.partition("::")[0] for line in _slow_tests(config)}
+    items.sort(key=lambda item: item.nodeid.startswith("packages/") - (item.nodeid.partition("::")[0] in slow))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give whole files to workers where ``--dist loadgroup`` keeps groups together."""
+    from tests.by_file import ByFile
+
+    return ByFile(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def _keep_quick(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -140,10 +156,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _leave_out_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Drop what tests/slow.txt lists, unless the command line names it."""
-    listed = set((config.rootpath / "tests" / "slow.txt").read_text().splitlines())
+    listed = _slow_tests(config)
     named = "\n".join(config.args)
     slow = {item for item in items if (name := _name(item)) in listed and name not in named}
     _drop(config, items, slow)
+
+
+def _slow_tests(config: pytest.Config) -> set[str]:
+    return set((config.rootpath / "tests" / "slow.txt").read_text().splitlines())
 
 
 def _name(item: pytest.Item) -> str:

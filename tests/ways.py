@@ -33,8 +33,7 @@ def files_passed(call: Callable[[], object], *, start: Callable[[], object] = la
             if name is not None:
                 entered.setdefault(name)
 
-    gc.collect()  # what earlier tests left is finalised here, not within the call
-    gc.disable()
+    gc.disable()  # what earlier tests left is not finalised within the call
     before = sys.getprofile()
     threading.setprofile(watch)
     sys.setprofile(watch)
