@@ -84,6 +84,7 @@ AREAS = {
             "test_scheduler test_scheduler_book test_scheduler_chunked test_scheduler_encoder test_scheduler_faults"
             " test_scheduler_figures test_scheduler_paged test_scheduler_request_level test_policy_names",
         ),
+        ("tests/orca/test_policies.py",),
     ),
     "orca-answers": Area(
         ORCA,

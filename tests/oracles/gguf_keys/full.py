@@ -7,7 +7,6 @@ llama.cpp, and draws a part of this.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -15,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from tests.oracles.tally import Tally
 from tests.orca.models.test_gguf_keys import BASE, FILES, KNOWN, VALUES, verdict
 
 PAIRS = 2000  # of each family
@@ -29,13 +29,11 @@ SAY_THE_SAME = [
 
 def main() -> int:
     """Print faults and the tally; return 1 if a key is ignored or an exception is raw."""
-    counts: Counter[str] = Counter()
+    tally = Tally()
 
     def count(architecture: str, base: dict[str, Any], key: str, value: Any) -> str:
         found = verdict(architecture, base, key, value)
-        counts[found] += 1
-        if found in ("wrong", "raw"):
-            print(f"  {found}: {architecture} {base} with {key} = {value!r}", flush=True)
+        tally.add("equal" if found == "obeyed" else found, f"{architecture} {base} with {key} = {value!r}")
         return found
 
     for architecture, own in FILES.items():
@@ -45,10 +43,8 @@ def main() -> int:
             (first, value), second, other = random.choice(obeyed), random.choice(KNOWN), random.choice(VALUES)
             if {first, second} not in SAY_THE_SAME and second not in (first, f"{first}_swa"):
                 count(architecture, base | {first: value}, second, other)
-    total = sum(counts.values()) - counts["none"]
-    parts = ", ".join(f"{counts[each]:,} {each}" for each in ("obeyed", "refused", "wrong", "raw"))
-    print(f"gguf_keys: {total:,} cases: {parts} ({counts['none']:,} more say nothing)")
-    return int(bool(counts["wrong"] + counts["raw"]))
+    print(f"{tally.counts['none']:,} more say nothing")
+    return tally.report("gguf_keys")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from mlsys_serving.http.record import make_logger
 from mlsys_serving.models import ModelRepository
 from torch import Tensor, nn
 
-from tests.oracles.isolation.judge import Tally
+from tests.oracles.tally import Tally
 
 WIDTH = 6
 
@@ -77,11 +77,7 @@ def many_clients(tally: Tally, *, requests: int, at_once: int = 12) -> None:
                     return number, error
 
         for number, answer in threads.map(ask, range(requests)):
-            if isinstance(answer, Exception):  # clients ask for bytes, which hold NaN and infinity too
-                verdict = "wrong"
-            else:
-                close = np.allclose(answer, expected[number], rtol=1e-3, atol=1e-4, equal_nan=True)
-                verdict = "equal" if close else "wrong"
-            tally[verdict] += 1
-            if verdict == "wrong":
-                tally.bad.append(f"client {number}: {answer!r} for {expected[number]!r}")
+            is_right = not isinstance(answer, Exception) and np.allclose(  # bytes hold NaN and infinity too
+                answer, expected[number], rtol=1e-3, atol=1e-4, equal_nan=True
+            )
+            tally.check(is_right, f"client {number}: {answer!r} for {expected[number]!r}")

@@ -19,9 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.oracles.isolation.catalogue import cases
 from tests.oracles.isolation.clients import many_clients
-from tests.oracles.isolation.judge import Tally, by_cells, by_stages
+from tests.oracles.isolation.judge import by_cells, by_stages, judge
 from tests.oracles.isolation.onnx_programs import OnnxProgram, onnx_fault, onnx_programs
 from tests.oracles.isolation.programs import Program, fault, programs
+from tests.oracles.tally import Tally
 
 
 def drawn_programs(tally: Tally, number: int) -> None:
@@ -29,7 +30,7 @@ def drawn_programs(tally: Tally, number: int) -> None:
 
     @settings(max_examples=number, deadline=None, database=None, phases=[Phase.generate])
     @given(programs())
-    def judge(program: Program) -> None:
+    def judge_program(program: Program) -> None:
         count(fault(program), is_mixing=program.mixing is not None)
 
     @settings(max_examples=number // 4, deadline=None, database=None, phases=[Phase.generate])
@@ -38,10 +39,9 @@ def drawn_programs(tally: Tally, number: int) -> None:
         count(onnx_fault(program, path), is_mixing=program.mixing is not None)
 
     def count(what: str | None, *, is_mixing: bool) -> None:
-        tally["wrong" if what else "refused" if is_mixing else "equal"] += 1
-        tally.bad += [what] if what else []
+        tally.add("wrong" if what else "refused" if is_mixing else "equal", what or "")
 
-    judge()
+    judge_program()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "drawn.onnx"
         judge_onnx()
@@ -54,18 +54,13 @@ def main(per_class: int = 3) -> int:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell of what export refuses
     tally = Tally()
     for number, case in enumerate(cases(per_class)):
-        tally.judge(case, "stages", by_stages)
-        tally.judge(case, "cells", by_cells)
+        judge(tally, case, "stages", by_stages)
+        judge(tally, case, "cells", by_cells)
         if number % 50 == 49:
             print(tally.line(f"up to {case.name}"), flush=True)
     many_clients(tally, requests=400)
     drawn_programs(tally, 2000)
-    for line in tally.bad[:50]:
-        print(line)
-    for reason, count in tally.refusals.most_common(12):
-        print(f"{count:6,} refused: {reason} ...")
-    print(tally.line("isolation"))
-    return int(bool(tally.bad))
+    return tally.report("isolation")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,40 +28,25 @@ from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from torch import Tensor, nn
 
 from tests.oracles.isolation.catalogue import Case
+from tests.oracles.tally import Tally
 
 RELATIVE = 1e-3  # of the largest number of an answer: what other batch sizes may round
 NUM_REQUESTS = 24
 
 
-class Tally(Counter[str]):
-    """Answers by verdict, and what was wrong."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bad: list[str] = []
-        self.refusals: Counter[str] = Counter()
-
-    def judge(self, case: Case, executor: str, serve: Any) -> None:
-        """Serve ``case`` and count: all answers equal, refused at load, wrong, or an exception that is none of ours."""
-        name = f"{case.name} by {executor}"
-        try:
-            answers = serve(case)
-        except MlsysError as error:
-            self["refused"] += 1
-            self.refusals[" ".join(str(error).split()[:4])] += 1
-        except Exception as error:  # noqa: BLE001 - that is what is looked for
-            self["raw"] += 1
-            self.bad.append(f"{name}: raw {type(error).__name__}: {str(error)[:200]}")
-        else:
-            wrong = [what for what in map(_fault, case.requests(NUM_REQUESTS), answers, [case] * NUM_REQUESTS) if what]
-            self["wrong" if wrong else "equal"] += 1
-            if wrong:
-                self.bad.append(f"{name}: {len(wrong)} of {NUM_REQUESTS} answers differ, first {wrong[0]}")
-
-    def line(self, name: str) -> str:
-        """Return the tally as one line."""
-        counts = ", ".join(f"{self[verdict]:,} {verdict}" for verdict in ("equal", "refused", "wrong", "raw"))
-        return f"{name}: {self.total():,} cases: {counts}"
+def judge(tally: Tally, case: Case, executor: str, serve: Any) -> None:
+    """Serve ``case`` and count: all answers equal, refused at load, wrong, or an exception that is none of ours."""
+    name = f"{case.name} by {executor}"
+    try:
+        answers = serve(case)
+    except MlsysError as error:
+        tally.add("refused", name, " ".join(str(error).split()[:4]))
+    except Exception as error:  # noqa: BLE001 - that is what is looked for
+        tally.add("raw", name, f"{type(error).__name__}: {str(error)[:200]}")
+    else:
+        wrong = [what for what in map(_fault, case.requests(NUM_REQUESTS), answers, [case] * NUM_REQUESTS) if what]
+        detail = f"{len(wrong)} of {NUM_REQUESTS} answers differ, first {wrong[0]}" if wrong else ""
+        tally.add("wrong" if wrong else "equal", name, detail)
 
 
 def _fault(request: tuple[Tensor, ...], answer: Any, case: Case) -> str | None:

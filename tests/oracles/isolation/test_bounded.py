@@ -10,7 +10,8 @@ import pytest
 from mlsys_dvabatch.stages import model as isolation
 
 from tests.oracles.isolation.catalogue import cases
-from tests.oracles.isolation.judge import Tally, by_cells, by_stages
+from tests.oracles.isolation.judge import by_cells, by_stages, judge
+from tests.oracles.tally import Tally
 
 # They mix over the first dimension, in training or always; draw random numbers; give one number for all; keep apart.
 NAMES = (
@@ -31,10 +32,10 @@ def test_modules_of_torch(name: str):
     """Each answer equals what the module gives that request alone, or the module is refused at load."""
     tally = Tally()
     for case in cases(1, names=(name,)):
-        tally.judge(case, "stages", by_stages)
-        tally.judge(case, "cells", by_cells)
-    assert tally.total() >= 2, "torch no longer has it"
-    assert not tally.bad
+        judge(tally, case, "stages", by_stages)
+        judge(tally, case, "cells", by_cells)
+    assert tally.counts.total() >= 2, "torch no longer has it"
+    assert not tally.faults
 
 
 def test_clients_of_triton():
@@ -45,8 +46,8 @@ def test_clients_of_triton():
 
     tally = Tally()
     many_clients(tally, requests=60)
-    assert not tally.bad
-    assert tally["equal"] == 60
+    assert not tally.faults
+    assert tally.counts["equal"] == 60
 
 
 def test_the_judge_sees_mixing(monkeypatch: pytest.MonkeyPatch):
@@ -55,6 +56,6 @@ def test_the_judge_sees_mixing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(isolation, "require_followed", lambda *_, **__: None)
     tally = Tally()
     for case in itertools.islice(cases(1, (True,), names=("BatchNorm1d",)), 1):
-        tally.judge(case, "stages", by_stages)
-    assert tally["wrong"] == 1
-    assert "answers differ" in tally.bad[0]
+        judge(tally, case, "stages", by_stages)
+    assert tally.counts["wrong"] == 1
+    assert "answers differ" in tally.faults[0]

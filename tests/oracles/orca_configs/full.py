@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import transformers
 from tests.conformance.orca.families import CASES, Case
 from tests.oracles.orca_configs.changes import ENCODERS, changes
 from tests.oracles.orca_configs.compare import decoder_verdict, encoder_verdict
+from tests.oracles.tally import Tally
 
 Run = Callable[[dict[str, Any]], tuple[str, str]]
 
@@ -36,24 +36,15 @@ def main(names: list[str]) -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    counts: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
+    tally = Tally()
     for name, case, verdict in runs():
         if names and name not in names:
             continue
         for change in changes(case):
             found, why = verdict(change)
-            counts[found] += 1
-            if found in ("wrong", "raw"):
-                print(f"  {found}: {name} {change}: {why}", flush=True)
-            elif found == "refused":
-                reasons[why[:120]] += 1
-    for reason, count in reasons.most_common(40):
-        print(f"{count:5} {reason}")
-    total = sum(counts.values()) - counts["none"]
-    parts = ", ".join(f"{counts[each]:,} {each}" for each in ("equal", "refused", "wrong", "raw"))
-    print(f"orca_configs: {total:,} cases: {parts} ({counts['none']:,} more that transformers does not take)")
-    return int(bool(counts["wrong"] + counts["raw"]))
+            tally.add(found, f"{name} {change}", "" if found == "none" else why[:120])
+    print(f"{tally.counts['none']:,} more that transformers does not take")
+    return tally.report("orca_configs")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 from tests.oracles.server.servers import KEY, Running
-from tests.oracles.server.tally import Tally
+from tests.oracles.tally import Tally
 
 KEYED = MappingProxyType({"x-api-key": KEY})
 _OPEN = ("/health", "/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready")
@@ -55,17 +55,17 @@ def _ask(case: Any, session: requests.Session, server: Running, tally: Tally) ->
     answer = case.call(session=session, headers={**(case.headers or {}), **KEYED}, timeout=None, verify=trusted)
     status = answer.status_code
     if (status >= 500 and status not in _SAID_NO) or "Traceback" in answer.text:
-        tally.note("raw", f"{what}: {status} {answer.text[:200]}")
+        tally.add("raw", f"{what}: {status} {answer.text[:200]}")
         return
     try:
         case.validate_response(answer, checks=[status_code_conformance, response_schema_conformance])
     except Exception as error:  # noqa: BLE001  (a group of schemathesis' own)
-        tally.note("wrong", f"{what}: {status}: {str(error)[:300]}")
+        tally.add("wrong", f"{what}: {status}: {str(error)[:300]}")
     else:
-        tally.note("equal" if status < 400 else "refused", what)
+        tally.add("equal" if status < 400 else "refused", what)
     if case.path not in _OPEN:
         stranger = case.call(session=session, timeout=None, verify=trusted)
-        tally.check(stranger.status_code == 401, f"{what} without a key: {stranger.status_code}", outcome="refused")
+        tally.check(stranger.status_code == 401, f"{what} without a key: {stranger.status_code}", verdict="refused")
 
 
 def triton_clients(server: Running, tally: Tally) -> None:
@@ -123,9 +123,9 @@ def _refused(call: Any, what: str, tally: Tally) -> None:
     try:
         call()
     except Exception as error:  # noqa: BLE001  (each client has its own)
-        tally.check("Traceback" not in str(error), what, outcome="refused")
+        tally.check("Traceback" not in str(error), what, verdict="refused")
     else:
-        tally.note("wrong", f"{what}: let in")
+        tally.add("wrong", f"{what}: let in")
 
 
 def openai_client(server: Running, tally: Tally) -> None:
@@ -161,15 +161,15 @@ def web_pages(server: Running, tally: Tally) -> None:
                 for content_type in types:
                     headers = {"origin": origin} | ({} if content_type is None else {"content-type": content_type})
                     answer = client.post(path, content=b"{}", headers=dict(headers))
-                    tally.check(answer.status_code == 403, f"{path} from {origin} as {content_type}", outcome="refused")
+                    tally.check(answer.status_code == 403, f"{path} from {origin} as {content_type}", verdict="refused")
             for host in ("evil.example", "127.0.0.1.evil.example:443", "localhost.evil.example"):
                 for method in ("GET", "POST"):
                     answer = client.request(method, path, headers={"host": host})
-                    tally.check(answer.status_code == 403, f"{method} {path} as {host}", outcome="refused")
+                    tally.check(answer.status_code == 403, f"{method} {path} as {host}", verdict="refused")
         headers = {"origin": "https://evil.example", "access-control-request-method": "POST"}
         answer = client.options("/v1/completions", headers=dict(headers))
         is_closed = "access-control-allow-origin" not in answer.headers
-        tally.check(is_closed, "a preflight was allowed", outcome="refused")
+        tally.check(is_closed, "a preflight was allowed", verdict="refused")
 
 
 def stalled_connections(server: Running, tally: Tally, *, number: int) -> None:
@@ -202,7 +202,7 @@ def stalled_connections(server: Running, tally: Tally, *, number: int) -> None:
         tally.check(alive.status_code == 200, "others are not served beside stalled connections")
         for sock, start in stalled:
             sock.settimeout(120)
-            tally.check(_is_closed(sock), f"open after two minutes: {start!r}", outcome="refused")
+            tally.check(_is_closed(sock), f"open after two minutes: {start!r}", verdict="refused")
 
 
 def _is_closed(sock: socket.socket) -> bool:

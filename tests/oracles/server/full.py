@@ -20,7 +20,7 @@ from tests.oracles.server.clients import (
     web_pages,
 )
 from tests.oracles.server.servers import KEY, KINDS, running
-from tests.oracles.server.tally import Tally
+from tests.oracles.tally import Tally
 
 
 def run(kind: str, folder: Path, tally: Tally, *, examples: int, connections: int) -> None:
@@ -46,10 +46,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             run(kind, Path(folder), tally, examples=50, connections=600)
         print(tally.line(f"up to {kind}"), flush=True)
-    for line in tally.bad[:50]:
-        print(line)
-    print(tally.line("server-clients"))
-    return int(bool(tally.bad))
+    return tally.report("server-clients")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, TargetEncoder
 
-from tests.oracles.windtunnel_estimators.compare import Tally, compare
+from tests.oracles.tally import Tally
+from tests.oracles.windtunnel_estimators.compare import compare
 
 Case = tuple[str, str]  # an encoder, and the column that it is fitted on
 ROWS = 90

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from tests.oracles.tally import Tally
 from tests.oracles.windtunnel_columns.full import every_case, run
-from tests.oracles.windtunnel_estimators.compare import Tally
 
 
 def test_encoders_answer_or_refuse_columns_of_every_kind_as_their_sources_do():

@@ -20,6 +20,7 @@ from mlsys_core.errors import MlsysError
 from mlsys_windtunnel import translate
 from sklearn.pipeline import make_pipeline
 
+from tests.oracles.tally import Tally
 from tests.oracles.windtunnel_containers.parts import (
     CONSUMERS,
     CONTAINERS,
@@ -30,7 +31,7 @@ from tests.oracles.windtunnel_containers.parts import (
     TARGET,
     stored,
 )
-from tests.oracles.windtunnel_estimators.compare import Tally, compare
+from tests.oracles.windtunnel_estimators.compare import compare
 
 Names = tuple[str, str, str, str]
 BARE = ("array", "csr")  # pipelines on numbers, fitted on such a table

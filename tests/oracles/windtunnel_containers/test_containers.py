@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from tests.oracles.tally import Tally
 from tests.oracles.windtunnel_containers.full import every_pipeline, run
-from tests.oracles.windtunnel_estimators.compare import Tally
 
 SAMPLE = 30
 

@@ -3,48 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 from mlsys_core.errors import MlsysError
 
+from tests.oracles.tally import Tally
+
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform")
 TOLERANCE = 1e-6  # of the largest number of a column
-
-
-@dataclass
-class Tally:
-    """Verdicts so far."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)  # of what is refused though the source answers
-    faults: list[str] = field(default_factory=list)  # what is wrong or raw
-
-    def add(self, verdict: str, where: str, detail: str = "") -> None:
-        """Count a verdict of ``equal``, ``refused``, ``wrong`` or ``raw``."""
-        self.counts[verdict] += 1
-        if verdict in ("wrong", "raw"):
-            self.faults.append(f"{verdict}: {where}: {detail}")
-        elif detail:
-            self.reasons[detail] += 1
-
-    def line(self, name: str) -> str:
-        """The last line of a run."""
-        total = sum(self.counts.values())
-        parts = ", ".join(f"{self.counts[verdict]:,} {verdict}" for verdict in ("equal", "refused", "wrong", "raw"))
-        return f"{name}: {total:,} cases: {parts}"
-
-    def report(self, name: str) -> int:
-        """Print faults, the commonest reasons and the last line; return 1 if anything is wrong or raw."""
-        for fault in self.faults:
-            print(f"  {fault}", flush=True)
-        for reason, count in self.reasons.most_common(40):
-            print(f"{count:5} {reason}")
-        print(self.line(name))
-        return int(bool(self.faults))
 
 
 def answer(function: Any, x: Any) -> tuple[Any, Exception | None]:

@@ -20,7 +20,9 @@ from sklearn.feature_selection import SelectKBest
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import FeatureUnion, make_pipeline
 
-from .compare import METHODS, Tally, compare
+from tests.oracles.tally import Tally
+
+from .compare import METHODS, compare
 from .inputs import of_frame, of_numbers
 
 RNG = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from .compare import Tally
+from tests.oracles.tally import Tally
 
 # Checks of what is given to predict and transform; the others are about fit, which is the source's own.
 CHECKS = frozenset(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
+from tests.oracles.tally import Tally
 from tests.oracles.windtunnel_estimators import compose, estimators, facade, sources
-from tests.oracles.windtunnel_estimators.compare import Tally
 
 CHECKED = (
     "AdaBoostRegressor",

@@ -13,9 +13,10 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections import Counter
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import numpy as np
 import onnx
@@ -25,6 +26,8 @@ from mlsys_core.errors import MlsysError
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.export.onnx import export_onnx
 from mlsys_windtunnel.export.program import default_methods
+
+from tests.oracles.tally import Tally
 
 RUNNER = Path(__file__).with_name("bare.py")
 
@@ -57,32 +60,21 @@ def feed_of(columns: Any, rows: Any, *, is_by_column: bool) -> Any:
 def main(every: int) -> int:
     """Run all, print faults and the tally; return 1 if an answer is wrong."""
     warnings.simplefilter("ignore")
-    counts: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
+    tally = Tally()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        cases = written(folder, every, counts, reasons)
+        cases = written(folder, every, tally)
         (folder / "cases.pickle").write_bytes(pickle.dumps({path: feeds for path, (feeds, _) in cases.items()}))
         subprocess.run([sys.executable, str(RUNNER)], cwd=folder, check=True)
         found = pickle.loads((folder / "found.pickle").read_bytes())
-    faults = []
     for path, (_, wanted) in cases.items():
         for got, (where, answers) in zip(found[path], wanted, strict=True):
             verdict, detail = judged(got, answers)
-            counts[verdict] += 1
-            if verdict == "wrong":
-                faults.append(f"wrong: {where}: {detail}")
-            elif detail:
-                reasons[detail[:140]] += 1
-    for reason, count in reasons.most_common(40):
-        print(f"{count:5} {reason}")
-    print("\n".join(faults))
-    parts = ", ".join(f"{counts[each]:,} {each}" for each in ("equal", "refused", "wrong", "raw"))
-    print(f"windtunnel_exports: {sum(counts.values()):,} cases: {parts}")
-    return int(bool(counts["wrong"] or counts["raw"]))
+            tally.add(verdict, where, detail[:140])
+    return tally.report("windtunnel_exports")
 
 
-def written(folder: Path, every: int, counts: Counter[str], reasons: Counter[str]) -> dict[str, Any]:
+def written(folder: Path, every: int, tally: Tally) -> dict[str, Any]:
     """Export all sources; return feeds and the sources' answers by file."""
     cases: dict[str, Any] = {}
     for number, case in enumerate((*pipelines(), *estimators())):
@@ -99,12 +91,10 @@ def written(folder: Path, every: int, counts: Counter[str], reasons: Counter[str
         try:
             export_onnx(module, path, columns=True, methods=methods)
         except MlsysError as error:
-            counts["refused"] += 1
-            reasons[str(error)[:140]] += 1
+            tally.add("refused", case.name, str(error)[:140])
             continue
         except Exception as error:  # noqa: BLE001  what the oracle looks for
-            counts["raw"] += 1
-            print(f"raw: {case.name}: {type(error).__name__}: {error}"[:300], flush=True)
+            tally.add("raw", case.name, f"{type(error).__name__}: {error}"[:300])
             continue
         model = onnx.load(path)
         columns = json.loads({each.key: each.value for each in model.metadata_props}["columns"])

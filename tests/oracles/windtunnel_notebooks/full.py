@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from mlsys_core.errors import MlsysError
 from mlsys_windtunnel import translate
 
-from tests.oracles.windtunnel_estimators.compare import METHODS, Tally, compare
+from tests.oracles.tally import Tally
+from tests.oracles.windtunnel_estimators.compare import METHODS, compare
 from tests.oracles.windtunnel_notebooks.pipelines import CASES, fitted
 from tests.oracles.windtunnel_strangers.tables import asked
 

@@ -14,7 +14,7 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
-from tests.oracles.windtunnel_estimators.compare import Tally
+from tests.oracles.tally import Tally
 from tests.oracles.windtunnel_notebooks import full
 
 TABLE = pd.DataFrame({"a": np.arange(20.0), "b": np.arange(20.0) % 3, "word": ["x", "y"] * 10})

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from mlsys_bench.windtunnel.coverage.options import cases
 
-from tests.oracles.windtunnel_estimators.compare import Tally
+from tests.oracles.tally import Tally
 from tests.oracles.windtunnel_options.options import run
 
 PROCESSES = 2

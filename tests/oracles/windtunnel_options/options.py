@@ -19,7 +19,8 @@ from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 
-from tests.oracles.windtunnel_estimators.compare import METHODS, Tally, compare
+from tests.oracles.tally import Tally
+from tests.oracles.windtunnel_estimators.compare import METHODS, compare
 from tests.oracles.windtunnel_estimators.inputs import of_numbers
 
 SHOWN = 8  # rows of which inputs are made

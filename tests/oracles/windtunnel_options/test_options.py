@@ -9,7 +9,7 @@ from mlsys_bench.windtunnel.coverage.options import cases, option_sets
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from tests.oracles.windtunnel_estimators.compare import Tally
+from tests.oracles.tally import Tally
 from tests.oracles.windtunnel_options.options import run
 
 pytestmark = pytest.mark.filterwarnings("ignore")

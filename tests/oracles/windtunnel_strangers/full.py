@@ -21,7 +21,8 @@ from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 from mlsys_windtunnel.export.program import default_methods
 from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
 
-from tests.oracles.windtunnel_estimators.compare import METHODS, Tally, compare
+from tests.oracles.tally import Tally
+from tests.oracles.windtunnel_estimators.compare import METHODS, compare
 from tests.oracles.windtunnel_strangers.pipelines import CASES, fitted
 from tests.oracles.windtunnel_strangers.tables import asked
 
