@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
 TORCH = "torch==2.13.0"
-NEED_TORCHVISION = {"torchvision", "timm", "onnx2torch"}  # its public wheel cannot be imported beside a CPU torch
+NEED_TORCHVISION = {"torchvision", "timm"}  # its public wheel cannot be imported beside a CPU torch
 
 
 def workspace_requirements(model_names: set[str]) -> list[str]:

@@ -23,7 +23,6 @@ ALLOWED = {
     ("windtunnel/src/mlsys_windtunnel/finetune/checkpoint.py", "torch.load"): "weights_only",
     ("batchmaker/src/mlsys_batchmaker/models/speaker.py", "torch.load"): "weights_only",
     ("batchmaker/src/mlsys_batchmaker/models/g2p.py", "np.load"): "allow_pickle=False",
-    ("dvabatch/src/mlsys_dvabatch/stages/slicing/onnx_child.py", "np.load"): "allow_pickle=False",
     ("nimble/src/mlsys_nimble/backends/cuda/functions.py", "exec"): "source that this module printed",
 }
 KEYWORDS = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}

@@ -1,6 +1,6 @@
 """ONNX files of strangers: nothing in them runs, and no file that they name outside their folder is read.
 
-WindTunnel hands them to onnxruntime, DVABatch to onnx and onnx2torch. An ONNX file may name other files that hold its
+WindTunnel hands them to onnxruntime, DVABatch to onnx and onnxruntime. An ONNX file may name other files that hold its
 weights, operators that a library of the maker would add, and, in WindTunnel's, classes of the host's part.
 """
 
@@ -30,7 +30,6 @@ def _windtunnel(path: Path) -> Any:
 
 
 def _dvabatch(path: Path) -> Any:
-    pytest.importorskip("onnx2torch")
     import torch
     from mlsys_dvabatch.stages.slicing.program import load_program
 

@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.loop import ServeRequest
 from mlsys_dvabatch.serve.preparing import Batching, prepare
-from mlsys_dvabatch.stages.slicing.onnx_child import answers_in_child
 from mlsys_dvabatch.stages.slicing.onnx_file import (
-    _inline_copies,
-    _told,
-    as_module,
     onnx_inputs,
-    read_onnx,
-    require_equal,
 )
 from mlsys_dvabatch.stages.slicing.program import load_program
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.vision import UNet
-from mlsys_serving.instances.chaos import ChaosServer
-from mlsys_serving.processes import can_supervise
 from torch import nn
 
 onnx = pytest.importorskip("onnx")
 helper, T = onnx.helper, onnx.TensorProto
-needs_converter = pytest.mark.skipif(
-    importlib.util.find_spec("onnx2torch") is None, reason="onnx2torch is not installed"
-)
 Tensors = Sequence[tuple[str, int, Sequence[int | str] | None]]
 TASKS = Path("/proc/self/task")  # threads of this process
 WEIGHT = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
@@ -68,11 +55,6 @@ def written(model: Any, folder: Path) -> Path:
     path = folder / "net.onnx"
     onnx.save(model, str(path))
     return path
-
-
-class Product(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ torch.from_numpy(WEIGHT)
 
 
 FLOAT = [("x", T.FLOAT, ["n", 4])]
@@ -110,27 +92,6 @@ def test_inputs_have_the_datatypes_and_shapes_of_the_file():
     assert tuple(onnx_inputs(Path("f"), open_ended, (7, 4)).example[0].shape) == (1, 7, 4)
 
 
-@pytest.mark.parametrize("batch", ["n", 1, 4, 3])
-@pytest.mark.parametrize("has_runtime", [True, False])
-def test_a_converted_model_that_answers_otherwise_than_onnx_is_refused(
-    has_runtime: bool, batch: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    if not has_runtime:
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    model = product(batch)
-    path, inputs = written(model, tmp_path), onnx_inputs(tmp_path, model)
-    require_equal(path, model, Product(), inputs)
-    wrong: list[tuple[nn.Module, str]] = [
-        (nn.Linear(4, 3), r"into another model: numbers that differ from ONNX's by up to .*\(output 'y'\)"),
-        (nn.Sequential(Product(), nn.Flatten(0)), "into another model: float32 of shape"),
-        (Called(lambda x: (Product()(x),) * 2), "into another model: 2 outputs for 1"),
-        (Called(lambda x: Product()(x) + (len(x) > 3)), "at once than to") if batch != 4 else (nn.Identity(), "shape"),
-    ]
-    for module, fault in wrong:
-        with pytest.raises(InvalidInputError, match=f"net.onnx.*{fault}"):
-            require_equal(path, model, module, inputs)
-
-
 class Called(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -140,47 +101,7 @@ class Called(nn.Module):
         return self.function(*given)
 
 
-@pytest.mark.skipif(not TASKS.is_dir(), reason="threads are counted in /proc")
-def test_the_comparison_leaves_no_thread_behind_and_outlives_a_crash_of_the_runtime(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    if importlib.util.find_spec("onnxruntime") is None:
-        pytest.skip("onnxruntime is not installed")
-    model = product()
-    path, inputs = written(model, tmp_path), onnx_inputs(tmp_path, model)
-    before = {task.name for task in TASKS.iterdir()}  # those of other tests may end at any time
-    require_equal(path, model, Product(), inputs)
-    assert {task.name for task in TASKS.iterdir()} - before == set()
-    batch = [np.ones((1, 4), np.float32)]
-    found = answers_in_child(path, [batch, batch])
-    assert found is not None
-    np.testing.assert_allclose(np.concatenate(found), np.tile(WEIGHT.sum(0), (2, 1, 1)), rtol=1e-5)
-    assert answers_in_child(tmp_path / "none.onnx", [batch]) is None
-    monkeypatch.setattr("sys.executable", "/bin/false")
-    require_equal(path, model, Product(), inputs)  # by onnx's own evaluator
-
-
-@pytest.mark.parametrize("kind", ["ReduceSum", "NonZero"])
-def test_outputs_without_a_row_for_each_request_are_refused(kind: str, tmp_path: Path):
-    options = {"keepdims": 0} if kind == "ReduceSum" else {}
-    number = T.FLOAT if kind == "ReduceSum" else T.INT64
-    model = model_of([node(kind, "x", "y", **options)], FLOAT, [("y", number, None)])
-    with pytest.raises(InvalidInputError, match=r"output 'y' is of shape .* needs a row for each request"):
-        require_equal(written(model, tmp_path), model, nn.Identity(), onnx_inputs(tmp_path, model))
-
-
-def test_an_operator_that_the_converter_lacks_is_told_with_what_to_do():
-    said = (
-        "Converter is not implemented (OperationDescription(domain='ai.onnx.ml', operation_type='Scaler', version=1))"
-    )
-    assert _told(NotImplementedError(said)).startswith(
-        "onnx2torch does not know the operator ai.onnx.ml.Scaler (version 1)"
-    )
-    assert "mlsys windtunnel" in _told(NotImplementedError(said))
-    assert _told(NotImplementedError('"allowzero=1" is not implemented')) == '"allowzero=1" is not implemented'
-
-
-def test_onnx_needs_a_converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_onnx_needs_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "a.onnx").write_bytes(b"")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="pip install onnx onnxruntime"):
@@ -194,17 +115,6 @@ def test_a_model_that_mixes_requests_is_refused_by_the_name_of_its_file(tmp_path
     torch.export.save(program, tmp_path / "centred.pt2")
     with pytest.raises(InvalidInputError, match=r"centred\.pt2: the model mixes requests"):
         prepare(str(tmp_path / "centred.pt2"), tmp_path, Batching(policy="zero"))
-
-
-def test_equal_weights_are_used_themselves(tmp_path: Path):
-    """Exporters write one of several equal weights, and an Identity of it for each other: converters want weights."""
-    graph = onnx.load(str(exported(UNet(4), tmp_path, torch.randn(2, 3, 32, 32)))).graph
-    weights = {weight.name for weight in graph.initializer}
-    assert any(each.op_type == "Identity" and each.input[0] in weights for each in graph.node)
-    _inline_copies(graph)
-    assert not any(each.op_type == "Identity" and each.input[0] in weights for each in graph.node)
-    made = weights | {"x"} | {name for each in graph.node for name in each.output}
-    assert all(name in made for each in graph.node for name in each.input if name)
 
 
 def exported(module: nn.Module, folder: Path, *example: torch.Tensor, names: Sequence[str] = ("x",)) -> Path:
@@ -253,13 +163,22 @@ class TwoInputs(nn.Module):
         return self.last(mixed), mixed.argmax(1), mixed > 0
 
 
-@needs_converter
-def test_files_of_torchs_exporter_are_cut(tmp_path: Path):
+def test_files_of_torchs_exporter_run_as_one_stage(tmp_path: Path):
     torch.manual_seed(0)
     require_equal_rows(exported(UNet(4), tmp_path, torch.randn(2, 3, 32, 32)))
     ids = torch.randint(0, 11, (2, 5))
     model = require_equal_rows(exported(TwoInputs(), tmp_path, ids, torch.randn(2, 4), names=["ids", "x"]))
-    assert model.input_names == ["ids", "x"]
+    assert (model.input_names, model.num_stages) == (["ids", "x"], 1)
+
+
+def test_files_run_on_the_cpu(tmp_path: Path):
+    gpu: Any = SimpleNamespace(torch_name="cuda:0", name="cuda:0")
+    with pytest.raises(InvalidInputError, match=r"net.onnx runs in ONNX Runtime, on the CPU; export a .pt2"):
+        load_program(written(product(), tmp_path), device=gpu)
+
+
+def test_a_file_for_batches_of_one_runs_at_its_own_size(tmp_path: Path):
+    require_equal_rows(written(product(1), tmp_path))
 
 
 @pytest.mark.parametrize("number", [T.FLOAT, T.DOUBLE, T.FLOAT16, T.INT32, T.INT64, T.UINT8, T.BOOL])
@@ -270,44 +189,10 @@ def test_inputs_of_each_datatype_are_taken_as_the_file_has_them(number: int, tmp
     )
 
 
-@needs_converter
-def test_a_file_for_batches_of_one_is_cut_if_its_rows_are_independent(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    with caplog.at_level(logging.WARNING):
-        require_equal_rows(written(product(1), tmp_path))
-    assert "exported for batches of 1" in caplog.text
-    summed = [node("ReduceSum", "x", "axes", "s", keepdims=1), node("Sub", "x", "s", "y")]
-    shaped = [node("Reshape", "x", "axes", "y")]
-    for nodes, sizes, axes in ((summed, [1, 4], [0]), (shaped, [1, 2, 2], [1, 4])):
-        model = model_of(nodes, [("x", T.FLOAT, sizes)], [("y", T.FLOAT, [1, 4])], axes=np.array(axes))
-        path = written(model, tmp_path)
-        with pytest.raises(InvalidInputError, match=r"net.onnx gives other answers to 4 requests at once than to 1"):
-            as_module(read_onnx(path))
-        assert require_equal_rows(path).num_stages == 1
-
-
-@needs_converter
-@pytest.mark.skipif(can_supervise() is not None, reason=str(can_supervise()))
-def test_a_file_is_served_by_processes(tmp_path: Path):
-    path = written(product(), tmp_path)
-    with ChaosServer(["dvabatch", "serve", str(path), "--instances", "1"]) as server:
-        tensor = {"name": "x", "shape": [2, 4], "datatype": "FP32", "data": [1.0] * 4 + [2.0] * 4}
-        answer = httpx.post(
-            f"{server.url}/v2/models/net/infer", json={"inputs": [tensor]}, timeout=60
-        ).raise_for_status()
-    np.testing.assert_allclose(answer.json()["outputs"][0]["data"], [*WEIGHT.sum(0), *2 * WEIGHT.sum(0)], rtol=1e-5)
-
-
-@needs_converter
-def test_unknown_operators_are_refused_by_name(tmp_path: Path):
-    model = model_of([node("RandomNormalLike", "x", "y")], FLOAT, [("y", T.FLOAT, ["n", 4])])
-    with pytest.raises(InvalidInputError, match=r"net.onnx.*does not know the operator RandomNormalLike"):
-        as_module(read_onnx(written(model, tmp_path)))
-
-
 def test_files_that_cannot_be_served_are_refused_by_name(tmp_path: Path):
     pytest.importorskip("onnxruntime")
     (tmp_path / "damaged.onnx").write_bytes(b"no model")
-    with pytest.raises(InvalidInputError, match=r"damaged.onnx cannot be converted: it is no ONNX file"):
+    with pytest.raises(InvalidInputError, match=r"damaged.onnx is no ONNX file"):
         load_program(tmp_path / "damaged.onnx")
     random = model_of([node("RandomNormalLike", "x", "y")], FLOAT, [("y", T.FLOAT, ["n", 4])])
     with pytest.raises(InvalidInputError, match=r"net.onnx.*another answer when it is asked again"):

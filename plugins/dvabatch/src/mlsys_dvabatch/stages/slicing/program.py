@@ -6,22 +6,19 @@ then requests can join and leave there. Which values do is found by running the 
 
 from __future__ import annotations
 
-import importlib.util
-import io
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from mlsys_core.device import Device
-from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.pt2.program import SavedProgram
 from mlsys_core.pt2.program import load_program as load_exported
-from mlsys_dvabatch.stages.slicing.onnx_file import OnnxFile, as_module, read_onnx
+from mlsys_dvabatch.stages.slicing.onnx_file import OnnxFile, read_onnx
 from mlsys_dvabatch.stages.slicing.onnx_session import OnnxSession
 from mlsys_dvabatch.stages.slicing.shapes import Sizes, dynamic_sizes, fixed_example
 from torch import Tensor, fx, nn
@@ -31,8 +28,6 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.export.passes import move_to_device_pass
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
-
-_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -237,8 +232,9 @@ def load_program(
         device: Device of the weights; None: host memory.
 
     Raises:
-        InvalidInputError: the file is damaged, of another kind, or its model takes no batches.
-        MissingDependencyError: an ONNX file, and neither ONNX Runtime nor onnx2torch is installed.
+        InvalidInputError: the file is damaged, of another kind, or its model takes no batches; an ONNX file for another
+            device than the CPU.
+        MissingDependencyError: an ONNX file, and ONNX Runtime is not installed.
     """
     with naming(path):
         if path.suffix == ".pt2":
@@ -250,30 +246,27 @@ def load_program(
             inputs = fixed_example(path, saved.program, args, example)
             return program_of(saved.program, inputs, device=device, sizes=sizes)
         if path.suffix == ".onnx":
-            file = read_onnx(path, None if example is None else example[0].shape[1:])
-            program = _onnx_program(file, device)
-            return replace(program, input_names=file.inputs.names, output_names=file.outputs)
+            if device is not None and device.torch_name != "cpu":
+                raise InvalidInputError(
+                    f"{path} runs in ONNX Runtime, on the CPU; export a .pt2 file for {device.name}"
+                )
+            return _onnx_program(read_onnx(path, None if example is None else example[0].shape[1:]))
     raise InvalidInputError(f"{path}: got {path.suffix or 'no suffix'}; a .pt2 or .onnx file is needed")
 
 
-def _onnx_program(file: OnnxFile, device: Device | None) -> Program:
-    """Return a file's operators if onnx2torch has them all and they answer as the file does, else a session of it."""
-    try:
-        with redirect_stdout(io.StringIO()):  # torch prints the graphs that it cannot export
-            return program_of(as_module(file), file.inputs.example, device=device)
-    except Exception as error:  # noqa: BLE001 - of many kinds: ONNX Runtime may take the file
-        known = isinstance(error, InvalidInputError | MissingDependencyError)
-        reason = error if known else InvalidInputError(f"{file.path} cannot be converted: {_first_line(error)}")
-    if device is not None and device.torch_name != "cpu":
-        raise reason
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise type(reason)(f"{reason}; or pip install onnxruntime, which runs the file as one stage") from reason
-    _log.info("%s is one stage, run by ONNX Runtime: %s", file.path, reason)
+def _onnx_program(file: OnnxFile) -> Program:
+    """Return a file as a program whose only operator is a session of ONNX Runtime."""
     session = OnnxSession(file.path, file.inputs.names, file.outputs, file.inputs.batch)
     program = _program(session.graph_module(), file.inputs.example)
     start_s = time.perf_counter()
     program.module(*program.example)
-    return replace(program, flops=int((time.perf_counter() - start_s) * _FLOPS), can_fork=False)
+    return replace(
+        program,
+        flops=int((time.perf_counter() - start_s) * _FLOPS),
+        can_fork=False,
+        input_names=file.inputs.names,
+        output_names=file.outputs,
+    )
 
 
 def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
