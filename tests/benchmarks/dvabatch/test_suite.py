@@ -83,7 +83,7 @@ def test_cases_answer_alike_on_a_model_that_runs():
 def test_a_backlog_is_served_at_the_peak():
     costs = parse_stages("1+1,1+1")
     outcome = run_case(cases(0.0)[0], Costed(costs), backlog([1] * 128, lambda _: None))
-    assert outcome.throughput_rps == pytest.approx(costs.peak_rps(64))
+    assert outcome.throughput_rps == pytest.approx(64 / costs.seconds(64))
 
 
 def test_vision_cases():

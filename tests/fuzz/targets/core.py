@@ -90,13 +90,11 @@ def command_line(folder: Path) -> Case:
     """Arrivals, lengths and shapes, as options give them."""
     from mlsys_bench.workload.parse import parse_arrivals, parse_lengths
     from mlsys_dvabatch.cli.explain import parse_shape
-    from mlsys_dvabatch.stages.simulated import parse_stages
 
     parsers: dict[str, Callable[[str], Any]] = {
         "arrivals": lambda text: parse_arrivals(text, rate=2.0),
         "lengths": parse_lengths,
         "shape": parse_shape,
-        "stages": parse_stages,
     }
     seeds: list[Input] = [
         json.dumps([kind, text]).encode()
@@ -104,7 +102,6 @@ def command_line(folder: Path) -> Case:
             ("arrivals", "poisson"), ("arrivals", "closed:4:0.1"),
             ("lengths", "uniform:1:9"),
             ("lengths", "constant:5"), ("shape", "3,224,224"),
-            ("stages", "4+0.5,4+0.5"),
         )
     ]  # fmt: skip
 

@@ -82,7 +82,7 @@ class Model:
     def run(self, stage: int, values: Padded) -> Padded:
         """Turn x into 2 x + stage."""
         x = values.tensors["x"]
-        time.sleep(STAGE_S.seconds(len(x)))
+        time.sleep(STAGE_S.fixed_s + STAGE_S.per_item_s * len(x))
         if bool((x < 0).any()):
             raise ValueError("negative")
         return Padded({"x": 2 * x + stage})
@@ -114,7 +114,7 @@ def soak(name: str, seconds: float, *, load: float, seed: int) -> Row:
     """Run one policy."""
     rng, listener = random.Random(seed), Listener()
     model = StagedModel((STAGE_S,) * 3)
-    rate = load * model.peak_rps(32)
+    rate = load * 32 / model.seconds(32)
     sent: dict[str, float] = {}
     with Engine(
         Model(), model, POLICIES[name](), listener=listener, max_batch_size=32, max_waiting=256, num_threads=1
