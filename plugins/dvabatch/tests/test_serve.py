@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +19,10 @@ from mlsys_dvabatch.stages.slicing.program import program_of
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import Loaded
 from mlsys_open_inference import create_oip_app
-from mlsys_serving.models import InferRequest, ModelRepository
+from mlsys_serving.models import ModelRepository
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.infer import ask_without_operators, tensor
 
 
 class Small(nn.Module):
@@ -34,15 +34,6 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.relu(self.first(x))) / x[:, :1]
-
-
-def tensor(name: str, datatype: str, rows: list[list[float]]) -> dict[str, object]:
-    return {
-        "name": name,
-        "datatype": datatype,
-        "shape": [len(rows), len(rows[0])],
-        "data": [value for row in rows for value in row],
-    }
 
 
 def two_stages(module: Small) -> ServedModel:
@@ -157,28 +148,6 @@ def test_images_and_small_numbers_are_served_as_they_are(dtype: torch.dtype, dat
         data = answer.content[int(answer.headers[size]) :]
         np.testing.assert_allclose(np.frombuffer(data[:16], np.float32), scores.detach().numpy().ravel(), atol=1e-6)
         assert data[16:] == doubled.numpy().tobytes()  # whole numbers wrap, as in torch
-
-
-class NoOperators(TorchDispatchMode):
-    """None of torch's operators may run in this thread."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        raise AssertionError(f"{func} runs in the event loop's thread")
-
-
-def ask_without_operators(served: ServedModel, inputs: dict[str, Any]) -> None:
-    """Ask for three rows; assert that this thread runs none of torch's operators."""
-
-    async def ask() -> None:
-        request = InferRequest(
-            key="1", model_name=served.spec.name, model_version="1", inputs=inputs, outputs=(), num_rows=3
-        )
-        with NoOperators():
-            response = await served.infer(request)
-            await served.close()
-        assert {array.shape[0] for array in response.outputs.values()} == {3}
-
-    asyncio.run(ask())
 
 
 def test_the_event_loop_runs_no_operator_of_torch():

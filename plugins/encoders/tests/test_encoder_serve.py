@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +22,11 @@ from mlsys_encoders.models.bert import BertStages
 from mlsys_encoders.models.config import BertConfig
 from mlsys_encoders.serve.wire import EncoderWire
 from mlsys_open_inference import create_oip_app
-from mlsys_serving.models import InferRequest, ModelRepository
+from mlsys_serving.models import ModelRepository
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.infer import ask_without_operators, tensor
 
 from .texts import write_folder
 
@@ -64,15 +64,6 @@ def embed(model: BertStages, ids: list[int]) -> NDArray[np.float32]:
         for stage in range(model.num_stages):
             values = model.run(stage, values)
         return model.results(values)[0]
-
-
-def tensor(name: str, datatype: str, rows: list[list[float]]) -> dict[str, object]:
-    return {
-        "name": name,
-        "datatype": datatype,
-        "shape": [len(rows), len(rows[0])],
-        "data": [value for row in rows for value in row],
-    }
 
 
 def test_rows_of_several_lengths(tiny: tuple[TestClient, BertStages]):
@@ -129,28 +120,6 @@ def test_many_bytes_of_rows_are_not_looked_at_on_the_event_loops_thread(monkeypa
             assert answer.status_code == (200 if length == 4 else 400)
     assert not threads[0].startswith("dvabatch")
     assert threads[1] == "dvabatch-large_0"
-
-
-class NoOperators(TorchDispatchMode):
-    """None of torch's operators may run in this thread."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        raise AssertionError(f"{func} runs in the event loop's thread")
-
-
-def ask_without_operators(served: ServedModel, inputs: dict[str, Any]) -> None:
-    """Ask for three rows; assert that this thread runs none of torch's operators."""
-
-    async def ask() -> None:
-        request = InferRequest(
-            key="1", model_name=served.spec.name, model_version="1", inputs=inputs, outputs=(), num_rows=3
-        )
-        with NoOperators():
-            response = await served.infer(request)
-            await served.close()
-        assert {array.shape[0] for array in response.outputs.values()} == {3}
-
-    asyncio.run(ask())
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
